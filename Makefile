@@ -1,0 +1,48 @@
+# `make demo` and `make test` need Python 3.11 or newer and make; everything else is set up in .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help setup demo test check format gpu bench docs
+
+help:
+	@echo "make demo | test | check | format | bench | docs | gpu | setup"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("eyas needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (once)"
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/eyas demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyrefly check
+	$(BIN)/lint-imports
+	$(BIN)/python tools/lint_safety.py src tests tools examples benchmarks
+	$(BIN)/python tools/make_docs.py --check
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run.py
+
+docs: $(STAMP)
+	$(BIN)/python tools/make_docs.py

@@ -1,0 +1,231 @@
+"""Writes the measured tables into README.md and docs/facts.md from benchmarks/results/*.json.
+
+`python tools/make_docs.py` rewrites what stands between `<!-- table:NAME -->` and `<!-- end -->`;
+`--check` changes nothing and fails where the text and the results differ.
+
+Promises: no number in those tables was typed by hand. Does not know: how results are measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "facts.md")
+MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number with its target. find: takes it from a result."""
+
+    text: str
+    result: str
+    find: Callable[[dict[str, Any]], float]
+    shown: str
+    target: str
+    holds: Callable[[float], bool]
+
+
+def _batch(result: dict[str, Any], size: int) -> dict[str, Any]:
+    return next(entry for entry in result["results"] if entry["batch"] == size)
+
+
+def _faster(size: int, pair: str) -> Callable[[dict[str, Any]], float]:
+    return lambda result: _batch(result, size)["speed_ratios"][pair]
+
+
+CLAIMS = (
+    Claim(
+        "plain decoding against `transformers.generate`, short tasks, batch 1",
+        "decode_cpu",
+        _faster(1, "plain / transformers"),
+        "{:.2f}x",
+        ">= 1.5x",
+        lambda value: value >= 1.5,
+    ),
+    Claim(
+        "the same, batch 8 (prompts of different lengths)",
+        "decode_cpu",
+        _faster(8, "plain / transformers"),
+        "{:.2f}x",
+        ">= 1.5x",
+        lambda value: value >= 1.5,
+    ),
+    Claim(
+        "the same, batch 8, equally long random prompts",
+        "decode_random",
+        _faster(8, "plain / transformers"),
+        "{:.2f}x",
+        ">= 1.5x",
+        lambda value: value >= 1.5,
+    ),
+    Claim(
+        "n-gram drafting against plain, copy-heavy prompts",
+        "ngram_copy",
+        _faster(1, "ngram / plain"),
+        "{:.2f}x",
+        ">= 1.3x",
+        lambda value: value >= 1.3,
+    ),
+    Claim(
+        "time of a step outside the forward, batch 1 (median)",
+        "decode_cpu",
+        lambda result: _batch(result, 1)["contestants"]["plain"]["rest_ms"]["median"],
+        "{:.2f} ms",
+        "<= 0.7 ms",
+        lambda value: value <= 0.7,
+    ),
+    Claim(
+        "built-in model, exact answers to held-out conversations",
+        "builtin_answers",
+        lambda result: 100 * result["overall"],
+        "{:.1f} %",
+        ">= 85 %",
+        lambda value: value >= 85,
+    ),
+    Claim(
+        "64 streaming clients for 2 minutes: streams that differ from the answer alone, or fail",
+        "serve_soak",
+        lambda result: result["num_mismatches"] + result["num_errors"],
+        "{:.0f}",
+        "0",
+        lambda value: value == 0,
+    ),
+    Claim(
+        "memory after those clients against memory after warm-up",
+        "serve_soak",
+        lambda result: 100 * result["rss_growth"],
+        "{:+.1f} %",
+        "< 5 %",
+        lambda value: value < 5,
+    ),
+)
+
+
+def read_results() -> dict[str, dict[str, Any]]:
+    """Every stored result by name."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
+
+
+def claims_table(results: dict[str, dict[str, Any]]) -> str:
+    """What is claimed, what was measured, and whether that meets the aim."""
+    lines = ["| | measured | aim | met |", "|---|---|---|---|"]
+    for claim in CLAIMS:
+        if claim.result not in results:
+            lines.append(f"| {claim.text} | not measured | {claim.target} | |")
+            continue
+        value = claim.find(results[claim.result])
+        met = "yes" if claim.holds(value) else "**no**"
+        lines.append(f"| {claim.text} | {claim.shown.format(value)} | {claim.target} | {met} |")
+    return "\n".join(lines)
+
+
+def decode_table(result: dict[str, Any]) -> str:
+    """One decode measurement in full."""
+    lines = [
+        _origin(result),
+        "",
+        "| batch | | tokens/s | first token ms | step ms | forward ms | rest ms | accepted a step |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in result["results"]:
+        for name, one in entry["contestants"].items():
+            cells = [
+                one.get("first_token_ms"),
+                *(one.get(key, {}).get("median") for key in ("step_ms", "forward_ms", "rest_ms")),
+                one.get("accepted_per_step"),
+            ]
+            shown = " | ".join("" if cell is None else f"{cell:.2f}" for cell in cells)
+            speed = f"{one['tokens_per_second']:.1f}"
+            lines.append(f"| {entry['batch']} | {name} | {speed} | {shown} |")
+    return "\n".join(lines)
+
+
+def answers_table(result: dict[str, Any]) -> str:
+    """Exact-answer rates by family."""
+    lines = [_origin(result), "", "| family | exact answers |", "|---|---|"]
+    lines += [f"| {family} | {100 * rate:.1f} % |" for family, rate in result["families"].items()]
+    lines.append(f"| **overall** | **{100 * result['overall']:.1f} %** |")
+    return "\n".join(lines)
+
+
+def soak_table(result: dict[str, Any]) -> str:
+    """A long serve under load."""
+    mib = 2**20
+    rows = {
+        "clients at once": result["num_clients"],
+        "seconds": f"{result['seconds']:.0f}",
+        "streams compared with the answer alone": result["num_completed"],
+        "of them different, or failed": result["num_mismatches"] + result["num_errors"],
+        "streams that their client left half way": result["num_vanished"],
+        "output tokens/s": f"{result['tokens_per_second']:.0f}",
+        "first event, median": f"{1000 * result['first_event_p50']:.0f} ms",
+        "first event, 99 of 100": f"{1000 * result['first_event_p99']:.0f} ms",
+        "memory after warm-up": f"{result['rss_warm'] / mib:.0f} MiB",
+        "memory at the end": f"{result['rss_end'] / mib:.0f} MiB",
+        "server at rest afterwards": "yes" if result["is_idle_after"] else "no",
+    }
+    lines = [_origin(result), "", "| | |", "|---|---|"]
+    return "\n".join(lines + [f"| {key} | {value} |" for key, value in rows.items()])
+
+
+def _origin(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    threads = f"{machine['threads']} thread(s), " if "threads" in machine else ""
+    return (
+        f"{result['date']}, commit {result['commit']}, {machine['cpu']}, {machine['cores']} cores, "
+        f"{threads}torch {machine['torch']}: `{result['command']}`"
+    )
+
+
+def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Every table by the name its marker has."""
+    made = {"claims": claims_table(results)}
+    for name, result in results.items():
+        if "families" in result:
+            made[name] = answers_table(result)
+        elif "rss_growth" in result:
+            made[name] = soak_table(result)
+        elif "results" in result:
+            made[name] = decode_table(result)
+    return made
+
+
+def filled(text: str, made: dict[str, str]) -> str:
+    """A page with its tables made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        table = made.get(match[2], "not measured")
+        return f"{match[1]}{table}\n{match[3]}"
+
+    return MARKED.sub(fill, text)
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrite the pages, or check them."""
+    made = tables(read_results())
+    stale = []
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = filled(before, made)
+        if before != after:
+            stale.append(page.name)
+            if "--check" not in arguments:
+                page.write_text(after, encoding="utf-8")
+    if "--check" in arguments and stale:
+        print(f"{', '.join(stale)}: not what the results say; run `make docs`")
+        return 1
+    print("tables agree with benchmarks/results" if not stale else f"rewrote {', '.join(stale)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
