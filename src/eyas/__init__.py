@@ -1,0 +1,24 @@
+"""eyas: an LLM inference engine built around draft trees; speculation never changes the output."""
+
+from eyas.core import Delta, OutputSpec, Request, RequestError, SamplingParams, TokenLogprob, Usage
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "Delta",
+    "OutputSpec",
+    "Request",
+    "RequestError",
+    "SamplingParams",
+    "TokenLogprob",
+    "Usage",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "LLM":
+        from eyas.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'eyas' has no attribute {name!r}")

@@ -1,0 +1,113 @@
+"""Every setting of eyas, once: frozen dataclasses that commands, server and Python share.
+
+Promises: `EngineConfig` is what a person asked for ("auto" allowed); nothing here is changed in
+place, and nothing here touches a device. `eyas.runner.device.resolve` turns it into `Facts`.
+Does not know: torch, models, where the values came from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Auto = Literal["auto"]
+DrafterName = Literal["root", "ngram", "model"]
+DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """path: "builtin", a directory, or a Hugging Face hub name."""
+
+    path: str = "builtin"
+    revision: str | None = None
+    dtype: DtypeName = "auto"
+    max_model_len: int | None = None
+    offline: bool = False
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """num_slots: tokens whose keys and values fit; None is derived from memory_fraction."""
+
+    num_slots: int | None = None
+    memory_fraction: float = 0.85
+    prefix_cache: bool = True
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """max_batch_tokens: rows of one step (prompt chunks and tree nodes together).
+
+    flights: steps that may be under way when the next is launched (0 or 1).
+    """
+
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 512
+    flights: int | Auto = "auto"
+
+
+class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """drafter: who proposes; num_tokens: proposed tokens per step; model: path of a draft model."""
+
+    drafter: DrafterName = "root"
+    num_tokens: int = 4
+    model: str | None = None
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """device: "auto" takes the GPU where there is one; num_threads: CPU threads; None is
+    all cores but one, which is left to the HTTP process and to everything else that runs here."""
+
+    device: str = "auto"
+    num_threads: int | None = None
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything the engine process needs to know."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    draft: DraftConfig = DraftConfig()
+    device: DeviceConfig = DeviceConfig()
+
+    def __post_init__(self) -> None:
+        draft, scheduler, cache = self.draft, self.scheduler, self.cache
+        if draft.drafter == "model" and not draft.model:
+            raise ValueError("draft.model: drafter 'model' needs a draft model; pass --draft-model")
+        if draft.drafter != "model" and draft.model:
+            raise ValueError("draft.model: is used by drafter 'model' alone; pass --drafter model")
+        for name, value, low, high in (
+            ("draft.num_tokens", draft.num_tokens, 1, 63),
+            ("scheduler.max_num_seqs", scheduler.max_num_seqs, 1, 1024),
+            ("scheduler.max_batch_tokens", scheduler.max_batch_tokens, 16, 65536),
+            ("cache.num_slots", cache.num_slots, 16, None),
+            ("model.max_model_len", self.model.max_model_len, 8, None),
+            ("device.num_threads", self.device.num_threads, 1, 1024),
+        ):
+            if value is not None and (value < low or (high is not None and value > high)):
+                limit = f"between {low} and {high}" if high is not None else f"at least {low}"
+                raise ValueError(f"{name}: must be {limit}, not {value}")
+        if not 0.05 <= cache.memory_fraction <= 0.98:
+            raise ValueError(f"cache.memory_fraction: 0.05 to 0.98, not {cache.memory_fraction}")
+        if scheduler.flights not in ("auto", 0, 1):
+            raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {scheduler.flights!r}")
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a started engine says of itself; the server and the commands show it."""
+
+    model: str
+    architecture: str
+    num_parameters: int
+    device: str
+    dtype: str
+    max_model_len: int
+    num_slots: int
+    vocab_size: int
+    drafter: str
+    eos_token_ids: tuple[int, ...]
+    exact: bool
+    exact_reason: str
+    num_flights: int
+    directory: str = ""
+    """Where the model's tokenizer, chat template and generation config are."""

@@ -1,0 +1,239 @@
+"""The nouns of eyas: what a user asks for, what a step works on, what comes back.
+
+Promises: plain data, no behaviour beyond validation; importing this module imports no torch, so the
+HTTP process can use it. Everything that crosses a process border is a `msgspec.Struct`.
+Does not know: how anything here is computed, stored or sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    import torch
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 512
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS_ENTRIES = 1024
+
+
+class RequestError(ValueError):
+    """A request that cannot be served as asked; `param` names the field, the text names the remedy."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+def _check(condition: bool, param: str, message: str) -> None:
+    if not condition:
+        raise RequestError(f"{param}: {message}", param=param)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the next token is chosen and when the text ends. Every field holds with every drafter.
+
+    temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: as usual, each renormalises what the
+    filter before it left. repetition_penalty counts prompt and output; frequency_penalty and
+    presence_penalty count the output. seed: 64 bits; drawn once per request when absent.
+    max_tokens: None means up to the model's context. logprobs, prompt_logprobs: None is off, N gives
+    the token's own log-probability and the N most likely ones, of the raw model (before bias).
+    n: number of choices; they share their prompt.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0.0, 100.0),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("repetition_penalty", 0.0, 100.0),
+            ("frequency_penalty", -100.0, 100.0),
+            ("presence_penalty", -100.0, 100.0),
+        ):
+            value = getattr(self, name)
+            good = isinstance(value, (int, float)) and low <= value <= high
+            _check(good, name, f"must be a number between {low:g} and {high:g}, not {value!r}")
+        _check(self.temperature == 0 or self.temperature >= 1e-3, "temperature", "is 0 or >= 0.001")
+        _check(self.top_p > 0, "top_p", "must be above 0; 1 is off")
+        _check(self.repetition_penalty > 0, "repetition_penalty", "must be above 0; 1 is off")
+        for name, low, high in (
+            ("top_k", 0, 2**31 - 1),
+            ("n", 1, MAX_CHOICES),
+            ("min_tokens", 0, 2**31 - 1),
+        ):
+            value = getattr(self, name)
+            good = type(value) is int and low <= value <= high
+            _check(good, name, f"must be a whole number between {low} and {high}, not {value!r}")
+        for name, low, high in (
+            ("seed", -(2**63), 2**64 - 1),
+            ("max_tokens", 1, 2**31 - 1),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
+            value = getattr(self, name)
+            good = value is None or (type(value) is int and low <= value <= high)
+            _check(good, name, f"must be a whole number between {low} and {high}, not {value!r}")
+        if self.max_tokens is not None:
+            good = self.min_tokens <= self.max_tokens
+            _check(
+                good, "min_tokens", f"is above max_tokens ({self.min_tokens} > {self.max_tokens})"
+            )
+        _check(
+            not isinstance(self.stop, str)
+            and len(self.stop) <= MAX_STOP_STRINGS
+            and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_STRING_CHARS for s in self.stop),
+            "stop",
+            f"takes a list of at most {MAX_STOP_STRINGS} non-empty strings of up to "
+            f"{MAX_STOP_STRING_CHARS} characters",
+        )
+        _check(
+            isinstance(self.stop_token_ids, (list, tuple))
+            and len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS
+            and all(type(i) is int and i >= 0 for i in self.stop_token_ids),
+            "stop_token_ids",
+            f"takes at most {MAX_STOP_TOKEN_IDS} token ids",
+        )
+        _check(
+            len(self.logit_bias) <= MAX_LOGIT_BIAS_ENTRIES
+            and all(
+                type(i) is int and i >= 0 and isinstance(b, (int, float)) and -100 <= b <= 100
+                for i, b in self.logit_bias.items()
+            ),
+            "logit_bias",
+            f"maps at most {MAX_LOGIT_BIAS_ENTRIES} token ids to numbers between -100 and 100",
+        )
+
+
+class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the output may be, from its first generated token to its last; compiled by `constraint`.
+
+    kind names a constraint compiler that the engine was given; source is its input (a schema, a
+    regular expression, a grammar).
+    """
+
+    kind: str
+    source: str
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One prompt and how to continue it. `id` is unique among live requests."""
+
+    id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    output: OutputSpec | None = None
+    cache_salt: str = ""
+    """Prefix-cache namespace: requests with different salts never share stored prefixes."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token's raw-model log-probability, and the `top` most likely (id, log-probability) pairs."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """What one choice has used so far. Accepted tokens exclude the one a step always yields."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    """What one step added to one choice of one request.
+
+    text: newly final text; never part of a stop string, never half a character.
+    token_ids: the tokens whose text is final (with stop strings they are held back like their text).
+    The last delta of a choice has finish_reason set, and usage filled in.
+    stop_reason: the stop string or token id that ended it, None for the end-of-sequence token.
+    """
+
+    request_id: str
+    index: int = 0
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """On the first delta only, when asked for; entry 0 is None (nothing precedes it)."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    usage: Usage | None = None
+    seed: int | None = None
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """Candidate continuations of B sequences; node 0 of each is the root (its last known token).
+
+    Legend: B sequences, W nodes.
+    tokens_BW, parents_BW: int64, on the device. parents[:, 0] = -1 and 0 <= parents[i] < i. Siblings
+    carry different tokens. Nodes at and beyond sizes_B are padding.
+    is_chain: every parent is the node before it.
+    source_BW: which drafter of a blend proposed the node (index into its sources), for metrics.
+    """
+
+    tokens_BW: torch.Tensor
+    parents_BW: torch.Tensor
+    sizes_B: torch.Tensor
+    is_chain: bool
+    source_BW: torch.Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        return self.tokens_BW.shape[1]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the target model decided for each sequence of a batch.
+
+    tokens_BW[b, :counts_B[b]]: the accepted draft tokens and then the one chosen after them.
+    nodes_BW[b, j]: the tree node whose row chose token j (0 is the root), so nodes_BW[b, 1:count]
+    are the accepted nodes, in order. counts_B is 0 where the span had no root, and -1 where the
+    first row could not choose (not a number, or nothing was legal).
+    chosen_logprobs_BW, top_ids_BWN, top_logprobs_BWN: raw-model, only when somebody asked.
+    """
+
+    tokens_BW: torch.Tensor
+    nodes_BW: torch.Tensor
+    counts_B: torch.Tensor
+    chosen_logprobs_BW: torch.Tensor | None = None
+    top_ids_BWN: torch.Tensor | None = None
+    top_logprobs_BWN: torch.Tensor | None = None

@@ -1,0 +1,101 @@
+"""What the HTTP process and the engine process say to each other: typed msgpack, nothing else.
+
+Promises: every message is a tagged struct that is checked when it is read; no pickle, no code.
+Does not know: sockets, HTTP, how an engine works.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from eyas.config import EngineConfig, EngineInfo
+from eyas.core import Delta, Request
+
+Refusal = Literal["invalid", "overloaded", "internal"]
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """Counts since the engine started, and gauges (running, waiting, slots) of this moment.
+
+    accepted_by_depth[i]: how often the draft token at depth i + 1 was accepted.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_slots: int = 0
+    num_free_slots: int = 0
+    num_cached_slots: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    num_prefix_hit_tokens: int = 0
+    num_prefix_query_tokens: int = 0
+    num_draft_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_by_depth: list[int] = msgspec.field(default_factory=list)
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of the engine process's standard input, as JSON. address: an ipc:// path."""
+
+    config: EngineConfig
+    address: str
+    log_level: str = "info"
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    pass
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine is built; `directory` holds the model's tokenizer and templates."""
+
+    info: EngineInfo
+
+
+class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
+    deltas: list[Delta]
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A submitted request that will have no deltas."""
+
+    request_id: str
+    message: str
+    param: str | None = None
+    refusal: Refusal = "invalid"
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """The loop turns. last_step_seconds: how long the last step took."""
+
+    stats: EngineStats
+    last_step_seconds: float = 0.0
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine process ends; `reason` is fit to be shown."""
+
+    reason: str
+
+
+Command = Submit | Abort | Shutdown
+Reply = Ready | Deltas | Refused | Heartbeat | Failed
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+encode_setup = msgspec.json.Encoder().encode
+decode_setup = msgspec.json.Decoder(Setup).decode
