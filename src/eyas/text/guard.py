@@ -1,0 +1,167 @@
+"""Keeping content and template apart while a template renders: one guard per request.
+
+Promises: after `break_up`, no string of a request holds the text of a control token, nor the part
+of one that text beside it could complete; after `audit_view`, no string holds a character that a
+control token begins or ends with, so that every control token of the rendered text is the
+template's. `restore` undoes both. What is put in are random digits, unknown to whoever wrote the
+content, and digits survive trimming, case changes, JSON and URL encoding.
+Does not know: templates, token ids.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from eyas.core import RequestError
+from eyas.text.trie import any_of
+
+MAX_DEPTH = 64
+_NUM_NONCE_DIGITS = 18
+
+STRUCTURAL_KEYS = frozenset(
+    {
+        *("role", "content", "name", "type", "text", "arguments", "parameters", "properties"),
+        *("description", "tool_calls", "tool_call_id", "function", "id", "index", "required"),
+        *("items", "enum", "reasoning_content", "reasoning", "thinking", "additionalProperties"),
+        *("strict", "default", "title", "format", "anyOf", "oneOf", "allOf", "const", "return"),
+        *("refusal", "messages", "tools"),
+    }
+)
+"""Keys that templates look up by name; they stay as they are, and spell nothing but themselves."""
+
+STRUCTURAL_VALUES = {
+    "type": frozenset(
+        {"function", "text", "string", "number", "integer", "boolean", "array", "object", "null"}
+    ),
+    "role": frozenset(
+        {"system", "developer", "user", "assistant", "tool", "function", "ipython", "environment"}
+    ),
+}
+"""Values that templates compare with, by the key they stand under."""
+
+
+def map_strings(
+    value: Any, change: Callable[[str], str], *, key: str | None = None, depth: int = 0
+) -> Any:
+    """A copy of plain JSON data with `change` applied to every string, keys too, not structure."""
+    if depth > MAX_DEPTH:
+        raise RequestError(f"messages: are nested more than {MAX_DEPTH} deep", param="messages")
+    if isinstance(value, str):
+        return value if value in STRUCTURAL_VALUES.get(key or "", ()) else change(value)
+    if isinstance(value, dict):
+        return {
+            (name if name in STRUCTURAL_KEYS else change(name)): map_strings(
+                item, change, key=name, depth=depth + 1
+            )
+            for name, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        # The entries of "type": ["string", "null"] are types too.
+        return [map_strings(item, change, key=key, depth=depth + 1) for item in value]
+    return value
+
+
+def _alphanumeric(text: str) -> str:
+    return "".join(character for character in text.casefold() if character.isalnum())
+
+
+class TokenPatterns:
+    """What `Guard` needs to know of a tokenizer's control tokens; built once."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = sorted(set(texts), key=len, reverse=True)
+        long = [text for text in self.texts if len(text) > 1]
+        self.single = frozenset(text for text in self.texts if len(text) == 1)
+        self._joined = "\n".join(long)
+        self._cores = "\n".join(sorted({_alphanumeric(text) for text in long}))
+        self.max_core = max((len(core) for core in self._cores.split("\n")), default=0)
+        # Every place where a token's text begins, whatever its case (a template may change it).
+        self.inside = re.compile(f"(?={any_of(long)})", re.IGNORECASE)
+        self.tails = frozenset(text[k:].casefold() for text in long for k in range(1, len(text)))
+        self.heads = frozenset(text[:k].casefold() for text in long for k in range(1, len(text)))
+        self.max_affix = max((len(text) - 1 for text in long), default=0)
+        self.borders = frozenset(
+            character
+            for text in self.texts
+            for character in (text[0], text[-1])
+            if not character.isalnum() and not character.isspace()
+        )
+        self.first_of_tail = frozenset(tail[0] for tail in self.tails)
+        self.last_of_head = frozenset(head[-1] for head in self.heads)
+
+    def is_within_a_token(self, text: str) -> bool:
+        """Whether template text beside `text` could complete a control token around it."""
+        if len(text) > 4 * self.max_core + 64:
+            return False
+        core = _alphanumeric(text)
+        return core in self._cores if core else text in self._joined
+
+
+class Guard:
+    """One request's nonces: one that stands inside tokens, and one for each border character."""
+
+    def __init__(self, patterns: TokenPatterns, forbidden: Iterable[str]) -> None:
+        """forbidden: strings in which the nonces must not occur (all of the request's)."""
+        self._patterns = patterns
+        seen = "\n".join(forbidden)
+        while True:
+            stem = str(
+                10 ** (_NUM_NONCE_DIGITS - 1) + secrets.randbelow(9 * 10 ** (_NUM_NONCE_DIGITS - 1))
+            )
+            if stem not in seen:
+                break
+        # Five digits and the same stem: a fixed width, so that neighbours cannot run together.
+        self._mark = f"{stem}00000"
+        codes = sorted(patterns.borders | patterns.single)
+        self._code_of = {text: f"{stem}{index:05d}" for index, text in enumerate(codes, start=1)}
+        self._text_of = {code: text for text, code in self._code_of.items()}
+        self._text_of[self._mark] = ""
+        self._codes = re.compile(f"{stem}[0-9]{{5}}")
+        self._borders = re.compile(any_of(self._code_of))
+        self._singles = re.compile(any_of(patterns.single))
+        self.num_changes = 0
+
+    def break_up(self, text: str) -> str:
+        """`text` with every control token's text, whole or begun or ended, broken."""
+        patterns, mark = self._patterns, self._mark
+        places: set[int] = {match.start() + 1 for match in patterns.inside.finditer(text)}
+        body = text.strip()
+        if body:
+            offset = text.find(body[0])
+            if patterns.is_within_a_token(body):
+                places |= set(range(offset + 1, offset + len(body) + 1))
+            if body[0].casefold() in patterns.first_of_tail and self._begins_with_a_tail(body):
+                places.add(offset)
+            if body[-1].casefold() in patterns.last_of_head and self._ends_with_a_head(body):
+                places.add(offset + len(body))
+        if places:
+            pieces, begin = [], 0
+            for place in sorted(places):
+                pieces.append(text[begin:place])
+                begin = place
+            text = mark.join([*pieces, text[begin:]])
+            self.num_changes += 1
+        if patterns.single:
+            text = self._singles.sub(lambda match: self._code_of[match[0]], text)
+        return text
+
+    def audit_view(self, text: str) -> str:
+        """`text` without the characters that a control token begins or ends with."""
+        changed = self._borders.sub(lambda match: self._code_of[match[0]], self.break_up(text))
+        self.num_changes += changed != text
+        return changed
+
+    def restore(self, text: str) -> str:
+        """What `break_up` and `audit_view` were given."""
+        return self._codes.sub(lambda match: self._text_of.get(match[0], match[0]), text)
+
+    def _begins_with_a_tail(self, body: str) -> bool:
+        head = body[: self._patterns.max_affix].casefold()
+        return any(head[:length] in self._patterns.tails for length in range(1, len(head) + 1))
+
+    def _ends_with_a_head(self, body: str) -> bool:
+        tail = body[-self._patterns.max_affix :].casefold()
+        return any(tail[-length:] in self._patterns.heads for length in range(1, len(tail) + 1))

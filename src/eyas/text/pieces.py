@@ -1,0 +1,92 @@
+"""How token ids turn into bytes: read from a tokenizer.json's decoder, once, into one small object.
+
+Promises: `PieceBytes.of(token)` is the exact bytes that a model token stands for, so that a text is
+the bytes of its tokens put one after the other (and, for some SentencePiece models, one leading
+space taken off). Byte-level BPE, and SentencePiece BPE with or without byte fallback.
+Does not know: control tokens, streams.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte, from GPT-2."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(plain)]
+    alphabet = {chr(byte): byte for byte in plain}
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return alphabet
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def parts_of(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """A tokenizer.json component as a flat list: a `Sequence`'s members, or itself, or nothing."""
+    if not component:
+        return []
+    if component.get("type") == "Sequence":
+        return [part for child in component.get(key, []) for part in parts_of(child, key)]
+    return [component]
+
+
+@dataclass(frozen=True, slots=True)
+class PieceBytes:
+    """is_byte_level: characters stand for bytes; else `space` stands for one space.
+
+    num_leading_spaces: spaces that the decoder takes off the front of a whole text.
+    """
+
+    is_byte_level: bool
+    space: str
+    has_byte_tokens: bool
+    num_leading_spaces: int
+
+    @classmethod
+    def from_spec(cls, spec: dict[str, Any]) -> PieceBytes:
+        """From a parsed tokenizer.json. ValueError for a decoder of another kind."""
+        decoders = parts_of(spec.get("decoder"), "decoders")
+        kinds = [decoder.get("type") for decoder in decoders]
+        if "ByteLevel" in kinds or (
+            not kinds
+            and any(
+                part.get("type") == "ByteLevel"
+                for part in parts_of(spec.get("pre_tokenizer"), "pretokenizers")
+            )
+        ):
+            return cls(True, "", False, 0)
+        known = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+        if not kinds or not set(kinds) <= known:
+            raise ValueError(
+                f"the decoder {kinds or None} is of a kind that eyas does not read; "
+                "byte-level and SentencePiece (metaspace) tokenizers are supported"
+            )
+        space, num_leading_spaces = "\u2581", 0
+        for decoder in decoders:
+            if decoder["type"] == "Strip" and decoder.get("content") == " ":
+                num_leading_spaces = int(decoder.get("start", 0))
+            elif decoder["type"] == "Metaspace":
+                space = decoder.get("replacement", space)
+                scheme = decoder.get("prepend_scheme")
+                prepends = (
+                    decoder.get("add_prefix_space", True) if scheme is None else scheme != "never"
+                )
+                num_leading_spaces = 1 if prepends else 0
+        return cls(False, space, "ByteFallback" in kinds, num_leading_spaces)
+
+    def of(self, token: str) -> bytes:
+        """The bytes of a model token (not of an added one, whose text is its content)."""
+        if self.is_byte_level:
+            try:
+                return bytes([_ALPHABET[character] for character in token])
+            except KeyError:
+                return token.encode("utf-8", "replace")
+        if self.has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes([int(match[1], 16)])
+        return token.replace(self.space, " ").encode("utf-8", "replace")

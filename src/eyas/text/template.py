@@ -1,0 +1,227 @@
+"""A model's chat template: messages and tools in, prompt token ids out.
+
+Promises: control tokens of the ids are the template's own, whatever the messages, tools and results
+spell: content is encoded as text, apart from the template. Ids otherwise equal what transformers'
+`apply_chat_template` gives. Rendering is sandboxed and bounded.
+Does not know: HTTP, which fields a request may have, dialects.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eyas.core import RequestError
+from eyas.text.files import read_json_object_if_there
+from eyas.text.guard import STRUCTURAL_VALUES, Guard, TokenPatterns, map_strings
+from eyas.text.sandbox import BoundedTemplate
+from eyas.text.tokenizer import ControlToken, Tokenizer
+from eyas.text.trie import any_of
+
+_NO_TEMPLATE = (
+    "messages: this model has no chat template; use /v1/completions (LLM.generate), or put a "
+    "chat_template.jinja into its directory"
+)
+_WANTS_PARTS = re.compile(r"\bin\s+\w+(?:\.content|\[['\"]content['\"]\])")
+_TAKES_STRINGS = re.compile(r"content['\"\]\s]*\s+is\s+(?:not\s+)?string")
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """The chat template of one model; safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer, source: str, tool_source: str | None = None) -> None:
+        """source: jinja. tool_source: another template, for requests with tools."""
+        self._tokenizer = tokenizer
+        self.source = source
+        self._plain = BoundedTemplate(source)
+        self._with_tools = BoundedTemplate(tool_source) if tool_source else self._plain
+        self._sources = source + (tool_source or "")
+        self._wants_parts = bool(
+            _WANTS_PARTS.search(self._sources) and not _TAKES_STRINGS.search(self._sources)
+        )
+        self._patterns = TokenPatterns(token.text for token in tokenizer.control_tokens)
+        self._splitter = _Splitter(tokenizer.control_tokens)
+
+    @classmethod
+    def from_directory(
+        cls, path: str | Path, tokenizer: Tokenizer | None = None
+    ) -> ChatTemplate | None:
+        """The template of a model directory; None if the model has none.
+
+        chat_template.jinja comes first, then `chat_template` of tokenizer_config.json, which may be
+        a list of named ones (default, tool_use). ValueError for one that cannot be compiled.
+        """
+        directory = Path(path)
+        file = directory / "chat_template.jinja"
+        tool_source = None
+        if file.is_file():
+            source: Any = file.read_text("utf-8")
+        else:
+            source = read_json_object_if_there(directory / "tokenizer_config.json").get(
+                "chat_template"
+            )
+        if isinstance(source, list):
+            named = {entry["name"]: entry["template"] for entry in source}
+            source, tool_source = named.get("default"), named.get("tool_use")
+            source = source or next(iter(named.values()), None)
+        if not isinstance(source, str):
+            return None
+        try:
+            return cls(tokenizer or Tokenizer.from_directory(directory), source, tool_source)
+        except ValueError as error:
+            raise ValueError(f"{directory}: {error}") from error
+
+    def mentions(self, name: str) -> bool:
+        """Whether the template reads a variable of this name (a cheap test of its source)."""
+        return re.search(rf"\b{re.escape(name)}\b", self._sources) is not None
+
+    def render_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        """Prompt ids of a conversation. RequestError if the template cannot or will not render it.
+
+        messages: role, content (a string, None, or OpenAI's list of text parts), and whatever else
+        the template reads. continue_final_message: end where the last message's content ends.
+        kwargs: more variables for the template.
+        """
+        chat = [self._normal_message(message, place) for place, message in enumerate(messages)]
+        end = ""
+        if continue_final_message:
+            end = str(10**20 + secrets.randbelow(9 * 10**20))
+            chat[-1]["content"] = _with_end(chat[-1]["content"], end)
+        given = {"messages": chat, "tools": list(tools) if tools else None, **kwargs}
+        fixed = {"add_generation_prompt": add_generation_prompt, **self._tokenizer.special_texts}
+        guard = Guard(self._patterns, _strings_of(given))
+        text = self._render(map_strings(given, guard.break_up), fixed, end)
+        pieces = list(self._splitter.split(text))
+        audited = map_strings(given, guard.audit_view)
+        if guard.num_changes:
+            # The content holds something that might read as part of a marker: render once more with
+            # such characters hidden. If the markers differ, the safe rendering is the prompt.
+            audit = list(self._splitter.split(self._render(audited, fixed, end)))
+            if _controls_of(audit) != _controls_of(pieces):
+                pieces = audit
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, ControlToken):
+                ids.append(piece.id)
+            else:
+                ids += self._tokenizer.encode_text(guard.restore(piece), continues=bool(ids))
+        return ids
+
+    def _render(self, given: dict[str, Any], fixed: dict[str, Any], end: str) -> str:
+        template = self._with_tools if given["tools"] else self._plain
+        text = template.render({"documents": None, **fixed, **given})
+        if end and end not in text:
+            raise RequestError(
+                "continue_final_message: this model's chat template does not show the last message",
+                param="continue_final_message",
+            )
+        return text[: text.rindex(end)] if end else text
+
+    def _normal_message(self, message: Mapping[str, Any], place: int) -> dict[str, Any]:
+        role = message.get("role")
+        if role not in STRUCTURAL_VALUES["role"]:
+            known = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
+            raise RequestError(
+                f"messages[{place}].role: must be one of {known}", param=f"messages[{place}].role"
+            )
+        normal = dict(message)
+        normal["content"] = self._normal_content(message.get("content"), place)
+        reasoning = next((normal[key] for key in _REASONING_KEYS if normal.get(key)), None)
+        if reasoning is not None:
+            normal = {"thinking": reasoning, **normal, "reasoning_content": reasoning}
+        return normal
+
+    def _normal_content(self, content: Any, place: int) -> Any:
+        if content is None:
+            content = ""
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}] if self._wants_parts else content
+        parts = content if isinstance(content, (list, tuple)) else [content]
+        texts = [
+            part["text"]
+            for part in parts
+            if isinstance(part, Mapping)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+        ]
+        if len(texts) != len(parts):
+            raise RequestError(
+                f"messages[{place}].content: must be a string or a list of text parts "
+                '{"type": "text", "text": ...}',
+                param=f"messages[{place}].content",
+            )
+        if self._wants_parts:
+            return [{"type": "text", "text": text} for text in texts]
+        return "\n".join(texts)
+
+
+def require_template(template: ChatTemplate | None) -> ChatTemplate:
+    """The template, or a RequestError that says what to do without one."""
+    if template is None:
+        raise RequestError(_NO_TEMPLATE, param="messages")
+    return template
+
+
+class _Splitter:
+    """Cuts rendered text at control tokens, as a tokenizer does: the longest of those that fit."""
+
+    def __init__(self, tokens: Sequence[ControlToken]) -> None:
+        self._token_of = {token.text: token for token in tokens}
+        self._pattern = re.compile(any_of(self._token_of))
+
+    def split(self, text: str) -> Iterator[str | ControlToken]:
+        """Text and control tokens in turn; white space that a token owns is left out."""
+        begin, strips = 0, False
+        for match in self._pattern.finditer(text):
+            token = self._token_of[match[0]]
+            if token.single_word and _touches_a_word(text, *match.span()):
+                continue
+            piece = text[begin : match.start()]
+            piece = piece.lstrip() if strips else piece
+            piece = piece.rstrip() if token.strips_left else piece
+            if piece:
+                yield piece
+            yield token
+            begin, strips = match.end(), token.strips_right
+        piece = text[begin:].lstrip() if strips else text[begin:]
+        if piece:
+            yield piece
+
+
+def _with_end(content: Any, end: str) -> Any:
+    """The content with `end` after its text."""
+    if isinstance(content, str):
+        return content + end
+    return [*content[:-1], {**content[-1], "text": content[-1]["text"] + end}]
+
+
+def _touches_a_word(text: str, first: int, last: int) -> bool:
+    beside = text[first - 1 : first] + text[last : last + 1]
+    return any(character.isalnum() or character == "_" for character in beside)
+
+
+def _controls_of(pieces: list[str | ControlToken]) -> list[int]:
+    return [piece.id for piece in pieces if isinstance(piece, ControlToken)]
+
+
+def _strings_of(value: Any) -> list[str]:
+    found: list[str] = []
+
+    def note(text: str) -> str:
+        found.append(text)
+        return text
+
+    map_strings(value, note)
+    return found

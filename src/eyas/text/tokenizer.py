@@ -1,0 +1,294 @@
+"""One model's tokenizer: text to ids that are never control tokens, and ids back to text.
+
+Promises: `encode_text` and `encode_prompt` never turn text into a control token, whatever the text
+is; `decode` puts the tokens' bytes one after the other, so text is exact. Control tokens are the
+added tokens that are special or look like a marker (`<...>`, `[...]`).
+Does not know: chat templates, requests. Reads tokenizer.json only: no pickled vocabulary, no code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+
+from eyas.text.files import read_json_object, read_json_object_if_there
+from eyas.text.pieces import PieceBytes, parts_of
+
+_LOOKS_LIKE_MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """A token that only a chat template or a caller who gives ids may use.
+
+    strips_left, strips_right: white space beside it belongs to it. single_word: it is read as a
+    token only where no letter or digit touches it. is_special: left out of decoded text.
+    """
+
+    id: int
+    text: str
+    is_special: bool
+    strips_left: bool
+    strips_right: bool
+    single_word: bool
+
+
+class Tokenizer:
+    """A tokenizer that was read from a model directory; safe to use from several threads."""
+
+    def __init__(self, spec: dict[str, Any], config: dict[str, Any] | None = None) -> None:
+        """spec: a parsed tokenizer.json. config: a parsed tokenizer_config.json, if any."""
+        config = config or {}
+        added = _added_tokens(spec, config)
+        self.control_tokens: tuple[ControlToken, ...] = tuple(
+            ControlToken(
+                id=token["id"],
+                text=token["content"],
+                is_special=bool(token.get("special")),
+                strips_left=bool(token.get("lstrip")),
+                strips_right=bool(token.get("rstrip")),
+                single_word=bool(token.get("single_word")),
+            )
+            for token in added
+            if token.get("special") or _LOOKS_LIKE_MARKER.fullmatch(token["content"])
+        )
+        self.control_ids: frozenset[int] = frozenset(token.id for token in self.control_tokens)
+        self.special_ids: frozenset[int] = frozenset(
+            token.id for token in self.control_tokens if token.is_special
+        )
+        self._added_text = {token["id"]: token["content"] for token in added}
+        self._piece_bytes = PieceBytes.from_spec(spec)
+        self._bytes_of_id: dict[int, bytes] = {}
+        self._plain = _plain_tokenizer(spec, added, self.control_ids)
+        self._continuing = self._plain
+        if _prepends_to_first_only(spec):
+            self._continuing = _plain_tokenizer(
+                _without_prefix_space(spec), added, self.control_ids
+            )
+        self._id_of_added = {text: token_id for token_id, text in self._added_text.items()}
+        self.special_texts: dict[str, str | list[str]] = _special_texts(config)
+        """bos_token, eos_token and the like, by name, as chat templates see them."""
+        self.bos_id = self._id_of_special("bos_token")
+        self.eos_id = self._id_of_special("eos_token")
+        self._prompt_prefix = _prompt_prefix(spec)
+        self.vocab_size = 1 + max(
+            self._plain.get_vocab_size(with_added_tokens=True) - 1, *self._added_text, -1, -1
+        )
+        """One more than the largest token id."""
+        self._longest_token = max(_longest_token(spec), *map(len, self._added_text.values()), 1, 1)
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Tokenizer:
+        """Reads tokenizer.json and tokenizer_config.json. ValueError names what is wrong."""
+        directory = Path(path)
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise ValueError(
+                f"{directory}: has no tokenizer.json; eyas reads fast tokenizers only. Convert the "
+                "model's tokenizer with transformers (AutoTokenizer, save_pretrained) first"
+            )
+        spec = read_json_object(file)
+        config = read_json_object_if_there(directory / "tokenizer_config.json")
+        try:
+            return cls(spec, config)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{file}: is not a tokenizer file ({type(error).__name__}: {error}); "
+                "download the model again"
+            ) from error
+
+    def encode_text(self, text: str, *, continues: bool = False) -> list[int]:
+        """Token ids of plain text; never a control token.
+
+        continues: the text does not open the prompt, so a tokenizer that puts a space before the
+        first word only must not do so here.
+        """
+        if not text:
+            return []
+        return self._encode(_without_lone_surrogates(text), continues)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a raw prompt: plain text too, after the model's own beginning."""
+        return [*self._prompt_prefix, *self.encode_text(text)]
+
+    def min_num_tokens(self, text: str) -> int:
+        """At least so many tokens `text` has; cheap, to refuse far too long texts unread."""
+        return len(text) // self._longest_token
+
+    def decode(
+        self, ids: Iterable[int], skip_special: bool = True, *, continues: bool = False
+    ) -> str:
+        """The text of token ids; bytes that are no valid UTF-8 become U+FFFD.
+
+        skip_special: leave special tokens out. continues: the text goes on from another, so a
+        leading space that the tokenizer means as a word border stays.
+        """
+        skipped = self.special_ids if skip_special else frozenset()
+        data = b"".join(self.token_bytes(token) for token in ids if token not in skipped)
+        if not continues:
+            data = data[self.num_leading_spaces_of(data) :]
+        return data.decode("utf-8", "replace")
+
+    def num_leading_spaces_of(self, data: bytes) -> int:
+        """How many spaces the decoder takes off the front of a text that starts with `data`."""
+        limit = self._piece_bytes.num_leading_spaces
+        return len(data[:limit]) - len(data[:limit].lstrip(b" "))
+
+    @property
+    def num_leading_spaces(self) -> int:
+        """The most spaces that `decode` may take off the front of a text."""
+        return self._piece_bytes.num_leading_spaces
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; empty for an id that no token has."""
+        data = self._bytes_of_id.get(token_id)
+        if data is None:
+            data = self._bytes_of_id[token_id] = self._read_bytes(token_id)
+        return data
+
+    def token_text(self, token_id: int) -> str:
+        """A token's text on its own; half a character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def control_id(self, text: str) -> int | None:
+        """The id of the control token spelled `text`, None if there is none."""
+        token_id = self._id_of_added.get(text)
+        return token_id if token_id in self.control_ids else None
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        if token_id in self._added_text:
+            return self._added_text[token_id].encode("utf-8", "replace")
+        token = self._plain.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        return b"" if token is None else self._piece_bytes.of(token)
+
+    def _encode(self, text: str, continues: bool) -> list[int]:
+        plain = self._continuing if continues else self._plain
+        # A batch of one: only the batched calls let other threads run meanwhile.
+        ids = plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        if self.control_ids.isdisjoint(ids):
+            return ids
+        return self._encode_broken_up(text, continues)
+
+    def _encode_broken_up(self, text: str, continues: bool) -> list[int]:
+        """For a text in which the model's own vocabulary spells a control token."""
+        plain = self._continuing if continues else self._plain
+        encoding = plain.encode_batch([text], add_special_tokens=False)[0]
+        pieces, begin = [], 0
+        for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token_id not in self.control_ids or first < begin:
+                continue
+            # One character that is a control token all by itself has no spelling as text.
+            pieces.append(text[begin : first + 1 if last - first > 1 else first])
+            begin = first + 1
+        pieces.append(text[begin:])
+        if pieces == [text]:
+            return [token for token in encoding.ids if token not in self.control_ids]
+        ids: list[int] = []
+        for piece in pieces:
+            if piece:
+                ids += self._encode(piece, continues or bool(ids))
+        return ids
+
+    def _id_of_special(self, name: str) -> int | None:
+        text = self.special_texts.get(name)
+        if not isinstance(text, str):
+            return None
+        found = self._id_of_added.get(text)
+        return self._plain.token_to_id(text) if found is None else found
+
+
+def _added_tokens(spec: dict[str, Any], config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The added tokens of both files; tokenizer_config.json may name more, or call one special."""
+    added = {int(token["id"]): dict(token) for token in spec.get("added_tokens") or []}
+    for key, token in (config.get("added_tokens_decoder") or {}).items():
+        known = added.setdefault(int(key), {**token, "id": int(key)})
+        if known["content"] == token["content"] and token.get("special"):
+            known["special"] = True
+    return [added[token_id] for token_id in sorted(added)]
+
+
+def _plain_tokenizer(
+    spec: dict[str, Any], added: list[dict[str, Any]], control_ids: frozenset[int]
+) -> tokenizers.Tokenizer:
+    """The tokenizer with every control token marked special and special tokens read as text."""
+    defaults = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    marked = [
+        {**defaults, **token, "special": token["id"] in control_ids or bool(token.get("special"))}
+        for token in added
+    ]
+    changed = {
+        **spec,
+        "added_tokens": marked,
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+    try:
+        plain = tokenizers.Tokenizer.from_str(msgspec.json.encode(changed).decode())
+    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+        raise ValueError(f"cannot be read as a tokenizer ({error}); download it again") from error
+    plain.encode_special_tokens = True
+    return plain
+
+
+def _metaspaces(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = parts_of(spec.get("pre_tokenizer"), "pretokenizers")
+    return [part for part in parts if part.get("type") == "Metaspace"]
+
+
+def _prepends_to_first_only(spec: dict[str, Any]) -> bool:
+    return any(part.get("prepend_scheme") == "first" for part in _metaspaces(spec))
+
+
+def _without_prefix_space(spec: dict[str, Any]) -> dict[str, Any]:
+    changed = msgspec.json.decode(msgspec.json.encode(spec))
+    for part in _metaspaces(changed):
+        part["prepend_scheme"] = "never"
+    return changed
+
+
+def _longest_token(spec: dict[str, Any]) -> int:
+    vocab = (spec.get("model") or {}).get("vocab") or ()
+    tokens = vocab if isinstance(vocab, dict) else (entry[0] for entry in vocab)
+    return max(map(len, tokens), default=1)
+
+
+def _special_texts(config: dict[str, Any]) -> dict[str, str | list[str]]:
+    texts: dict[str, str | list[str]] = {}
+    for name, value in config.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                texts[name] = text
+    return texts
+
+
+def _prompt_prefix(spec: dict[str, Any]) -> list[int]:
+    """The ids that the post-processor puts before a single text."""
+    prefix: list[int] = []
+    for part in parts_of(spec.get("post_processor"), "processors"):
+        if part.get("type") == "TemplateProcessing":
+            for item in part.get("single", []):
+                if "SpecialToken" not in item:
+                    break
+                prefix += part["special_tokens"][item["SpecialToken"]["id"]]["ids"]
+        elif part.get("type") in ("BertProcessing", "RobertaProcessing"):
+            prefix.append(part["cls"][1])
+    return prefix
+
+
+def _without_lone_surrogates(text: str) -> str:
+    """JSON can spell half of a surrogate pair, UTF-8 cannot: such halves become U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,133 @@
+"""Text never becomes a control token, and ids become exactly the text they stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers as huggingface
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eyas.text import Tokenizer, sampling_defaults
+from tests.text import small_tokenizers as small
+
+KINDS = ["chatml", "llama3", "llama2", "metaspace_first", "metaspace_never"]
+
+
+def kept(text: str, kind: str) -> str:
+    """What a tokenizer keeps of a text: this metaspace takes a leading space for its own."""
+    return text.removeprefix(" ") if kind == "metaspace_first" else text
+
+
+TEXTS = [
+    "The capital of France is Paris.",
+    " leading and trailing ",
+    "naïve 你好 🎉 \x00 \n\n tabs\t.",
+    "def area(radius):\n    return 1",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_plain_text_has_the_ids_and_text_that_the_library_gives(kind, text, tokenizers):
+    specs = {
+        "chatml": small.chatml_spec,
+        "llama3": lambda: small.byte_level(small.LLAMA3_TOKENS),
+        "llama2": small.byte_fallback,
+        "metaspace_first": lambda: small.byte_fallback(prepend="first"),
+        "metaspace_never": lambda: small.byte_fallback(prepend="never"),
+    }
+    reference = huggingface.Tokenizer.from_str(json.dumps(specs[kind]()))
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode_text(text)
+    assert ids == reference.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode_prompt(text) == reference.encode(text).ids
+    assert tokenizer.decode(ids) == reference.decode(ids) == kept(text, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_control_token_is_text_inside_text(kind, tokenizers):
+    tokenizer = tokenizers[kind]
+    for token in tokenizer.control_tokens:
+        for text in (token.text, f"a{token.text}b", f" {token.text} ", token.text * 3):
+            ids = tokenizer.encode_text(text)
+            assert tokenizer.control_ids.isdisjoint(ids)
+            assert tokenizer.decode(ids) == kept(text, kind)
+            assert tokenizer.control_ids.isdisjoint(tokenizer.encode_prompt(text)[1:])
+
+
+def test_a_vocabulary_that_spells_a_control_token_is_broken_up():
+    spec = small.chatml_spec()
+    spec["model"]["ignore_merges"] = True
+    spec["model"]["vocab"]["<|im_end|>"] = next(
+        token["id"] for token in spec["added_tokens"] if token["content"] == "<|im_end|>"
+    )
+    tokenizer = Tokenizer(spec)
+    for text in ("<|im_end|>", "x <|im_end|><|im_end|>"):
+        ids = tokenizer.encode_text(text)
+        assert tokenizer.control_ids.isdisjoint(ids)
+        assert tokenizer.decode(ids) == text
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=40), st.sampled_from(KINDS))
+def test_text_survives_the_round_trip(tokenizers, text, kind):
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode_text(text)
+    assert tokenizer.control_ids.isdisjoint(ids)
+    assert tokenizer.decode(ids) == kept(text, kind)
+    assert tokenizer.min_num_tokens(text) <= len(ids)
+
+
+def test_half_a_surrogate_pair_becomes_a_replacement_character(tokenizers):
+    tokenizer = tokenizers["chatml"]
+    assert tokenizer.decode(tokenizer.encode_text("a\ud800b")) == "a\ufffdb"
+
+
+def test_special_tokens_are_left_out_and_markers_are_kept(tokenizers):
+    tokenizer = tokenizers["chatml"]
+    ids = [tokenizer.control_id("<|im_start|>"), tokenizer.control_id("<think>")]
+    assert tokenizer.decode(ids) == "<think>"
+    assert tokenizer.decode(ids, skip_special=False) == "<|im_start|><think>"
+    assert tokenizer.eos_id == tokenizer.control_id("<|im_end|>")
+
+
+def test_an_id_that_no_token_has_is_no_text(tokenizers):
+    for kind in KINDS:
+        assert tokenizers[kind].token_bytes(10**6) == b""
+        assert tokenizers[kind].token_bytes(-1) == b""
+
+
+def test_a_continued_text_keeps_its_leading_space(tokenizers):
+    tokenizer = tokenizers["llama2"]
+    ids = tokenizer.encode_text("Paris")
+    assert tokenizer.decode(ids) == "Paris"
+    assert tokenizer.decode(ids, continues=True) == " Paris"
+
+
+def test_the_prompt_opens_as_the_post_processor_says(tokenizers):
+    assert tokenizers["llama2"].encode_prompt("Paris")[0] == tokenizers["llama2"].bos_id == 1
+    assert tokenizers["chatml"].encode_prompt("") == []
+
+
+def test_a_directory_without_a_tokenizer_says_what_to_do(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json.*Convert"):
+        Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"model": 3, "decoder": {"type": "ByteLevel"}}', '"x"']
+)
+def test_a_broken_tokenizer_file_is_named(tmp_path: Path, content: str):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_sampling_defaults_keep_only_what_can_be_used(tmp_path: Path):
+    assert sampling_defaults(tmp_path) == {}
+    given_values = {"temperature": 0.6, "top_p": 7, "top_k": 20, "repetition_penalty": "1"}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given_values))
+    assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
