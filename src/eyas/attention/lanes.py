@@ -1,0 +1,151 @@
+"""Lanes: the keys of one sequence, or of one root-to-leaf path, in the columns of their positions.
+
+Promises: a tree is answered as the chains it consists of, so one causal rule serves prompts, chains
+and trees; each node is a query of exactly one lane. Columns past a lane's last query point at the
+null slot: they are masked, but a stale slot may hold another sequence's infinities, and 0 times
+infinity is not 0.
+Does not know: heads, layers, data types.
+
+Legend: B sequences, W tree nodes, C lanes, L key columns, Q queries of a lane, D depth of a path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from eyas.attention.base import Layout
+from eyas.cache.slots import NULL_SLOT
+
+KEY_BLOCK = 512
+"""The key block of torch's CPU attention: widths above it are multiples of it."""
+NARROW_WIDTHS = (192, 384)
+
+
+def key_width(position: int) -> int:
+    """How many key columns the query at `position` is computed with: a function of it alone."""
+    for width in NARROW_WIDTHS:
+        if position < width:
+            return width
+    return -(-(position + 1) // KEY_BLOCK) * KEY_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Lanes of one key width. rows_CQ: row of each query in the forward (-1 padding)."""
+
+    slots_CL: torch.Tensor
+    rows_CQ: torch.Tensor
+    positions_CQ: torch.Tensor
+
+
+def context_lanes(layout: Layout) -> list[Lanes]:
+    """One lane for each stretch of a prompt chunk whose queries have the same width."""
+    lanes: list[Lanes] = []
+    device = layout.slots_BL.device
+    for run in layout.contexts:
+        start, stop = run.start, run.start + run.count
+        while start < stop:
+            width = key_width(start)
+            end = min(stop, width)
+            positions_1Q = torch.arange(start, end, device=device).unsqueeze(0)
+            slots_1L = layout.slots_BL[run.sequence : run.sequence + 1, :end]
+            slots_1L = pad(slots_1L, (0, width - slots_1L.shape[1]), value=NULL_SLOT)
+            lanes.append(Lanes(slots_1L, positions_1Q + (run.row - run.start), positions_1Q))
+            start = end
+    return lanes
+
+
+def node_lanes(layout: Layout) -> Lanes:
+    """One lane a sequence for chains, one a leaf for trees, all as wide as the longest may need."""
+    rows_BW, roots_B = layout.node_rows_BW, layout.root_positions_B
+    assert rows_BW is not None and roots_B is not None
+    width = key_width(layout.max_position)
+    slots_BL = layout.slots_BL[: rows_BW.shape[0], :width]
+    slots_BL = pad(slots_BL, (0, width - slots_BL.shape[1]), value=NULL_SLOT)
+    if layout.parents_BW is None:
+        columns_W = torch.arange(rows_BW.shape[1], device=rows_BW.device)
+        positions_BW = roots_B.unsqueeze(1) + columns_W
+        last_B1 = torch.where(rows_BW >= 0, positions_BW, -1).amax(dim=1, keepdim=True)
+        return Lanes(_up_to(slots_BL, last_B1), rows_BW, positions_BW)
+    assert layout.node_slots_BW is not None
+    paths, owned = _leaf_paths(layout.parents_BW, rows_BW)
+    device = rows_BW.device
+    lane_of = torch.tensor([b for b, _ in paths], device=device)
+    depth = max(len(path) for _, path in paths)
+    nodes_CD = torch.tensor([p + [p[-1]] * (depth - len(p)) for _, p in paths], device=device)
+    # Past a path's end its last node repeats, in columns beyond every query of the lane.
+    columns_CD = roots_B[lane_of].unsqueeze(1) + torch.arange(depth, device=device)
+    columns_CD = columns_CD.clamp(max=width - 1)
+    slots_CL = slots_BL[lane_of].scatter(
+        1, columns_CD, layout.node_slots_BW[lane_of].gather(1, nodes_CD)
+    )
+    most = max(len(own) for own in owned)
+    depths = [
+        [path.index(node) for node in own] for (_, path), own in zip(paths, owned, strict=True)
+    ]
+    depth_CQ = torch.tensor([d + [-1] * (most - len(d)) for d in depths], device=device)
+    node_CQ = nodes_CD.gather(1, depth_CQ.clamp(min=0))
+    rows_CQ = torch.where(depth_CQ >= 0, rows_BW[lane_of].gather(1, node_CQ), -1)
+    positions_CQ = roots_B[lane_of].unsqueeze(1) + depth_CQ.clamp(min=0)
+    return Lanes(_up_to(slots_CL, positions_CQ.amax(dim=1, keepdim=True)), rows_CQ, positions_CQ)
+
+
+def split_by_width(lanes: Lanes) -> list[Lanes]:
+    """Lanes by the key width of their queries, where the host can read positions without waiting; a
+    lane whose queries straddle a border is answered in two."""
+    if lanes.rows_CQ.device.type != "cpu":
+        return [lanes]
+    rows, positions = lanes.rows_CQ.tolist(), lanes.positions_CQ.tolist()
+    picked: dict[int, dict[int, list[int]]] = {}
+    for c, (row_Q, position_Q) in enumerate(zip(rows, positions, strict=True)):
+        for q, (row, position) in enumerate(zip(row_Q, position_Q, strict=True)):
+            if row >= 0:
+                picked.setdefault(key_width(position), {}).setdefault(c, []).append(q)
+    if len(picked) == 1:
+        width = next(iter(picked))
+        return [Lanes(lanes.slots_CL[:, :width], lanes.rows_CQ, lanes.positions_CQ)]
+    return [_pick(lanes, width, queries) for width, queries in sorted(picked.items())]
+
+
+def _pick(lanes: Lanes, width: int, queries: dict[int, list[int]]) -> Lanes:
+    """The given queries of the given lanes, `width` columns wide."""
+    most = max(map(len, queries.values()))
+    lane_C = torch.tensor(list(queries))
+    query_CQ = torch.tensor([q + [-1] * (most - len(q)) for q in queries.values()])
+    at_CQ = query_CQ.clamp(min=0)
+    rows_CQ = torch.where(query_CQ >= 0, lanes.rows_CQ[lane_C].gather(1, at_CQ), -1)
+    positions_CQ = lanes.positions_CQ[lane_C].gather(1, at_CQ)
+    last_C1 = torch.where(rows_CQ >= 0, positions_CQ, -1).amax(dim=1, keepdim=True)
+    return Lanes(_up_to(lanes.slots_CL[lane_C, :width], last_C1), rows_CQ, positions_CQ)
+
+
+def _up_to(slots_CL: torch.Tensor, last_C1: torch.Tensor) -> torch.Tensor:
+    """The slots, with the null slot in the columns past `last_C1`."""
+    columns_L = torch.arange(slots_CL.shape[1], device=slots_CL.device)
+    return torch.where(columns_L <= last_C1, slots_CL, NULL_SLOT)
+
+
+def _leaf_paths(
+    parents_BW: torch.Tensor, rows_BW: torch.Tensor
+) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
+    """Root-to-leaf paths as (sequence, nodes), and the nodes whose query each path answers."""
+    paths: list[tuple[int, list[int]]] = []
+    owned: list[list[int]] = []
+    for b, (parents, rows) in enumerate(zip(parents_BW.tolist(), rows_BW.tolist(), strict=True)):
+        nodes = [i for i, row in enumerate(rows) if row >= 0]
+        inner = {parents[i] for i in nodes}
+        taken: set[int] = set()
+        for leaf in nodes:
+            if leaf in inner:
+                continue
+            path = [leaf]
+            while parents[path[-1]] >= 0:
+                path.append(parents[path[-1]])
+            path.reverse()
+            paths.append((b, path))
+            owned.append([i for i in path if i not in taken])
+            taken.update(path)
+    return paths, owned

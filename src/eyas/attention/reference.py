@@ -1,0 +1,235 @@
+"""Attention in plain torch: the oracle of every other backend, and the CPU's path.
+
+Promises: a row's result depends on its own prefix alone, bit for bit on the CPU. Every sequence, and
+every root-to-leaf path of a tree, becomes a *lane*: its keys gathered into the columns of their
+positions. How many columns a query sees is a function of its position alone (`key_width`), and tiles
+of queries have heights that were seen to agree on this machine, so a row meets the same products in
+the same reduction order whatever the batch looks like (docs/facts.md has the measurement).
+Does not know: models, which rows are prompts and which are drafts.
+
+Legend: N query heads, G key/value heads, P query heads a key/value head, H head dim, C lanes, L key
+columns, Q queries of a lane, M tiles of a lane, U rows of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from eyas.attention.base import Attend, Layout
+from eyas.attention.lanes import Lanes, context_lanes, node_lanes, split_by_width
+from eyas.cache.kv import KVStore
+from eyas.cache.store import LayerStore
+
+TILE_PRODUCT_ROWS = (4, 12, 32)
+"""Rows of a tile's products (query heads of a group times tile height), smallest first."""
+
+
+class ReferenceAttention:
+    """`AttentionBackend` over a `KVStore`."""
+
+    def __init__(self, kv: KVStore) -> None:
+        self.kv = kv
+        self._heights = {
+            store: tile_heights(store, layer.dtype, layer.device)
+            for store, layer in zip(kv.stores, kv.layers, strict=True)
+        }
+
+    def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
+        """Lanes for the prompt chunks (one each) and for the trees (one a leaf)."""
+        groups = context_lanes(layout)
+        if layout.node_rows_BW is not None:
+            groups.extend(split_by_width(node_lanes(layout)))
+        return _Plan(self.kv, self._heights, groups, write_slots_T)
+
+
+def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
+    """Tile heights that give a row the same bits here, smallest first.
+
+    All are tried on random data, and the first is kept alone where another disagrees with it, and
+    for head dims that are no multiple of 16, whose rare differences random data may not show.
+    """
+    per_kv = store.num_query_heads // store.num_kv_heads
+    heights = sorted(
+        {-(-TILE_PRODUCT_ROWS[0] // per_kv)}
+        | {max(1, rows // per_kv) for rows in TILE_PRODUCT_ROWS[1:]}
+    )
+    heights = [height for height in heights if per_kv * height >= TILE_PRODUCT_ROWS[0]]
+    if store.head_dim % 16:
+        return (heights[0],)
+    generator = torch.Generator(device).manual_seed(1)
+    rows = heights[-1] * heights[0]
+    with torch.inference_mode():
+        for width in (192, 384, 512, 1024):
+            shape = (1, store.num_kv_heads, width, store.head_dim)
+            k, v = (
+                torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2)
+            )
+            q = torch.randn(
+                (rows, store.num_kv_heads, per_kv, store.head_dim),
+                generator=generator,
+                device=device,
+            ).to(dtype)
+            mask = torch.zeros((rows, width), dtype=dtype, device=device)
+            mask[:, width - 5 :] = float("-inf")
+            results = [_attend_tiles(q, k, v, mask, height) for height in heights]
+            if not all(torch.equal(result, results[0]) for result in results[1:]):
+                return (heights[0],)
+    return tuple(heights)
+
+
+def _attend_tiles(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, height: int
+) -> torch.Tensor:
+    """[rows, G, P, H] queries over one lane in tiles of `height`; rows are whole tiles."""
+    rows, num_kv, per_kv, head_dim = q.shape
+    num_tiles = -(-rows // height)
+    missing = num_tiles * height - rows
+    q, mask = pad(q, (0, 0, 0, 0, 0, 0, 0, missing)), pad(mask, (0, 0, 0, missing))
+    tiles = q.view(num_tiles, height, num_kv, per_kv, head_dim).permute(0, 2, 3, 1, 4)
+    mask = mask.view(num_tiles, 1, 1, height, -1).expand(-1, 1, per_kv, -1, -1)
+    out = scaled_dot_product_attention(
+        tiles.reshape(num_tiles, num_kv, per_kv * height, head_dim),
+        k.expand(num_tiles, -1, -1, -1),
+        v.expand(num_tiles, -1, -1, -1),
+        attn_mask=mask.reshape(num_tiles, 1, per_kv * height, -1),
+    )
+    out = out.view(num_tiles, num_kv, per_kv, height, head_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(-1, num_kv, per_kv, head_dim)[:rows]
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    """`x` with zeros for what is no finite number: 0 times infinity is not 0, so a masked key would
+    spread to rows that must not see it, and from shared slots to other requests."""
+    return x.nan_to_num(0.0, 0.0, 0.0)
+
+
+class _Plan:
+    """`Attend` for one forward."""
+
+    def __init__(
+        self,
+        kv: KVStore,
+        heights: dict[LayerStore, tuple[int, ...]],
+        groups: Sequence[Lanes],
+        write_slots_T: torch.Tensor,
+    ) -> None:
+        self._kv = kv
+        self._heights = heights
+        self._groups = groups
+        self._write_slots_T = write_slots_T
+        self._answers: dict[LayerStore, _Answers] = {}
+
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor
+    ) -> torch.Tensor:
+        store = self._kv.stores[layer]
+        self._kv.keys[layer].index_copy_(0, self._write_slots_T, _finite(k_TGH))
+        self._kv.values[layer].index_copy_(0, self._write_slots_T, _finite(v_TGH))
+        answers = self._answers.get(store)
+        if answers is None:
+            heights, num_rows = self._heights[store], len(self._write_slots_T)
+            answers = _Answers(self._groups, store, heights, q_TNH.dtype, num_rows)
+            self._answers[store] = answers
+        return answers.run(q_TNH, self._kv.layers[layer])
+
+
+class _Answers:
+    """All tiles of a forward for layers of one kind, and where each row's answer stands in them.
+
+    Rows that no lane asks for (padding) get some other row's answer, a finite one.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Lanes],
+        store: LayerStore,
+        heights: tuple[int, ...],
+        dtype: torch.dtype,
+        num_rows: int,
+    ) -> None:
+        self._tiles = [_Tiles(lanes, store, heights, dtype) for lanes in groups]
+        rows = torch.cat([tiles.rows for tiles in self._tiles])
+        places = torch.arange(len(rows), device=rows.device)
+        index = torch.zeros(num_rows + 1, dtype=torch.int64, device=rows.device)
+        index[torch.where(rows >= 0, rows, num_rows)] = places
+        self._num_rows = num_rows
+        self._index_T: torch.Tensor | None = index[:num_rows]
+        if rows.device.type == "cpu" and len(places) >= num_rows:
+            if bool(((rows == places) | (rows < 0)).all()):
+                self._index_T = None
+
+    def run(self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor) -> torch.Tensor:
+        """[T, N, H] the answers of all rows."""
+        answers = [tiles.run(q_TNH, kv_S2GH) for tiles in self._tiles]
+        flat = answers[0] if len(answers) == 1 else torch.cat(answers)
+        return flat[: self._num_rows] if self._index_T is None else flat[self._index_T]
+
+
+class _Tiles:
+    """Lanes cut into tiles of one height, with their masks: what all layers alike can share.
+
+    rows: row of the forward for each place of the tiles in order, -1 for padding.
+    """
+
+    def __init__(
+        self, lanes: Lanes, store: LayerStore, heights: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        self._num_lanes, num_queries = lanes.rows_CQ.shape
+        self._scale = store.scale
+        self._per_kv = per_kv = store.num_query_heads // store.num_kv_heads
+        self._height = next((h for h in heights if h >= num_queries), heights[-1])
+        self._num_tiles = -(-num_queries // self._height)
+        missing = self._num_tiles * self._height - num_queries
+        positions_CQ = pad(lanes.positions_CQ, (0, missing))
+        self.rows = pad(lanes.rows_CQ, (0, missing), value=-1).reshape(-1)
+        self._query_rows = self.rows.clamp(min=0)
+        self._slots = lanes.slots_CL.reshape(-1)
+        self._num_columns = lanes.slots_CL.shape[1]
+        columns_L = torch.arange(self._num_columns, device=self.rows.device)
+        seen = columns_L <= positions_CQ.unsqueeze(-1)
+        if store.window is not None:
+            seen &= columns_L > positions_CQ.unsqueeze(-1) - store.window
+        mask = torch.zeros(seen.shape, dtype=dtype, device=self.rows.device)
+        mask.masked_fill_(~seen, float("-inf"))
+        # [C * M, 1, P * U, L]: the query heads of a group are rows of a tile
+        self._num_places = self._num_lanes * self._num_tiles
+        mask = mask.view(self._num_places, 1, self._height, self._num_columns)
+        self._mask = mask.expand(-1, per_kv, -1, -1).reshape(
+            self._num_places, 1, per_kv * self._height, self._num_columns
+        )
+
+    def run(self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor) -> torch.Tensor:
+        """[places, N, H] the answers in tile order."""
+        num_kv, head_dim = kv_S2GH.shape[2:]
+        kv = kv_S2GH.index_select(0, self._slots)
+        kv = kv.view(self._num_lanes, self._num_columns, 2, num_kv, head_dim)
+        k_CGLH, v_CGLH = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        q = q_TNH.index_select(0, self._query_rows)
+        q = q.view(self._num_places, self._height, num_kv, self._per_kv, head_dim)
+        q = q.permute(0, 2, 3, 1, 4).reshape(
+            self._num_places, num_kv, self._per_kv * self._height, head_dim
+        )
+        if self._num_tiles == 1:
+            out = self._attend(q, k_CGLH, v_CGLH, self._mask)
+        elif self._num_lanes == 1:
+            every = (self._num_tiles, -1, -1, -1)
+            out = self._attend(q, k_CGLH.expand(every), v_CGLH.expand(every), self._mask)
+        else:
+            shape = (self._num_lanes, self._num_tiles)
+            q_tiles = q.unflatten(0, shape).unbind(1)
+            masks = self._mask.unflatten(0, shape).unbind(1)
+            tiles = [
+                self._attend(q_tile, k_CGLH, v_CGLH, mask)
+                for q_tile, mask in zip(q_tiles, masks, strict=True)
+            ]
+            out = torch.stack(tiles, dim=1)
+        out = out.view(self._num_places, num_kv, self._per_kv, self._height, head_dim)
+        return out.permute(0, 3, 1, 2, 4).reshape(-1, num_kv * self._per_kv, head_dim)
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self._scale)

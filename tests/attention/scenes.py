@@ -1,0 +1,161 @@
+"""Scenes for attention: sequences whose stored prefix, prompt chunks and trees share one forward.
+
+Legend: T rows, N query heads, G key/value heads, H head dim, B sequences, W nodes, L positions.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+
+from eyas.attention.base import ContextRun, Layout
+from eyas.cache.kv import KVStore
+from eyas.cache.store import LayerStore
+
+
+@dataclass
+class Lane:
+    """One sequence: `stored` positions are in the cache already, `context` more are in this forward,
+    then a tree whose node 0 stands at position stored + context (None: no tree)."""
+
+    stored: int
+    context: int
+    parents: list[int] | None
+
+    @property
+    def root(self) -> int:
+        return self.stored + self.context
+
+    def depth(self, node: int) -> int:
+        assert self.parents is not None
+        return 0 if node == 0 else 1 + self.depth(self.parents[node])
+
+    def path(self, node: int) -> list[int]:
+        assert self.parents is not None
+        return [0] if node == 0 else [*self.path(self.parents[node]), node]
+
+
+@dataclass
+class Scene:
+    """A layout, the tensors to run it with, and for each row the (key, value) history it may see."""
+
+    layout: Layout
+    write_slots_T: torch.Tensor
+    q_TNH: torch.Tensor
+    k_TGH: torch.Tensor
+    v_TGH: torch.Tensor
+    kv: KVStore
+    seen: list[list[torch.Tensor]] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    names: list[tuple[int, str, int]] = field(default_factory=list)
+
+
+def random_parents(draw: random.Random, size: int) -> list[int]:
+    return [-1] + [i - 1 if draw.random() < 0.5 else draw.randrange(i) for i in range(1, size)]
+
+
+def build(
+    lanes: list[Lane],
+    store: LayerStore,
+    dtype: torch.dtype,
+    seed: int,
+    *,
+    is_chain: bool = False,
+    num_padding: int = 3,
+) -> Scene:
+    """Random content; slots in random order; unused slots hold infinities."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rooted = [lane for lane in lanes if lane.parents is not None]
+    assert lanes[: len(rooted)] == rooted, "sequences with trees come first"
+    width = max((len(lane.parents or ()) for lane in rooted), default=1)
+    needed = sum(lane.root + width for lane in lanes)
+    order = list(range(1, needed + 20))
+    draw.shuffle(order)
+    kv = KVStore([store], needed + 20, dtype=dtype, device=torch.device("cpu"))
+    kv.layers[0].fill_(float("inf"))
+    kv.layers[0][0].zero_()
+    length = max(lane.root for lane in lanes) + width + 1
+    slots_BL = torch.zeros((len(lanes), length), dtype=torch.int64)
+    node_slots_BW = torch.zeros((len(rooted), width), dtype=torch.int64)
+
+    def vectors(num: int, heads: int) -> torch.Tensor:
+        return torch.randn(num, heads, store.head_dim, generator=generator).to(dtype)
+
+    histories = []
+    for b, lane in enumerate(lanes):
+        own = [order.pop() for _ in range(lane.root)]
+        slots_BL[b, : lane.root] = torch.tensor(own, dtype=torch.int64)
+        history = torch.stack(
+            (vectors(lane.root, store.num_kv_heads), vectors(lane.root, store.num_kv_heads)), dim=1
+        )
+        kv.layers[0][own[: lane.stored]] = history[: lane.stored]
+        histories.append(history)
+        if lane.parents is not None:
+            node_slots_BW[b] = torch.tensor([order.pop() for _ in range(width)])
+            if is_chain:
+                slots_BL[b, lane.root : lane.root + width] = node_slots_BW[b]
+    scene = Scene(None, *[None] * 4, kv)  # type: ignore[arg-type]
+    rows: list[tuple[int, torch.Tensor]] = []  # slot, its key and value
+    node_rows_BW = torch.full((len(rooted), width), -1)
+    parents_BW = torch.zeros((len(rooted), width), dtype=torch.int64)
+    for b, lane in enumerate(rooted):
+        assert lane.parents is not None
+        content = torch.stack(
+            (vectors(len(lane.parents), store.num_kv_heads),) * 2, dim=1
+        ) * torch.tensor([1.0, -0.7]).view(1, 2, 1, 1).to(dtype)
+        for node, parent in enumerate(lane.parents):
+            node_rows_BW[b, node] = len(rows)
+            parents_BW[b, node] = parent
+            rows.append((int(node_slots_BW[b, node]), content[node]))
+            scene.seen.append([*histories[b], *(content[u] for u in lane.path(node))])
+            scene.positions.append(lane.root + lane.depth(node))
+            scene.names.append((b, "node", node))
+    runs = []
+    for b, lane in enumerate(lanes):
+        if lane.context:
+            runs.append(ContextRun(b, len(rows), lane.stored, lane.context))
+            for position in range(lane.stored, lane.root):
+                rows.append((int(slots_BL[b, position]), histories[b][position]))
+                scene.seen.append(list(histories[b][: position + 1]))
+                scene.positions.append(position)
+                scene.names.append((b, "context", position))
+    total = len(rows) + num_padding
+    content_T = torch.stack([c for _, c in rows])
+    padding = torch.zeros((num_padding, *content_T.shape[1:]), dtype=dtype)
+    content_T = torch.cat([content_T, padding])
+    scene.write_slots_T = torch.tensor([slot for slot, _ in rows] + [0] * num_padding)
+    scene.k_TGH, scene.v_TGH = content_T[:, 0].contiguous(), content_T[:, 1].contiguous()
+    scene.q_TNH = vectors(total, store.num_query_heads)
+    roots_B = torch.tensor([lane.root for lane in rooted])
+    scene.layout = Layout(
+        slots_BL=slots_BL,
+        contexts=tuple(runs),
+        node_rows_BW=node_rows_BW if rooted else None,
+        node_slots_BW=node_slots_BW if rooted else None,
+        root_positions_B=roots_B if rooted else None,
+        parents_BW=None if is_chain else parents_BW,
+        max_position=length - 1,
+    )
+    return scene
+
+
+def dense(scene: Scene, store: LayerStore) -> torch.Tensor:
+    """[rows, N, H] float64: each row against its own history, one at a time."""
+    per_kv = store.num_query_heads // store.num_kv_heads
+    outputs = []
+    for row, seen in enumerate(scene.seen):
+        history = torch.stack(seen).double()  # [L, 2, G, H]
+        if store.window is not None:
+            history = history[-store.window :]
+        keys, values = history[:, 0], history[:, 1]
+        query = scene.q_TNH[row].double()
+        scale = store.scale if store.scale is not None else store.head_dim**-0.5
+        heads = []
+        for n in range(store.num_query_heads):
+            g = n // per_kv
+            weights = torch.softmax(keys[:, g] @ query[n] * scale, dim=0)
+            heads.append(weights @ values[:, g])
+        outputs.append(torch.stack(heads))
+    return torch.stack(outputs)

@@ -1,0 +1,153 @@
+"""The reference backend against a dense softmax in float64, and against itself, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from eyas.attention.reference import ReferenceAttention
+from eyas.cache.store import LayerStore
+from tests.attention.scenes import Lane, Scene, build, dense, random_parents
+
+GROUPS = [(4, 4), (4, 2), (8, 1), (6, 2), (16, 1), (3, 1)]
+EDGES = [0, 1, 2, 7, 63, 64, 100, 190, 191, 192, 193, 251, 382, 383, 384, 385]
+
+
+def attend(scene: Scene) -> torch.Tensor:
+    plan = ReferenceAttention(scene.kv).plan(scene.layout, scene.write_slots_T)
+    out = plan(0, scene.q_TNH, scene.k_TGH, scene.v_TGH)
+    assert out.shape == scene.q_TNH.shape and out.dtype == scene.q_TNH.dtype
+    return out[: len(scene.seen)]
+
+
+def assert_close(scene: Scene, store: LayerStore) -> None:
+    error = (attend(scene).double() - dense(scene, store)).abs().max().item()
+    assert error < (3e-6 if scene.q_TNH.dtype == torch.float32 else 3e-2), error
+
+
+def random_lanes(draw: random.Random, make_parents: Callable[[int], list[int]]) -> list[Lane]:
+    lanes = []
+    for i in range(draw.randint(1, 5)):
+        stored, context = draw.choice(EDGES), draw.choice([0, 0, 1, 9, 40])
+        has_tree = i == 0 or draw.random() < 0.7
+        if not has_tree and not context:
+            context = 5
+        lanes.append(Lane(stored, context, make_parents(draw.randint(1, 9)) if has_tree else None))
+    return sorted(lanes, key=lambda lane: lane.parents is None)
+
+
+@pytest.mark.parametrize("heads", GROUPS)
+@pytest.mark.parametrize("window", [None, 16, 1])
+def test_trees_see_their_own_path(
+    heads: tuple[int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    store = LayerStore(*heads, 16, window=window)
+    for seed in range(5):
+        draw = random.Random(f"{heads} {window} {seed}")
+        lanes = random_lanes(draw, lambda size: random_parents(draw, size))  # noqa: B023
+        assert_close(build(lanes, store, dtype, seed), store)
+
+
+@pytest.mark.parametrize("heads", GROUPS)
+@pytest.mark.parametrize("window", [None, 16])
+def test_chains_see_what_came_before(
+    heads: tuple[int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    store = LayerStore(*heads, 16, window=window)
+    for seed in range(5):
+        draw = random.Random(f"{heads} {window} {seed}")
+        lanes = random_lanes(draw, lambda size: list(range(-1, size - 1)))
+        assert_close(build(lanes, store, dtype, seed, is_chain=True), store)
+
+
+@pytest.mark.parametrize("stored", [448, 505, 510, 511, 512, 513, 575, 1022, 1024])
+def test_lengths_around_every_edge(stored: int) -> None:
+    store = LayerStore(4, 2, 16)
+    draw = random.Random(stored)
+    lanes = [
+        Lane(stored, 0, random_parents(draw, 8)),
+        Lane(3, 0, random_parents(draw, 5)),
+        Lane(stored, 7, random_parents(draw, 3)),
+        Lane(stored - 3, 9, None),
+    ]
+    assert_close(build(lanes, store, torch.float32, stored), store)
+    chains = [
+        Lane(lane.stored, lane.context, lane.parents and list(range(-1, 5))) for lane in lanes
+    ]
+    assert_close(build(chains, store, torch.float32, stored, is_chain=True), store)
+
+
+def test_a_scale_of_the_layer_is_used() -> None:
+    store = LayerStore(4, 2, 16, scale=0.9)
+    assert_close(build([Lane(20, 4, [-1, 0, 0])], store, torch.float32, 1), store)
+
+
+def test_prompts_alone_need_no_tree() -> None:
+    store = LayerStore(4, 2, 16)
+    assert_close(build([Lane(0, 70, None), Lane(33, 1, None)], store, torch.float32, 2), store)
+
+
+def test_keys_and_values_lie_in_the_slots_of_their_rows(dtype: torch.dtype) -> None:
+    store = LayerStore(4, 2, 16)
+    scene = build([Lane(10, 5, [-1, 0, 0, 1])], store, dtype, 3)
+    attend(scene)
+    count = len(scene.seen)
+    stored = scene.kv.layers[0][scene.write_slots_T[:count]]
+    assert torch.equal(stored[:, 0], scene.k_TGH[:count])
+    assert torch.equal(stored[:, 1], scene.v_TGH[:count])
+
+
+def test_what_other_slots_hold_does_not_matter(dtype: torch.dtype) -> None:
+    """`build` fills them with infinities; not a number is worse."""
+    store = LayerStore(4, 2, 16)
+    lanes = [Lane(30, 6, [-1, 0, 1, 0]), Lane(5, 0, [-1, 0]), Lane(4, 9, None)]
+    clean = attend(build(lanes, store, dtype, 4))
+    assert bool(clean.isfinite().all())
+    scene = build(lanes, store, dtype, 4)
+    layer = scene.kv.layers[0]
+    layer[layer.isinf()] = float("nan")
+    assert torch.equal(attend(scene), clean)
+
+
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize("start", [0, 60, 125, 253, 507])
+@pytest.mark.parametrize("heads", [(4, 2, 16), (8, 1, 64), (3, 3, 32)])
+def test_a_row_has_the_same_bits_however_it_is_computed(
+    start: int, window: int | None, heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """Positions start.. of one text: as a chunk, as single tokens, as a chain, hidden in a tree."""
+    store, count = LayerStore(*heads, window=window), 6
+    num_query_heads, num_kv_heads, head_dim = heads
+    generator = torch.Generator().manual_seed(start)
+    text = torch.randn(start + count, 2, num_kv_heads, head_dim, generator=generator).to(dtype)
+    queries = torch.randn(start + count, num_query_heads, head_dim, generator=generator).to(dtype)
+
+    def run(lanes: list[Lane], picks: list[int], *, is_chain: bool) -> torch.Tensor:
+        """The first lane speaks the text; `picks` are the rows of text positions in order."""
+        scene = build(lanes, store, dtype, 7, is_chain=is_chain)
+        lane = lanes[0]
+        slots = scene.layout.slots_BL[0, : lane.stored]
+        scene.kv.layers[0][slots] = text[: lane.stored]
+        for offset, row in enumerate(picks):
+            scene.k_TGH[row] = text[lane.stored + offset, 0]
+            scene.v_TGH[row] = text[lane.stored + offset, 1]
+            scene.q_TNH[row] = queries[lane.stored + offset]
+        return attend(scene)[picks]
+
+    whole = run([Lane(0, start + count, None)], list(range(start + count)), is_chain=False)[start:]
+    chunk = run([Lane(start, count, None)], list(range(count)), is_chain=False)
+    assert torch.equal(chunk, whole)
+    others = [Lane(600, 0, [-1, 0, 0]), Lane(9, 0, [-1])]
+    for offset in range(count):
+        single = run([Lane(start + offset, 0, [-1])], [0], is_chain=True)
+        assert torch.equal(single[0], whole[offset])
+    chain = run([Lane(start, 0, list(range(-1, count - 1)))], list(range(count)), is_chain=True)
+    assert torch.equal(chain, whole)
+    hidden = [-1, 0, 0, 2, 2, 1, 4, 6, 6, 8]  # the text is 0, 2, 4, 6, 8, 9
+    tree = run([Lane(start, 0, hidden), *others], [0, 2, 4, 6, 8, 9], is_chain=False)
+    assert torch.equal(tree, whole)
+    crowd = [Lane(start, count, None), Lane(600, 3, None), Lane(0, 20, None)]
+    assert torch.equal(run(crowd, list(range(count)), is_chain=False), whole)
