@@ -1,0 +1,98 @@
+"""The attention block around a backend: project, normalise and rotate heads, attend, project back.
+
+Promises: queries, keys and values come from one product; q and k are normalised and rotated in one
+go. Does not know: caches, masks, trees (the `Attend` it is handed does), checkpoints.
+
+Legend: T rows, D hidden size, N query heads, G key/value heads, H head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.attention.base import Attend
+from eyas.layers.linear import Linear
+from eyas.layers.norm import RMSNorm
+from eyas.layers.rope import rotate
+from eyas.layers.row_order import RowOrder
+
+
+class SelfAttention:
+    """Grouped-query attention with rotary positions and, optionally, RMS-normalised q and k."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        qkv_bias: bool,
+        output_bias: bool,
+        qk_norm_epsilon: float | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        self._qk_heads = num_query_heads + num_kv_heads
+        self._all_heads = num_query_heads + 2 * num_kv_heads
+        self._qk_sizes = (num_query_heads, num_kv_heads)
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+        self._output_width = num_query_heads * head_dim
+        parts = {
+            "q": num_query_heads * head_dim,
+            "k": num_kv_heads * head_dim,
+            "v": num_kv_heads * head_dim,
+        }
+        self._qkv = Linear(
+            hidden_size, parts, bias=qkv_bias, dtype=dtype, device=device, order=order
+        )
+        self._o = Linear(
+            self._output_width,
+            {"o": hidden_size},
+            bias=output_bias,
+            dtype=dtype,
+            device=device,
+            order=order,
+        )
+        self._qk_norm: RMSNorm | None = None
+        if qk_norm_epsilon is not None:
+            self._qk_norm = RMSNorm(
+                head_dim, qk_norm_epsilon, dtype=dtype, device=device, has_weight=False
+            )
+            self._q_weight_H = torch.empty(head_dim, dtype=dtype, device=device)
+            self._k_weight_H = torch.empty(head_dim, dtype=dtype, device=device)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        found = self._qkv.parameters() | self._o.parameters()
+        if self._qk_norm is not None:
+            found["q_norm.weight"] = self._q_weight_H
+            found["k_norm.weight"] = self._k_weight_H
+        return found
+
+    def seal(self) -> None:
+        self._qkv.seal()
+        self._o.seal()
+        if self._qk_norm is not None:
+            num_query_heads, num_kv_heads = self._qk_sizes
+            rows = [self._q_weight_H] * num_query_heads + [self._k_weight_H] * num_kv_heads
+            self._qk_weight_NH = torch.stack(rows)
+
+    def __call__(
+        self,
+        layer: int,
+        x_TD: torch.Tensor,
+        cosine_T1H: torch.Tensor,
+        sine_T1H: torch.Tensor,
+        attend: Attend,
+    ) -> torch.Tensor:
+        heads_TNH = self._qkv(x_TD).view(-1, self._all_heads, self._head_dim)
+        qk_TNH = heads_TNH.narrow(1, 0, self._qk_heads)
+        if self._qk_norm is not None:
+            qk_TNH = self._qk_norm(qk_TNH) * self._qk_weight_NH
+        qk_TNH = rotate(qk_TNH, cosine_T1H, sine_T1H)
+        q_TNH, k_TGH = torch.split_with_sizes(qk_TNH, self._qk_sizes, 1)
+        v_TGH = heads_TNH.narrow(1, self._qk_heads, self._num_kv_heads)
+        out_TNH = attend(layer, q_TNH, k_TGH, v_TGH)
+        return self._o(out_TNH.reshape(-1, self._output_width))

@@ -1,0 +1,22 @@
+"""Token embedding: rows of a table.
+
+Promises: exact copies of the checkpoint's rows. Does not know: the tokenizer.
+
+Legend: T rows, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class Embedding:
+    """weight_VD[token]; the weight stays readable for a head that shares it."""
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.weight_VD = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
+
+    def __call__(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        return self.weight_VD.index_select(0, tokens_T)

@@ -1,0 +1,169 @@
+"""Matrix products with weights: one row's bits do not depend on how many rows are in the call.
+
+Promises: `Linear` may be fused from named parts, which are filled one by one; `LogitsHead` gives
+float32 logits that were never rounded to the model's own type. On a CPU the weights are packed once
+into oneDNN's blocked layout: at one or two rows that halves the time of a product, and the packed
+kernels keep their reduction order over all row counts where float32 `F.linear` does not.
+Does not know: which row counts are exact on this machine (`row_order.find_row_order` measures it).
+
+Legend: T rows, I input features, O output features, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from eyas.layers.row_order import RowOrder
+
+HEAD_BLOCK_BYTES = 128 << 20
+"""A float32 head is packed in blocks of at most this size, so that packing needs little memory."""
+
+
+def pack_weight(weight_OI: torch.Tensor) -> torch.Tensor | None:
+    """`weight_OI` in oneDNN's blocked layout, or None where this build or processor has none."""
+    if weight_OI.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return None
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI, 2)
+        probe_TI = torch.zeros(2, weight_OI.shape[1], dtype=weight_OI.dtype)
+        packed_linear(probe_TI, packed, None)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return None
+    return cast(torch.Tensor, packed)
+
+
+def packed_linear(
+    x_TI: torch.Tensor, packed: torch.Tensor, bias_O: torch.Tensor | None
+) -> torch.Tensor:
+    """`F.linear` with a weight from `pack_weight`."""
+    return torch.ops.mkldnn._linear_pointwise.default(x_TI, packed, bias_O, "none", [], "")
+
+
+class Linear:
+    """`x @ weight.T + bias`, of one or more named parts that share their input.
+
+    parts: output features by name, in the order of the output columns.
+    Fill the tensors of `parameters()`, then call `seal()` once; after that the layer only runs.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool = False,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        out_features = sum(parts.values())
+        self.shape = (out_features, in_features)
+        self._parts = dict(parts)
+        self._bucket = order.bucket
+        self._weight_OI = torch.empty(out_features, in_features, dtype=dtype, device=device)
+        self._bias_O = torch.empty(out_features, dtype=dtype, device=device) if bias else None
+        self._packed: torch.Tensor | None = None
+        self._is_sealed = False
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Views to fill: "part.weight" and, with a bias, "part.bias"."""
+        assert not self._is_sealed, "a sealed layer has no parameters to fill"
+        views: dict[str, torch.Tensor] = {}
+        start = 0
+        for name, size in self._parts.items():
+            views[f"{name}.weight"] = self._weight_OI[start : start + size]
+            if self._bias_O is not None:
+                views[f"{name}.bias"] = self._bias_O[start : start + size]
+            start += size
+        return views
+
+    def seal(self) -> None:
+        """Lay the weights out for running; the plain copy is dropped where a packed one exists."""
+        assert not self._is_sealed, "seal() is called once"
+        self._packed = pack_weight(self._weight_OI)
+        if self._packed is not None:
+            self._weight_OI = torch.empty(0)
+        self._is_sealed = True
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """[T, I] -> [T, O] in x's dtype; T as the row order allows."""
+        if self._bucket is not None and x_TI.shape[0] > self._bucket:
+            return torch.cat([self(rows) for rows in x_TI.split(self._bucket)])
+        if self._packed is not None:
+            return packed_linear(x_TI, self._packed, self._bias_O)
+        return F.linear(x_TI, self._weight_OI, self._bias_O)
+
+
+class LogitsHead:
+    """The last product: hidden states to float32 logits.
+
+    On a CPU the weight is kept in float32 (no CPU product takes bfloat16 and gives float32); on a
+    GPU it keeps its type and the product accumulates and writes float32.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        self.shape = (vocab_size, hidden_size)
+        self._bucket = order.bucket
+        weight_dtype = torch.float32 if device.type == "cpu" else dtype
+        size = torch.empty(0, dtype=weight_dtype).element_size()
+        block_rows = max(1, HEAD_BLOCK_BYTES // (size * hidden_size))
+        if device.type != "cpu":
+            block_rows = vocab_size
+        self._blocks = [
+            torch.empty(
+                min(block_rows, vocab_size - start), hidden_size, dtype=weight_dtype, device=device
+            )
+            for start in range(0, vocab_size, block_rows)
+        ]
+        self._is_packed = [False] * len(self._blocks)
+        self._is_float32 = weight_dtype == torch.float32
+        self._is_sealed = False
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Consecutive blocks of rows to fill."""
+        assert not self._is_sealed, "a sealed layer has no parameters to fill"
+        return self._blocks
+
+    def seal(self) -> None:
+        assert not self._is_sealed, "seal() is called once"
+        for index, block_VI in enumerate(self._blocks):
+            packed = pack_weight(block_VI)
+            if packed is not None:
+                self._blocks[index] = packed
+                self._is_packed[index] = True
+        self._is_sealed = True
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """[T, I] -> float32 [T, V]; T as the row order allows."""
+        if self._is_float32:
+            x_TI = x_TI.float()
+        if self._bucket is not None and x_TI.shape[0] > self._bucket:
+            return torch.cat([self._run(rows) for rows in x_TI.split(self._bucket)])
+        return self._run(x_TI)
+
+    def _run(self, x_TI: torch.Tensor) -> torch.Tensor:
+        columns = [
+            self._product(x_TI, block, is_packed)
+            for block, is_packed in zip(self._blocks, self._is_packed, strict=True)
+        ]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+
+    def _product(self, x_TI: torch.Tensor, block: torch.Tensor, is_packed: bool) -> torch.Tensor:
+        if is_packed:
+            return packed_linear(x_TI, block, None)
+        if self._is_float32:
+            return F.linear(x_TI, block)
+        return torch.mm(x_TI, block.t(), out_dtype=torch.float32)

@@ -1,0 +1,124 @@
+"""Rotary position embedding: a table of angles, and the rotation of heads by them.
+
+Promises: frequencies equal transformers' for the kinds in `ROPE_KINDS`; a row's angles depend on
+its position alone (so kinds that look at the sequence's length are refused); halves of a head are
+paired, as in Hugging Face checkpoints.
+Does not know: configuration files.
+
+Legend: T rows, P positions, N heads, H head dim, F = H / 2 frequencies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """What the angles are made of. Fields beyond theta and head_dim serve the kinds that scale.
+
+    attention_factor: multiplies cosine and sine (yarn); 1 elsewhere.
+    """
+
+    kind: str
+    theta: float
+    head_dim: int
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+
+def rope_frequencies(spec: RopeSpec) -> torch.Tensor:
+    """Radians per position, float32 [F].
+
+    llama3: Llama 3.1's release. yarn: Peng et al., arXiv 2309.00071. linear: positions divided by
+    a factor (Chen et al., arXiv 2306.15595).
+    """
+    exponents_F = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    plain_F = 1.0 / (spec.theta**exponents_F)
+    match spec.kind:
+        case "default":
+            return plain_F
+        case "linear":
+            return plain_F / spec.factor
+        case "llama3":
+            return _llama3_frequencies(spec, plain_F)
+        case "yarn":
+            return _yarn_frequencies(spec, exponents_F)
+    raise AssertionError(f"rope kind {spec.kind!r} passed the configuration reader")
+
+
+def _llama3_frequencies(spec: RopeSpec, plain_F: torch.Tensor) -> torch.Tensor:
+    wavelength_F = 2 * math.pi / plain_F
+    longest_kept = spec.original_max_position / spec.high_freq_factor
+    longest_blended = spec.original_max_position / spec.low_freq_factor
+    blend_F = (spec.original_max_position / wavelength_F - spec.low_freq_factor) / (
+        spec.high_freq_factor - spec.low_freq_factor
+    )
+    blended_F = (1 - blend_F) * plain_F / spec.factor + blend_F * plain_F
+    scaled_F = torch.where(wavelength_F > longest_blended, plain_F / spec.factor, blended_F)
+    return torch.where(wavelength_F < longest_kept, plain_F, scaled_F)
+
+
+def _yarn_frequencies(spec: RopeSpec, exponents_F: torch.Tensor) -> torch.Tensor:
+    def dimension_of(num_rotations: float) -> float:
+        length = spec.original_max_position / (num_rotations * 2 * math.pi)
+        return spec.head_dim * math.log(length) / (2 * math.log(spec.theta))
+
+    low, high = dimension_of(spec.beta_fast), dimension_of(spec.beta_slow)
+    if spec.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp_F = (torch.arange(spec.head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    kept_F = 1 - ramp_F.clamp(0, 1)
+    powers_F = spec.theta**exponents_F
+    return (1.0 / (spec.factor * powers_F)) * (1 - kept_F) + (1.0 / powers_F) * kept_F
+
+
+class RopeTable:
+    """Cosine and signed sine of every position below max_positions, computed once in float32.
+
+    dtype: what the rotation is computed in: the model's own type, as transformers does.
+    """
+
+    def __init__(
+        self, spec: RopeSpec, max_positions: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        angles_PF = torch.arange(max_positions).float()[:, None] * rope_frequencies(spec)
+        table_P2H = torch.empty(max_positions, 2, 1, spec.head_dim, dtype=dtype)
+        half = spec.head_dim // 2
+        cosine_PF = angles_PF.cos() * spec.attention_factor
+        table_P2H[:, 0, 0, :half] = cosine_PF
+        table_P2H[:, 0, 0, half:] = cosine_PF
+        sine_PF = angles_PF.sin_() * spec.attention_factor
+        table_P2H[:, 1, 0, :half] = -sine_PF
+        table_P2H[:, 1, 0, half:] = sine_PF
+        self._table_P2H = table_P2H.to(device)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._table_P2H.nbytes
+
+    def gather(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and signed sine of these rows, each [T, 1, H]."""
+        cosine_T1H, sine_T1H = self._table_P2H.index_select(0, positions_T).unbind(1)
+        return cosine_T1H, sine_T1H
+
+
+def rotate(x_TNH: torch.Tensor, cosine_T1H: torch.Tensor, sine_T1H: torch.Tensor) -> torch.Tensor:
+    """Turn each pair (h, h + H/2) by its angle. Products and sums only: each is rounded correctly,
+    so no row sees its neighbours."""
+    swapped_TNH = x_TNH.roll(x_TNH.shape[-1] // 2, -1)
+    return (x_TNH * cosine_T1H).add_(swapped_TNH.mul_(sine_T1H))

@@ -1,0 +1,191 @@
+"""Which row counts give a row the same bits, measured on this machine for this model's shapes.
+
+Promises: `find_row_order` runs the very layers the model runs, on random data, and names the first
+rule that held; a runner that pads to `RowOrder.pad` then gets the same bits for a row in any batch.
+Does not know: models, batches.
+
+Legend: T rows, I input features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from eyas.layers.linear import Linear, LogitsHead
+
+CPU_BUCKET = 32
+"""Rows of one product where only a fixed count is exact."""
+MAX_PROBE_PRODUCTS = 200_000_000
+"""Multiply-adds spent on one shape beyond the row counts that are always tried."""
+MAX_SHUFFLED_ROWS = 48
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """How many rows a forward must carry.
+
+    minimum: at least this many. bucket: a multiple of this many, and every product runs in pieces
+    of exactly this many; None lets a product take all rows at once.
+    """
+
+    minimum: int = 1
+    bucket: int | None = None
+
+    def pad(self, num_rows: int) -> int:
+        """The row count to run `num_rows` rows with; never less."""
+        padded = max(num_rows, self.minimum)
+        return padded if self.bucket is None else -(-padded // self.bucket) * self.bucket
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrderReport:
+    """The rule found, whether it is exact, and why: for the log."""
+
+    order: RowOrder
+    exact: bool
+    reason: str
+
+
+def find_row_order(
+    shapes: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_rows: int,
+    *,
+    head: tuple[int, int] | None = None,
+    bucket: int | None = None,
+) -> RowOrderReport:
+    """Try row counts on every (out, in) of `shapes`, and on the logits head of shape `head`.
+
+    max_rows: the largest forward to come, padding included. bucket: a fixed row count to fall back
+    to; on a CPU 32 unless given, on a GPU none unless given, since it makes long prompts slow.
+    The first of these that held is returned: all rows at once from 1, 2, 4, 8, 16 or 32 rows up
+    (from 2 on a CPU), else the bucket. With neither the report is not exact and says which shape
+    and row count differed.
+    """
+    device = torch.device(device)
+    is_cpu = device.type == "cpu"
+    if bucket is None and is_cpu:
+        bucket = CPU_BUCKET
+    minimums = (2, 8) if is_cpu else (1, 2, 4, 8, 16, 32)
+    failures: list[tuple[int, str]] = []
+    with torch.inference_mode():
+        for label, layer, in_features, work in _probes(shapes, head, dtype, device):
+            rows_TI = _random_rows(max_rows, in_features, dtype, device)
+            count = _largest_differing_count(layer, rows_TI, max_rows, work, minimums[0])
+            if count:
+                failures.append((count, label))
+    if not failures:
+        order = RowOrder(minimums[0])
+        return RowOrderReport(order, True, f"every shape agrees from {minimums[0]} rows up")
+    worst, label = max(failures)
+    for minimum in minimums:
+        if worst < minimum:
+            reason = f"every shape agrees from {minimum} rows up ({label} differs at {worst})"
+            return RowOrderReport(RowOrder(minimum), True, reason)
+    reason = f"{label} differs at {worst} rows"
+    if bucket is None:
+        return RowOrderReport(RowOrder(minimums[0]), False, reason)
+    order = RowOrder(bucket, bucket)
+    with torch.inference_mode():
+        for label, layer, in_features, _ in _probes(shapes, head, dtype, device):
+            rows_TI = _random_rows(bucket, in_features, dtype, device)
+            if not _is_exact_in_place(layer, rows_TI):
+                text = f"{label} depends on the other rows even at {bucket} rows"
+                return RowOrderReport(order, False, text)
+    return RowOrderReport(order, True, f"products run {bucket} rows at a time, for {reason}")
+
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _probes(
+    shapes: Sequence[tuple[int, int]],
+    head: tuple[int, int] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Iterator[tuple[str, Product, int, int]]:
+    """Each shape's name, layer with random weights, input width and multiply-adds per row."""
+    order = RowOrder()
+    for out_features, in_features in dict.fromkeys(shapes):
+        parts = {"probe": out_features}
+        linear = Linear(in_features, parts, dtype=dtype, device=device, order=order)
+        _fill(linear.parameters()["probe.weight"], in_features)
+        linear.seal()
+        label = f"the product of shape {out_features} x {in_features}"
+        yield label, linear, in_features, out_features * in_features
+    if head is not None:
+        logits = LogitsHead(*head, dtype=dtype, device=device, order=order)
+        for block in logits.parameters():
+            _fill(block, head[1])
+        logits.seal()
+        yield f"the logits head of shape {head[0]} x {head[1]}", logits, head[1], head[0] * head[1]
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(20261121)
+
+
+def _fill(weight: torch.Tensor, in_features: int) -> None:
+    """Random weights of unit gain; big ones repeat a random block of rows, which is quick."""
+    rows = max(1, min(weight.shape[0], (1 << 16) // in_features))
+    block = torch.randn(
+        rows, in_features, generator=_generator(weight.device), device=weight.device
+    )
+    block *= in_features**-0.5
+    for start in range(0, weight.shape[0], rows):
+        weight[start : start + rows] = block[: weight.shape[0] - start]
+
+
+def _random_rows(
+    num_rows: int, in_features: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    rows = torch.randn(num_rows, in_features, generator=_generator(device), device=device)
+    return rows.to(dtype)
+
+
+def _row_counts(max_rows: int, work: int) -> list[int]:
+    """Counts to try: small ones and max_rows always, others while the work stays bounded."""
+    always = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17)
+    counts = {count for count in always if count <= max_rows} | {max_rows}
+    spent = 0
+    for count in (32, 33, 64, 15, 31, 65, 12, 24, 48, 128, 100, 129, 256, 200, 300, 512, 1024):
+        if count < max_rows and spent + count * work <= MAX_PROBE_PRODUCTS:
+            spent += count * work
+            counts.add(count)
+    return sorted(counts)
+
+
+def _largest_differing_count(
+    layer: Product, rows_TI: torch.Tensor, max_rows: int, work: int, minimum: int
+) -> int:
+    """The largest row count whose rows differ from those of the full call; 0 when all agree.
+
+    Rows are taken from several places of the full call, and some in a random order.
+    """
+    full = layer(rows_TI)
+    for count in reversed(_row_counts(max_rows, work)):
+        if count < minimum:
+            break
+        for offset in {0, max_rows - count, (max_rows - count) // 3}:
+            piece = layer(rows_TI[offset : offset + count])
+            if not torch.equal(piece, full[offset : offset + count]):
+                return count
+            if count * work > MAX_PROBE_PRODUCTS // 10:
+                break
+    count = min(max_rows, MAX_SHUFFLED_ROWS)
+    order_T = torch.randperm(max_rows, generator=_generator(rows_TI.device), device=rows_TI.device)
+    order_T = order_T[:count]
+    return 0 if torch.equal(layer(rows_TI[order_T]), full[order_T]) else count
+
+
+def _is_exact_in_place(layer: Product, rows_TI: torch.Tensor) -> bool:
+    """Whether, at one row count, a row's bits depend on neither its place nor the other rows."""
+    full = layer(rows_TI)
+    rolled = layer(rows_TI.roll(5, 0))
+    alone_TI = torch.zeros_like(rows_TI)
+    alone_TI[0] = rows_TI[0]
+    return torch.equal(rolled, full.roll(5, 0)) and torch.equal(layer(alone_TI)[0], full[0])

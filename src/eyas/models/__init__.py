@@ -1,0 +1,26 @@
+"""Models: from a directory or a hub name to a decoder that maps rows of tokens to logits.
+
+Promises: `load_model` streams safetensors into a `Decoder`; `read_spec` tells a model's facts from
+its configuration alone; every refusal names the thing and the remedy; no code from a checkpoint is
+ever run. Does not know: engines, caches, sampling.
+"""
+
+from eyas.models.decoder import Decoder
+from eyas.models.dtype import cpu_has_bfloat16, resolve_dtype
+from eyas.models.load import load_model
+from eyas.models.locate import locate_model
+from eyas.models.registry import read_spec, supported_architectures
+from eyas.models.spec import GenerationDefaults, ModelSpec, read_generation_defaults
+
+__all__ = [
+    "Decoder",
+    "GenerationDefaults",
+    "ModelSpec",
+    "cpu_has_bfloat16",
+    "load_model",
+    "locate_model",
+    "read_generation_defaults",
+    "read_spec",
+    "resolve_dtype",
+    "supported_architectures",
+]

@@ -1,0 +1,207 @@
+"""config.json, read with errors that name the file, the field and the remedy.
+
+Promises: understands the fields of transformers 5 (`rope_parameters`) and of older releases
+(`rope_scaling`, `rope_theta`); a feature that is not supported is refused by name, never ignored;
+code named by a checkpoint (`auto_map`) is never loaded.
+Does not know: families.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eyas.layers.rope import ROPE_KINDS, RopeSpec
+
+REFUSED_ROPE_KINDS = {
+    "dynamic": "its angles depend on how long the text has become",
+    "longrope": "its angles depend on how long the text has become",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A parsed JSON object and where it came from."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFile:
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            text = f"{path} cannot be read as JSON ({error}); download it again"
+            raise ValueError(text) from error
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} must hold a JSON object; download it again")
+        return cls(path, values)
+
+    @classmethod
+    def of_model(cls, directory: Path | str) -> ConfigFile:
+        path = Path(directory) / "config.json"
+        if not path.is_file():
+            raise ValueError(
+                f"{directory} has no config.json; give the directory of a Hugging Face checkpoint "
+                "(config.json, tokenizer.json, *.safetensors)"
+            )
+        return cls.read(path)
+
+    def bad(self, field: str, problem: str) -> ValueError:
+        return ValueError(f"{self.path}: {field} {problem}")
+
+    def count(self, field: str, default: int | None = None) -> int:
+        """A whole number above 0; `default` where the field is absent or null."""
+        value = self.values.get(field)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.bad(field, "is missing; the checkpoint's configuration is incomplete")
+        if type(value) is not int or not 0 < value < 2**31:
+            raise self.bad(field, f"must be a whole number above 0, not {value!r}")
+        return value
+
+    def index(self, field: str, default: int) -> int:
+        """A whole number of at least 0."""
+        value = self.values.get(field)
+        value = default if value is None else value
+        if type(value) is not int or value < 0:
+            raise self.bad(field, f"must be a whole number of at least 0, not {value!r}")
+        return value
+
+    def optional_number(self, field: str) -> float | None:
+        value = self.values.get(field)
+        if value is None:
+            return None
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise self.bad(field, f"must be a number, not {value!r}")
+        return value
+
+    def number(self, field: str, default: float | None = None) -> float:
+        value = self.optional_number(field)
+        value = default if value is None else value
+        if value is None:
+            raise self.bad(field, "is missing; the checkpoint's configuration is incomplete")
+        return value
+
+    def flag(self, field: str, default: bool = False) -> bool:
+        value = self.values.get(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.bad(field, f"must be true or false, not {value!r}")
+        return value
+
+    def token_ids(self, field: str) -> tuple[int, ...]:
+        value = self.values.get(field)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(i) is int and i >= 0 for i in ids):
+            raise self.bad(field, f"must be a token id or a list of them, not {value!r}")
+        return tuple(dict.fromkeys(ids))
+
+    def require(self, field: str, wanted: object, default: object, remedy: str) -> None:
+        """Refuse any value of `field` but `wanted`."""
+        value = self.values.get(field, default)
+        value = default if value is None else value
+        if value != wanted:
+            raise self.bad(field, f"{value!r} is not supported ({remedy})")
+
+    def nested(self, field: str) -> ConfigFile:
+        """The JSON object under `field`, for reading its fields with the same errors."""
+        value = self.values.get(field) or {}
+        if not isinstance(value, dict):
+            raise self.bad(field, f"must be a JSON object, not {value!r}")
+        return ConfigFile(self.path, value)
+
+    def layer_windows(self, num_layers: int, window: int | None) -> tuple[int | None, ...]:
+        """Each layer's window as `layer_types` says: `window` for sliding layers, None for full."""
+        types = self.values["layer_types"]
+        if not isinstance(types, list) or len(types) != num_layers:
+            raise self.bad("layer_types", f"must list {num_layers} layers")
+        for kind in types:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise self.bad("layer_types", f"{kind!r} is not supported (full or sliding is)")
+            if kind == "sliding_attention" and window is None:
+                raise self.bad("layer_types", "has sliding layers but no sliding_window is in use")
+        return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+    def rope(self, head_dim: int) -> RopeSpec:
+        """The rope facts, from `rope_parameters` or from `rope_scaling` and `rope_theta`."""
+        field = "rope_parameters" if self.values.get("rope_parameters") else "rope_scaling"
+        rope = self.nested(field)
+        by_layer_type = [value for value in rope.values.values() if isinstance(value, dict)]
+        if by_layer_type:
+            if any(value != by_layer_type[0] for value in by_layer_type):
+                raise self.bad(field, "differs between layer types, which is not supported")
+            rope = ConfigFile(self.path, by_layer_type[0])
+        kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
+        if kind not in ROPE_KINDS:
+            reason = REFUSED_ROPE_KINDS.get(kind, "no rule for it is known here")
+            raise self.bad(
+                field,
+                f"asks for rope type {kind!r}, which is not supported: {reason}; "
+                f"use a checkpoint with {', '.join(ROPE_KINDS)}",
+            )
+        partial = rope.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
+        if partial != 1.0:
+            raise self.bad("partial_rotary_factor", f"{partial} is not supported for this family")
+        if head_dim % 2:
+            raise self.bad("head_dim", f"must be even, not {head_dim}")
+        theta = rope.number("rope_theta", self.number("rope_theta", 10000.0))
+        if kind == "default":
+            return RopeSpec("default", theta, head_dim)
+        factor = rope.number("factor")
+        if factor < 1:
+            raise self.bad(field, f"factor must be at least 1, not {factor}")
+        if kind == "linear":
+            return RopeSpec("linear", theta, head_dim, factor)
+        original = rope.count("original_max_position_embeddings", self._original_max_position())
+        if kind == "llama3":
+            return RopeSpec(
+                "llama3",
+                theta,
+                head_dim,
+                factor,
+                original,
+                low_freq_factor=rope.number("low_freq_factor"),
+                high_freq_factor=rope.number("high_freq_factor"),
+            )
+        return RopeSpec(
+            "yarn",
+            theta,
+            head_dim,
+            factor,
+            original,
+            beta_fast=rope.number("beta_fast", 32.0) or 32.0,
+            beta_slow=rope.number("beta_slow", 1.0) or 1.0,
+            truncate=rope.flag("truncate", True),
+            attention_factor=_yarn_attention_factor(rope, factor),
+        )
+
+    def _original_max_position(self) -> int:
+        return self.count("original_max_position_embeddings", self.count("max_position_embeddings"))
+
+    def max_position(self, rope: RopeSpec) -> int:
+        """How many positions the checkpoint was made for, rope scaling included."""
+        written = self.count("max_position_embeddings")
+        if rope.kind == "yarn":
+            return max(written, int(rope.original_max_position * rope.factor))
+        if rope.kind == "linear":
+            return int(written * rope.factor)
+        return written
+
+
+def _yarn_attention_factor(rope: ConfigFile, factor: float) -> float:
+    def magnitude(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    given = rope.optional_number("attention_factor")
+    if given is not None:
+        return given
+    scale, all_scale = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    return magnitude(scale) / magnitude(all_scale) if scale and all_scale else magnitude(1.0)

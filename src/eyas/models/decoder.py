@@ -1,0 +1,169 @@
+"""The one dense decoder: rows of tokens in, hidden states, tapped residual streams and logits out.
+
+Promises: a row's numbers depend on its token, its position and what `attend` lets it see, never on
+the other rows; the number of rows must be one that `order.pad` returns.
+Does not know: sequences, trees, slots; which family it is running.
+
+Legend: T rows of a forward, R rows that want logits, D hidden size, V vocabulary, H head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from eyas.attention.base import Attend
+from eyas.layers.attention import SelfAttention
+from eyas.layers.embedding import Embedding
+from eyas.layers.linear import LogitsHead
+from eyas.layers.mlp import GatedMlp
+from eyas.layers.norm import RMSNorm
+from eyas.layers.rope import RopeTable
+from eyas.layers.row_order import RowOrder
+from eyas.models.spec import ModelSpec
+
+
+class DecoderLayer:
+    """Pre-norm attention and feed-forward, each added to the residual stream."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        index: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        self._index = index
+        self._attention_norm = RMSNorm(
+            spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device
+        )
+        self._attention = SelfAttention(
+            spec.hidden_size,
+            spec.num_query_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            qkv_bias=spec.qkv_bias,
+            output_bias=spec.output_bias,
+            qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
+            dtype=dtype,
+            device=device,
+            order=order,
+        )
+        self._mlp_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device)
+        self._mlp = GatedMlp(
+            spec.hidden_size,
+            spec.intermediate_size,
+            bias=spec.mlp_bias,
+            dtype=dtype,
+            device=device,
+            order=order,
+        )
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {
+            "attention_norm.weight": self._attention_norm.parameter(),
+            "mlp_norm.weight": self._mlp_norm.parameter(),
+            **{f"attention.{name}": view for name, view in self._attention.parameters().items()},
+            **{f"mlp.{name}": view for name, view in self._mlp.parameters().items()},
+        }
+
+    def seal(self) -> None:
+        self._attention.seal()
+        self._mlp.seal()
+
+    def __call__(
+        self,
+        hidden_TD: torch.Tensor,
+        cosine_T1H: torch.Tensor,
+        sine_T1H: torch.Tensor,
+        attend: Attend,
+    ) -> torch.Tensor:
+        normed_TD = self._attention_norm(hidden_TD)
+        hidden_TD = hidden_TD + self._attention(
+            self._index, normed_TD, cosine_T1H, sine_T1H, attend
+        )
+        return hidden_TD + self._mlp(self._mlp_norm(hidden_TD))
+
+
+class Decoder:
+    """A model with room for its weights: fill `parameters()`, call `seal()`, then only run it."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_model_len: int | None = None,
+        order: RowOrder | None = None,
+    ) -> None:
+        """max_model_len: positions to prepare angles for; None is the checkpoint's own limit."""
+        self.spec = spec
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.max_model_len = max_model_len or spec.max_position
+        self.order = order or RowOrder()
+        self._embedding = Embedding(
+            spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device
+        )
+        self._layers = [
+            DecoderLayer(spec, index, dtype=dtype, device=self.device, order=self.order)
+            for index in range(spec.num_layers)
+        ]
+        self._norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=self.device)
+        self._head = LogitsHead(
+            spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device, order=self.order
+        )
+        self._rope = RopeTable(spec.rope, self.max_model_len, dtype=dtype, device=self.device)
+
+    def parameters(self) -> dict[str, list[torch.Tensor]]:
+        """What a loader must fill, by name: consecutive blocks of the parameter's rows."""
+        found = {"embedding.weight": [self._embedding.weight_VD]}
+        for index, layer in enumerate(self._layers):
+            for name, view in layer.parameters().items():
+                found[f"layers.{index}.{name}"] = [view]
+        found["norm.weight"] = [self._norm.parameter()]
+        if not self.spec.tie_embeddings:
+            found["head.weight"] = self._head.parameters()
+        return found
+
+    def seal(self) -> None:
+        """Ready the filled weights for running; once, after the last parameter is filled."""
+        if self.spec.tie_embeddings:
+            start = 0
+            for block_VD in self._head.parameters():
+                stop = start + block_VD.shape[0]
+                block_VD.copy_(self._embedding.weight_VD[start:stop])
+                start = stop
+        for layer in self._layers:
+            layer.seal()
+        self._head.seal()
+
+    def forward(
+        self,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        attend: Attend,
+        taps: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Hidden states after the final norm [T, D], and the residual stream [T, D] after k layers
+        for each k of `taps`, in that order (0 is the embedding)."""
+        num_rows = tokens_T.shape[0]
+        assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
+        hidden_TD = self._embedding(tokens_T)
+        cosine_T1H, sine_T1H = self._rope.gather(positions_T)
+        streams = {0: hidden_TD}
+        for depth, layer in enumerate(self._layers, start=1):
+            hidden_TD = layer(hidden_TD, cosine_T1H, sine_T1H, attend)
+            if depth in taps:
+                streams[depth] = hidden_TD
+        return self._norm(hidden_TD), [streams[tap] for tap in taps]
+
+    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        """Final hidden states [R, D] -> float32 [R, V]; R is padded by `order.pad` too."""
+        num_rows = hidden_RD.shape[0]
+        assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
+        return self._head(hidden_RD)

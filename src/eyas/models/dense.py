@@ -1,0 +1,67 @@
+"""What the dense families share: the facts every config.json writes alike.
+
+Promises: reads the common fields and refuses what the decoder cannot do.
+Does not know: which biases, norms and windows a family has; the family file says so.
+"""
+
+from __future__ import annotations
+
+from eyas.models.config_file import ConfigFile
+from eyas.models.spec import ModelSpec, generation_defaults
+
+
+def read_dense(
+    config: ConfigFile,
+    *,
+    family: str,
+    head_dim: int | None,
+    qkv_bias: bool,
+    output_bias: bool,
+    mlp_bias: bool,
+    qk_norm: bool,
+    window: int | None,
+    first_windowed_layer: int = 0,
+) -> ModelSpec:
+    """head_dim: the family's default where the file has none; None is hidden size / heads.
+
+    window: of the sliding layers; those are named by `layer_types`, or where that is absent are the
+    layers from first_windowed_layer on.
+    """
+    config.require("hidden_act", "silu", "silu", "silu is")
+    num_layers = config.count("num_hidden_layers")
+    num_query_heads = config.count("num_attention_heads")
+    num_kv_heads = config.count("num_key_value_heads", num_query_heads)
+    hidden_size = config.count("hidden_size")
+    if num_query_heads % num_kv_heads:
+        raise config.bad("num_key_value_heads", f"must divide {num_query_heads} attention heads")
+    head_dim = config.count("head_dim", head_dim or max(1, hidden_size // num_query_heads))
+    rope = config.rope(head_dim)
+    if config.values.get("layer_types") is not None:
+        windows = config.layer_windows(num_layers, window)
+    else:
+        windows = tuple(
+            window if layer >= first_windowed_layer else None for layer in range(num_layers)
+        )
+    bos_token_ids = config.token_ids("bos_token_id")
+    return ModelSpec(
+        architecture=config.values["architectures"][0],
+        family=family,
+        vocab_size=config.count("vocab_size"),
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_query_heads=num_query_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=config.count("intermediate_size"),
+        norm_epsilon=config.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        mlp_bias=mlp_bias,
+        qk_norm=qk_norm,
+        tie_embeddings=config.flag("tie_word_embeddings"),
+        windows=windows,
+        max_position=config.max_position(rope),
+        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
+        generation=generation_defaults(config),
+    )

@@ -1,0 +1,87 @@
+"""Where a model's files are: "builtin", a directory, or a Hugging Face hub name to download.
+
+Promises: only configuration, tokenizer, template and safetensors files are fetched; each way it can
+fail is a ValueError with the remedy. Does not know: what is in the files.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+
+
+def locate_model(path_or_name: str, revision: str | None = None, offline: bool = False) -> Path:
+    """The directory that holds the model, downloaded first if it is a hub name.
+
+    revision: branch, tag or commit on the hub. offline: use what was downloaded before.
+    """
+    if path_or_name == "builtin":
+        from eyas import builtin
+
+        return Path(builtin.path())
+    directory = Path(path_or_name).expanduser()
+    if path_or_name and directory.is_dir():
+        return directory
+    if directory.is_file():
+        raise ValueError(f"{path_or_name} is a file; give the directory that holds it")
+    if not HUB_NAME.fullmatch(path_or_name):
+        raise ValueError(
+            f"model {path_or_name!r} is no directory and no hub name; give 'builtin', an existing "
+            "directory, or a Hugging Face name such as Qwen/Qwen3-0.6B"
+        )
+    return _download(path_or_name, revision, offline)
+
+
+def _download(name: str, revision: str | None, offline: bool) -> Path:
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=ALLOWED_FILES, local_files_only=offline
+            )
+        )
+    except GatedRepoError as error:
+        raise ValueError(
+            f"model {name!r} is gated; accept its terms on https://huggingface.co/{name} and log "
+            "in with `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"model {name!r} is neither a directory here nor on the Hugging Face hub (or it is "
+            "private); check the spelling, or log in with `hf auth login`"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ValueError(f"model {name!r} has no revision {revision!r} on the hub") from error
+    except LocalEntryNotFoundError as error:
+        if offline:
+            raise ValueError(
+                f"model {name!r} was not downloaded before and offline mode is on; download it "
+                "once without offline mode, or give a directory"
+            ) from error
+        raise _unreachable(name) from error
+    except (HfHubHTTPError, httpx.HTTPError, ConnectionError) as error:
+        raise _unreachable(name) from error
+    except OSError as error:
+        raise ValueError(
+            f"model {name!r} could not be stored ({error}); check the disk and the directory that "
+            "HF_HOME names"
+        ) from error
+
+
+def _unreachable(name: str) -> ValueError:
+    return ValueError(
+        f"model {name!r} is no directory here, and the Hugging Face hub cannot be reached; check "
+        "the network, or give the directory of a downloaded model"
+    )

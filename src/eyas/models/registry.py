@@ -1,0 +1,67 @@
+"""Which family file serves which architecture name.
+
+Promises: families are imported when asked for; an architecture that is not here is a ValueError
+that lists those that are. Does not know: what a family does.
+
+A further family is one file with `read(config) -> ModelSpec` and `CHECKPOINT_NAMES`, and a line
+here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from eyas.models.config_file import ConfigFile
+from eyas.models.spec import ModelSpec
+
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+class Family(Protocol):
+    """A family module.
+
+    CHECKPOINT_NAMES: parameter name -> name in the checkpoint, both with `{layer}`.
+    """
+
+    CHECKPOINT_NAMES: dict[str, str]
+
+    def read(self, config: ConfigFile) -> ModelSpec: ...
+
+
+def supported_architectures() -> tuple[str, ...]:
+    return tuple(sorted(FAMILIES))
+
+
+def family_of(architecture: str) -> Family:
+    return cast(Family, import_module(f"eyas.models.{FAMILIES[architecture]}"))
+
+
+def read_spec(directory: Path | str) -> ModelSpec:
+    """The facts of the checkpoint in `directory`, from its JSON files alone."""
+    config = ConfigFile.of_model(directory)
+    names = config.values.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise config.bad("architectures", "is missing; it must name the model's class")
+    architecture = names[0]
+    if architecture not in FAMILIES:
+        remote = " (code that a checkpoint brings along is never run)"
+        raise ValueError(
+            f"{config.path}: architecture {architecture!r} is not supported"
+            f"{remote if 'auto_map' in config.values else ''}; "
+            f"supported: {', '.join(supported_architectures())}"
+        )
+    quantization = config.nested("quantization_config").values
+    if quantization:
+        method = quantization.get("quant_method", "unknown")
+        raise ValueError(
+            f"{config.path}: the checkpoint is quantised ({method}), which is not supported; "
+            "use the unquantised checkpoint of the same model"
+        )
+    return family_of(architecture).read(config)

@@ -1,0 +1,123 @@
+"""What a model is, family-neutral: `ModelSpec`; and what its authors advise for generation.
+
+Promises: plain frozen facts; nothing here touches weights or devices.
+Does not know: how a family writes its configuration (`config_file` and the family files do).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.cache.store import LayerStore
+from eyas.layers.rope import RopeSpec
+from eyas.models.config_file import ConfigFile
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """The checkpoint's own advice; None where it gives none.
+
+    eos_token_ids: every id that ends a text. temperature is 0 where the file says not to sample.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The facts of one dense decoder.
+
+    windows: per layer, how many positions back a query sees (its own included); None is all.
+    max_position: positions the checkpoint was made for, rope scaling included.
+    """
+
+    architecture: str
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_epsilon: float
+    rope: RopeSpec
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tie_embeddings: bool
+    windows: tuple[int | None, ...]
+    max_position: int
+    bos_token_id: int | None
+    generation: GenerationDefaults
+
+    @property
+    def stores(self) -> tuple[LayerStore, ...]:
+        """What each layer keeps per token."""
+        return tuple(
+            LayerStore(self.num_query_heads, self.num_kv_heads, self.head_dim, window)
+            for window in self.windows
+        )
+
+    @property
+    def linear_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The distinct (out, in) of the layers' products, fused as they run; without the head."""
+        query_width = self.num_query_heads * self.head_dim
+        qkv_width = query_width + 2 * self.num_kv_heads * self.head_dim
+        shapes = (
+            (qkv_width, self.hidden_size),
+            (self.hidden_size, query_width),
+            (2 * self.intermediate_size, self.hidden_size),
+            (self.hidden_size, self.intermediate_size),
+        )
+        return tuple(dict.fromkeys(shapes))
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        """(vocabulary, hidden size) of the logits head."""
+        return (self.vocab_size, self.hidden_size)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the checkpoint; a tied embedding counts once."""
+        query_width = self.num_query_heads * self.head_dim
+        kv_width = self.num_kv_heads * self.head_dim
+        attention = self.hidden_size * 2 * (query_width + kv_width)
+        attention += (query_width + 2 * kv_width) * self.qkv_bias
+        attention += self.hidden_size * self.output_bias + 2 * self.head_dim * self.qk_norm
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        layer = attention + mlp + 2 * self.hidden_size
+        return embeddings + self.num_layers * layer + self.hidden_size
+
+
+def generation_defaults(config: ConfigFile) -> GenerationDefaults:
+    """From generation_config.json beside `config`, end-of-sequence ids else from config.json."""
+    path = config.path.with_name("generation_config.json")
+    advice = ConfigFile.read(path) if path.is_file() else ConfigFile(path, {})
+    eos_token_ids = advice.token_ids("eos_token_id") or config.token_ids("eos_token_id")
+    temperature = advice.optional_number("temperature")
+    if advice.values.get("do_sample") is False:
+        temperature = 0.0
+    top_k = advice.optional_number("top_k")
+    return GenerationDefaults(
+        eos_token_ids=eos_token_ids,
+        temperature=temperature,
+        top_p=advice.optional_number("top_p"),
+        top_k=None if top_k is None else int(top_k),
+        min_p=advice.optional_number("min_p"),
+        repetition_penalty=advice.optional_number("repetition_penalty"),
+    )
+
+
+def read_generation_defaults(directory: Path | str) -> GenerationDefaults:
+    """The generation advice of the checkpoint in `directory`."""
+    return generation_defaults(ConfigFile.of_model(directory))

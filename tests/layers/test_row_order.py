@@ -1,0 +1,94 @@
+"""The start-up measurement of row orders: what it picks, and what it says when nothing holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from eyas.layers import row_order
+from eyas.layers.row_order import RowOrder, find_row_order
+
+SHAPES = [(640, 320), (320, 384), (1408, 320), (320, 704)]
+
+
+def test_padding_reaches_the_minimum_and_fills_buckets() -> None:
+    assert [RowOrder(2).pad(n) for n in (0, 1, 2, 3)] == [2, 2, 2, 3]
+    assert [RowOrder(32, 32).pad(n) for n in (1, 32, 33, 64, 65)] == [32, 32, 64, 64, 96]
+    assert all(RowOrder(8).pad(RowOrder(8).pad(n)) == RowOrder(8).pad(n) for n in range(100))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_this_machine_has_an_exact_order(dtype: torch.dtype) -> None:
+    report = find_row_order(SHAPES, dtype, "cpu", 512, head=(4096, 320))
+    assert report.exact, report.reason
+
+
+@pytest.mark.parametrize("work", [10, 10**5, 10**6, 10**8])
+def test_the_work_of_the_check_is_bounded(work: int) -> None:
+    counts = row_order._row_counts(512, work)
+    assert counts[0] == 1 and counts[-1] == 512 and {2, 3, 8, 16} <= set(counts)
+    always = 512 + sum((1, 2, 3, 4, 5, 7, 8, 9, 16, 17))
+    assert (sum(counts) - always) * work <= row_order.MAX_PROBE_PRODUCTS
+
+
+def fake_linear(differs: Callable[[int], bool]) -> type:
+    """A layer whose result has other bits at row counts that `differs` names."""
+
+    class FakeLinear:
+        def __init__(self, in_features: int, parts: dict[str, int], **_: object) -> None:
+            self.weight = torch.zeros(parts["probe"], in_features)
+
+        def parameters(self) -> dict[str, torch.Tensor]:
+            return {"probe.weight": self.weight}
+
+        def seal(self) -> None:
+            pass
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if differs(x.shape[0]) else x
+
+    return FakeLinear
+
+
+@pytest.mark.parametrize(
+    ("differs", "order", "exact"),
+    [
+        (lambda count: count == 1, RowOrder(2), True),
+        (lambda count: count in (3, 5, 7), RowOrder(8), True),
+        (lambda count: count % 2 == 1, RowOrder(32, 32), True),
+    ],
+    ids=["one row", "few rows", "odd counts"],
+)
+def test_the_first_rule_that_holds_is_taken(
+    differs: Callable[[int], bool],
+    order: RowOrder,
+    exact: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(row_order, "Linear", fake_linear(differs))
+    report = find_row_order([(16, 8)], torch.float32, "cpu", 256)
+    assert (report.order, report.exact) == (order, exact)
+
+
+def test_a_product_that_mixes_rows_is_reported_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mixing(fake_linear(lambda _: False)):  # type: ignore[misc]
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x - x.mean(0)
+
+    monkeypatch.setattr(row_order, "Linear", Mixing)
+    report = find_row_order([(16, 8)], torch.float32, "cpu", 256)
+    assert not report.exact
+    assert "16 x 8" in report.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_gpu_reports_a_rule_or_why_there_is_none(dtype: torch.dtype) -> None:
+    shapes = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+    report = find_row_order(shapes, dtype, "cuda", 512, head=(32000, 4096))
+    assert report.exact or "differs at" in report.reason
+    fixed = find_row_order(shapes, dtype, "cuda", 512, head=(32000, 4096), bucket=64)
+    assert fixed.exact, fixed.reason

@@ -1,0 +1,79 @@
+"""A dense float32 `Attend` over layouts the tests control: the mask is written out in full.
+
+Legend: T rows of a forward, S stored entries, N query heads, G key/value heads, H head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from eyas.cache.store import LayerStore
+
+
+class DenseCache:
+    """Keys and values of every entry ever stored, per layer, with each entry's position and parent.
+
+    parents: index of the entry before it, -1 for the first; a query sees its own chain of parents.
+    """
+
+    def __init__(self, stores: Sequence[LayerStore]) -> None:
+        self.stores = stores
+        self.keys: list[torch.Tensor | None] = [None] * len(stores)
+        self.values: list[torch.Tensor | None] = [None] * len(stores)
+        self.parents: list[int] = []
+        self.positions: list[int] = []
+
+    def extend(self, parents: Sequence[int], num_padding: int = 0) -> DenseAttend:
+        """An `Attend` that appends entries with these parents; padding rows are not stored."""
+        first = len(self.parents)
+        for parent in parents:
+            self.positions.append(0 if parent < 0 else self.positions[parent] + 1)
+            self.parents.append(parent)
+        return DenseAttend(self, first, num_padding)
+
+    def ancestors(self, entry: int) -> list[int]:
+        path = []
+        while entry >= 0:
+            path.append(entry)
+            entry = self.parents[entry]
+        return path[::-1]
+
+
+class DenseAttend:
+    def __init__(self, cache: DenseCache, first: int, num_padding: int) -> None:
+        self.cache = cache
+        self.first = first
+        self.num_padding = num_padding
+        self.num_rows = len(cache.parents) - first
+
+    def positions(self) -> torch.Tensor:
+        return torch.tensor(self.cache.positions[self.first :] + [0] * self.num_padding)
+
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor
+    ) -> torch.Tensor:
+        cache, store = self.cache, self.cache.stores[layer]
+        keys_SGH = _append(cache.keys[layer], k_TGH[: self.num_rows])
+        values_SGH = _append(cache.values[layer], v_TGH[: self.num_rows])
+        cache.keys[layer], cache.values[layer] = keys_SGH, values_SGH
+        per_kv = store.num_query_heads // store.num_kv_heads
+        keys_SNH = keys_SGH.repeat_interleave(per_kv, 1)
+        values_SNH = values_SGH.repeat_interleave(per_kv, 1)
+        scores_NTS = torch.einsum("tnh,snh->nts", q_TNH[: self.num_rows], keys_SNH)
+        scores_NTS = scores_NTS * store.head_dim**-0.5
+        hidden_TS = torch.ones(self.num_rows, keys_SGH.shape[0], dtype=torch.bool)
+        for row in range(self.num_rows):
+            entry = self.first + row
+            seen = cache.ancestors(entry)
+            hidden_TS[row, seen[-store.window :] if store.window else seen] = False
+        hidden_TS = hidden_TS.to(scores_NTS.device)
+        weights_NTS = scores_NTS.masked_fill(hidden_TS, float("-inf")).softmax(-1)
+        out_TNH = torch.zeros_like(q_TNH)
+        out_TNH[: self.num_rows] = torch.einsum("nts,snh->tnh", weights_NTS, values_SNH)
+        return out_TNH
+
+
+def _append(stored: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+    return new.clone() if stored is None else torch.cat([stored, new])

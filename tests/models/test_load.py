@@ -1,0 +1,280 @@
+"""Loading: what is read, what is refused, and that every refusal names the thing and the remedy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eyas.models import load_model, read_generation_defaults, read_spec
+from eyas.models.weights import Checkpoint, checkpoint_name
+
+from .tiny import make_model, save_model
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("sharded")
+    save_model(make_model("llama2"), directory, max_shard_size="100KB")
+    assert len(list(directory.glob("*.safetensors"))) > 2
+    return directory
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(make_model("llama2"), tmp_path_factory.mktemp("single"))
+
+
+@pytest.fixture
+def copy(single: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(single, tmp_path / "copy")
+
+
+@pytest.fixture
+def sharded_copy(sharded: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sharded, tmp_path / "copy")
+
+
+def change_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value != "absent"}))
+
+
+def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def run(decoder: Any) -> torch.Tensor:
+    tokens_T = torch.arange(8)
+    per_kv = decoder.spec.num_query_heads // decoder.spec.num_kv_heads
+    with torch.inference_mode():
+        hidden_TD, _ = decoder.forward(
+            tokens_T, tokens_T, lambda layer, q, k, v: q + (v + k).repeat_interleave(per_kv, 1)
+        )
+        return decoder.logits(hidden_TD)
+
+
+def test_shards_give_the_same_model_as_one_file(sharded: Path, single: Path) -> None:
+    found, expected = (load_model(path, dtype="float32") for path in (sharded, single))
+    assert torch.equal(run(found), run(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_stored_types_are_converted(dtype: torch.dtype, copy: Path) -> None:
+    def to_bfloat16(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({name: tensor.bfloat16() for name, tensor in tensors.items()})
+
+    expected = run(load_model(copy, dtype="float32"))
+    change_tensors(copy, to_bfloat16)
+    found = load_model(copy, dtype=dtype)
+    assert found.dtype == dtype
+    assert (run(found) - expected).abs().max() < 0.5
+
+
+def test_progress_counts_every_byte(sharded: Path) -> None:
+    calls: list[tuple[str, int, int]] = []
+    load_model(sharded, dtype="float32", progress=lambda *call: calls.append(call))
+    checkpoint = Checkpoint.open(sharded)
+    assert {name for name, _, _ in calls} == set(checkpoint.tensors)
+    total = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
+    done = [done for _, done, _ in calls]
+    assert done == sorted(done) and done[-1] == total
+    assert {all_bytes for _, _, all_bytes in calls} == {total}
+
+
+def test_a_config_in_the_style_of_older_releases_reads_the_same(copy: Path) -> None:
+    expected = read_spec(copy)
+    change_config(copy, rope_parameters="absent", rope_theta=10000.0, rope_scaling=None)
+    assert read_spec(copy) == expected
+
+
+def test_generation_advice_is_read(copy: Path) -> None:
+    assert read_generation_defaults(copy).eos_token_ids == (2, 3)
+    advice = {"eos_token_id": [5, 6, 5], "do_sample": True, "temperature": 0.6, "top_k": 20}
+    (copy / "generation_config.json").write_text(json.dumps({**advice, "top_p": 0.9}))
+    found = read_generation_defaults(copy)
+    assert found.eos_token_ids == (5, 6)
+    assert (found.temperature, found.top_k, found.top_p, found.min_p) == (0.6, 20, 0.9, None)
+    assert read_spec(copy).generation == found
+    (copy / "generation_config.json").write_text('{"do_sample": false}')
+    found = read_generation_defaults(copy)
+    assert (found.eos_token_ids, found.temperature) == ((2, 3), 0.0)
+    (copy / "generation_config.json").unlink()
+    change_config(copy, eos_token_id=7)
+    assert read_generation_defaults(copy).eos_token_ids == (7,)
+
+
+CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown architecture": (
+        {"architectures": ["BertModel"]},
+        r"'BertModel' is not supported; supported: LlamaForCausalLM, .*Qwen3ForCausalLM",
+    ),
+    "remote code": (
+        {"architectures": ["MiMoForCausalLM"], "auto_map": {"AutoModel": "modeling.Mimo"}},
+        r"'MiMoForCausalLM' is not supported \(code that a checkpoint brings along is never run\)",
+    ),
+    "no architecture": ({"architectures": "absent"}, "architectures is missing"),
+    "quantised": (
+        {"quantization_config": {"quant_method": "fp8"}},
+        r"quantised \(fp8\).*use the unquantised checkpoint",
+    ),
+    "missing size": ({"hidden_size": "absent"}, "hidden_size is missing"),
+    "senseless size": ({"num_hidden_layers": -1}, "num_hidden_layers must be a whole number"),
+    "heads that do not divide": ({"num_key_value_heads": 3}, "num_key_value_heads must divide 4"),
+    "activation": ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported \(silu is\)"),
+    "layer type": ({"layer_types": ["mamba"] * 3}, "layer_types 'mamba' is not supported"),
+    "layer count": ({"layer_types": ["full_attention"]}, "layer_types must list 3 layers"),
+    "no window": ({"layer_types": ["sliding_attention"] * 3}, "no sliding_window is in use"),
+    "two ropes": (
+        {"rope_parameters": {"a": {"rope_type": "default"}, "b": {"rope_type": "yarn"}}},
+        "rope_parameters differs between layer types",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONFIG_CASES)
+def test_a_config_that_cannot_be_served_is_refused(case: str, copy: Path) -> None:
+    changes, message = CONFIG_CASES[case]
+    change_config(copy, **changes)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_model(copy)
+    assert "config.json" in str(caught.value)
+
+
+def test_remote_code_of_a_supported_architecture_is_ignored(copy: Path) -> None:
+    (copy / "modeling.py").write_text("raise SystemExit('must never run')")
+    change_config(copy, auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    load_model(copy)
+
+
+def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no config\.json; give the directory"):
+        load_model(tmp_path)
+
+
+def test_a_broken_config_is_refused(copy: Path) -> None:
+    (copy / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json cannot be read as JSON"):
+        load_model(copy)
+
+
+def test_a_context_beyond_the_checkpoints_is_refused(single: Path) -> None:
+    with pytest.raises(ValueError, match="max_model_len 1000 is above the 512 positions"):
+        load_model(single, max_model_len=1000)
+    assert load_model(single, max_model_len=100).max_model_len == 100
+
+
+def test_a_missing_shard_is_named(sharded_copy: Path) -> None:
+    victim = sorted(sharded_copy.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(ValueError, match=rf"lacks {victim.name}.*download the missing files"):
+        load_model(sharded_copy)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, 0.5, -1], ids=str)
+def test_a_truncated_file_is_named(kept: float, copy: Path) -> None:
+    file = copy / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * kept) if isinstance(kept, float) else kept])
+    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or damaged.*again"):
+        load_model(copy)
+
+
+def test_a_damaged_header_is_named(copy: Path) -> None:
+    file = copy / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[8:40] = b"\xff" * 32
+    file.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or damaged"):
+        load_model(copy)
+
+
+def test_a_tensor_that_the_index_promises_is_missed(sharded_copy: Path) -> None:
+    path = sharded_copy / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    files = sorted(set(index["weight_map"].values()))
+    index["weight_map"]["lm_head.weight"] = next(
+        file for file in files if file != index["weight_map"]["lm_head.weight"]
+    )
+    path.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"lacks tensor 'lm_head\.weight', which the index says"):
+        load_model(sharded_copy)
+
+
+def test_an_index_cannot_point_outside_its_directory(sharded_copy: Path) -> None:
+    path = sharded_copy / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["lm_head.weight"] = "../elsewhere.safetensors"
+    path.write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"'\.\./elsewhere\.safetensors' is not a file of this"):
+        load_model(sharded_copy)
+
+
+def test_a_missing_tensor_is_named(copy: Path) -> None:
+    change_tensors(copy, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ValueError, match=r"lacks tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        load_model(copy)
+
+
+def test_a_wrong_shape_says_what_was_found_and_expected(copy: Path) -> None:
+    change_config(copy, intermediate_size=128)
+    with pytest.raises(ValueError, match=r"has shape \[100, 64\], expected \[128, 64\]"):
+        load_model(copy)
+
+
+def test_tensors_nobody_asks_for_are_refused(copy: Path) -> None:
+    def add_scales(tensors: dict[str, torch.Tensor]) -> None:
+        for layer in range(7):
+            tensors[f"model.layers.{layer}.mlp.up_proj.weight_scale"] = torch.ones(1)
+
+    change_tensors(copy, add_scales)
+    with pytest.raises(ValueError, match=r"holds tensors .*weight_scale'.* and 2 more, which"):
+        load_model(copy)
+
+
+def test_quantised_numbers_are_refused(copy: Path) -> None:
+    def to_int8(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.int8)
+
+    change_tensors(copy, to_int8)
+    with pytest.raises(ValueError, match=r"'lm_head\.weight' is stored as I8"):
+        load_model(copy)
+
+
+def test_leftovers_of_old_exporters_and_a_tied_head_are_ignored(tmp_path: Path) -> None:
+    save_model(make_model("llama tied"), tmp_path)
+    expected = run(load_model(tmp_path, dtype="float32"))
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = torch.zeros(256, 64)
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+
+    change_tensors(tmp_path, add)
+    assert torch.equal(run(load_model(tmp_path, dtype="float32")), expected)
+
+
+def test_pickles_are_refused_with_the_way_out(copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"only pytorch_model\.bin.*never opened; convert it"):
+        load_model(copy)
+
+
+def test_a_directory_without_weights_is_refused(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no model\.safetensors and no model\.safetensors\."):
+        load_model(copy)
+
+
+def test_parameter_names_find_their_layer() -> None:
+    names = {"layers.{layer}.mlp.up.weight": "model.layers.{layer}.mlp.up_proj.weight"}
+    found = checkpoint_name("layers.12.mlp.up.weight", names)
+    assert found == "model.layers.12.mlp.up_proj.weight"

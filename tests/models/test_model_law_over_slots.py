@@ -1,0 +1,120 @@
+"""Model law over the engine's own attention: slots in any order, chunks, chains and trees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from eyas.attention.base import ContextRun, Layout
+from eyas.attention.reference import ReferenceAttention
+from eyas.cache.kv import KVStore
+from eyas.layers.row_order import RowOrder
+from eyas.models import Decoder, load_model
+
+from .tiny import MODELS, expected_logits, make_model, save_model, tokens
+
+TOLERANCE = 2e-5
+NUM_SLOTS = 200
+Pair = tuple[PreTrainedModel, Decoder]
+TREE_PARENTS = [-1, 0, 0, 0, 1, 1, 2, 4, 4, 7, 9, 9]
+CHAIN_PARENTS = list(range(-1, 5))
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    model = make_model(request.param)
+    directory = save_model(model, tmp_path_factory.mktemp("model"))
+    return model, load_model(directory, dtype="float32", order=RowOrder(8))
+
+
+class OneSequence:
+    """One sequence over scattered slots, fed in prompt chunks and then one tree."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        generator = torch.Generator().manual_seed(3)
+        self.slots = torch.randperm(NUM_SLOTS, generator=generator) + 1
+        kv = KVStore(
+            decoder.spec.stores, NUM_SLOTS, dtype=torch.float32, device=torch.device("cpu")
+        )
+        for layer in kv.layers:
+            layer[1:] = float("nan")  # what was never written must never be read
+        self.backend = ReferenceAttention(kv)
+
+    def run(
+        self, token_ids: list[int], positions: list[int], slots: torch.Tensor, layout: Layout
+    ) -> torch.Tensor:
+        count = len(token_ids)
+        padding = self.decoder.order.pad(count) - count
+        write_slots_T = torch.cat([slots, torch.zeros(padding, dtype=torch.int64)])
+        with torch.inference_mode():
+            hidden_TD, _ = self.decoder.forward(
+                torch.tensor(token_ids + [0] * padding),
+                torch.tensor(positions + [0] * padding),
+                self.backend.plan(layout, write_slots_T),
+            )
+            return self.decoder.logits(hidden_TD)[:count]
+
+    def chunk(self, token_ids: list[int], start: int) -> torch.Tensor:
+        stop = start + len(token_ids)
+        context = ContextRun(sequence=0, row=0, start=start, count=len(token_ids))
+        layout = Layout(
+            slots_BL=self.slots[None, :stop],
+            contexts=(context,),
+            node_rows_BW=None,
+            node_slots_BW=None,
+            root_positions_B=None,
+            parents_BW=None,
+            max_position=stop - 1,
+        )
+        return self.run(token_ids, list(range(start, stop)), self.slots[start:stop], layout)
+
+    def nodes(self, token_ids: list[int], start: int, parents: list[int]) -> torch.Tensor:
+        is_chain = parents == list(range(-1, len(parents) - 1))
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        node_slots = self.slots[start : start + len(parents)]
+        layout = Layout(
+            slots_BL=self.slots[None, : start + len(parents)],
+            contexts=(),
+            node_rows_BW=torch.arange(len(parents)).unsqueeze(0),
+            node_slots_BW=node_slots.unsqueeze(0),
+            root_positions_B=torch.tensor([start]),
+            parents_BW=None if is_chain else torch.tensor([parents]),
+            max_position=start + max(depths),
+        )
+        return self.run(token_ids, [start + depth for depth in depths], node_slots, layout)
+
+
+@pytest.mark.parametrize("sizes", [[96], [40, 1, 30, 24, 1]], ids=["whole", "chunked"])
+def test_a_prompt_over_slots_matches_transformers(pair: Pair, sizes: list[int]) -> None:
+    model, decoder = pair
+    token_ids = tokens(sum(sizes))
+    sequence, start = OneSequence(decoder), 0
+    pieces = []
+    for size in sizes:
+        pieces.append(sequence.chunk(token_ids[start : start + size], start))
+        start += size
+    expected = expected_logits(model, token_ids)
+    assert (torch.cat(pieces) - expected).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "parents", [TREE_PARENTS, CHAIN_PARENTS, [-1]], ids=["tree", "chain", "root"]
+)
+def test_nodes_over_slots_match_a_forward_of_their_own_path(pair: Pair, parents: list[int]) -> None:
+    model, decoder = pair
+    prompt = tokens(40)
+    sequence = OneSequence(decoder)
+    sequence.chunk(prompt, 0)
+    node_tokens = tokens(len(parents), seed=2)
+    found = sequence.nodes(node_tokens, len(prompt), parents)
+    for node in range(len(parents)):
+        path, at = [], node
+        while at >= 0:
+            path.append(node_tokens[at])
+            at = parents[at]
+        expected = expected_logits(model, prompt + path[::-1])[-1]
+        assert (found[node] - expected).abs().max() <= TOLERANCE

@@ -1,0 +1,103 @@
+"""Tiny random checkpoints written by transformers, one per supported shape of model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+NUM_TOKENS = 96
+SIZES: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": [2, 3],
+    "tie_word_embeddings": False,
+}
+ROPE_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+ROPE_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+WINDOW = {
+    "use_sliding_window": True,
+    "sliding_window": 16,
+    "max_window_layers": 1,
+}
+LAYER_TYPES = ["full_attention", "sliding_attention", "full_attention"]
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 4}),
+    "llama3.1": ("Llama", {"rope_parameters": ROPE_LLAMA3}),
+    "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama linear rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}),
+    "llama head_dim and biases": (
+        "Llama",
+        {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
+    ),
+    "mistral": ("Mistral", {"sliding_window": 16, "head_dim": 32}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 yarn": ("Qwen2", {"rope_parameters": ROPE_YARN, "max_position_embeddings": 128}),
+    "qwen2 windows": ("Qwen2", WINDOW),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3 windows": ("Qwen3", {"head_dim": 32, **WINDOW, "layer_types": LAYER_TYPES}),
+    "qwen3 tied with biases": (
+        "Qwen3",
+        {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+}
+
+
+def make_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A float32 model whose biases and norms are random too, and whose logits are about 10."""
+    family, settings = MODELS[name]
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **settings, **changes})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = "norm" in key
+            parameter.copy_(1 + 0.2 * noise if is_norm else noise * 0.1)
+        model.get_output_embeddings().weight.mul_(3 if not config.tie_word_embeddings else 2)
+        probe = model(torch.arange(1, 33).unsqueeze(0)).logits.std()
+        if config.tie_word_embeddings:
+            model.model.norm.weight.mul_(2.5 / probe)
+        else:
+            model.get_output_embeddings().weight.mul_(2.5 / probe)
+    return model
+
+
+def save_model(model: PreTrainedModel, directory: Path, max_shard_size: str = "5GB") -> Path:
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return directory
+
+
+def tokens(count: int = NUM_TOKENS, seed: int = 1) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 256, (count,), generator=generator).tolist()
+
+
+@torch.no_grad()
+def expected_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    """transformers' logits of every position, [T, V]."""
+    return model(torch.tensor([token_ids])).logits[0].float()
