@@ -1,0 +1,8 @@
+"""From logits to the next token, row by row: one sampler for every token of every request."""
+
+from eyas.sampling.choose import choose
+from eyas.sampling.noise import gumbel
+from eyas.sampling.params import BatchParams, RowSource
+from eyas.sampling.process import process
+
+__all__ = ["BatchParams", "RowSource", "choose", "gumbel", "process"]
