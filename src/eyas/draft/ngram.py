@@ -1,0 +1,61 @@
+"""Prompt lookup: propose what followed the last words the last time they stood in the text.
+
+Promises: reads the committed tokens on the device, so it needs no step to have landed. Of all earlier
+places the one with the longest match wins, then the latest; a match that runs into the end of the
+text goes on periodically. (A. Saxena, "Prompt lookup decoding", 2023.)
+Does not know: models.
+
+Legend: B sequences, L positions, W nodes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.core import DraftTree, Verdict
+from eyas.draft.base import chain, root_tokens
+from eyas.runner.batch import Batch
+from eyas.runner.runner import Output
+
+
+class NgramDrafter:
+    """num_tokens: proposed tokens; min_match, max_match: how many last tokens must, and may, agree."""
+
+    lookback = 0
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, num_tokens: int, *, min_match: int = 2, max_match: int = 5) -> None:
+        if not 1 <= min_match <= max_match:
+            raise ValueError(f"1 <= min_match <= max_match, not {min_match} and {max_match}")
+        self.width = num_tokens + 1
+        self.min_match = min_match
+        self.max_match = max_match
+
+    def propose(self, batch: Batch) -> DraftTree:
+        root_B1 = root_tokens(batch)
+        if batch.width == 1 or not len(batch.rooted):
+            return chain(root_B1, torch.ones_like(root_B1[:, 0]))
+        history_BL, roots_B = batch.history_BL, batch.roots_B
+        num_positions = history_BL.shape[1]
+        columns_L = torch.arange(num_positions, device=history_BL.device)
+        score_BL = torch.zeros_like(history_BL)
+        agrees_BL = columns_L < roots_B.unsqueeze(1)
+        for back in range(min(self.max_match, num_positions)):
+            wanted_B1 = history_BL.gather(1, (roots_B - back).clamp(min=0).unsqueeze(1))
+            shifted_BL = history_BL.roll(back, dims=1)
+            agrees_BL = agrees_BL & (shifted_BL == wanted_B1) & (columns_L >= back)
+            score_BL = score_BL + agrees_BL
+        place_B = (score_BL * num_positions + columns_L).argmax(dim=1)
+        found_B = score_BL.gather(1, place_B.unsqueeze(1)).squeeze(1) >= self.min_match
+        width = batch.width
+        if history_BL.device.type == "cpu" and not bool(found_B.any()):
+            width = 1
+        period_B1 = (roots_B - place_B).clamp(min=1).unsqueeze(1)
+        offsets_W = torch.arange(width - 1, device=history_BL.device)
+        source_BW = place_B.unsqueeze(1) + 1 + offsets_W % period_B1
+        drafted_BW = history_BL.gather(1, source_BW.clamp(max=num_positions - 1))
+        sizes_B = torch.where(found_B, width, 1)
+        return chain(torch.cat([root_B1, drafted_BW], dim=1), sizes_B)
+
+    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
+        return None

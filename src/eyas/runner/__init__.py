@@ -1,0 +1,1 @@
+"""The runner: rows of tokens in, logits and tapped hidden states out."""

@@ -1,0 +1,61 @@
+"""What this machine can do, and what "auto" means on it.
+
+Promises: the only place that asks about devices; the answers are facts that do not change.
+Does not know: models beyond the bytes they need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from eyas.config import DeviceConfig
+
+_CPU_CACHE_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """device: where tensors live. num_flights: steps worth having under way at once."""
+
+    device: torch.device
+    num_flights: int
+
+
+def open_device(config: DeviceConfig) -> Device:
+    """The device asked for, ready for use. Raises ValueError when it is not there."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device: {name!r} is unknown; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: no CUDA device is available here; use --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device: {name!r} is not supported; use auto, cpu or cuda")
+    if device.type == "cpu":
+        cores = psutil.cpu_count(logical=False) or 1
+        torch.set_num_threads(config.num_threads or max(1, cores - 1))
+        return Device(device, num_flights=0)
+    device = torch.device(
+        "cuda", torch.cuda.current_device() if device.index is None else device.index
+    )
+    if device.index >= torch.cuda.device_count():
+        raise ValueError(
+            f"device: {name!r} is not here; this machine has {torch.cuda.device_count()}"
+        )
+    torch.cuda.set_device(device)
+    return Device(device, num_flights=1)
+
+
+def cache_budget(device: torch.device, memory_fraction: float) -> int:
+    """Bytes for keys and values once the weights are loaded."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, int(total * memory_fraction) - (total - free))
+    available = psutil.virtual_memory().available
+    return min(_CPU_CACHE_BYTES, int(available * memory_fraction))

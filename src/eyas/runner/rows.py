@@ -1,0 +1,177 @@
+"""From a batch and its trees to the rows of one forward pass.
+
+Promises: tree nodes first (sequence by sequence), then prompt chunks; one layout describes them all,
+whatever they are for. Padding nodes of a ragged batch are left out where the host can see them.
+Does not know: models, what is done with the logits.
+
+Legend: T rows, R logits rows (node rows, then wanted context rows), B rooted sequences, W nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eyas.attention.base import ContextRun, Layout
+from eyas.core import DraftTree
+from eyas.runner.batch import Batch, Span
+from eyas.sampling.process import Rows
+
+
+@dataclass(slots=True, eq=False)
+class PackedRows:
+    """One forward's input.
+
+    logits_rows: indices of the R rows whose logits are wanted, None when none are.
+    num_node_rows: how many of those are tree nodes. node_R: node of each node row.
+    context_runs: (span, number of wanted rows) in the order of the rest of the logits rows.
+    """
+
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor
+    write_slots_T: torch.Tensor
+    layout: Layout
+    logits_rows_R: torch.Tensor | None
+    num_node_rows: int
+    sampling: Rows
+    node_R: torch.Tensor
+    context_runs: list[tuple[Span, int]]
+
+
+def node_depths(parents_BW: torch.Tensor) -> torch.Tensor:
+    """[B, W] distance from the root."""
+    depths_BW = torch.zeros_like(parents_BW)
+    for w in range(1, parents_BW.shape[1]):
+        above = parents_BW[:, w : w + 1].clamp(min=0)
+        depths_BW[:, w : w + 1] = depths_BW.gather(1, above) + 1
+    return depths_BW
+
+
+def ancestors(parents_BW: torch.Tensor) -> torch.Tensor:
+    """bool [B, W, W]: [b, w, u] is whether node u is w or above it, the root excluded."""
+    num, width = parents_BW.shape
+    above_BWW = torch.zeros((num, width, width), dtype=torch.bool, device=parents_BW.device)
+    batch_B = torch.arange(num, device=parents_BW.device)
+    for w in range(1, width):
+        above_BWW[:, w] = above_BWW[batch_B, parents_BW[:, w].clamp(min=0)]
+        above_BWW[:, w, w] = True
+    return above_BWW
+
+
+def pack(batch: Batch, tree: DraftTree) -> PackedRows:
+    """The rows of a step. The tree may be narrower than the batch allows."""
+    table, width = batch.table, tree.width
+    device = table.device
+    num_rooted = len(batch.rooted)
+    node_slots_BW = batch.node_slots_BW[:, :width]
+    if tree.is_chain:
+        positions_BW = batch.roots_B.unsqueeze(1) + torch.arange(width, device=device)
+        table.place_nodes(batch.seats_B, batch.roots_B, node_slots_BW)
+    else:
+        positions_BW = batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW)
+    picked_R = _real_nodes(tree, device)
+    num_node_rows = num_rooted * width if picked_R is None else len(picked_R)
+    parts = [
+        [tree.tokens_BW.reshape(-1), positions_BW.reshape(-1), node_slots_BW.reshape(-1)],
+    ]
+    grid_R = torch.arange(num_rooted * width, device=device)
+    if picked_R is None:
+        node_rows_BW = grid_R.view(num_rooted, width)
+        picked_R = grid_R
+    else:
+        parts[0] = [part[picked_R] for part in parts[0]]
+        flat = torch.full((num_rooted * width,), -1, dtype=torch.int64, device=device)
+        flat[picked_R] = torch.arange(num_node_rows, device=device)
+        node_rows_BW = flat.view(num_rooted, width)
+    runs, wanted, context_runs, row = [], [], [], num_node_rows
+    for i, span in enumerate(batch.spans):
+        count = span.context_count
+        if not count:
+            continue
+        stop = span.context_start + count
+        parts.append(
+            [
+                table.tokens_AC[span.seat, span.context_start : stop],
+                torch.arange(span.context_start, stop, device=device),
+                torch.from_numpy(span.context_slots).to(device),
+            ]
+        )
+        runs.append(ContextRun(i, row, span.context_start, count))
+        if span.wants_context_logits:
+            wanted.append(torch.arange(row, row + count, device=device))
+            context_runs.append((span, count))
+        row += count
+    tokens_T, positions_T, write_slots_T = (
+        torch.cat(columns) if len(columns) > 1 else columns[0]
+        for columns in zip(*parts, strict=True)
+    )
+    layout = _layout(batch, tree, runs, node_rows_BW, node_slots_BW)
+    logits_rows_R = torch.cat([torch.arange(num_node_rows, device=device), *wanted])
+    sequence_R = picked_R // width if width > 1 else picked_R
+    node_R = picked_R % width if width > 1 else torch.zeros_like(picked_R)
+    return PackedRows(
+        tokens_T,
+        positions_T.clamp(max=table.max_length - 1),
+        write_slots_T,
+        layout,
+        logits_rows_R if len(logits_rows_R) else None,
+        num_node_rows,
+        _sampling_rows(batch, tree, sequence_R, node_R, positions_T[:num_node_rows]),
+        node_R,
+        context_runs,
+    )
+
+
+def _real_nodes(tree: DraftTree, device: torch.device) -> torch.Tensor | None:
+    """Flat indices of the nodes that are not padding; None when that is all, or not known here."""
+    if tree.width == 1 or device.type != "cpu":
+        return None
+    real_BW = torch.arange(tree.width) < tree.sizes_B.unsqueeze(1)
+    return None if bool(real_BW.all()) else real_BW.view(-1).nonzero().squeeze(1)
+
+
+def _layout(
+    batch: Batch,
+    tree: DraftTree,
+    runs: list[ContextRun],
+    node_rows_BW: torch.Tensor,
+    node_slots_BW: torch.Tensor,
+) -> Layout:
+    """Sequences of the layout: the rooted ones first, then every span with a prompt chunk."""
+    seats_B = batch.seats_B
+    num_rooted = len(batch.rooted)
+    if runs:
+        context_seats = np.array([batch.spans[r.sequence].seat for r in runs], dtype=np.int64)
+        seats_B = torch.cat([seats_B, torch.from_numpy(context_seats).to(seats_B.device)])
+        runs = [ContextRun(num_rooted + i, r.row, r.start, r.count) for i, r in enumerate(runs)]
+    return Layout(
+        slots_BL=batch.table.slots_AC[seats_B, : batch.max_length],
+        contexts=tuple(runs),
+        node_rows_BW=node_rows_BW if num_rooted else None,
+        node_slots_BW=node_slots_BW if num_rooted else None,
+        root_positions_B=batch.roots_B if num_rooted else None,
+        parents_BW=None if tree.is_chain else tree.parents_BW,
+        max_position=batch.max_length - 1,
+    )
+
+
+def _sampling_rows(
+    batch: Batch,
+    tree: DraftTree,
+    sequence_R: torch.Tensor,
+    node_R: torch.Tensor,
+    position_R: torch.Tensor,
+) -> Rows:
+    """What the sampler needs to know of each node row; ancestors only where penalties act."""
+    history_BL, length_B = batch.history_BL, batch.roots_B + 1
+    if tree.width == 1 or not any(batch.params.penalised):
+        return Rows(sequence_R, position_R, None, None, history_BL, length_B)
+    if tree.is_chain:
+        columns_W = torch.arange(tree.width, device=node_R.device)
+        is_ancestor_RW = (columns_W <= node_R.unsqueeze(1)) & (columns_W > 0)
+    else:
+        is_ancestor_RW = ancestors(tree.parents_BW)[sequence_R, node_R]
+    tokens_RW = tree.tokens_BW[sequence_R]
+    return Rows(sequence_R, position_R, tokens_RW, is_ancestor_RW, history_BL, length_B)

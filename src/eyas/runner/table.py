@@ -1,0 +1,88 @@
+"""What the device knows of every admitted sequence: its tokens, its slots, its length.
+
+Promises: one row (*seat*) a sequence; a launched step reads lengths and roots from here, so the host
+may plan a step before the one before it has landed. The host writes a seat only at admission and for
+prompt chunks; from then on verdicts advance it on the device.
+Does not know: schedulers, drafters, why a sequence ended.
+
+Legend: A seats, C columns (positions), B sequences of a batch, W nodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from eyas.core import Verdict
+
+
+class SequenceTable:
+    """tokens_AC[a, :length], slots_AC[a, :length - 1]; columns past the longest sequence are scratch
+    for nodes that turn out to lie beyond a verdict."""
+
+    def __init__(
+        self, num_seats: int, max_length: int, max_width: int, device: torch.device
+    ) -> None:
+        self.max_length = max_length
+        self.num_columns = max_length + 3 * max_width
+        self.trash_column = self.num_columns
+        shape = (num_seats, self.num_columns + 1)
+        self.tokens_AC = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.slots_AC = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.lengths_A = torch.ones(num_seats, dtype=torch.int64, device=device)
+        self.device = device
+        self._free_seats = list(range(num_seats - 1, -1, -1))
+
+    @property
+    def num_free_seats(self) -> int:
+        return len(self._free_seats)
+
+    def seat(self, tokens: list[int], stored_slots: np.ndarray) -> int:
+        """Give a sequence a seat; `stored_slots` are those of its shared prefix."""
+        seat = self._free_seats.pop()
+        self.tokens_AC[seat, : len(tokens)] = torch.tensor(tokens).to(self.device)
+        self.lengths_A[seat] = len(tokens)
+        if len(stored_slots):
+            self.write_slots(seat, 0, stored_slots)
+        return seat
+
+    def unseat(self, seat: int) -> None:
+        self._free_seats.append(seat)
+
+    def write_slots(self, seat: int, start: int, slots: np.ndarray) -> None:
+        """Where the keys and values of positions start.. of this seat live."""
+        self.slots_AC[seat, start : start + len(slots)] = torch.from_numpy(slots).to(self.device)
+
+    def place_nodes(
+        self, seats_B: torch.Tensor, roots_B: torch.Tensor, node_slots_BW: torch.Tensor
+    ) -> None:
+        """Put the slots of nodes into the columns of their positions, as if all were one chain."""
+        offsets_W = torch.arange(node_slots_BW.shape[1], device=self.device)
+        columns_BW = roots_B.unsqueeze(1) + offsets_W
+        self.slots_AC[seats_B.unsqueeze(1), columns_BW] = node_slots_BW
+
+    def advance(
+        self,
+        seats_B: torch.Tensor,
+        roots_B: torch.Tensor,
+        verdict: Verdict,
+        node_slots_BW: torch.Tensor,
+        *,
+        is_chain: bool,
+    ) -> None:
+        """Append each verdict: its tokens after the root, the accepted nodes' slots from the root on.
+
+        A faulty verdict (count -1) appends nothing.
+        """
+        counts_B = verdict.counts_B.clamp(min=0)
+        width = verdict.tokens_BW.shape[1]
+        offsets_W = torch.arange(width, device=self.device)
+        kept_BW = offsets_W < counts_B.unsqueeze(1)
+        columns_BW = roots_B.unsqueeze(1) + offsets_W
+        seats_B1 = seats_B.unsqueeze(1)
+        token_columns_BW = torch.where(kept_BW, columns_BW + 1, self.trash_column)
+        self.tokens_AC[seats_B1, token_columns_BW] = verdict.tokens_BW
+        if not is_chain:
+            slot_columns_BW = torch.where(kept_BW, columns_BW, self.trash_column)
+            self.slots_AC[seats_B1, slot_columns_BW] = node_slots_BW.gather(1, verdict.nodes_BW)
+        self.lengths_A[seats_B] = roots_B + 1 + counts_B
