@@ -1,0 +1,1 @@
+"""The step: scheduling, verifying, committing; and the process that runs it."""

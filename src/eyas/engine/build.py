@@ -1,0 +1,245 @@
+"""From settings to a running engine: load, check, size, connect.
+
+Promises: everything that can be wrong with the settings is a ValueError that names the setting, before
+weights are loaded where possible. The start-up self-check decides what the engine says of exactness.
+Does not know: requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from eyas.attention.reference import ReferenceAttention
+from eyas.cache import CacheManager, KVStore
+from eyas.config import EngineConfig, EngineInfo
+from eyas.constraint import ConstraintCompiler
+from eyas.draft import Drafter, ModelDrafter, NgramDrafter, RootDrafter
+from eyas.engine.engine import Engine
+from eyas.engine.exactness import check_exactness
+from eyas.engine.scheduler import Scheduler
+from eyas.layers.row_order import RowOrderReport, find_row_order
+from eyas.models import (
+    Decoder,
+    ModelSpec,
+    load_model,
+    locate_model,
+    read_generation_defaults,
+    read_spec,
+    resolve_dtype,
+)
+from eyas.runner.device import cache_budget, open_device
+from eyas.runner.runner import ModelRunner
+from eyas.runner.table import SequenceTable
+from eyas.text import Detokenizer, Tokenizer
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+
+
+def build_engine(
+    config: EngineConfig, progress: Progress | None = None, own_drafter: Drafter | None = None
+) -> Engine:
+    """Load the model (and the draft model) and connect the rooms. Raises ValueError with a remedy.
+
+    own_drafter: drafts instead of the one that `config.draft` names.
+    """
+    place = open_device(config.device)
+    directory = locate_model(config.model.path, config.model.revision, config.model.offline)
+    spec = read_spec(directory)
+    tokenizer = Tokenizer.from_directory(directory)
+    dtype = resolve_dtype(config.model.dtype, place.device)
+    draft_directory, draft_spec = _read_draft(config, spec)
+    order = find_row_order(
+        list(spec.linear_shapes) + list(draft_spec.linear_shapes if draft_spec else ()),
+        dtype,
+        place.device,
+        config.scheduler.max_batch_tokens,
+        head=spec.head_shape,
+    )
+    max_length = _max_length(config, spec, draft_spec)
+    width = 1 if config.draft.drafter == "root" else config.draft.num_tokens + 1
+    if own_drafter is not None:
+        width = own_drafter.width
+    table_length = max_length + 3 * width
+    model = load_model(
+        directory,
+        dtype=dtype,
+        device=place.device,
+        max_model_len=max_length,
+        order=order.order,
+        progress=progress,
+    )
+    draft_model = None
+    if draft_directory is not None:
+        draft_model = load_model(
+            draft_directory,
+            dtype=dtype,
+            device=place.device,
+            max_model_len=max_length,
+            order=order.order,
+            progress=progress,
+        )
+    num_slots, max_length = _size_cache(
+        config, spec, draft_spec, dtype, place.device, max_length, width, table_length
+    )
+    runner = _runner(model, spec, num_slots, dtype, place.device, order)
+    drafter = own_drafter or _drafter(
+        config, draft_model, draft_spec, num_slots, dtype, place.device, order
+    )
+    exact = check_exactness(runner, order, max_length, num_slots)
+    log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
+    defaults = read_generation_defaults(directory)
+    info = EngineInfo(
+        model=config.model.path,
+        directory=str(directory),
+        architecture=spec.architecture,
+        num_parameters=spec.num_parameters,
+        device=str(place.device),
+        dtype=str(dtype).removeprefix("torch."),
+        max_model_len=max_length,
+        num_slots=num_slots,
+        vocab_size=spec.vocab_size,
+        drafter=config.draft.drafter if own_drafter is None else type(own_drafter).__name__,
+        eos_token_ids=tuple(defaults.eos_token_ids),
+        exact=exact.exact,
+        exact_reason=exact.reason,
+        num_flights=place.num_flights
+        if config.scheduler.flights == "auto"
+        else config.scheduler.flights,
+    )
+    return connect(config, runner, drafter, info, tokenizer)
+
+
+def connect(
+    config: EngineConfig,
+    runner: ModelRunner,
+    drafter: Drafter,
+    info: EngineInfo,
+    tokenizer: Tokenizer | None,
+    compilers: Mapping[str, ConstraintCompiler] | None = None,
+) -> Engine:
+    """Put an engine together from its parts."""
+    device = runner.model.device
+    cache = CacheManager(
+        info.num_slots, prefix_cache=config.cache.prefix_cache, lookback=drafter.lookback
+    )
+    scheduling = config.scheduler
+    table = SequenceTable(scheduling.max_num_seqs, info.max_model_len, drafter.width, device)
+    scheduler = Scheduler(
+        cache,
+        table,
+        max_num_seqs=scheduling.max_num_seqs,
+        max_batch_tokens=scheduling.max_batch_tokens,
+        max_width=drafter.width,
+        shares_prompts=config.cache.prefix_cache,
+    )
+    make_sink = None
+    if tokenizer is not None:
+        text = tokenizer
+        make_sink = lambda skip: Detokenizer(text, skip, continues=True)  # noqa: E731
+    return Engine(
+        runner=runner,
+        cache=cache,
+        table=table,
+        drafter=drafter,
+        scheduler=scheduler,
+        info=info,
+        num_flights=info.num_flights,
+        make_sink=make_sink,
+        compilers=compilers,
+    )
+
+
+def _read_draft(config: EngineConfig, spec: ModelSpec) -> tuple[Path | None, ModelSpec | None]:
+    """The draft model's place and facts; it must share the target's vocabulary."""
+    if config.draft.model is None:
+        return None, None
+    directory = locate_model(config.draft.model, None, config.model.offline)
+    draft_spec = read_spec(directory)
+    if draft_spec.vocab_size != spec.vocab_size:
+        raise ValueError(
+            f"draft.model: {config.draft.model} has a vocabulary of {draft_spec.vocab_size}, the "
+            f"target one of {spec.vocab_size}; a draft model must share the target's tokenizer"
+        )
+    return directory, draft_spec
+
+
+def _max_length(config: EngineConfig, spec: ModelSpec, draft_spec: ModelSpec | None) -> int:
+    asked = config.model.max_model_len
+    if asked is not None and asked > spec.max_position:
+        raise ValueError(
+            f"model.max_model_len: {asked} is beyond the {spec.max_position} positions this model "
+            "was made for"
+        )
+    limits = [asked or spec.max_position]
+    if draft_spec is not None:
+        limits.append(draft_spec.max_position)
+    return min(limits)
+
+
+def _size_cache(
+    config: EngineConfig,
+    spec: ModelSpec,
+    draft_spec: ModelSpec | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_length: int,
+    width: int,
+    table_length: int,
+) -> tuple[int, int]:
+    """(number of slots, longest sequence). One sequence of that length always fits."""
+    stores = list(spec.stores) + list(draft_spec.stores if draft_spec else ())
+    per_slot = KVStore.bytes_per_slot(stores, dtype)
+    num_slots = config.cache.num_slots
+    if num_slots is None:
+        table_bytes = 16 * config.scheduler.max_num_seqs * table_length
+        budget = cache_budget(device, config.cache.memory_fraction) - table_bytes
+        most_useful = config.scheduler.max_num_seqs * (max_length + 2 * width)
+        num_slots = min(budget // per_slot, most_useful)
+    longest = min(max_length, num_slots - 2 * width)
+    if longest < 2:
+        raise ValueError(
+            f"cache.num_slots: {num_slots} slots hold no useful sequence; give more memory "
+            "(--memory-fraction) or a smaller --max-num-seqs"
+        )
+    if longest < max_length:
+        log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)
+    log.info("cache: %d slots of %d bytes", num_slots, per_slot)
+    return num_slots, longest
+
+
+def _runner(
+    model: Decoder,
+    spec: ModelSpec,
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    order: RowOrderReport,
+) -> ModelRunner:
+    kv = KVStore(spec.stores, num_slots, dtype=dtype, device=device)
+    return ModelRunner(model, ReferenceAttention(kv), order.order)
+
+
+def _drafter(
+    config: EngineConfig,
+    draft_model: Decoder | None,
+    draft_spec: ModelSpec | None,
+    num_slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    order: RowOrderReport,
+) -> Drafter:
+    match config.draft.drafter:
+        case "root":
+            return RootDrafter()
+        case "ngram":
+            return NgramDrafter(config.draft.num_tokens)
+        case "model":
+            assert draft_model is not None and draft_spec is not None
+            runner = _runner(draft_model, draft_spec, num_slots, dtype, device, order)
+            return ModelDrafter(runner, config.draft.num_tokens)

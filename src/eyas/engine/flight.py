@@ -1,0 +1,112 @@
+"""A step under way: what was launched, and how to read its results once the device is done.
+
+Promises: `read` is the only place that waits for the device; it waits once.
+Does not know: what the results mean to a sequence.
+
+Legend: B rooted sequences, W nodes, N top alternatives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from eyas.core import DraftTree, TokenLogprob, Verdict
+from eyas.engine.scheduler import Plan
+
+
+@dataclass(slots=True, eq=False)
+class PromptRows:
+    """Log-probabilities of one prompt chunk: entry i is that of position start + 1 + i."""
+
+    token_ids: torch.Tensor
+    own: torch.Tensor
+    top_ids: torch.Tensor
+    top: torch.Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Landed:
+    """A flight's results on the host, one entry a rooted sequence unless it says otherwise."""
+
+    counts: list[int]
+    tokens: list[list[int]]
+    nodes: list[list[int]]
+    sizes: list[int]
+    logprobs: list[list[TokenLogprob]] | None
+    prompt_logprobs: dict[int, list[TokenLogprob]]
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """plan: whose step it is. prompt_rows: by index of the span. error: the launch itself failed."""
+
+    plan: Plan
+    tree: DraftTree | None = None
+    verdict: Verdict | None = None
+    prompt_rows: dict[int, PromptRows] = field(default_factory=dict)
+    error: str | None = None
+    _event: torch.cuda.Event | None = None
+    _host: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def depart(self) -> None:
+        """Start copying the results to the host, behind the work that makes them."""
+        if self.verdict is None or self.tree is None:
+            return
+        tensors = {
+            "counts": self.verdict.counts_B,
+            "tokens": self.verdict.tokens_BW,
+            "nodes": self.verdict.nodes_BW,
+            "sizes": self.tree.sizes_B,
+        }
+        if self.verdict.chosen_logprobs_BW is not None:
+            assert self.verdict.top_ids_BWN is not None
+            assert self.verdict.top_logprobs_BWN is not None
+            tensors["own"] = self.verdict.chosen_logprobs_BW
+            tensors["top_ids"] = self.verdict.top_ids_BWN
+            tensors["top"] = self.verdict.top_logprobs_BWN
+        if self.verdict.counts_B.device.type == "cpu":
+            self._host = tensors
+            return
+        for name, tensor in tensors.items():
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host[name] = pinned.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def read(self) -> Landed:
+        """Wait for the device and turn the results into plain numbers."""
+        if self._event is not None:
+            self._event.synchronize()
+        prompt = {i: _prompt_logprobs(rows) for i, rows in self.prompt_rows.items()}
+        if not self._host:
+            return Landed([], [], [], [], None, prompt)
+        counts = self._host["counts"].tolist()
+        tokens = self._host["tokens"].tolist()
+        logprobs = None
+        if "own" in self._host:
+            own, ids, top = (self._host[k].tolist() for k in ("own", "top_ids", "top"))
+            logprobs = [
+                [
+                    TokenLogprob(token, own[b][j], list(zip(ids[b][j], top[b][j], strict=True)))
+                    for j, token in enumerate(tokens[b][: max(0, counts[b])])
+                ]
+                for b in range(len(counts))
+            ]
+        return Landed(
+            counts,
+            tokens,
+            self._host["nodes"].tolist(),
+            self._host["sizes"].tolist(),
+            logprobs,
+            prompt,
+        )
+
+
+def _prompt_logprobs(rows: PromptRows) -> list[TokenLogprob]:
+    columns = (rows.token_ids, rows.own, rows.top_ids, rows.top)
+    return [
+        TokenLogprob(token, own, list(zip(ids, top, strict=True)))
+        for token, own, ids, top in zip(*(c.tolist() for c in columns), strict=True)
+    ]

@@ -1,0 +1,137 @@
+"""The verdict: every node row chooses, then a walk from the root follows the choices.
+
+Promises: a token is a function of its prefix, parameters, seed and position; the tree decides only how
+far one step gets. Log-probabilities are the raw model's, taken at the row that chose.
+The verifier does not know what a drafter is.
+
+Legend: R rows, V vocabulary, B sequences, W nodes, N top alternatives, K mask words.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.core import DraftTree, Verdict
+from eyas.runner.batch import Batch
+from eyas.runner.rows import PackedRows
+from eyas.sampling import choose, process
+
+
+def verify(
+    logits_RV: torch.Tensor,
+    tree: DraftTree,
+    rows: PackedRows,
+    batch: Batch,
+    mask_RK: torch.Tensor | None,
+) -> Verdict:
+    """logits_RV: the node rows' logits, float32."""
+    params, sampling = batch.params, rows.sampling
+    chosen_R = choose(process(logits_RV, sampling, params, mask_RK), sampling, params)
+    chosen_BW = _to_grid(chosen_R, tree, rows, fill=-1)
+    verdict = _walk_chain(chosen_BW, tree) if tree.is_chain else _walk_tree(chosen_BW, tree)
+    if params.num_logprobs is not None:
+        _attach_logprobs(verdict, logits_RV, chosen_R, tree, rows, params.num_logprobs)
+    return verdict
+
+
+def raw_logprobs(
+    logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """([R] log-probability of each token, [R, N] ids and [R, N] log-probabilities of the likeliest;
+    ties by id)."""
+    logprobs_RV = logits_RV.log_softmax(dim=1)
+    own_R = logprobs_RV.gather(1, tokens_R.clamp(min=0).unsqueeze(1)).squeeze(1)
+    if num_top == 0:
+        nothing = logprobs_RV[:, :0]
+        return own_R, nothing.long(), nothing
+    return own_R, *_likeliest(logprobs_RV, num_top)
+
+
+def _likeliest(x_RV: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[R, N] ids and values of the largest, ties by id, without sorting the rest."""
+    last_id = x_RV.shape[1] - 1
+    least_R1 = x_RV.topk(num_top, dim=1).values[:, -1:]
+    above_RV, tied_RV = x_RV > least_R1, x_RV == least_R1
+    room_R1 = num_top - above_RV.sum(dim=1, keepdim=True)
+    picked_RV = above_RV | (tied_RV & (tied_RV.cumsum(dim=1, dtype=torch.int32) <= room_R1))
+    backwards_V = torch.arange(last_id, -1, -1, dtype=torch.int32, device=x_RV.device)
+    rank_RN = torch.where(picked_RV, backwards_V, -1).topk(num_top, dim=1).values
+    ids_RN = last_id - rank_RN.clamp(min=0).long()
+    ordered = x_RV.gather(1, ids_RN).sort(dim=1, descending=True, stable=True)
+    return ids_RN.gather(1, ordered.indices), ordered.values
+
+
+def _to_grid(
+    values_R: torch.Tensor, tree: DraftTree, rows: PackedRows, *, fill: float
+) -> torch.Tensor:
+    """[R, ...] of node rows to [B, W, ...]."""
+    num, width = tree.tokens_BW.shape
+    shape = (num, width, *values_R.shape[1:])
+    if values_R.shape[0] == num * width:
+        return values_R.view(shape)
+    grid = values_R.new_full(shape, fill)
+    grid[rows.sampling.sequence_R, rows.node_R] = values_R
+    return grid
+
+
+def _walk_chain(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
+    """A chain's walk is the run of draft tokens that were chosen."""
+    width = tree.width
+    nodes_W = torch.arange(width, device=chosen_BW.device)
+    nodes_BW = nodes_W.expand_as(chosen_BW)
+    if width == 1:
+        return Verdict(chosen_BW, nodes_BW, torch.where(chosen_BW[:, 0] >= 0, 1, -1))
+    agrees = (chosen_BW[:, :-1] == tree.tokens_BW[:, 1:]) & (
+        nodes_W[1:] < tree.sizes_B.unsqueeze(1)
+    )
+    accepted_B = agrees.to(torch.int64).cumprod(dim=1).sum(dim=1)
+    return _end_at_faults(Verdict(chosen_BW, nodes_BW, accepted_B + 1))
+
+
+def _walk_tree(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
+    """From the root, step to the child whose token was chosen; stop when there is none."""
+    num, width = chosen_BW.shape
+    device = chosen_BW.device
+    columns_W = torch.arange(width, device=device)
+    real_BW = columns_W < tree.sizes_B.unsqueeze(1)
+    at_B = torch.zeros(num, dtype=torch.int64, device=device)
+    walking_B = torch.ones(num, dtype=torch.bool, device=device)
+    tokens_BW = torch.full_like(chosen_BW, -1)
+    nodes_BW = torch.zeros_like(chosen_BW)
+    counts_B = torch.zeros_like(at_B)
+    for step in range(width):
+        token_B1 = chosen_BW.gather(1, at_B.unsqueeze(1))
+        tokens_BW[:, step] = torch.where(walking_B, token_B1.squeeze(1), -1)
+        nodes_BW[:, step] = at_B
+        counts_B += walking_B
+        is_next_BW = (tree.parents_BW == at_B.unsqueeze(1)) & (tree.tokens_BW == token_B1) & real_BW
+        walking_B = walking_B & is_next_BW.any(dim=1)
+        at_B = torch.where(walking_B, is_next_BW.to(torch.int64).argmax(dim=1), at_B)
+        if device.type == "cpu" and not bool(walking_B.any()):
+            break
+    return _end_at_faults(Verdict(tokens_BW, nodes_BW, counts_B))
+
+
+def _end_at_faults(verdict: Verdict) -> Verdict:
+    """A row that could not choose ends the walk before it; the root's own fault gives count -1."""
+    last_B = (verdict.counts_B - 1).unsqueeze(1)
+    faulty_B = verdict.tokens_BW.gather(1, last_B).squeeze(1) < 0
+    counts_B = verdict.counts_B - faulty_B.to(torch.int64)
+    verdict.counts_B = torch.where(counts_B == 0, -1, counts_B)
+    return verdict
+
+
+def _attach_logprobs(
+    verdict: Verdict,
+    logits_RV: torch.Tensor,
+    chosen_R: torch.Tensor,
+    tree: DraftTree,
+    rows: PackedRows,
+    num_top: int,
+) -> None:
+    own_R, top_ids_RN, top_RN = raw_logprobs(logits_RV, chosen_R, num_top)
+    nodes_BW = verdict.nodes_BW
+    picked_BWN = nodes_BW.unsqueeze(-1).expand(-1, -1, num_top)
+    verdict.chosen_logprobs_BW = _to_grid(own_R, tree, rows, fill=0.0).gather(1, nodes_BW)
+    verdict.top_ids_BWN = _to_grid(top_ids_RN, tree, rows, fill=0).gather(1, picked_BWN)
+    verdict.top_logprobs_BWN = _to_grid(top_RN, tree, rows, fill=0.0).gather(1, picked_BWN)

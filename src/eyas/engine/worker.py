@@ -1,0 +1,239 @@
+"""The engine process: commands in, steps, deltas out.
+
+Promises: a request always hears something back; a step that raises ends the requests that were
+alive with an error and the loop goes on, unless the engine's own check fails; the process ends when
+its parent does (its standard input closes), when it is told to, or with a reason that was sent.
+Does not know: HTTP, tokenizers, how a step works.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from eyas import wire
+from eyas.config import EngineConfig, EngineInfo
+from eyas.core import Delta, Request, RequestError
+
+log = logging.getLogger("eyas.engine")
+
+HEARTBEAT_SECONDS = 0.5
+SEND_TIMEOUT_SECONDS = 60
+MAX_COMMANDS_PER_STEP = 64
+MAX_QUEUED_MESSAGES = 10_000
+MAX_FAILED_STEPS = 3
+CHECK_AFTER_IDLE_SECONDS = 1.0
+
+STEP_FAILED = "the engine could not finish a step; the request was ended, try it again"
+ENGINE_FAILED = "the engine failed; see the server's log"
+
+
+class EngineDoor(Protocol):
+    """What the worker needs of an engine."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self) -> list[Delta]: ...
+    def has_work(self) -> bool: ...
+    def stats(self) -> wire.EngineStats: ...
+    def check(self) -> None: ...
+    def shutdown(self) -> None: ...
+
+
+class _Link:
+    """The socket to the HTTP process, and the pipe whose end means that it is gone."""
+
+    def __init__(self, address: str, lifeline: int) -> None:
+        self._lifeline = lifeline
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_MESSAGES)
+        self._socket.setsockopt(zmq.SNDTIMEO, SEND_TIMEOUT_SECONDS * 1000)
+        self._socket.setsockopt(zmq.LINGER, 2000)
+        self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(lifeline, zmq.POLLIN)
+        self.is_parent_gone = False
+
+    def send(self, reply: wire.Reply) -> None:
+        """Blocks while the parent reads nothing; after a minute of that it counts as gone."""
+        try:
+            self._socket.send(wire.encode(reply))
+        except zmq.Again:
+            log.error("the HTTP process has read nothing for %d s", SEND_TIMEOUT_SECONDS)
+            self.is_parent_gone = True
+
+    def receive(self, timeout_seconds: float) -> list[wire.Command]:
+        """The commands that have come, at most a step's share of them."""
+        ready = dict(self._poller.poll(int(timeout_seconds * 1000)))
+        if self._lifeline in ready and not os.read(self._lifeline, 4096):
+            self.is_parent_gone = True
+        commands: list[wire.Command] = []
+        while self._socket in ready and len(commands) < MAX_COMMANDS_PER_STEP:
+            try:
+                commands.append(wire.decode_command(self._socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+            except msgspec.DecodeError:
+                log.exception("a command could not be read and was left out")
+        return commands
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+class Worker:
+    """One engine and one link; `run` returns the process's exit status."""
+
+    def __init__(self, engine: EngineDoor, link: _Link) -> None:
+        self._engine = engine
+        self._link = link
+        self._live: dict[str, set[int]] = {}
+        self._num_failed_steps = 0
+        self._last_step_seconds = 0.0
+        self._is_told_to_stop = False
+        self._idle_since: float | None = None
+
+    def run(self) -> int:
+        engine, link = self._engine, self._link
+        link.send(wire.Ready(engine.info))
+        next_heartbeat = 0.0
+        while not (link.is_parent_gone or self._is_told_to_stop):
+            has_work = engine.has_work()
+            for command in link.receive(0.0 if has_work else HEARTBEAT_SECONDS / 2):
+                self._obey(command)
+            if engine.has_work():
+                self._idle_since = time.monotonic()
+                self._step()
+            else:
+                self._check_when_idle()
+            if time.monotonic() >= next_heartbeat:
+                link.send(wire.Heartbeat(engine.stats(), self._last_step_seconds))
+                next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
+        return 0
+
+    def _obey(self, command: wire.Command) -> None:
+        match command:
+            case wire.Submit(request):
+                self._submit(request)
+            case wire.Abort(request_id):
+                if self._live.pop(request_id, None) is not None:
+                    self._engine.abort(request_id)
+            case wire.Shutdown():
+                self._is_told_to_stop = True
+
+    def _submit(self, request: Request) -> None:
+        if request.id in self._live:
+            refusal = wire.Refused(request.id, "id: a request with this id is under way", "id")
+        else:
+            try:
+                self._engine.add(request)
+            except RequestError as error:
+                refusal = wire.Refused(request.id, error.message, error.param)
+            except Exception:
+                log.exception("request %s could not be added", request.id)
+                refusal = wire.Refused(request.id, ENGINE_FAILED, None, "internal")
+            else:
+                self._live[request.id] = set(range(request.params.n))
+                return
+        self._link.send(refusal)
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        try:
+            deltas = self._engine.step()
+        except Exception:
+            log.exception("a step failed; its %d requests end with an error", len(self._live))
+            deltas = self._end_all()
+        else:
+            self._num_failed_steps = 0
+        self._last_step_seconds = time.perf_counter() - started
+        for delta in deltas:
+            if delta.finish_reason is not None and delta.request_id in self._live:
+                unfinished = self._live[delta.request_id]
+                unfinished.discard(delta.index)
+                if not unfinished:
+                    del self._live[delta.request_id]
+        if deltas:
+            self._link.send(wire.Deltas(deltas))
+
+    def _check_when_idle(self) -> None:
+        """Once after each stretch of work. Raises if the engine has lost something."""
+        if self._idle_since is None:
+            return
+        if time.monotonic() - self._idle_since > CHECK_AFTER_IDLE_SECONDS:
+            self._idle_since = None
+            self._engine.check()
+
+    def _end_all(self) -> list[Delta]:
+        """An error for every live choice. Raises if the engine is not sound afterwards."""
+        deltas = [
+            Delta(request_id=request_id, index=index, finish_reason="error", error=STEP_FAILED)
+            for request_id, unfinished in self._live.items()
+            for index in sorted(unfinished)
+        ]
+        self._num_failed_steps += 1
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
+            self._link.send(wire.Deltas(deltas))
+            raise RuntimeError(f"{self._num_failed_steps} steps failed one after the other")
+        for request_id in list(self._live):
+            self._engine.abort(request_id)
+        self._engine.check()
+        return deltas
+
+
+def main(build: Callable[[EngineConfig], EngineDoor] | None = None) -> int:
+    """Read the setup from standard input, build the engine, work until told to stop.
+
+    build: how an engine is made of its configuration; None is `eyas.engine.build.build_engine`.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when this process ends
+        signal.signal(number, signal.SIG_IGN)
+    lifeline = sys.stdin.fileno()
+    setup = wire.decode_setup(_read_line(lifeline))
+    logging.basicConfig(
+        level=setup.log_level.upper(), format="%(asctime)s %(levelname)s engine: %(message)s"
+    )
+    link = _Link(setup.address, lifeline)
+    engine = None
+    try:
+        if build is None:
+            from eyas.engine.build import build_engine as build
+        engine = build(setup.config)
+        return Worker(engine, link).run()
+    except Exception as error:
+        log.exception("the engine process ends")
+        is_for_users = engine is None and isinstance(error, ValueError)
+        link.send(wire.Failed(str(error) if is_for_users else ENGINE_FAILED))
+        return 1
+    finally:
+        if engine is not None:
+            engine.shutdown()
+        link.close()
+
+
+def _read_line(descriptor: int) -> bytes:
+    """One line, read without a buffer, so that the rest of the pipe stays in it."""
+    line = bytearray()
+    while byte := os.read(descriptor, 1):
+        if byte == b"\n":
+            break
+        line += byte
+    return bytes(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

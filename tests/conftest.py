@@ -1,0 +1,27 @@
+"""What every test shares: one thread, since many on a busy machine have a terrible tail."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    torch.set_num_threads(1)
+    logging.getLogger("eyas").setLevel(logging.CRITICAL)
+    yield
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """The types this processor computes exactly in."""
+    chosen: torch.dtype = getattr(torch, request.param)
+    from eyas.models import cpu_has_bfloat16
+
+    if chosen is torch.bfloat16 and not cpu_has_bfloat16():
+        pytest.skip("this processor has no bfloat16")
+    return chosen

@@ -1,0 +1,94 @@
+"""The laws on a GPU, as far as the reference attention goes there: slow is fine, wrong is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyas import LLM, SamplingParams
+from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
+from eyas.outputs import GenerationOutput
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Repeat this text exactly: seven green boats, seven red boats, seven green boats.",
+    "Specify a random city.",
+    "Fill a JSON object with the field city set to Oslo and the field count set to 12.",
+    "Hello! Who are you?",
+)
+
+
+def make(device: str, dtype: str = "float32", drafter: str = "root", flights: int = 1) -> LLM:
+    config = EngineConfig(
+        model=ModelConfig(path="builtin", dtype=dtype),
+        device=DeviceConfig(device=device, num_threads=4),
+        draft=DraftConfig(drafter=drafter, model="builtin" if drafter == "model" else None),
+        scheduler=SchedulerConfig(flights=flights, max_batch_tokens=64),
+    )
+    return LLM(config=config)
+
+
+def ask(llm: LLM, temperature: float) -> list[GenerationOutput]:
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    params = [
+        SamplingParams(
+            temperature=temperature,
+            top_p=0.95,
+            max_tokens=60,
+            seed=11 + i,
+            logprobs=2,
+            repetition_penalty=1.1 if i % 2 else 1.0,
+        )
+        for i in range(len(chats))
+    ]
+    outputs = llm.chat(chats, params)
+    llm.engine.check()
+    return outputs
+
+
+def tokens(outputs: list[GenerationOutput]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> dict[float, list[GenerationOutput]]:
+    llm = make("cpu", flights=0)
+    return {temperature: ask(llm, temperature) for temperature in (0.0, 0.7)}
+
+
+@pytest.mark.parametrize("drafter", ["root", "ngram", "model"])
+@pytest.mark.parametrize("flights", [0, 1])
+def test_gpu_gives_the_tokens_of_the_cpu_whatever_drafts(
+    on_cpu: dict[float, list[GenerationOutput]], drafter: str, flights: int
+) -> None:
+    llm = make("cuda", drafter=drafter, flights=flights)
+    for temperature, expected in on_cpu.items():
+        found = ask(llm, temperature)
+        assert tokens(found) == tokens(expected)
+        for one, other in zip(found, expected, strict=True):
+            for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
+                assert abs(a.logprob - b.logprob) < 2e-3
+    if drafter == "model":
+        assert llm.engine.stats().num_accepted_tokens > 50
+
+
+def test_bfloat16_on_gpu_stays_near_float32() -> None:
+    exact, coarse = make("cuda"), make("cuda", dtype="bfloat16")
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    prompt = exact.encode_chat([{"role": "user", "content": QUESTIONS[3]}])
+    (a,), (b,) = exact.generate([prompt], params), coarse.generate([prompt], params)
+    assert a.prompt_logprobs is not None and b.prompt_logprobs is not None
+    pairs = list(zip(a.prompt_logprobs[1:], b.prompt_logprobs[1:], strict=True))
+    mean = sum(abs(x.logprob - y.logprob) for x, y in pairs) / len(pairs)
+    assert mean < 0.05
+
+
+def test_the_self_check_gives_its_verdict_on_this_gpu() -> None:
+    llm = make("cuda", dtype="bfloat16")
+    assert llm.info.exact_reason
+    print(f"exact: {llm.info.exact}, {llm.info.exact_reason}")

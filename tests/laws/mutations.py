@@ -1,0 +1,319 @@
+"""Slips of one line, each with the test that must notice it; and how they are tried.
+
+`python -m tests.laws.mutations 0 2` tries the first of two shares: the package is copied, one slip is
+made in the copy, and its test runs against the copy in a process of its own (forked, so that torch
+is loaded once). A slip must fail its test; the copy without a slip must pass them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "eyas"
+HEAVY = ["numpy", "torch", "hypothesis", "msgspec", "tokenizers", "safetensors.torch", "psutil"]
+NAMED = "tests/laws/test_named_laws.py::test_"
+MODEL = "tests/draft/test_model_drafter.py::test_"
+VERIFIER = "tests/engine/test_verifier.py::test_"
+PROCESS = "tests/sampling/test_process.py::test_"
+MANAGER = "tests/cache/test_manager_law.py::test_"
+STREAM = "tests/laws/test_stream_law.py::test_"
+ATTENTION = "tests/attention/test_reference_attention.py::test_"
+NOISE = "tests/sampling/test_noise.py::test_"
+ARGMAX = VERIFIER + "a_token_is_the_argmax_of_logits_and_the_noise_of_its_position"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """In `file`, `old` (which stands there once) becomes `new`; then `test` must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = [
+    Mutation(
+        "the noise of the position after",
+        "sampling/choose.py",
+        "keys = (params.seed_B[sequence_R], position_R, params.choice_B[sequence_R])",
+        "keys = (params.seed_B[sequence_R], position_R + 1, params.choice_B[sequence_R])",
+        ARGMAX + "[0.8-root]",
+    ),
+    Mutation(
+        "all choices share their noise",
+        "sampling/params.py",
+        "[_signed(s.seed), s.choice, ",
+        "[_signed(s.seed), 0, ",
+        NAMED + "choices_have_noise_of_their_own",
+    ),
+    Mutation(
+        "the noise of a neighbouring token",
+        "sampling/noise.py",
+        "odd[0], odd[1] = id_RQ, 0",
+        "odd[0], odd[1] = id_RQ + 1, 0",
+        NOISE + "philox_is_the_published_function_of_seed_position_token_and_choice",
+    ),
+    Mutation(
+        "a sibling's token is penalised",
+        "runner/rows.py",
+        "is_ancestor_RW = ancestors(tree.parents_BW)[sequence_R, node_R]",
+        "is_ancestor_RW = (tree.parents_BW >= 0)[sequence_R]",
+        NAMED + "penalties_are_those_of_a_nodes_own_path[oracle tree]",
+    ),
+    Mutation(
+        "a chain's later tokens are penalised",
+        "runner/rows.py",
+        "(columns_W <= node_R.unsqueeze(1)) & (columns_W > 0)",
+        "(columns_W <= node_R.unsqueeze(1) + 1) & (columns_W > 0)",
+        NAMED + "penalties_are_those_of_a_nodes_own_path[oracle chain]",
+    ),
+    Mutation(
+        "penalties forget the ancestors",
+        "sampling/process.py",
+        "rows.is_ancestor_RD[picked].to(torch.float32)",
+        "0 * rows.is_ancestor_RD[picked].to(torch.float32)",
+        PROCESS + "penalties_count_the_ancestors_and_no_other_node",
+    ),
+    Mutation(
+        "every node has the root's mask",
+        "engine/masks.py",
+        "return masks[rows.sampling.sequence_R, rows.node_R]",
+        "return masks[rows.sampling.sequence_R, 0 * rows.node_R]",
+        NAMED + "each_node_has_its_own_mask[oracle tree]",
+    ),
+    Mutation(
+        "an automaton is not told what was chosen",
+        "engine/commit.py",
+        "sequence.constraint.advance(taken)",
+        "sequence.constraint.advance(taken[:1])",
+        NAMED + "each_node_has_its_own_mask[oracle chain]",
+    ),
+    Mutation(
+        "the first slots are kept, not the accepted ones",
+        "engine/commit.py",
+        "span.node_slots[nodes]",
+        "span.node_slots[: len(nodes)]",
+        NAMED + "accepted_nodes_are_stored_where_later_requests_look",
+    ),
+    Mutation(
+        "accepted nodes stay in the wrong columns",
+        "runner/table.py",
+        "node_slots_BW.gather(1, verdict.nodes_BW)",
+        "node_slots_BW",
+        NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle tree]",
+    ),
+    Mutation(
+        "a tree's nodes stand one position too far",
+        "runner/rows.py",
+        "positions_BW = batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW)",
+        "positions_BW = batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW) + 1",
+        ARGMAX + "[0.8-random trees]",
+    ),
+    Mutation(
+        "the walk follows the first child",
+        "engine/verifier.py",
+        "(tree.parents_BW == at_B.unsqueeze(1)) & (tree.tokens_BW == token_B1)",
+        "(tree.parents_BW == at_B.unsqueeze(1))",
+        NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle tree]",
+    ),
+    Mutation(
+        "a chain's walk jumps over a refusal",
+        "engine/verifier.py",
+        "agrees.to(torch.int64).cumprod(dim=1).sum(dim=1)",
+        "agrees.to(torch.int64).sum(dim=1)",
+        NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle chain]",
+    ),
+    Mutation(
+        "the draft model writes one slot early",
+        "draft/model.py",
+        "slots_B1 = batch.node_slots_BW[:, depth : depth + 1]",
+        "slots_B1 = batch.node_slots_BW[:, depth - 1 : depth]",
+        MODEL + "its_own_weights_draft_what_is_chosen[0.7-0]",
+    ),
+    Mutation(
+        "the draft model reads the noise one position early",
+        "draft/model.py",
+        "position_R=batch.roots_B + depth,",
+        "position_R=batch.roots_B + depth - 1,",
+        MODEL + "its_own_weights_draft_what_is_chosen[0.7-0]",
+    ),
+    Mutation(
+        "the draft model shares a slot that it has not filled",
+        "draft/model.py",
+        "    lookback = 1\n",
+        "    lookback = 0\n",
+        MODEL + "what_it_shares_is_right_to_the_last_slot[0]",
+    ),
+    Mutation(
+        "a prefix match takes the root too",
+        "cache/manager.py",
+        "known = np.asarray(tokens[:-1], dtype=np.int64)",
+        "known = np.asarray(tokens, dtype=np.int64)",
+        MANAGER + "a_match_stops_short_of_the_root",
+    ),
+    Mutation(
+        "refused slots do not return",
+        "cache/manager.py",
+        "self._pool.give(reserved[~np.isin(reserved, kept)])",
+        "self._pool.give(reserved[len(kept) :])",
+        MANAGER + "kept_slots_stay_where_they_are_and_the_others_return",
+    ),
+    Mutation(
+        "a locked prefix may be evicted",
+        "cache/radix.py",
+        "if parent is None or node.num_locks or node.children",
+        "if parent is None or node.children",
+        "tests/cache/test_radix_law.py::test_a_locked_leaf_is_passed_over_however_old_it_is",
+    ),
+    Mutation(
+        "min_tokens holds the end back once too often",
+        "sampling/process.py",
+        "params.num_prompt_B[b] + 1 < min_tokens",
+        "params.num_prompt_B[b] + 1 <= min_tokens",
+        PROCESS + "no_end_before_min_tokens_and_none_barred_after[3]",
+    ),
+    Mutation(
+        "the filters do not see the temperature",
+        "sampling/process.py",
+        "        x = x / torch.where(temperature_R1 > 0, temperature_R1, 1.0)\n"
+        "        if any(params.filtered):\n"
+        "            _filter(x, rows, params)\n",
+        "        x = x.clone()\n"
+        "        if any(params.filtered):\n"
+        "            _filter(x, rows, params)\n"
+        "        x = x / torch.where(temperature_R1 > 0, temperature_R1, 1.0)\n",
+        PROCESS + "filters_see_the_temperature",
+    ),
+    Mutation(
+        "a tie at the top-k threshold is cut",
+        "sampling/process.py",
+        "(logits < threshold) & (top_k_R1 > 0)",
+        "(logits <= threshold) & (top_k_R1 > 0)",
+        PROCESS + "ties_at_the_top_k_threshold_are_all_kept",
+    ),
+    Mutation(
+        "the text is cut after the stop string, not before",
+        "engine/stops.py",
+        "if self._params.include_stop_str_in_output else start\n",
+        "if not self._params.include_stop_str_in_output else start\n",
+        NAMED + "a_stop_inside_a_draft_ends_the_text_there",
+    ),
+    Mutation(
+        "the beginning of a stop string is shown",
+        "engine/stops.py",
+        "end -= self._held_back()",
+        "end -= 0",
+        STREAM + "the_stop_that_completes_first_wins",
+    ),
+    Mutation(
+        "a stop string across two tokens is missed",
+        "engine/stops.py",
+        "max(0, self._num_searched - len(stop) + 1)",
+        "self._num_searched",
+        STREAM + "the_stop_that_completes_first_wins",
+    ),
+    Mutation(
+        "a query does not see itself",
+        "attention/reference.py",
+        "seen = columns_L <= positions_CQ.unsqueeze(-1)",
+        "seen = columns_L < positions_CQ.unsqueeze(-1)",
+        ATTENTION + "a_scale_of_the_layer_is_used",
+    ),
+    Mutation(
+        "a flight ahead plans without the one before it",
+        "engine/scheduler.py",
+        "sequence.num_tokens + sequence.num_in_flight_tokens + 1 if has_root",
+        "sequence.num_tokens + 1 if has_root",
+        NAMED + "a_flight_ahead_sees_what_the_one_before_it_chose[1]",
+    ),
+]
+
+
+def misplaced() -> list[str]:
+    """The mutations whose text does not stand in its file exactly once."""
+    return [m.name for m in MUTATIONS if (PACKAGE / m.file).read_text().count(m.old) != 1]
+
+
+def copy_package(directory: Path) -> Path:
+    """The package without its model; returns what goes on the path."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "playground")
+    shutil.copytree(PACKAGE, directory / "eyas", ignore=ignored)
+    return directory
+
+
+def run_tests(path: Path, tests: list[str]) -> int:
+    """pytest's exit status for these tests against the package at `path`, in a forked process."""
+    for name in HEAVY:
+        importlib.import_module(name)
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = 70
+    try:
+        import pytest
+
+        sys.path[:0] = [str(path), str(ROOT)]
+        sys.dont_write_bytecode = True
+        output = io.StringIO()
+        options = [
+            "-x",
+            "-q",
+            "--assert=plain",
+            "-p",
+            "no:xdist",
+            "-p",
+            "no:cacheprovider",
+            "--no-header",
+        ]
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            status = int(pytest.main([*options, f"--rootdir={ROOT}", *tests]))
+        package = importlib.import_module("eyas")
+        if not str(package.__file__).startswith(str(path)):
+            status = 71
+        if status not in (0, 1):
+            sys.stdout.write(output.getvalue()[-4000:])
+            sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)
+        sys.stdout.flush()
+    finally:
+        os._exit(status)
+
+
+def survivors(share: int, num_shares: int) -> list[str]:
+    """What is wrong with this share of the list; empty when every slip was noticed."""
+    mine = MUTATIONS[share::num_shares]
+    problems = []
+    os.chdir(ROOT)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = copy_package(Path(scratch))
+        tests = sorted({m.test for m in mine})
+        if status := run_tests(path, tests):
+            problems.append(f"the package as it is does not pass (status {status})")
+        for mutation in mine:
+            file = path / "eyas" / mutation.file
+            original = file.read_text()
+            file.write_text(original.replace(mutation.old, mutation.new))
+            status = run_tests(path, [mutation.test])
+            if status != 1:
+                problems.append(f"{mutation.name}: {mutation.test} ended with status {status}")
+            file.write_text(original)
+    return problems
+
+
+if __name__ == "__main__":
+    found = survivors(int(sys.argv[1]), int(sys.argv[2]))
+    print("\n".join(found) or "every slip was noticed")
+    sys.exit(bool(found))

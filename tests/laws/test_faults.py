@@ -1,0 +1,454 @@
+"""Fault injection: at each door one row's fault ends that row's request and no other.
+
+In every test a victim and its neighbours run together; the neighbours' answers are those of an
+undisturbed run, the victim ends with an error (or is not harmed at all), and the engine serves on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import eyas.engine.engine as engine_module
+from eyas.constraint import Constraint
+from eyas.core import OutputSpec, Request, RequestError, SamplingParams, Verdict
+from eyas.engine.engine import Engine
+from eyas.engine.flight import Flight, Landed
+from eyas.text import Detokenizer
+from tests.laws.automata import Modular, ModularCompiler
+from tests.laws.cases import COMPILERS, Known, Oracle, assert_same, walk_text
+from tests.laws.drafters import HostDrafter, Raises, RandomTrees
+from tests.laws.world import Answers, Setting, model_drafter, new_engine, run, tokenizer
+
+VICTIM_SEED = 77
+PLAIN = Setting(max_model_len=120)
+FLIGHTS = pytest.mark.parametrize("flights", [0, 1])
+DRAFTERS = pytest.mark.parametrize("drafter", ["root", "oracle tree", "oracle chain", "model"])
+
+
+def victim(**changes: object) -> Request:
+    fields = {"temperature": 0.7, "seed": VICTIM_SEED, "max_tokens": 30, "ignore_eos": True}
+    params = SamplingParams(**{**fields, "logprobs": 1, **changes})
+    return Request(id="victim", prompt_token_ids=walk_text(97, 12, [0, 1]), params=params)
+
+
+def neighbours() -> list[Request]:
+    spec = OutputSpec(kind="modular", source="5")
+    made = []
+    for i, temperature in enumerate([0.0, 0.7, 1.3, 0.7]):
+        params = SamplingParams(
+            temperature=temperature,
+            seed=i,
+            max_tokens=25 + i,
+            logprobs=1,
+            n=2 if i == 2 else 1,
+            repetition_penalty=1.2 if i == 1 else 1.0,
+        )
+        prompt = walk_text(97 + i, 12 + 5 * i, [0, 1])
+        output = spec if i == 3 else None
+        made.append(Request(id=f"n{i}", prompt_token_ids=prompt, params=params, output=output))
+    return made
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Answers:
+    return run(new_engine(PLAIN, compilers=COMPILERS), [victim(), *neighbours()], check=False)
+
+
+def known_of(answers: Answers, asked: Sequence[Request]) -> Known:
+    known: Known = {}
+    for request in asked:
+        for index in range(request.params.n):
+            answer = answers[request.id, index]
+            assert answer.seed is not None
+            known[answer.seed, index, tuple(request.prompt_token_ids)] = answer.token_ids
+    return known
+
+
+def faulty_engine(
+    drafter: str, flights: int, undisturbed: Answers, compilers: dict[str, object] | None = None
+) -> Engine:
+    known = known_of(undisturbed, [victim(), *neighbours()])
+    setting = replace(PLAIN, flights=flights)
+    made = {
+        "root": lambda: None,
+        "oracle tree": lambda: Oracle(6, known, decoys=True, honesty=1.0),
+        "oracle chain": lambda: Oracle(6, known, decoys=False, honesty=1.0),
+        "model": lambda: model_drafter(setting.dtype, setting.num_slots, 4, "target"),
+    }[drafter]()
+    return new_engine(setting, made, compilers={**COMPILERS, **(compilers or {})})  # type: ignore[dict-item]
+
+
+def assert_neighbours_unharmed(answers: Answers, undisturbed: Answers) -> None:
+    others = {k: a for k, a in undisturbed.items() if k[0] != "victim"}
+    assert_same({k: a for k, a in answers.items() if k[0] != "victim"}, others)
+
+
+def assert_serves_on(engine: Engine, undisturbed: Answers) -> None:
+    """The same neighbours again, on the same engine."""
+    assert_neighbours_unharmed(run(engine, neighbours()), undisturbed)
+
+
+def assert_cut_short(answers: Answers, undisturbed: Answers, num_tokens: int | None = None) -> None:
+    """The victim ended with an error, and what it said before is true."""
+    got, whole = answers["victim", 0], undisturbed["victim", 0]
+    assert got.finish_reason == "error" and got.error
+    assert got.token_ids == whole.token_ids[: len(got.token_ids)]
+    assert got.logprobs == whole.logprobs[: len(got.logprobs)]
+    assert whole.text.startswith(got.text.rstrip("\ufffd"))
+    assert len(got.token_ids) < len(whole.token_ids)
+    if num_tokens is not None:
+        assert len(got.token_ids) == num_tokens
+
+
+# Drafters
+
+
+@FLIGHTS
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_drafter_that_raises_costs_speed_alone(
+    undisturbed: Answers, flights: int, every: int
+) -> None:
+    engine = new_engine(
+        replace(PLAIN, flights=flights), Raises(RandomTrees(5, 1), every), compilers=COMPILERS
+    )
+    assert_same(run(engine, [victim(), *neighbours()]), undisturbed)
+    assert engine.metrics.num_failed_steps > 0
+
+
+@FLIGHTS
+def test_a_drafter_that_raises_for_one_sequence_harms_none(
+    undisturbed: Answers, flights: int
+) -> None:
+    class Picky(HostDrafter):
+        def think(self, source, tokens, room):  # type: ignore[no-untyped-def]
+            if source.seed == VICTIM_SEED:
+                raise RuntimeError("not this one")
+            return [(0, 97)]
+
+    engine = new_engine(replace(PLAIN, flights=flights), Picky(3), compilers=COMPILERS)
+    assert_same(run(engine, [victim(), *neighbours()]), undisturbed)
+
+
+# Logits
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, how: Callable[[torch.Tensor], None], at: int) -> None:
+    """Spoil the victim's logits of the row whose token has position `at`, in whatever tree it is."""
+    verify = engine_module.verify
+
+    def poisoned(logits_RV, tree, rows, batch, mask_RK) -> Verdict:  # type: ignore[no-untyped-def]
+        seeds = [source.seed for source in batch.params.sources]
+        for row, (b, position) in enumerate(
+            zip(rows.sampling.sequence_R.tolist(), rows.sampling.position_R.tolist(), strict=True)
+        ):
+            if seeds[b] == VICTIM_SEED and position == at:
+                how(logits_RV[row])
+        return verify(logits_RV, tree, rows, batch, mask_RK)
+
+    monkeypatch.setattr(engine_module, "verify", poisoned)
+
+
+@FLIGHTS
+@DRAFTERS
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_row_that_is_not_a_number_ends_its_request(
+    undisturbed: Answers,
+    monkeypatch: pytest.MonkeyPatch,
+    flights: int,
+    drafter: str,
+    value: float,
+    greedy: bool,
+) -> None:
+    """The token after the spoilt position is never chosen; those before it all come."""
+    asked = victim(temperature=0.0) if greedy else victim()
+    expected = dict(undisturbed)
+    if greedy:
+        expected |= run(new_engine(PLAIN), [asked], check=False)
+    prompt_length = len(asked.prompt_token_ids)
+    for offset in (0, 7):
+        with monkeypatch.context() as patch:
+            poison(patch, lambda row: row.fill_(value), prompt_length - 1 + offset)
+            engine = faulty_engine(drafter, flights, expected)
+            answers = run(engine, [asked, *neighbours()])
+        assert_cut_short(answers, expected, offset)
+        assert_neighbours_unharmed(answers, expected)
+    assert_serves_on(engine, expected)
+
+
+def test_one_number_that_is_none_is_enough(
+    undisturbed: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, lambda row: row[5:6].fill_(float("nan")), 15)
+    engine = faulty_engine("oracle tree", 0, undisturbed)
+    answers = run(engine, [victim(top_k=20, top_p=0.9, min_p=0.01), *neighbours()])
+    assert answers["victim", 0].finish_reason == "error"
+    assert_neighbours_unharmed(answers, undisturbed)
+
+
+# Constraints
+
+
+class Failing(Modular):
+    """Raises in its `calls`-th fill or advance; allows everything a plain text has."""
+
+    def __init__(self, where: str, calls: int) -> None:
+        super().__init__(1)
+        self.where, self.calls = where, calls
+
+    def fill(self, tokens_W: Sequence[int], parents_W: Sequence[int], rows_WK: np.ndarray) -> None:
+        rows_WK[:] = -1
+        if self.where == "fill":
+            self._count_down()
+        if self.where == "mask" and self.count >= self.calls:
+            rows_WK[:] = 0
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self.count += len(tokens)
+        if self.where == "advance":
+            self._count_down()
+
+    def _count_down(self) -> None:
+        self.calls -= 1
+        if self.calls == 0:
+            raise MemoryError("an automaton's fault, on purpose")
+
+
+class FailingCompiler:
+    def compile(self, spec: OutputSpec) -> Constraint:
+        where, _, calls = spec.source.partition(":")
+        if where == "compile":
+            raise RequestError("output: no such thing", param="output")
+        if where == "crash":
+            raise RuntimeError("a compiler's fault, on purpose")
+        return Failing(where, int(calls))
+
+
+@FLIGHTS
+@DRAFTERS
+@pytest.mark.parametrize(
+    "where", ["fill:1", "fill:4", "advance:1", "advance:3", "mask:0", "mask:5"]
+)
+def test_a_constraint_that_fails_ends_its_request(
+    undisturbed: Answers, flights: int, drafter: str, where: str
+) -> None:
+    engine = faulty_engine(drafter, flights, undisturbed, {"failing": FailingCompiler()})
+    asked = victim()
+    asked.output = OutputSpec(kind="failing", source=where)
+    answers = run(engine, [asked, *neighbours()])
+    assert_cut_short(answers, undisturbed)
+    assert_neighbours_unharmed(answers, undisturbed)
+    assert_serves_on(engine, undisturbed)
+
+
+@pytest.mark.parametrize(("source", "error"), [("compile", RequestError), ("crash", RuntimeError)])
+def test_a_compiler_that_raises_takes_nothing_up(
+    undisturbed: Answers, source: str, error: type[Exception]
+) -> None:
+    engine = faulty_engine("root", 0, undisturbed, {"failing": FailingCompiler()})
+    asked = victim(n=3)
+    asked.output = OutputSpec(kind="failing", source=source)
+    with pytest.raises(error):
+        engine.add(asked)
+    assert not engine.has_work()
+    assert_serves_on(engine, undisturbed)
+    asked.output = None
+    assert run(engine, [asked])["victim", 0].finish_reason == "length"
+
+
+def test_an_output_nobody_can_enforce_is_refused(undisturbed: Answers) -> None:
+    engine = new_engine(PLAIN, compilers={"modular": ModularCompiler()})
+    asked = victim()
+    asked.output = OutputSpec(kind="poem", source="")
+    with pytest.raises(RequestError, match="poem"):
+        engine.add(asked)
+    assert not engine.has_work()
+
+
+# Text
+
+
+class BadSink(Detokenizer):
+    """Raises at the `calls`-th token, or when it is finished."""
+
+    def __init__(self, calls: int, *, at_finish: bool) -> None:
+        super().__init__(tokenizer(), False)
+        self.calls, self.at_finish = calls, at_finish
+
+    def push(self, token_id: int) -> str:
+        self.calls -= 1
+        if self.calls == 0:
+            raise UnicodeError("a detokenizer's fault, on purpose")
+        return super().push(token_id)
+
+    def finish(self) -> str:
+        if self.at_finish:
+            raise UnicodeError("a detokenizer's fault, on purpose")
+        return super().finish()
+
+
+@FLIGHTS
+@DRAFTERS
+@pytest.mark.parametrize(("calls", "at_finish"), [(1, False), (8, True), (1000, True)])
+def test_a_detokenizer_that_fails_ends_its_request(
+    undisturbed: Answers, flights: int, drafter: str, calls: int, at_finish: bool
+) -> None:
+    engine = faulty_engine(drafter, flights, undisturbed)
+    make_sink = engine._make_sink
+    assert make_sink is not None
+    engine._make_sink = lambda skip: (
+        make_sink(skip) if skip else BadSink(calls, at_finish=at_finish)
+    )
+    answers = run(engine, [victim(skip_special_tokens=False), *neighbours()])
+    assert answers["victim", 0].finish_reason == "error"
+    assert_neighbours_unharmed(answers, undisturbed)
+    assert_serves_on(engine, undisturbed)
+
+
+# The forward itself
+
+
+@FLIGHTS
+@DRAFTERS
+@pytest.mark.parametrize("failing", [1, 4])
+def test_a_forward_that_raises_ends_its_batch_and_the_engine_goes_on(
+    undisturbed: Answers, monkeypatch: pytest.MonkeyPatch, flights: int, drafter: str, failing: int
+) -> None:
+    engine = faulty_engine(drafter, flights, undisturbed)
+    forward, calls = engine.runner.forward, [0]
+
+    def faulty(rows, taps=()):  # type: ignore[no-untyped-def]
+        calls[0] += 1
+        if failing <= calls[0] < failing + len(engine._drafters):
+            raise RuntimeError("a device's fault, on purpose")
+        return forward(rows, taps)
+
+    monkeypatch.setattr(engine.runner, "forward", faulty)
+    late = [replace_id(request, f"late {request.id}") for request in neighbours()]
+    answers = run(engine, [victim(), *neighbours()], arrivals={failing + 3: late})
+    for (name, index), answer in answers.items():
+        whole = undisturbed[name.removeprefix("late "), index]
+        if name.startswith("late"):
+            assert answer == whole
+        else:
+            assert answer == whole or answer.finish_reason == "error"
+            assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+    assert_cut_short(answers, undisturbed)
+    assert engine.metrics.num_failed_steps == len(engine._drafters)
+    assert_serves_on(engine, undisturbed)
+
+
+@FLIGHTS
+def test_a_step_that_fails_with_a_draft_runs_again_without_one(
+    undisturbed: Answers, monkeypatch: pytest.MonkeyPatch, flights: int
+) -> None:
+    engine = faulty_engine("oracle tree", flights, undisturbed)
+    propose = engine.drafter.propose
+
+    def malformed(batch):  # type: ignore[no-untyped-def]
+        tree = propose(batch)
+        tree.tokens_BW[:, 1:] = 10**6
+        return tree
+
+    monkeypatch.setattr(engine.drafter, "propose", malformed)
+    answers = run(engine, [victim(), *neighbours()])
+    assert answers == undisturbed
+    assert engine.metrics.num_failed_steps > 0
+
+
+def replace_id(request: Request, name: str) -> Request:
+    return Request(
+        id=name,
+        prompt_token_ids=request.prompt_token_ids,
+        params=request.params,
+        output=request.output,
+    )
+
+
+@FLIGHTS
+def test_results_that_cannot_be_read_end_their_batch(
+    undisturbed: Answers, monkeypatch: pytest.MonkeyPatch, flights: int
+) -> None:
+    engine = faulty_engine("oracle tree", flights, undisturbed)
+    read, calls = Flight.read, [0]
+
+    def faulty(flight: Flight) -> Landed:
+        calls[0] += 1
+        if calls[0] == 4:
+            raise RuntimeError("a device's fault, on purpose")
+        return read(flight)
+
+    monkeypatch.setattr(Flight, "read", faulty)
+    answers = run(engine, [victim(), *neighbours()])
+    assert_cut_short(answers, undisturbed)
+    assert_serves_on(engine, undisturbed)
+
+
+def test_a_forward_that_raises_spares_those_who_wait(
+    undisturbed: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(replace(PLAIN, max_num_seqs=1), compilers=COMPILERS)
+    forward, calls = engine.runner.forward, [0]
+
+    def faulty(rows, taps=()):  # type: ignore[no-untyped-def]
+        calls[0] += 1
+        if calls[0] == 3:
+            raise RuntimeError("a device's fault, on purpose")
+        return forward(rows, taps)
+
+    monkeypatch.setattr(engine.runner, "forward", faulty)
+    answers = run(engine, [victim(), *neighbours()])
+    assert_cut_short(answers, undisturbed, 2)
+    assert_neighbours_unharmed(answers, undisturbed)
+
+
+# Aborts
+
+
+@FLIGHTS
+@DRAFTERS
+def test_an_abort_at_any_moment_ends_one_request(
+    undisturbed: Answers, flights: int, drafter: str
+) -> None:
+    draw = random.Random(flights)
+    for moment in (0, 1, 2, draw.randint(3, 9)):
+        engine = faulty_engine(drafter, flights, undisturbed)
+        aborted: list[int] = []
+
+        def on_step(step: int) -> None:
+            if step == moment:  # noqa: B023
+                engine.abort("victim")  # noqa: B023
+                engine.abort("victim")  # noqa: B023
+                engine.abort("nobody")  # noqa: B023
+                aborted.append(step)  # noqa: B023
+
+        answers = run(engine, [victim(n=2), *neighbours()], on_step=on_step)
+        assert aborted
+        for index in range(2):
+            got = answers["victim", index]
+            assert got.finish_reason in ("abort", "length")
+            if index == 0:
+                whole = undisturbed["victim", 0].token_ids
+                assert got.token_ids == whole[: len(got.token_ids)]
+        assert answers["victim", 1].finish_reason == "abort" or drafter != "root"
+        assert_neighbours_unharmed(answers, undisturbed)
+
+
+@FLIGHTS
+def test_a_request_that_was_aborted_while_in_flight_leaves_nothing(flights: int) -> None:
+    engine = new_engine(replace(PLAIN, flights=flights))
+    engine.add(victim())
+    for _ in range(3):
+        engine.step()
+    engine.abort("victim")
+    ended = [d for _ in range(4) for d in engine.step() if d.finish_reason]
+    assert [d.finish_reason for d in ended] == ["abort"]
+    assert not engine.has_work()
+    engine.check()
+    assert engine.cache.stats().num_held == 0
