@@ -1,0 +1,1 @@
+"""Measurements: decoding speed, serving, and how well the built-in model answers."""
