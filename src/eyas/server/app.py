@@ -1,0 +1,215 @@
+"""The routes.
+
+Promises: OpenAI's shapes for answers and errors alike, unknown routes and methods included.
+Does not know: how tokens come about, sockets, processes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from eyas.core import RequestError
+from eyas.server import metrics
+from eyas.server.answer import Answer
+from eyas.server.body import Body, parse, read_body
+from eyas.server.chat import (
+    ChatFormat,
+    chat_request,
+    plain_messages,
+    plain_tools,
+    template_options,
+)
+from eyas.server.completions import CompletionFormat, completion_requests
+from eyas.server.errors import ApiError
+from eyas.server.gate import Gate
+from eyas.server.schema import ChatBody, CompletionBody, DetokenizeBody, Sampled, TokenizeBody
+from eyas.server.service import Service
+from eyas.server.texts import ModelTexts
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The ASGI application of one server."""
+    routes = _Routes(service)
+    table: list[tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]] = [
+        ("GET", "/health", routes.health),
+        ("GET", "/livez", routes.health),
+        ("GET", "/ready", routes.ready),
+        ("GET", "/readyz", routes.ready),
+        ("GET", "/metrics", routes.metrics),
+        ("GET", "/v1/models", routes.models),
+        ("GET", "/v1/models/{name:path}", routes.model),
+        ("POST", "/v1/chat/completions", routes.chat),
+        ("POST", "/v1/completions", routes.completions),
+        ("POST", "/tokenize", routes.tokenize),
+        ("POST", "/detokenize", routes.detokenize),
+    ]
+    app = Starlette(
+        routes=[Route(path, handler, methods=[method]) for method, path, handler in table],
+        exception_handlers={
+            ApiError: _api_error,
+            RequestError: _request_error,
+            HTTPException: _http_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    return Gate(app, service)
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+class _Routes:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, http: HttpRequest) -> Response:
+        """The process lives; nothing more."""
+        return _json({"status": "ok"})
+
+    async def ready(self, http: HttpRequest) -> Response:
+        """The engine's loop turns, the model is loaded, the server takes requests."""
+        self._service.check_ready()
+        stats = self._service.client.health().stats
+        return _json(
+            {"status": "ready", "running": stats.num_running, "waiting": stats.num_waiting}
+        )
+
+    async def metrics(self, http: HttpRequest) -> Response:
+        return Response(self._service.metrics.text(), media_type=metrics.CONTENT_TYPE)
+
+    async def models(self, http: HttpRequest) -> Response:
+        cards = [self._card(name) for name in self._service.names]
+        return _json({"object": "list", "data": cards})
+
+    async def model(self, http: HttpRequest) -> Response:
+        name = http.path_params["name"]
+        self._service.check_model(name)
+        return _json(self._card(name))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        info = self._service.info
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._service.started_at,
+            "owned_by": "eyas",
+            "max_model_len": info.max_model_len,
+        }
+
+    async def chat(self, http: HttpRequest) -> Response:
+        body, texts = await self._read(http, ChatBody)
+        answer_id = f"chatcmpl-{secrets.token_hex(12)}"
+        salt = self._salt(http, body)
+        request = await self._service.workers.run(
+            lambda: chat_request(body, texts, answer_id, salt)
+        )
+        with_usage = bool((body.stream_options or {}).get("include_usage"))
+        shape = ChatFormat(
+            texts.tokenizer, answer_id, body.model or self._service.names[0], request, with_usage
+        )
+        answer = Answer(self._service, answer_id, [request], shape)
+        return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
+
+    async def completions(self, http: HttpRequest) -> Response:
+        body, texts = await self._read(http, CompletionBody)
+        answer_id = f"cmpl-{secrets.token_hex(12)}"
+        salt = self._salt(http, body)
+        requests = await self._service.workers.run(
+            lambda: completion_requests(body, texts, answer_id, salt)
+        )
+        with_usage = bool((body.stream_options or {}).get("include_usage"))
+        shape = CompletionFormat(
+            texts.tokenizer, answer_id, body.model or self._service.names[0], requests, body
+        )
+        answer = Answer(self._service, answer_id, requests, shape)
+        return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        body, texts = await self._read(http, TokenizeBody)
+        ids = await self._service.workers.run(lambda: _tokenized(body, texts))
+        written: dict[str, Any] = {
+            "count": len(ids),
+            "max_model_len": texts.max_model_len,
+            "tokens": ids,
+        }
+        if body.return_token_strs:
+            written["token_strs"] = [texts.tokenizer.token_text(token) for token in ids]
+        return _json(written)
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        body, texts = await self._read(http, DetokenizeBody)
+        if body.tokens and max(body.tokens) >= texts.vocab_size:
+            raise ApiError(
+                400,
+                f"tokens: holds ids beyond the vocabulary of {texts.vocab_size}",
+                param="tokens",
+            )
+        text = await self._service.workers.run(
+            lambda: texts.tokenizer.decode(body.tokens, skip_special=False)
+        )
+        return _json({"prompt": text})
+
+    async def _read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, ModelTexts]:
+        """The checked body. Everything about it is said before the engine's state is."""
+        options = self._service.options
+        body = parse(
+            await read_body(http, options.max_body_bytes, options.read_timeout_seconds), kind
+        )
+        self._service.check_model(getattr(body, "model", None))
+        self._service.check_ready()
+        return body, self._service.texts
+
+    def _salt(self, http: HttpRequest, body: Sampled) -> str:
+        return self._service.cache_salt(body.cache_salt, http.headers.get("authorization", ""))
+
+
+def _tokenized(body: TokenizeBody, texts: ModelTexts) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("prompt: give either prompt or messages", param="prompt")
+    if body.messages is not None:
+        options = template_options(
+            texts,
+            body.chat_template_kwargs,
+            None,
+            body.add_generation_prompt,
+            body.continue_final_message,
+        )
+        messages = plain_messages(body.messages, texts)
+        return texts.chat_ids(messages, plain_tools(body.tools), **options)
+    assert body.prompt is not None
+    if body.add_special_tokens is False:
+        return texts.tokenizer.encode_text(body.prompt)
+    return texts.tokenizer.encode_prompt(body.prompt)
+
+
+async def _api_error(http: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _request_error(http: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return ApiError.of(error).response()
+
+
+async def _http_error(http: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {
+        404: f"there is no route {http.method} {http.url.path[:200]!r}",
+        405: f"this route does not take {http.method[:20]}",
+    }
+    message = messages.get(error.status_code, "the request cannot be served")
+    response = ApiError(error.status_code, message).response()
+    response.headers.update(error.headers or {})
+    return response

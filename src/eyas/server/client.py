@@ -1,0 +1,321 @@
+"""The engine as the server sees it: one narrow door, and the engine process behind it.
+
+Promises: every request that was let in gets a last delta for each choice, or an exception, even
+when the engine process dies; a reader that falls behind gets merged deltas, and is given up beyond
+a bound.
+Does not know: HTTP, prompts as text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from eyas import wire
+from eyas.config import EngineConfig, EngineInfo
+from eyas.core import Delta, Request, RequestError
+from eyas.server import errors
+
+log = logging.getLogger("eyas.server")
+
+MAX_PENDING_TOKENS = 16_384
+KILL_SECONDS = 5.0
+
+
+class EngineUnavailable(Exception):
+    """The engine cannot take the request now."""
+
+
+class EngineOverloaded(EngineUnavailable):
+    """Too many requests wait."""
+
+
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """idle_seconds: since the engine's loop was last seen to turn."""
+
+    state: Literal["starting", "ready", "failed"]
+    reason: str = ""
+    idle_seconds: float = 0.0
+    last_step_seconds: float = 0.0
+    stats: wire.EngineStats = msgspec.field(default_factory=wire.EngineStats)
+
+
+class EngineClient(Protocol):
+    """What the server needs of an engine; a fake of forty lines can stand in."""
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """None until the engine is ready."""
+        ...
+
+    def generate(self, request: Request) -> AsyncIterator[Delta]:
+        """Deltas of all choices; ends after the last one's finish_reason. Closing it aborts.
+
+        Raises RequestError, EngineOverloaded or EngineUnavailable before the first delta.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request. An unknown id is no error."""
+        ...
+
+    def health(self) -> EngineHealth: ...
+
+
+def add_to(earlier: Delta, later: Delta) -> None:
+    """Make `earlier` say what the two of them said, one after the other."""
+    earlier.token_ids.extend(later.token_ids)
+    earlier.text += later.text
+    if later.logprobs is not None:
+        earlier.logprobs = (earlier.logprobs or []) + later.logprobs
+    if later.prompt_logprobs is not None:
+        earlier.prompt_logprobs = later.prompt_logprobs
+    earlier.finish_reason = later.finish_reason
+    earlier.stop_reason = later.stop_reason
+    earlier.error = later.error
+    earlier.usage = later.usage or earlier.usage
+    earlier.seed = earlier.seed if later.seed is None else later.seed
+
+
+class _Inbox:
+    """What one request has been sent and its reader has not taken yet: at most a delta a choice."""
+
+    def __init__(self, request: Request) -> None:
+        self.request_id = request.id
+        self.unfinished = set(range(request.params.n))
+        self._pending: dict[int, Delta] = {}
+        self._failure: Exception | None = None
+        self._num_tokens = 0
+        self._arrived = asyncio.Event()
+
+    def put(self, delta: Delta) -> bool:
+        """False if the reader is too far behind."""
+        if delta.index not in self.unfinished:
+            return True
+        if delta.finish_reason is not None:
+            self.unfinished.discard(delta.index)
+        if delta.index in self._pending:
+            add_to(self._pending[delta.index], delta)
+        else:
+            self._pending[delta.index] = delta
+        self._num_tokens += len(delta.token_ids)
+        self._arrived.set()
+        return self._num_tokens <= MAX_PENDING_TOKENS
+
+    def refuse(self, failure: Exception) -> None:
+        self.unfinished.clear()
+        self._failure = failure
+        self._arrived.set()
+
+    def end(self, error: str) -> None:
+        """An error for every choice that is not finished."""
+        for index in sorted(self.unfinished):
+            last = Delta(
+                request_id=self.request_id, index=index, finish_reason="error", error=error
+            )
+            self.put(last)
+
+    async def take(self) -> Sequence[Delta]:
+        """Everything that has come, in order of choices; empty at the end."""
+        while not self._pending:
+            if self._failure is not None:
+                raise self._failure
+            if not self.unfinished:
+                return ()
+            await self._arrived.wait()
+            self._arrived.clear()
+        taken, self._pending, self._num_tokens = list(self._pending.values()), {}, 0
+        return taken
+
+
+class EngineProcess:
+    """An engine in a process of its own, reached over a private ipc socket.
+
+    command: what to run instead of `python -m eyas.engine.worker` (it reads a `wire.Setup`).
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        max_queued: int = 1024,
+        log_level: str = "info",
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self._config = config
+        self._max_queued = max_queued
+        self._log_level = log_level
+        self._command = list(command or (sys.executable, "-m", "eyas.engine.worker"))
+        self._inboxes: dict[str, _Inbox] = {}
+        self._info: EngineInfo | None = None
+        self._failure: str | None = None
+        self._stats = wire.EngineStats()
+        self._last_step_seconds = 0.0
+        self._last_seen = time.monotonic()
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_closing = False
+        self.ready = asyncio.Event()
+        self.failed = asyncio.Event()
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._info if self._failure is None else None
+
+    @property
+    def process_id(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def health(self) -> EngineHealth:
+        state: Literal["starting", "ready", "failed"] = "ready" if self._info else "starting"
+        return EngineHealth(
+            state="failed" if self._failure is not None else state,
+            reason=self._failure or "",
+            idle_seconds=time.monotonic() - self._last_seen,
+            last_step_seconds=self._last_step_seconds,
+            stats=self._stats,
+        )
+
+    async def start(self) -> None:
+        """Start the process; it becomes ready later."""
+        self._directory = tempfile.mkdtemp(prefix="eyas-")  # made with mode 0700
+        address = f"ipc://{self._directory}/engine"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.bind(address)
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        setup = wire.Setup(config=self._config, address=address, log_level=self._log_level)
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(wire.encode_setup(setup) + b"\n")
+            await self._process.stdin.drain()
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+
+    async def close(self) -> None:
+        """Tell the process to end; kill it if it does not. What is under way ends with an error."""
+        self._is_closing = True
+        self._fail(errors.ENGINE_GONE)
+        if self._process is not None and self._process.returncode is None:
+            await self._send(wire.Shutdown())
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            try:
+                await asyncio.wait_for(self._process.wait(), KILL_SECONDS)
+            except TimeoutError:
+                log.warning("the engine process does not end; it is killed")
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+            self._context.term()
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End the process at once, with nothing said to anybody."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        if self._socket is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def generate(self, request: Request) -> AsyncIterator[Delta]:
+        if self._failure is not None or self._info is None:
+            raise EngineUnavailable
+        if request.id in self._inboxes:
+            raise RequestError("id: a request with this id is under way", param="id")
+        num_queued = sum(len(inbox.unfinished) for inbox in self._inboxes.values())
+        if num_queued + request.params.n > self._max_queued:
+            raise EngineOverloaded
+        inbox = self._inboxes[request.id] = _Inbox(request)
+        try:
+            await self._send(wire.Submit(request))
+            while deltas := await inbox.take():
+                for delta in deltas:
+                    yield delta
+        finally:
+            del self._inboxes[request.id]
+            if inbox.unfinished:
+                # Shielded: the caller is most often being cancelled when this runs.
+                await asyncio.shield(self._send(wire.Abort(request.id)))
+
+    async def abort(self, request_id: str) -> None:
+        inbox = self._inboxes.get(request_id)
+        if inbox is not None and inbox.unfinished:
+            inbox.end(errors.ABORTED)
+            await self._send(wire.Abort(request_id))
+
+    async def _send(self, command: wire.Command) -> None:
+        if self._socket is not None and not self._socket.closed:
+            # Without a peer a send would wait for one; a process that is gone needs no command.
+            with contextlib.suppress(zmq.ZMQError):
+                await self._socket.send(wire.encode(command), zmq.DONTWAIT)
+
+    async def _read(self) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                reply = wire.decode_reply(await self._socket.recv())
+            except msgspec.DecodeError:
+                log.exception("a reply of the engine could not be read and was left out")
+                continue
+            self._last_seen = time.monotonic()
+            await self._hear(reply)
+
+    async def _hear(self, reply: wire.Reply) -> None:
+        match reply:
+            case wire.Deltas(deltas):
+                for delta in deltas:
+                    inbox = self._inboxes.get(delta.request_id)
+                    if inbox is not None and not inbox.put(delta):
+                        inbox.end(errors.TOO_SLOW)
+                        await self._send(wire.Abort(delta.request_id))
+            case wire.Heartbeat(stats, last_step_seconds):
+                self._stats, self._last_step_seconds = stats, last_step_seconds
+            case wire.Ready(info):
+                self._info = info
+                self.ready.set()
+            case wire.Refused(request_id, message, param, refusal):
+                failures = {
+                    "invalid": RequestError(message, param=param),
+                    "overloaded": EngineOverloaded(),
+                    "internal": EngineUnavailable(),
+                }
+                if request_id in self._inboxes:
+                    self._inboxes[request_id].refuse(failures[refusal])
+            case wire.Failed(reason):
+                self._fail(reason)
+
+    async def _watch(self) -> None:
+        assert self._process is not None
+        status = await self._process.wait()
+        await asyncio.sleep(0.1)  # its last words may still be on the way
+        if not self._is_closing:
+            log.error("the engine process ended with status %s", status)
+            self._fail(errors.ENGINE_GONE)
+
+    def _fail(self, reason: str) -> None:
+        if self._failure is None:
+            self._failure = reason
+        for inbox in self._inboxes.values():
+            inbox.end(errors.ENGINE_GONE)
+        self.failed.set()

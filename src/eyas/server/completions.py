@@ -1,0 +1,215 @@
+"""/v1/completions: raw prompts in, one request a prompt; deltas in, text completion objects out.
+
+Promises: golden shapes of OpenAI's text completions, `echo` and its log-probabilities included. A
+raw prompt is text: control tokens in it are spelled out; who wants them sends token ids.
+Does not know: HTTP, chat templates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from eyas.core import MAX_CHOICES, Delta, Request, RequestError, TokenLogprob
+from eyas.server.formats import Choice, ending, finite, prompt_logprobs
+from eyas.server.sampling import refuse_unsupported, sampling_params
+from eyas.server.schema import CompletionBody
+from eyas.server.texts import ModelTexts
+from eyas.text import Detokenizer, Tokenizer
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def completion_requests(
+    body: CompletionBody, texts: ModelTexts, request_id: str, cache_salt: str
+) -> list[Request]:
+    """One request for each prompt. RequestError or ApiError names what cannot be done."""
+    refuse_unsupported(body)
+    if body.suffix is not None:
+        raise RequestError("suffix: is not supported", param="suffix")
+    if body.echo and body.stream and body.logprobs is not None:
+        raise RequestError("echo: with logprobs is not for stream: true", param="echo")
+    prompts = prompts_of(body)
+    num_choices = len(prompts) * (body.n or 1)
+    if num_choices > MAX_CHOICES:
+        raise RequestError(
+            f"prompt: {len(prompts)} prompts with n = {body.n or 1} make {num_choices} answers; "
+            f"at most {MAX_CHOICES} at a time",
+            param="prompt",
+        )
+    scores_prompt = body.echo and body.logprobs is not None
+    params = sampling_params(
+        body,
+        texts.defaults,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else _at_least_one(body),
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if scores_prompt else body.prompt_logprobs,
+    )
+    return [
+        Request(
+            id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
+            prompt_token_ids=texts.prompt_ids(prompt, "prompt"),
+            params=params,
+            cache_salt=cache_salt,
+        )
+        for place, prompt in enumerate(prompts)
+    ]
+
+
+def prompts_of(body: CompletionBody) -> list[str | Sequence[int]]:
+    """The prompts, each a string or a list of token ids."""
+    prompt = body.prompt
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]  # pyrefly: ignore
+    return list(prompt)  # pyrefly: ignore
+
+
+def _at_least_one(body: CompletionBody) -> int:
+    """max_tokens 0 scores a prompt: one token is made and not shown."""
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens: 0 is for echo: true only", param="max_tokens")
+    return max(1, body.max_tokens or 0)
+
+
+class CompletionFormat:
+    """Text completion objects, whole or in chunks."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        answer_id: str,
+        model: str,
+        requests: list[Request],
+        body: CompletionBody,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._params = requests[0].params
+        self._requests = requests
+        self._hides_output = body.max_tokens == 0
+        self._with_usage = bool((body.stream_options or {}).get("include_usage"))
+        self._echoes: list[str] | None = None
+        if body.echo:
+            self._echoes = [
+                prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special=False)
+                for prompt in prompts_of(body)
+            ]
+        self._shows_prompt_logprobs = body.prompt_logprobs is not None
+        self._writers: dict[int, _LogprobWriter] = {}
+        self._head = {
+            "id": answer_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def chunks(self, place: int, delta: Delta) -> list[dict[str, Any]]:
+        written = []
+        if place not in self._writers and (echo := self._echo(place)):
+            written.append(self._chunk(place, echo, None))
+        writer = self._writer(place)
+        if (delta.text or delta.logprobs) and not self._hides_output:
+            written.append(self._chunk(place, delta.text, writer.write(delta.logprobs or [])))
+        if delta.finish_reason is not None:
+            last = self._chunk(place, "", None)
+            last["choices"][0]["finish_reason"] = delta.finish_reason
+            last["choices"][0].update(ending(delta, self._params.seed))
+            written.append(last)
+        return written
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head, "choices": [], "usage": self._shown(usage)}
+
+    def response(self, choices: list[Choice], usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **self._head,
+            "choices": [self._choice(choice, choices) for choice in choices],
+            "usage": self._shown(usage),
+        }
+
+    def _shown(self, usage: dict[str, Any]) -> dict[str, Any]:
+        if self._hides_output:
+            return {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
+
+    def _choice(self, choice: Choice, choices: list[Choice]) -> dict[str, Any]:
+        assert choice.last is not None
+        # The first choice of a prompt carries what was learnt of the prompt.
+        scored = choices[choice.place - choice.place % self._params.n].prompt_logprobs
+        writer = self._writer(choice.place)
+        entries: list[TokenLogprob | None] = [] if self._hides_output else [*choice.logprobs]
+        if self._echoes is not None and self._params.logprobs is not None and scored is not None:
+            prompt = self._requests[choice.place // self._params.n].prompt_token_ids
+            logprobs = writer.write([*scored, *entries], unscored_ids=prompt[:1])
+        else:
+            logprobs = writer.write(entries)
+        text = self._echo(choice.place) + ("" if self._hides_output else choice.text)
+        written = {
+            "index": choice.place,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": choice.last.finish_reason,
+            **ending(choice.last, self._params.seed),
+        }
+        if self._shows_prompt_logprobs and scored is not None:
+            written["prompt_logprobs"] = prompt_logprobs(self._tokenizer, scored)
+        return written
+
+    def _echo(self, place: int) -> str:
+        return "" if self._echoes is None else self._echoes[place // self._params.n]
+
+    def _writer(self, place: int) -> _LogprobWriter:
+        if place not in self._writers:
+            scores_prompt = self._echoes is not None and self._params.prompt_logprobs is not None
+            offset = 0 if scores_prompt else len(self._echo(place))
+            self._writers[place] = _LogprobWriter(
+                self._tokenizer,
+                self._params.logprobs,
+                offset,
+                skip_special=self._params.skip_special_tokens,
+            )
+        return self._writers[place]
+
+    def _chunk(self, place: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        choice = {"index": place, "text": text, "logprobs": logprobs, "finish_reason": None}
+        chunk = {**self._head, "choices": [choice]}
+        return {**chunk, "usage": None} if self._with_usage else chunk
+
+
+class _LogprobWriter:
+    """One choice's log-probabilities in the old form: parallel lists, and places in the text."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, num_top: int | None, offset: int, *, skip_special: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._offset = offset
+        self._detokenizer = Detokenizer(tokenizer, skip_special, continues=offset > 0)
+
+    def write(
+        self, entries: Sequence[TokenLogprob | None], unscored_ids: Sequence[int] = ()
+    ) -> dict[str, Any] | None:
+        """unscored_ids: the tokens of the entries that are None, in order."""
+        if self._num_top is None:
+            return None
+        tokenizer, unscored = self._tokenizer, iter(unscored_ids)
+        written: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+        for entry in entries:
+            token_id = next(unscored) if entry is None else entry.token_id
+            written["tokens"].append(tokenizer.token_text(token_id))
+            written["text_offset"].append(self._offset)
+            self._offset += len(self._detokenizer.push(token_id))
+            if entry is None:
+                written["token_logprobs"].append(None)
+                written["top_logprobs"].append(None)
+            else:
+                written["token_logprobs"].append(finite(entry.logprob))
+                pairs = {tokenizer.token_text(token): finite(lp) for token, lp in entry.top}
+                written["top_logprobs"].append(pairs)
+        return dict(written)

@@ -1,0 +1,92 @@
+"""What every request passes before it reaches a route, and every answer on its way out.
+
+Promises: deny by default: all routes but the probes need a key where keys are set; every answer has
+a request id; while the server drains nothing new gets in; whatever goes wrong inside becomes a 500
+in OpenAI's shape and a line in the log. Does not know: routes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from eyas.server import errors
+from eyas.server.errors import ApiError
+from eyas.server.service import Service
+
+log = logging.getLogger("eyas.server")
+
+PROBES = frozenset({"/health", "/ready", "/livez", "/readyz"})
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._key_hashes = [_hash(key) for key in service.options.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        asked = headers.get("x-request-id", "")
+        request_id = asked if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(12)
+        scope.setdefault("state", {})["request_id"] = request_id
+        has_started = False
+
+        async def send_out(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                message.setdefault("headers", [])
+                outgoing = MutableHeaders(scope=message)
+                outgoing["x-request-id"] = request_id
+                if self._service.is_draining:
+                    outgoing["connection"] = "close"
+                self._service.metrics.count_response(message["status"])
+            await send(message)
+
+        try:
+            self._admit(scope["path"], headers)
+            await self._app(scope, receive, send_out)
+        except ApiError as error:
+            await error.response()(scope, receive, send_out)
+        except Exception:
+            log.exception("request %s failed", request_id)
+            if not has_started:
+                failure = ApiError(500, errors.INTERNAL)
+                await failure.response()(scope, receive, send_out)
+
+    def _admit(self, path: str, headers: Headers) -> None:
+        if path in PROBES:
+            return
+        if self._key_hashes and not self._has_key(headers.getlist("authorization")):
+            raise ApiError(401, errors.NO_KEY, code="invalid_api_key")
+        if self._service.is_draining and path != "/metrics":
+            raise errors.unavailable(errors.DRAINING, self._service.options.drain_seconds or 1)
+
+    def _has_key(self, values: Sequence[str]) -> bool:
+        """In constant time, whichever key it is."""
+        if len(values) != 1:
+            return False
+        scheme, _, key = values[0].partition(" ")
+        given = _hash(key.strip())
+        matches = [secrets.compare_digest(given, known) for known in self._key_hashes]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,199 @@
+"""Starting, draining and ending a server: the HTTP process and its engine process.
+
+Promises: HTTP answers at once and /ready when the engine does; SIGTERM lets running answers finish,
+a second one ends at once; when the engine dies every client hears of it and the exit status is 1.
+Does not know: routes, engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import uvicorn
+
+from eyas.config import EngineConfig
+from eyas.server import logs
+from eyas.server.app import create_app
+from eyas.server.client import EngineProcess
+from eyas.server.options import ServerOptions
+from eyas.server.protocol import BoundedProtocol
+from eyas.server.service import Service
+
+log = logging.getLogger("eyas.server")
+
+REPORT_SECONDS = 10.0
+KEEP_ALIVE_SECONDS = 30
+LAST_WORDS_SECONDS = 2.0
+
+
+def serve(
+    config: EngineConfig, options: ServerOptions, *, command: Sequence[str] | None = None
+) -> int:
+    """Serve until told to stop; the process's exit status.
+
+    command: the engine process, where it is not `python -m eyas.engine.worker`.
+    """
+    logs.configure(options.log_level)
+    try:
+        listener = _listen(options.host, options.port)
+    except OSError as error:
+        log.error("cannot listen on %s:%d: %s", options.host, options.port, error.strerror)
+        return 1
+    return asyncio.run(_serve(config, options, listener, command))
+
+
+def uvicorn_config(service: Service) -> uvicorn.Config:
+    """How our application is served."""
+    options = service.options
+    return uvicorn.Config(
+        create_app(service),
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        h11_max_incomplete_event_size=options.max_header_bytes,
+        limit_concurrency=options.max_connections,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=max(1, int(LAST_WORDS_SECONDS)),
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but what a signal means is ours to say."""
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[int], None]) -> None:
+        super().__init__(config)
+        self._on_signal = on_signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._on_signal(sig)
+
+
+async def _serve(
+    config: EngineConfig,
+    options: ServerOptions,
+    listener: socket.socket,
+    command: Sequence[str] | None,
+) -> int:
+    client = EngineProcess(
+        config, max_queued=options.max_queued, log_level=options.log_level, command=command
+    )
+    service = Service(config, options, client)
+    loop = asyncio.get_running_loop()
+    status = 0
+    draining: asyncio.Task[None] | None = None
+
+    async def drain() -> None:
+        await service.drain()
+        server.should_exit = True
+
+    def begin_draining() -> None:
+        nonlocal draining
+        if draining is None:
+            log.info("draining: running answers may take %.0f s more", options.drain_seconds)
+            draining = asyncio.create_task(drain())
+
+    def on_signal(number: int) -> None:
+        if service.is_draining:
+            client.kill()
+            os._exit(128 + number)
+        service.is_draining = True
+        loop.call_soon_threadsafe(begin_draining)
+
+    async def follow() -> None:
+        nonlocal status
+        reason = await _follow_engine(client, service)
+        if draining is None:
+            status = 1
+            log.error("%s", reason)
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        while service.num_live and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        server.should_exit = True
+
+    server = _Server(uvicorn_config(service), on_signal)
+    await client.start()
+    tasks = [asyncio.create_task(follow()), asyncio.create_task(_report(client))]
+    host, port = listener.getsockname()[:2]
+    log.info("listening on http://%s:%d; the model is being loaded", host, port)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+        service.close()
+    log.info("ended")
+    return status
+
+
+async def _follow_engine(client: EngineProcess, service: Service) -> str:
+    """Makes the service ready when the engine is; returns why there is no engine any more."""
+    failed = asyncio.create_task(client.failed.wait())
+    ready = asyncio.create_task(client.ready.wait())
+    try:
+        await asyncio.wait({failed, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done() and client.info is not None:
+            info = client.info
+            try:
+                await service.load_texts()
+            except ValueError as error:
+                return str(error)
+            log.info(
+                "ready: %s (%s, %.1f M parameters), %s, %s, drafter %s, context %d, exact: %s",
+                service.names[0],
+                info.architecture,
+                info.num_parameters / 1e6,
+                info.device,
+                info.dtype,
+                info.drafter,
+                info.max_model_len,
+                "yes" if info.exact else f"no, {info.exact_reason}",
+            )
+        await failed
+        return client.health().reason
+    finally:
+        failed.cancel()
+        ready.cancel()
+
+
+async def _report(client: EngineProcess) -> None:
+    """A line now and then while something happens."""
+    before = client.health().stats
+    while True:
+        await asyncio.sleep(REPORT_SECONDS)
+        stats = client.health().stats
+        made = stats.num_output_tokens - before.num_output_tokens
+        read = stats.num_prompt_tokens - before.num_prompt_tokens
+        if made or read or stats.num_running:
+            drafts = stats.num_draft_steps - before.num_draft_steps
+            accepted = stats.num_accepted_tokens - before.num_accepted_tokens
+            used = stats.num_slots - stats.num_free_slots - stats.num_cached_slots
+            log.info(
+                "running %d, waiting %d, output %.1f tokens/s, prompt %.1f tokens/s, cache %.0f %%,"
+                " accepted %.2f a draft",
+                stats.num_running,
+                stats.num_waiting,
+                made / REPORT_SECONDS,
+                read / REPORT_SECONDS,
+                100 * used / max(1, stats.num_slots),
+                accepted / max(1, drafts),
+            )
+        before = stats
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=2048)
+    listener.setblocking(False)
+    return listener

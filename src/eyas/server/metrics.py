@@ -1,0 +1,124 @@
+"""What /metrics says, under the names that dashboards of this field know, with our prefix.
+
+Promises: the engine's own counts are read when asked for, from its last heartbeat; latencies are
+measured where the client is, here. Does not know: who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from eyas.server.client import EngineHealth
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_COUNTS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, health: Callable[[], EngineHealth], model: str) -> None:
+        self._health = health
+        self._labels = {"model_name": model}
+
+    def collect(self) -> Iterator[Metric]:
+        health = self._health()
+        stats = health.stats
+        used = stats.num_slots - stats.num_free_slots - stats.num_cached_slots
+        gauges = {
+            "num_requests_running": ("Choices in the running batch", stats.num_running),
+            "num_requests_waiting": ("Choices that wait for a place", stats.num_waiting),
+            "kv_cache_usage_perc": (
+                "Share of cache slots held by running choices; 1 is full",
+                used / stats.num_slots if stats.num_slots else 0.0,
+            ),
+            "kv_cache_slots": ("Cache slots", stats.num_slots),
+            "engine_ready": ("1 when the engine steps", int(health.state == "ready")),
+            "engine_idle_seconds": ("Since the engine's loop turned", health.idle_seconds),
+            "last_step_seconds": ("Duration of the last step", health.last_step_seconds),
+        }
+        counters = {
+            "engine_steps": ("Steps", stats.num_steps),
+            "prompt_tokens": ("Prompt tokens processed", stats.num_prompt_tokens),
+            "generation_tokens": ("Tokens generated", stats.num_output_tokens),
+            "num_preemptions": ("Preemptions", stats.num_preemptions),
+            "prefix_cache_queries": ("Tokens looked up", stats.num_prefix_query_tokens),
+            "prefix_cache_hits": ("Tokens found", stats.num_prefix_hit_tokens),
+            "spec_decode_num_drafts": ("Steps with a draft", stats.num_draft_steps),
+            "spec_decode_num_draft_tokens": ("Tokens drafted", stats.num_draft_tokens),
+            "spec_decode_num_accepted_tokens": ("Drafts accepted", stats.num_accepted_tokens),
+        }
+        names, values = list(self._labels), list(self._labels.values())
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"eyas:{name}", text, labels=names)
+            gauge.add_metric(values, value)
+            yield gauge
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(f"eyas:{name}", text, labels=names)
+            counter.add_metric(values, value)
+            yield counter
+        by_depth = CounterMetricFamily(
+            "eyas:spec_decode_num_accepted_tokens_per_pos",
+            "Drafts accepted, by depth in the tree",
+            labels=[*names, "position"],
+        )
+        for position, value in enumerate(stats.accepted_by_depth):
+            by_depth.add_metric([*values, str(position)], value)
+        yield by_depth
+
+
+class Metrics:
+    """One server's metrics, in a registry of their own."""
+
+    def __init__(self, health: Callable[[], EngineHealth], model: str) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        self.registry.register(_EngineCollector(health, model))
+        self._model = model
+
+        def histogram(
+            name: str, text: str, buckets: tuple[float, ...]
+        ) -> prometheus_client.Histogram:
+            metric = prometheus_client.Histogram(
+                f"eyas:{name}", text, ["model_name"], buckets=buckets, registry=self.registry
+            )
+            return metric.labels(model)
+
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "From request to first token", _SECONDS
+        )
+        self.between_tokens = histogram(
+            "inter_token_latency_seconds", "From one token to the next", _SHORT_SECONDS
+        )
+        self.per_token = histogram(
+            "request_time_per_output_token_seconds", "Mean of a request", _SHORT_SECONDS
+        )
+        self.whole = histogram("e2e_request_latency_seconds", "From request to end", _SECONDS)
+        self.prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens", _COUNTS)
+        self.output_tokens = histogram("request_generation_tokens", "Output tokens", _COUNTS)
+        self.choices = histogram("request_params_n", "Choices asked for", (1, 2, 4, 8, 16, 64, 128))
+        self._finished = prometheus_client.Counter(
+            "eyas:request_success",
+            "Choices finished",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._responses = prometheus_client.Counter(
+            "eyas:http_responses",
+            "Responses by status",
+            ["model_name", "status"],
+            registry=self.registry,
+        )
+
+    def count_finished(self, reason: str) -> None:
+        self._finished.labels(self._model, reason).inc()
+
+    def count_response(self, status: int) -> None:
+        self._responses.labels(self._model, str(status)).inc()
+
+    def text(self) -> bytes:
+        return prometheus_client.generate_latest(self.registry)

@@ -1,0 +1,56 @@
+"""The HTTP side's settings, once.
+
+Promises: plain frozen data with bounds. Does not know: the engine's settings (`eyas.config`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """host, port: loopback unless asked for. api_keys: any of them opens every route.
+
+    served_model_names: what clients may call the model, the first is what answers say; empty is the
+    model's path. max_body_bytes, max_header_bytes: larger requests are refused unread.
+    max_queued: choices in the engine at once, waiting ones included, before 429.
+    drain_seconds: how long running answers may take to finish after SIGTERM.
+    write_timeout_seconds: a client that takes nothing for so long is dropped.
+    stall_seconds: /ready says no when the engine's loop has not turned for so long.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    served_model_names: tuple[str, ...] = ()
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_header_bytes: int = 32 * 1024
+    max_connections: int = 2048
+    max_queued: int = 1024
+    drain_seconds: float = 30.0
+    write_timeout_seconds: float = 60.0
+    read_timeout_seconds: float = 60.0
+    text_timeout_seconds: float = 60.0
+    stall_seconds: float = 60.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("port", 0, 65535),
+            ("max_body_bytes", 1024, 2**30),
+            ("max_header_bytes", 1024, 2**20),
+            ("max_connections", 1, 1_000_000),
+            ("max_queued", 1, 1_000_000),
+            ("drain_seconds", 0, 86_400),
+            ("write_timeout_seconds", 0.1, 86_400),
+            ("read_timeout_seconds", 0.1, 86_400),
+            ("text_timeout_seconds", 0.1, 86_400),
+            ("stall_seconds", 1, 86_400),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name}: must be between {low} and {high}, not {value}")
+        if any(not key or not key.isprintable() for key in self.api_keys):
+            raise ValueError("api_keys: must not be empty and have printable characters only")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ValueError("log_level: must be debug, info, warning or error")

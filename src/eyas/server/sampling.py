@@ -1,0 +1,86 @@
+"""From a request's fields to `SamplingParams`, with the model's own defaults where none is given.
+
+Promises: a field that cannot be honoured is refused by name. Does not know: prompts.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from eyas.core import RequestError, SamplingParams
+from eyas.server.schema import Sampled
+
+NOT_CONSTRAINED = "this release does not constrain output yet"
+SEED_BITS = 53
+"""Drawn seeds survive readers that keep numbers as doubles."""
+
+
+def refuse_unsupported(body: Sampled) -> None:
+    """RequestError for what is known but cannot be done."""
+    if body.best_of is not None:
+        raise RequestError("best_of: is not supported; ask for n answers", param="best_of")
+    if body.use_beam_search not in (None, False):
+        raise RequestError("use_beam_search: is not supported", param="use_beam_search")
+    wanted = body.response_format
+    if wanted is not None and wanted != {"type": "text"}:
+        raise RequestError(
+            f'response_format: {NOT_CONSTRAINED}; only {{"type": "text"}} is accepted',
+            param="response_format",
+        )
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options: is for stream: true only", param="stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise RequestError("prompt_logprobs: is not for stream: true", param="prompt_logprobs")
+
+
+def sampling_params(
+    body: Sampled,
+    defaults: Mapping[str, Any],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """RequestError names the field that is out of range. A seed that is absent is drawn here."""
+    fields: dict[str, Any] = {
+        name: value
+        for name in (
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "repetition_penalty",
+            "frequency_penalty",
+            "presence_penalty",
+            "min_tokens",
+            "ignore_eos",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+        )
+        if (value := getattr(body, name)) is not None
+    }
+    if fields.get("top_k") == -1:
+        fields["top_k"] = 0
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    return SamplingParams(
+        **(dict(defaults) | fields),
+        n=body.n or 1,
+        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
+        max_tokens=max_tokens,
+        stop=tuple(stop),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        logit_bias=_logit_bias(body.logit_bias or {}),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _logit_bias(entries: Mapping[str, float]) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in entries.items():
+        if not (key.isascii() and key.isdecimal() and len(key) <= 10):
+            raise RequestError("logit_bias: keys must be token ids", param="logit_bias")
+        bias[int(key)] = float(value)
+    return bias

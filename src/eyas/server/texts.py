@@ -1,0 +1,123 @@
+"""Prompts for the engine: tokenising and rendering, off the event loop and with a deadline.
+
+Promises: the event loop never waits for a tokenizer; a prompt that cannot fit is refused before it
+is read whole. Does not know: HTTP, the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from eyas.config import EngineConfig, EngineInfo
+from eyas.core import RequestError
+from eyas.server import errors
+from eyas.text import ChatTemplate, Tokenizer, sampling_defaults
+from eyas.text.template import require_template
+
+MAX_WAITING = 256
+NUM_THREADS = 2
+
+Result = TypeVar("Result")
+
+
+class ModelTexts:
+    """What the server knows of a model: its tokenizer, template, sampling defaults and limits."""
+
+    def __init__(self, directory: Path, info: EngineInfo) -> None:
+        """ValueError names a file that is missing or broken."""
+        self.tokenizer = Tokenizer.from_directory(directory)
+        self.template = ChatTemplate.from_directory(directory, self.tokenizer)
+        self.defaults = sampling_defaults(directory)
+        self.max_model_len = info.max_model_len
+        self.vocab_size = info.vocab_size
+
+    def prompt_ids(self, prompt: str | Sequence[int], param: str) -> list[int]:
+        """Ids of a raw prompt. ApiError or RequestError if it is empty, too long or no prompt."""
+        if isinstance(prompt, str):
+            self.check_length(prompt, param)
+            ids = self.tokenizer.encode_prompt(prompt)
+        else:
+            ids = list(prompt)
+            if ids and max(ids) >= self.vocab_size:
+                raise RequestError(
+                    f"{param}: holds token ids beyond the vocabulary of {self.vocab_size}",
+                    param=param,
+                )
+        return self.checked(ids, param)
+
+    def chat_ids(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        **options: Any,
+    ) -> list[int]:
+        """Ids of a rendered conversation."""
+        for message in messages:
+            for text in _texts_of(message.get("content")):
+                self.check_length(text, "messages")
+        template = require_template(self.template)
+        return self.checked(template.render_ids(messages, tools, **options), "messages")
+
+    def check_length(self, text: str, param: str) -> None:
+        """ApiError if `text` cannot fit, whatever its tokens are; cheap."""
+        num_tokens = self.tokenizer.min_num_tokens(text)
+        if num_tokens >= self.max_model_len:
+            raise errors.too_long(num_tokens, self.max_model_len, param)
+
+    def checked(self, ids: list[int], param: str) -> list[int]:
+        """The ids, if they are a prompt that leaves room for an answer."""
+        if not ids:
+            raise RequestError(f"{param}: is empty; give at least one token", param=param)
+        if len(ids) >= self.max_model_len:
+            raise errors.too_long(len(ids), self.max_model_len, param)
+        return ids
+
+
+class TextWorkers:
+    """Threads for what would hold up the event loop."""
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="eyas-text")
+        self._num_waiting = 0
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """`work()` in a thread. ApiError 429 when too many wait, 400 when it takes too long."""
+        if self._num_waiting >= MAX_WAITING:
+            raise errors.overloaded()
+        self._num_waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await asyncio.wait_for(
+                loop.run_in_executor(self._threads, work), self._timeout_seconds
+            )
+        except TimeoutError as error:
+            raise errors.ApiError(400, errors.TEXT_TOO_SLOW) from error
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def model_directory(config: EngineConfig, info: EngineInfo) -> Path:
+    """Where the model's text files are. ValueError if nobody says."""
+    if info.directory:
+        return Path(info.directory)
+    if config.model.path == "builtin":
+        return Path(str(importlib.resources.files("eyas") / "builtin" / "checkpoint"))
+    directory = Path(config.model.path)
+    if not directory.is_dir():
+        raise ValueError(f"{config.model.path}: the engine does not say where its tokenizer is")
+    return directory
+
+
+def _texts_of(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content or () if isinstance(part, dict) and "text" in part]

@@ -1,0 +1,91 @@
+"""An engine process whose engine counts: `python -m tests.server.fake_worker [fault]`.
+
+Each step adds one token to every live choice: the prompt's last id, then its successors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from eyas.config import EngineConfig, EngineInfo
+from eyas.core import Delta, Request, RequestError, Usage
+from eyas.engine.worker import main
+from eyas.wire import EngineStats
+from tests.server.fakes import engine_info
+
+FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
+
+
+class CountingEngine:
+    def __init__(self, config: EngineConfig) -> None:
+        if FAULT == "no_model":
+            raise ValueError("model.path: there is no model here; give another path")
+        if FAULT == "bug_at_start":
+            raise RuntimeError("secret detail")
+        self.info: EngineInfo = engine_info(config.model.path)
+        self._live: dict[str, tuple[Request, int]] = {}
+        self._num_steps = 0
+        self._is_broken = False
+
+    def add(self, request: Request) -> None:
+        if request.cache_salt == "refuse":
+            raise RequestError("prompt: is refused", param="prompt")
+        if request.cache_salt == "bug":
+            raise KeyError("secret detail")
+        self._live[request.id] = (request, 0)
+
+    def abort(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def step(self) -> list[Delta]:
+        self._num_steps += 1
+        time.sleep(0.002)
+        salts = {request.cache_salt for request, _ in self._live.values()}
+        if "crash" in salts:
+            os._exit(3)
+        if "raise" in salts:
+            raise RuntimeError("secret detail")
+        if "break" in salts:
+            self._is_broken = True
+            raise RuntimeError("secret detail")
+        if "hang" in salts:
+            time.sleep(3600)
+        deltas = []
+        for request_id, (request, count) in list(self._live.items()):
+            is_last = count + 1 >= (request.params.max_tokens or 16)
+            for index in range(request.params.n):
+                delta = Delta(
+                    request_id=request_id,
+                    index=index,
+                    token_ids=[(request.prompt_token_ids[-1] + count) % 256],
+                    text=f"{request.prompt_token_ids[-1] + count} ",
+                )
+                if is_last:
+                    delta.finish_reason = "length"
+                    delta.usage = Usage(
+                        num_prompt_tokens=len(request.prompt_token_ids), num_output_tokens=count + 1
+                    )
+                deltas.append(delta)
+            self._live[request_id] = (request, count + 1)
+            if is_last:
+                del self._live[request_id]
+        return deltas
+
+    def stats(self) -> EngineStats:
+        return EngineStats(num_running=len(self._live), num_steps=self._num_steps, num_slots=1)
+
+    def check(self) -> None:
+        assert FAULT != "leak", "slots are lost"
+        assert not self._is_broken, "slots are lost"
+
+    def shutdown(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(CountingEngine))

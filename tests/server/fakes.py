@@ -1,0 +1,186 @@
+"""An engine client that says what the test wants, and a real server around it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from eyas.config import EngineConfig, EngineInfo, ModelConfig
+from eyas.core import Delta, Request, RequestError, TokenLogprob, Usage
+from eyas.server.client import EngineHealth
+from eyas.server.launch import uvicorn_config
+from eyas.server.options import ServerOptions
+from eyas.server.service import Service
+from eyas.text import Detokenizer, Tokenizer
+from eyas.wire import EngineStats
+from tests.text import small_tokenizers as small
+
+ANSWER = "The capital of France is Paris. Zebras and quokkas say: 你好 🎉"
+
+
+def engine_info(
+    directory: Path | str, vocab_size: int = 500, max_model_len: int = 512
+) -> EngineInfo:
+    return EngineInfo(
+        model="tiny",
+        architecture="FakeForCausalLM",
+        num_parameters=1000,
+        device="cpu",
+        dtype="float32",
+        max_model_len=max_model_len,
+        num_slots=4096,
+        vocab_size=vocab_size,
+        drafter="root",
+        eos_token_ids=(0,),
+        exact=True,
+        exact_reason="a fake",
+        num_flights=0,
+        directory=str(directory),
+    )
+
+
+def model_directory(path: Path, **generation: float) -> Path:
+    directory = small.write_model_directory(
+        path, small.chatml_spec(), template=small.CHATML_TEMPLATE, eos_token="<|im_end|>"
+    )
+    if generation:
+        import json
+
+        (directory / "generation_config.json").write_text(json.dumps(generation))
+    return directory
+
+
+class FakeClient:
+    """answer(request, index) is the text of a choice. delay: seconds between deltas."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tokenizer = Tokenizer.from_directory(directory)
+        self.info: EngineInfo | None = engine_info(directory)
+        self.answer: Callable[[Request, int], str] = lambda request, index: ANSWER
+        self.delay = 0.0
+        self.failure: Exception | None = None
+        self.error_after: int | None = None
+        self.requests: list[Request] = []
+        self.aborted: list[str] = []
+        self.idle_seconds = 0.0
+
+    def health(self) -> EngineHealth:
+        return EngineHealth(
+            state="ready" if self.info else "starting",
+            idle_seconds=self.idle_seconds,
+            stats=EngineStats(num_slots=10, num_free_slots=6, num_output_tokens=7),
+        )
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    async def generate(self, request: Request) -> AsyncIterator[Delta]:
+        self.requests.append(request)
+        if self.failure is not None:
+            raise self.failure
+        is_finished = False
+        try:
+            streams = [self._deltas(request, index) for index in range(request.params.n)]
+            while streams:
+                for stream in list(streams):
+                    delta = next(stream, None)
+                    if delta is None:
+                        streams.remove(stream)
+                    elif request.id not in self.aborted:
+                        yield delta
+                        await asyncio.sleep(self.delay)
+                    else:
+                        yield Delta(request_id=request.id, index=delta.index, finish_reason="abort")
+                        streams.remove(stream)
+            is_finished = True
+        finally:
+            if not is_finished:
+                self.aborted.append(request.id)
+
+    def _deltas(self, request: Request, index: int) -> Iterator[Delta]:
+        params = request.params
+        ids = self.tokenizer.encode_text(self.answer(request, index))
+        limit = params.max_tokens or len(ids)
+        text = Detokenizer(self.tokenizer, params.skip_special_tokens)
+        for place, token_id in enumerate(ids[:limit]):
+            if self.error_after == place:
+                yield Delta(
+                    request_id=request.id, index=index, finish_reason="error", error="a fake error"
+                )
+                return
+            delta = Delta(request_id=request.id, index=index, token_ids=[token_id])
+            delta.text = text.push(token_id)
+            if params.logprobs is not None:
+                delta.logprobs = [logprob(token_id, params.logprobs)]
+            if place == 0 and index == 0 and params.prompt_logprobs is not None:
+                scored = [logprob(i, params.prompt_logprobs) for i in request.prompt_token_ids[1:]]
+                delta.prompt_logprobs = [None, *scored]
+            yield delta
+        yield Delta(
+            request_id=request.id,
+            index=index,
+            text=text.finish(),
+            finish_reason="stop" if limit >= len(ids) else "length",
+            usage=Usage(
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_output_tokens=min(limit, len(ids)),
+                num_cached_tokens=1,
+            ),
+            seed=params.seed,
+        )
+
+
+def logprob(token_id: int, num_top: int) -> TokenLogprob:
+    value = -(token_id % 7) / 8
+    return TokenLogprob(token_id, value, [(token_id + k, value - k) for k in range(num_top)])
+
+
+class LiveServer:
+    """A service behind a real socket, its loop in a thread of its own."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.server = uvicorn.Server(uvicorn_config(service))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        with contextlib.suppress(ValueError):
+            await self.service.load_texts()
+        await self.server.serve(sockets=[self._socket])
+
+    def __enter__(self) -> LiveServer:
+        self._thread.start()
+        while not self.server.started:
+            self._thread.join(0.005)
+            assert self._thread.is_alive()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self._thread.join(10)
+        self.service.close()
+
+
+@contextlib.contextmanager
+def live_server(client: FakeClient, **options: object) -> Iterator[LiveServer]:
+    config = EngineConfig(model=ModelConfig(path="tiny"))
+    service = Service(config, ServerOptions(**options), client)
+    with LiveServer(service) as server:
+        yield server
+
+
+def refusal() -> RequestError:
+    return RequestError("stop: is too odd", param="stop")

@@ -1,0 +1,282 @@
+"""Two processes, one socket: every request hears something back, whatever the engine does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from eyas import wire
+from eyas.config import EngineConfig, ModelConfig
+from eyas.core import Delta, Request, RequestError, SamplingParams
+from eyas.server.client import (
+    EngineOverloaded,
+    EngineProcess,
+    EngineUnavailable,
+    _Inbox,
+    add_to,
+)
+from tests.server.fakes import engine_info
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "tests.server.fake_worker"]
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{ROOT}")
+
+
+@asynccontextmanager
+async def engine(*fault: str, max_queued: int = 64) -> AsyncIterator[EngineProcess]:
+    client = EngineProcess(
+        EngineConfig(model=ModelConfig(path="tiny")),
+        max_queued=max_queued,
+        log_level="error",
+        command=[*COMMAND, *fault],
+    )
+    await client.start()
+    ready = asyncio.create_task(client.ready.wait())
+    failed = asyncio.create_task(client.failed.wait())
+    await asyncio.wait({ready, failed}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    failed.cancel()
+    try:
+        yield client
+    finally:
+        await client.close()
+    assert client._process is not None and client._process.returncode is not None
+    assert not Path(client._directory).exists()
+
+
+def request(name: str, salt: str = "", **params: int) -> Request:
+    params = {"max_tokens": 5, **params}
+    return Request(
+        id=name, prompt_token_ids=[1, 7], params=SamplingParams(**params), cache_salt=salt
+    )
+
+
+async def collect(client: EngineProcess, wanted: Request) -> list[Delta]:
+    return [delta async for delta in client.generate(wanted)]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_requests_are_answered_side_by_side():
+    async def test():
+        async with engine() as client:
+            assert client.info == engine_info("tiny")
+            found = await asyncio.gather(
+                *(collect(client, request(f"r{k}", n=2)) for k in range(20))
+            )
+            for deltas in found:
+                for index in (0, 1):
+                    mine = [delta for delta in deltas if delta.index == index]
+                    assert "".join(delta.text for delta in mine) == "7 8 9 10 11 "
+                    assert [t for d in mine for t in d.token_ids] == [7, 8, 9, 10, 11]
+                    assert mine[-1].finish_reason == "length"
+                    assert mine[-1].usage.num_output_tokens == 5
+            for _ in range(100):
+                stats = client.health().stats
+                if stats.num_steps and not stats.num_running:
+                    break
+                await asyncio.sleep(0.02)
+            health = client.health()
+            assert health.state == "ready" and health.stats.num_running == 0
+            assert health.stats.num_steps > 0 and health.idle_seconds < 5
+
+    run(test)
+
+
+def test_a_refused_request_raises_and_others_go_on():
+    async def test():
+        async with engine() as client:
+            with pytest.raises(RequestError, match="is refused") as refused:
+                await collect(client, request("a", "refuse"))
+            assert refused.value.param == "prompt"
+            with pytest.raises(EngineUnavailable):
+                await collect(client, request("b", "bug"))
+            assert len(await collect(client, request("c"))) >= 1
+
+    run(test)
+
+
+def test_closing_the_iterator_aborts_in_the_engine():
+    async def test():
+        async with engine() as client:
+            deltas = client.generate(request("a", max_tokens=100_000))
+            await anext(deltas)
+            await deltas.aclose()
+            for _ in range(200):
+                await asyncio.sleep(0.02)
+                if client.health().stats.num_running == 0 and client.health().stats.num_steps:
+                    break
+            assert client.health().stats.num_running == 0
+            assert (await collect(client, request("a")))[-1].finish_reason == "length"
+
+    run(test)
+
+
+def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on():
+    async def test():
+        async with engine() as client:
+            running = client.generate(request("b", max_tokens=100_000))
+            await anext(running)
+            failed = await collect(client, request("a", "raise", n=2))
+            rest = [delta async for delta in running]
+            for deltas, num_choices in ((failed, 2), (rest, 1)):
+                ends = [delta for delta in deltas if delta.finish_reason == "error"]
+                assert len(ends) == num_choices
+                assert all("secret" not in delta.error for delta in ends)
+            assert (await collect(client, request("c")))[-1].finish_reason == "length"
+
+    run(test)
+
+
+@pytest.mark.parametrize("fault", ["crash", "break"])
+def test_when_the_engine_dies_every_request_hears_of_it(fault: str):
+    async def test():
+        async with engine() as client:
+            found = await asyncio.gather(
+                collect(client, request("a", max_tokens=5000, n=2)),
+                collect(client, request("b", fault)),
+            )
+            for deltas in found:
+                assert deltas[-1].finish_reason == "error"
+                assert "secret" not in deltas[-1].error
+            await asyncio.wait_for(client.failed.wait(), 5)
+            assert client.health().state == "failed" and client.info is None
+            with pytest.raises(EngineUnavailable):
+                await collect(client, request("c"))
+
+    run(test)
+
+
+def test_an_engine_that_lost_something_is_found_out_when_idle():
+    async def test():
+        async with engine("leak") as client:
+            assert await collect(client, request("a"))
+            await asyncio.wait_for(client.failed.wait(), 10)
+
+    run(test)
+
+
+def test_an_engine_that_cannot_be_built_says_why_and_keeps_secrets():
+    async def test():
+        async with engine("no_model") as client:
+            await asyncio.wait_for(client.failed.wait(), 10)
+            assert client.health().reason.startswith("model.path: there is no model here")
+        async with engine("bug_at_start") as client:
+            await asyncio.wait_for(client.failed.wait(), 10)
+            assert "secret" not in client.health().reason
+
+    run(test)
+
+
+def test_an_engine_that_hangs_is_killed_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("eyas.server.client.KILL_SECONDS", 0.2)
+
+    async def test():
+        async with engine() as client:
+            task = asyncio.create_task(collect(client, request("a", "hang")))
+            await asyncio.sleep(0.5)
+            await client.close()
+            assert (await task)[-1].finish_reason == "error"
+
+    run(test)
+
+
+def test_too_many_requests_are_refused_at_the_door():
+    async def test():
+        async with engine(max_queued=3) as client:
+            long = client.generate(request("a", max_tokens=100_000, n=3))
+            await anext(long)
+            with pytest.raises(EngineOverloaded):
+                await collect(client, request("b"))
+            await long.aclose()
+            assert await collect(client, request("c"))
+
+    run(test)
+
+
+def test_the_engine_process_ends_when_its_parent_does(tmp_path: Path):
+    address = f"ipc://{tmp_path}/engine"
+    setup = wire.Setup(config=EngineConfig(), address=address, log_level="error")
+    with zmq.Context() as context, context.socket(zmq.PAIR) as link:
+        link.bind(address)
+        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(wire.encode_setup(setup) + b"\n")
+        process.stdin.flush()
+        assert isinstance(wire.decode_reply(link.recv()), wire.Ready)
+    process.send_signal(2)
+    process.terminate()  # ignored: the parent decides
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait(10) == 0
+
+
+def test_an_inbox_merges_what_its_reader_has_not_taken():
+    async def test():
+        inbox = _Inbox(request("a", n=2))
+        for k in range(3):
+            for index in (0, 1):
+                delta = Delta(request_id="a", index=index, token_ids=[k], text=str(k))
+                assert inbox.put(delta)
+        assert [(d.index, d.token_ids, d.text) for d in await inbox.take()] == [
+            (0, [0, 1, 2], "012"),
+            (1, [0, 1, 2], "012"),
+        ]
+        assert not inbox.put(Delta(request_id="a", index=0, token_ids=[0] * 100_000))
+        inbox.end("gone")
+        last = await inbox.take()
+        assert {d.index: d.error for d in last} == {0: "gone", 1: "gone"}
+        assert await inbox.take() == ()
+
+    run(test)
+
+
+def test_merged_deltas_say_what_both_said():
+    first = Delta(request_id="a", token_ids=[1], text="x", seed=5, prompt_logprobs=[None])
+    add_to(first, Delta(request_id="a", token_ids=[2], text="y", finish_reason="stop"))
+    assert (first.text, first.token_ids, first.seed) == ("xy", [1, 2], 5)
+    assert first.finish_reason == "stop" and first.prompt_logprobs == [None]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Submit(request("a", n=3)),
+        wire.Abort("a"),
+        wire.Shutdown(),
+    ],
+)
+def test_commands_cross_the_wire_unchanged(message: wire.Command):
+    assert wire.decode_command(wire.encode(message)) == message
+
+
+def test_replies_cross_the_wire_unchanged():
+    delta = Delta(request_id="a", token_ids=[1], text="x", stop_reason="s")
+    for reply in (
+        wire.Ready(engine_info("x")),
+        wire.Deltas([delta]),
+        wire.Refused("a", "no", "prompt", "internal"),
+        wire.Heartbeat(wire.EngineStats(accepted_by_depth=[1, 2]), 0.5),
+        wire.Failed("why"),
+    ):
+        assert wire.decode_reply(wire.encode(reply)) == reply
+    for junk in (b"", b"\x80", b"\x93\x01\x02\x03", wire.encode({"type": "shutdown"})):
+        with pytest.raises(msgspec.DecodeError):
+            wire.decode_reply(junk)

@@ -1,0 +1,142 @@
+"""Golden transcripts: the bytes on the wire, but for ids and times."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+
+from tests.server.fakes import FakeClient
+
+USER = [{"role": "user", "content": "x"}]
+SEED = {"seed": 1}
+
+
+def golden(text: str) -> str:
+    text = re.sub(r'"id":"(chatcmpl|cmpl)-[0-9a-f]{24}"', r'"id":"\1-ID"', text)
+    return re.sub(r'"created":\d+', '"created":0', text)
+
+
+def chunk(choice: str, usage: str = "") -> str:
+    head = '{"id":"chatcmpl-ID","created":0,"model":"tiny","object":"chat.completion.chunk"'
+    return f'data: {head},"choices":[{choice}]{usage}}}\n\n'
+
+
+def text_chunk(choice: str) -> str:
+    head = '{"id":"cmpl-ID","object":"text_completion","created":0,"model":"tiny"'
+    return f'data: {head},"choices":[{choice}]}}\n\n'
+
+
+def test_a_chat_stream(http: httpx.Client, fake: FakeClient):
+    fake.answer = lambda request, index: "Paris city"
+    response = http.post(
+        "/v1/chat/completions",
+        json={
+            "messages": USER,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **SEED,
+        },
+    )
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert "content-length" not in response.headers
+    num_prompt = len(fake.requests[-1].prompt_token_ids)
+    assert golden(response.text) == (
+        chunk(
+            '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,'
+            '"finish_reason":null}',
+            ',"usage":null',
+        )
+        + chunk(
+            '{"index":0,"delta":{"content":"Paris"},"logprobs":null,"finish_reason":null}',
+            ',"usage":null',
+        )
+        + chunk(
+            '{"index":0,"delta":{"content":" city"},"logprobs":null,"finish_reason":null}',
+            ',"usage":null',
+        )
+        + chunk(
+            '{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null,'
+            '"seed":1}',
+            ',"usage":null',
+        )
+        + chunk("", f',"usage":{usage(num_prompt, 2)}')
+        + "data: [DONE]\n\n"
+    )
+
+
+def usage(num_prompt: int, num_output: int) -> str:
+    return (
+        f'{{"prompt_tokens":{num_prompt},"completion_tokens":{num_output},'
+        f'"total_tokens":{num_prompt + num_output},"prompt_tokens_details":{{"cached_tokens":1}}}}'
+    )
+
+
+def test_a_whole_chat_answer(http: httpx.Client, fake: FakeClient):
+    fake.answer = lambda request, index: "Paris"
+    response = http.post(
+        "/v1/chat/completions",
+        json={"messages": USER, "logprobs": True, "top_logprobs": 1, **SEED},
+    )
+    token = fake.tokenizer.encode_text("Paris")[0]
+    logprob = -(token % 7) / 8
+    entry = f'"token":"Paris","logprob":{logprob},"bytes":[80,97,114,105,115]'
+    num_prompt = len(fake.requests[-1].prompt_token_ids)
+    assert golden(response.text) == (
+        '{"id":"chatcmpl-ID","created":0,"model":"tiny","object":"chat.completion","choices":['
+        '{"index":0,"message":{"role":"assistant","content":"Paris","refusal":null},'
+        f'"logprobs":{{"content":[{{{entry},"top_logprobs":[{{{entry}}}]}}],"refusal":null}},'
+        '"finish_reason":"stop","stop_reason":null,"seed":1}],'
+        f'"usage":{usage(num_prompt, 1)}}}'
+    )
+
+
+def test_a_completion_stream(http: httpx.Client, fake: FakeClient):
+    fake.answer = lambda request, index: "Paris city"
+    response = http.post(
+        "/v1/completions", json={"prompt": "x", "stream": True, "max_tokens": 1, **SEED}
+    )
+    assert golden(response.text) == (
+        text_chunk('{"index":0,"text":"Paris","logprobs":null,"finish_reason":null}')
+        + text_chunk(
+            '{"index":0,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null,'
+            '"seed":1}'
+        )
+        + "data: [DONE]\n\n"
+    )
+
+
+def test_a_whole_completion(http: httpx.Client, fake: FakeClient):
+    fake.answer = lambda request, index: "Paris"
+    response = http.post("/v1/completions", json={"prompt": "x", "logprobs": 1, **SEED})
+    token = fake.tokenizer.encode_text("Paris")[0]
+    logprob = -(token % 7) / 8
+    assert golden(response.text) == (
+        '{"id":"cmpl-ID","object":"text_completion","created":0,"model":"tiny","choices":['
+        '{"index":0,"text":"Paris","logprobs":{"tokens":["Paris"],'
+        f'"token_logprobs":[{logprob}],"top_logprobs":[{{"Paris":{logprob}}}],"text_offset":[0]}},'
+        '"finish_reason":"stop","stop_reason":null,"seed":1}],'
+        f'"usage":{usage(1, 1)}}}'
+    )
+
+
+def test_an_error(http: httpx.Client, fake: FakeClient):
+    response = http.post("/v1/chat/completions", json={"messages": USER, "suffix": "x"})
+    assert response.headers["content-type"] == "application/json"
+    assert response.text == (
+        '{"error":{"message":"suffix: is not a field of this request",'
+        '"type":"invalid_request_error","param":"suffix","code":null}}'
+    )
+
+
+def test_a_stream_that_fails(http: httpx.Client, fake: FakeClient):
+    fake.answer = lambda request, index: "Paris city"
+    fake.error_after = 1
+    body = {"prompt": "x", "stream": True, **SEED}
+    response = http.post("/v1/completions", json=body)
+    assert golden(response.text) == (
+        text_chunk('{"index":0,"text":"Paris","logprobs":null,"finish_reason":null}')
+        + 'data: {"error":{"message":"a fake error","type":"server_error","param":null,'
+        '"code":null}}\n\ndata: [DONE]\n\n'
+    )

@@ -1,0 +1,309 @@
+"""Whatever a client sends, it gets a 4xx in OpenAI's shape and the server goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.fakes import FakeClient
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+USER = [{"role": "user", "content": "x"}]
+
+
+def chat(**fields: Any) -> tuple[str, bytes]:
+    return CHAT, json.dumps({"model": "tiny", "messages": USER, **fields}).encode()
+
+
+def text(**fields: Any) -> tuple[str, bytes]:
+    return TEXT, json.dumps({"model": "tiny", "prompt": "x", **fields}).encode()
+
+
+def messages(*values: Any) -> tuple[str, bytes]:
+    return chat(messages=list(values))
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+HUGE = 10**400
+FIELDS: dict[str, list[Any]] = {
+    "model": [1, [], {}, True, "other", "x" * 5000, "../../etc/passwd", "tiny\n", ""],
+    "stream": [1, "true", [], "yes"],
+    "stream_options": [{}, {"include_usage": True}, [], "x", {"unknown": True}],
+    "n": [0, -1, 129, 10**9, 1.5, "1", True, [1], HUGE],
+    "temperature": [-0.1, 101, "0.5", True, [], {}, 1e-9, HUGE],
+    "top_p": [0, -1, 1.1, "1", []],
+    "top_k": [-2, 1.5, "5", 2**40, True],
+    "min_p": [-0.1, 1.1, "0"],
+    "repetition_penalty": [0, -1, 1000, "1"],
+    "frequency_penalty": [101, -101, "x", HUGE],
+    "presence_penalty": [101, -101, []],
+    "logit_bias": [
+        {"a": 1},
+        {"-1": 1},
+        {"1": 101},
+        {"1": "x"},
+        [],
+        5,
+        {"1.5": 1},
+        {str(k): 1 for k in range(2000)},
+        {"99999999999": 1},
+        {"\u0661": 1},
+    ],
+    "seed": [1.5, "1", 2**64, -(2**63) - 1, [], HUGE],
+    "max_tokens": [-1, 1.5, "10", 2**31, True, HUGE],
+    "min_tokens": [-1, "1", 2**31],
+    "stop": [5, [5], [""], ["x"] * 17, ["x" * 600], {}, [["x"]], [None]],
+    "stop_token_ids": [5, ["a"], [-1], [1] * 200, [1.5], [2**40]],
+    "ignore_eos": ["x", 1],
+    "skip_special_tokens": ["x", 0],
+    "include_stop_str_in_output": [2],
+    "prompt_logprobs": [-1, 21, "1", True],
+    "cache_salt": [1, "x" * 1000],
+    "best_of": [1, 2, "x"],
+    "use_beam_search": [True, 1.5, "x"],
+    "response_format": [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
+        "text",
+        [],
+        {"type": "text", "x": 1},
+    ],
+    "unknown_field": [1, {}, False],
+    "__class__": [1],
+    "guided_json": [{}],
+    "guided_regex": ["("],
+    "structured_outputs": [{"regex": "x"}],
+    "regex": ["a"],
+    "ebnf": ["root ::= x"],
+    "json_schema": ["{}"],
+    "lora_request": [{"x": 1}],
+    "chat_template": ["{{ 1 }}"],
+    "functions": [[]],
+    "function_call": ["auto"],
+}
+CHAT_FIELDS: dict[str, list[Any]] = {
+    "messages": [None, [], {}, "x", 5, [5], [[]], ["x"], [None], [{}], [USER]],
+    "tools": [{}, "x", [5], [{}], [{"type": "function"}], [TOOL | {"x": 1}], [TOOL] * 1000]
+    + [[{"type": "function", "function": {"name": name}}] for name in ("", 5, None, "x" * 300)]
+    + [[{"type": "function", "function": {"name": "f", "strict": True}}]]
+    + [[{"type": "function", "function": {"name": "f", "parameters": "x"}}]],
+    "tool_choice": ["required", "x", 5, {"type": "function", "function": {"name": "f"}}, [], True],
+    "logprobs": [1, "true", 5],
+    "top_logprobs": [1, -1, 21, "x"],
+    "max_completion_tokens": [0, -1, "x"],
+    "chat_template_kwargs": [
+        {"tokenize": True},
+        {"chat_template": "x"},
+        {"messages": "x"},
+        {"nothing_like_it": True},
+        {"enable_thinking": []},
+        {"enable_thinking": None},
+        {"enable_thinking": "x" * 5000},
+        {"eos_token": "x"},
+        {"__class__": 1},
+        {"self": 1},
+        [],
+        "x",
+    ],
+    "reasoning_effort": ["high", 5],
+    "modalities": [["audio"], "text"],
+    "audio": [{}],
+    "echo": [True],
+    "prompt": ["x"],
+    "suffix": ["x"],
+    "continue_final_message": ["x"],
+    "add_generation_prompt": ["x"],
+}
+TEXT_FIELDS: dict[str, list[Any]] = {
+    "prompt": [
+        None,
+        "",
+        [],
+        [[]],
+        [""],
+        5,
+        {},
+        [-1],
+        [1.5],
+        [True],
+        [10**9],
+        [HUGE],
+        ["x", 1],
+        [1, "x"],
+        [[1], ["x"]],
+        [[[1]]],
+        ["x"] * 200,
+        "word " * 5000,
+        [1] * 600,
+        [499 + 1],
+    ],
+    "logprobs": [-1, 21, True, "x"],
+    "suffix": ["x", ""],
+    "echo": [1, "x"],
+    "max_tokens": [0],
+    "messages": [USER],
+}
+MESSAGES = [
+    {"role": "wizard", "content": "x"},
+    {"role": "", "content": "x"},
+    {"role": None, "content": "x"},
+    {"role": ["user"], "content": "x"},
+    {"role": "function", "content": "x"},
+    {"role": "<|im_end|>", "content": "x"},
+    {"content": "x"},
+    {"role": "user", "content": 5},
+    {"role": "user", "content": {}},
+    {"role": "user", "content": [5]},
+    {"role": "user", "content": ["x"]},
+    {"role": "user", "content": [{}]},
+    {"role": "user", "content": [{"type": "text"}]},
+    {"role": "user", "content": [{"type": "text", "text": 5}]},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]},
+    {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
+    {"role": "user", "content": [[{"type": "text", "text": "x"}]]},
+    {"role": "user", "content": "x", "unknown": 1},
+    {"role": "user", "content": "x", "name": 5},
+    {"role": "user", "content": "x", "name": "x" * 1000},
+    {"role": "assistant", "tool_calls": {}},
+    {"role": "assistant", "tool_calls": [{}]},
+    {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {}}]},
+    {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f"}}]},
+    {"role": "assistant", "tool_calls": [{"type": "x", "function": {"name": "f"}}]},
+    {"role": "assistant", "tool_calls": [None]},
+    {"role": "tool", "content": "x", "tool_call_id": 5},
+    {"role": "user", "content": "word " * 5000},
+]
+BYTES = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b'"x"',
+    b"5",
+    b"true",
+    b"\x00",
+    b"\xff\xfe",
+    b'{"model": "tiny", "messages": [{"role": "user", "content": "\xff"}]}',
+    b'{"model": NaN}',
+    b'{"temperature": Infinity, "messages": [{"role": "user", "content": "x"}]}',
+    b'{"temperature": 1e999, "messages": [{"role": "user", "content": "x"}]}',
+    b'{"seed": ' + b"9" * 10_000 + b"}",
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"messages": [{"role": "user", "content": "x"}], "metadata": {"a":'
+    + b"[" * 5000
+    + b"]" * 5000
+    + b"}}",
+    b"{'model': 'tiny'}",
+    b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}]} trailing',
+    b'{"model": "tiny" "messages": []}',
+    b"model=tiny&messages=x",
+    b"<xml/>",
+    b"\xef\xbb\xbf{}",
+]
+
+
+def deep_tool() -> tuple[str, bytes]:
+    deep: Any = {"type": "string"}
+    for _ in range(200):
+        deep = {"type": "object", "properties": {"a": deep}}
+    return chat(tools=[{"type": "function", "function": {"name": "f", "parameters": deep}}])
+
+
+def corpus() -> list[tuple[str, bytes]]:
+    found = [chat(**{name: value}) for name, values in FIELDS.items() for value in values]
+    found = [
+        entry for entry in found if b'"stream_options": {"include_usage": true}' not in entry[1]
+    ] + [chat(stream_options={"include_usage": True})]
+    found += [text(**{name: value}) for name, values in FIELDS.items() for value in values]
+    found += [chat(**{name: value}) for name, values in CHAT_FIELDS.items() for value in values]
+    found += [text(**{name: value}) for name, values in TEXT_FIELDS.items() for value in values]
+    found += [messages(message) for message in MESSAGES]
+    found += [(path, body) for body in BYTES for path in (CHAT, TEXT, "/tokenize", "/detokenize")]
+    found += [
+        chat(max_tokens=1, max_completion_tokens=2),
+        chat(min_tokens=5, max_tokens=2),
+        chat(stream=True, prompt_logprobs=1),
+        chat(tools=[TOOL], parallel_tool_calls=False),
+        chat(continue_final_message=True, add_generation_prompt=True),
+        text(prompt=["x"] * 60, n=3),
+        text(echo=True, stream=True, logprobs=1),
+        deep_tool(),
+        ("/tokenize", b"{}"),
+        ("/tokenize", b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}'),
+        ("/tokenize", b'{"prompt": 5}'),
+        ("/detokenize", b"{}"),
+        ("/detokenize", b'{"tokens": [-1]}'),
+        ("/detokenize", b'{"tokens": [500]}'),
+        ("/detokenize", b'{"tokens": ["x"]}'),
+    ]
+    return found
+
+
+def test_the_corpus_is_large():
+    assert len(corpus()) >= 300
+
+
+def test_every_hostile_body_is_a_refusal_in_the_right_shape(http: httpx.Client, fake: FakeClient):
+    for path, body in corpus():
+        response = http.post(path, content=body, headers={"content-type": "application/json"})
+        shown = (path, body[:300], response.status_code, response.text[:300])
+        assert 400 <= response.status_code < 500, shown
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}, shown
+        assert error["message"] and "Traceback" not in error["message"], shown
+        assert "Error(" not in error["message"] and len(error["message"]) < 1000, shown
+    assert http.get("/ready").status_code == 200
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize("field", [*FIELDS, *CHAT_FIELDS])
+def test_a_refused_field_is_named(http: httpx.Client, fake: FakeClient, field: str):
+    values = FIELDS.get(field) or CHAT_FIELDS[field]
+    path, body = chat(**{field: values[0]})
+    error = http.post(path, content=body).json()["error"]
+    assert field in error["message"] or field in str(error["param"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["\x00", "\ud800", "a\udfffb", "\u2028", "\x1b[31m", "<|im_end|>", "\ufeff", "x" * 400, " "],
+)
+def test_odd_text_is_served(http: httpx.Client, fake: FakeClient, content: str):
+    body = json.dumps({"messages": [{"role": "user", "content": content}], "stop": [content]})
+    response = http.post(CHAT, content=body)
+    assert response.status_code == 200, response.text
+    prompt = fake.requests[-1].prompt_token_ids
+    assert sum(token in fake.tokenizer.control_ids for token in prompt) == 3
+    body = json.dumps({"prompt": content, "echo": True})
+    response = http.post(TEXT, content=body)
+    assert response.status_code == 200, response.text
+
+
+def test_odd_requests_are_refused(http: httpx.Client, fake: FakeClient):
+    good = json.dumps({"messages": USER}).encode()
+    for method, path, status in (
+        ("GET", "/v1/nothing", 404),
+        ("POST", "/", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+        ("GET", "/v1/models/../../etc/passwd", 404),
+        ("GET", "/v1/models/%2e%2e%2fpasswd", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("TRACE", "/v1/models", 405),
+    ):
+        response = http.request(method, path, content=good)
+        assert response.status_code == status, (method, path)
+        assert response.json()["error"]["message"]
+    response = http.post(CHAT, content=good, headers={"content-encoding": "gzip"})
+    assert response.status_code == 415
+    response = http.post(CHAT, content=good, headers={"x-request-id": "a b\tc"})
+    assert response.status_code == 200 and response.headers["x-request-id"] != "a b\tc"
+    response = http.post(CHAT, content=good, headers={"x-request-id": "mine-1"})
+    assert response.headers["x-request-id"] == "mine-1"

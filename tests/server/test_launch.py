@@ -1,0 +1,185 @@
+"""From start to exit status: up at once, ready with the engine, drained by a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+
+
+class Served:
+    def __init__(self, *arguments: str) -> None:
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.served", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def close(self) -> None:
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    @property
+    def url(self) -> str:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            for line in self.log:
+                if match := re.search(r"listening on (http://\S+);", line):
+                    return match[1]
+            time.sleep(0.01)
+        raise AssertionError("".join(self.log))
+
+    def wait_until_ready(self) -> str:
+        url = self.url
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/ready").status_code == 200:
+                    return url
+            time.sleep(0.02)
+        raise AssertionError("".join(self.log))
+
+
+@contextlib.contextmanager
+def served(*arguments: object) -> Iterator[Served]:
+    server = Served(*map(str, arguments))
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.terminate()
+        server.process.wait(20)
+        server.close()
+
+
+def chat(url: str, **fields: object) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+
+
+def test_http_is_up_at_once_and_imports_no_torch(directory: Path):
+    with served(directory) as server:
+        url = server.url
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert time.monotonic() - server.started < 4
+        server.wait_until_ready()
+        maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+        assert "libtorch" not in maps and "site-packages/numpy" not in maps
+
+
+def test_a_live_answer_and_a_clean_end(directory: Path):
+    with served(directory) as server:
+        url = server.wait_until_ready()
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as api:
+            messages = [{"role": "user", "content": "x"}]
+            answer = api.chat.completions.create(model="tiny", messages=messages, max_tokens=5)
+            assert len(answer.choices[0].message.content.split()) == 5
+            chunks = api.chat.completions.create(
+                model="tiny", messages=messages, max_tokens=5, stream=True
+            )
+            streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            assert streamed == answer.choices[0].message.content
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(10) == 0
+    assert not any("Traceback" in line for line in server.log)
+
+
+def test_a_signal_lets_running_streams_finish(directory: Path):
+    with served(directory) as server:
+        url = server.wait_until_ready()
+        body = {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 400,
+            "stream": True,
+        }
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+            refused = chat(url)
+            assert refused.status_code == 503 and refused.headers["retry-after"]
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(10) == 0
+
+
+def test_a_second_signal_ends_at_once(directory: Path):
+    with served(directory) as server:
+        url = server.wait_until_ready()
+        body = {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 100_000,
+            "stream": True,
+        }
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()  # a forgotten iterator would close the stream
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            assert server.process.poll() is None
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(2) == 128 + signal.SIGTERM
+
+
+def test_a_dead_engine_is_reported_and_ends_the_server(directory: Path):
+    with served(directory) as server:
+        url = server.wait_until_ready()
+        response = chat(url, cache_salt="crash")
+        assert response.status_code == 503
+        assert "engine process has ended" in response.json()["error"]["message"]
+        assert server.process.wait(10) == 1
+    assert any("engine process" in line for line in server.log)
+
+
+@pytest.mark.parametrize("fault", ["no_model", "bug_at_start"])
+def test_an_engine_that_cannot_start_is_exit_status_one(directory: Path, fault: str):
+    with served(directory, fault) as server:
+        assert server.process.wait(20) == 1
+    expected = "there is no model here" if fault == "no_model" else "the engine failed"
+    assert any(expected in line for line in server.log)
+
+
+def test_a_model_directory_without_a_tokenizer_is_exit_status_one(tmp_path: Path):
+    with served(tmp_path) as server:
+        assert server.process.wait(20) == 1
+    assert any("has no tokenizer.json" in line for line in server.log)
+
+
+def test_the_http_side_imports_neither_torch_nor_the_engine():
+    code = (
+        "import sys, eyas.server.launch, eyas.text;"
+        "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'transformers', 'numpy')"
+        " or m.startswith('eyas.engine')])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,324 @@
+"""Keys, sizes, slow and vanishing clients, drains, probes: the server stays in its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.server.fakes import ANSWER, FakeClient, LiveServer, live_server
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def raw(server: LiveServer, data: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    connection.sendall(data)
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    data = b""
+    while piece := connection.recv(65536):
+        data += piece
+    return data
+
+
+def post_head(length: int | str, path: str = CHAT) -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {length}\r\n\r\n"
+    ).encode()
+
+
+def test_every_route_but_the_probes_wants_the_key(directory: Path):
+    with (
+        live_server(FakeClient(directory), api_keys=("first-key", "second-key")) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        for path in ("/health", "/ready", "/livez", "/readyz"):
+            assert http.get(path).status_code == 200
+        guarded = [("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny")]
+        guarded += [
+            ("POST", path) for path in (CHAT, "/v1/completions", "/tokenize", "/detokenize")
+        ]
+        guarded += [
+            ("GET", "/nothing"),
+            ("POST", "/health/x"),
+            ("GET", "//health"),
+            ("GET", "/docs"),
+        ]
+        for method, path in guarded:
+            for key in (None, "Bearer wrong", "first-key", "Basic first-key", "Bearer"):
+                headers = {"authorization": key} if key is not None else {}
+                response = http.request(method, path, headers=headers)
+                assert response.status_code == 401, (path, key)
+                assert response.json()["error"]["code"] == "invalid_api_key"
+        for key in ("first-key", "second-key"):
+            headers = {"authorization": f"Bearer {key}"}
+            assert http.get("/v1/models", headers=headers).status_code == 200
+            assert http.post(CHAT, json=BODY, headers=headers).status_code == 200
+
+
+def test_holders_of_different_keys_share_no_prefixes(directory: Path):
+    client = FakeClient(directory)
+    with live_server(client, api_keys=("first-key", "second-key")) as server:
+        for key in ("first-key", "second-key", "first-key"):
+            headers = {"authorization": f"Bearer {key}"}
+            httpx.post(server.url + CHAT, json={**BODY, "cache_salt": "s"}, headers=headers)
+    salts = [request.cache_salt for request in client.requests]
+    assert salts[0] == salts[2] != salts[1]
+    assert all(salt.endswith(":s") for salt in salts)
+
+
+def test_a_body_that_is_too_long_is_refused_unread(directory: Path):
+    with live_server(FakeClient(directory), max_body_bytes=2000) as server:
+        response = httpx.post(server.url + CHAT, content=b"x" * 3000)
+        assert response.status_code == 413
+        assert response.json()["error"]["type"] == "invalid_request_error"
+        with raw(server, post_head(10**12)) as connection:
+            assert b" 413 " in connection.recv(4096)
+
+        def endless():
+            for _ in range(100_000):
+                yield b"x" * 1000
+
+        # Refused while it was still writing, or as soon as it had written.
+        with contextlib.suppress(httpx.WriteError, httpx.ReadError):
+            assert httpx.post(server.url + CHAT, content=endless()).status_code == 413
+        assert httpx.get(server.url + "/ready").status_code == 200
+
+
+def test_a_head_that_is_too_long_is_refused(server: LiveServer):
+    head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-big: " + b"a" * 100_000
+    with raw(server, head) as connection:
+        data = read_all(connection)
+    assert data.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(data.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        post_head("-5"),
+        post_head("abc"),
+        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_ends_the_connection_only(server: LiveServer, data: bytes):
+    with raw(server, data) as connection:
+        answer = read_all(connection)
+    assert answer == b"" or answer.split(b" ")[1].startswith(b"4")
+    assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_a_body_that_does_not_come_is_given_up(directory: Path):
+    with live_server(FakeClient(directory), read_timeout_seconds=0.2) as server:
+        with raw(server, post_head(100) + b"{") as connection:
+            assert b" 408 " in connection.recv(4096)
+        with raw(server, post_head(100) + b"{"):
+            pass
+        assert httpx.get(server.url + "/ready").status_code == 200
+
+
+def test_a_head_that_does_not_come_is_given_up(server: LiveServer, monkeypatch):
+    monkeypatch.setattr("eyas.server.protocol.HEAD_TIMEOUT_SECONDS", 0.2)
+    with raw(server, b"GET /health HTTP/1.1\r\nx: ") as connection:
+        started = time.monotonic()
+        assert read_all(connection) == b""
+        assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_request_at_once(
+    server: LiveServer, fake: FakeClient, stream: bool
+):
+    fake.delay = 0.05
+    fake.answer = lambda request, index: "word " * 300
+    body = json.dumps({**BODY, "stream": stream, "n": 2}).encode()
+    with raw(server, post_head(len(body)) + body) as connection:
+        if stream:
+            connection.recv(1000)
+        else:
+            assert until(lambda: len(fake.requests) == 1)
+    left = time.monotonic()
+    assert until(lambda: len(fake.aborted) == 1)
+    assert time.monotonic() - left < 1
+    assert until(lambda: server.service.num_live == 0)
+
+
+def test_a_client_that_reads_nothing_is_given_up(directory: Path):
+    client = FakeClient(directory)
+    client.answer = lambda request, index: "word " * 60_000
+    with live_server(client, write_timeout_seconds=0.3) as server:
+        body = json.dumps({**BODY, "stream": True, "logprobs": True}).encode()
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(post_head(len(body)) + body)
+        assert until(lambda: len(client.aborted) == 1, 15)
+        connection.close()
+
+
+def test_probes_say_what_is_true(directory: Path):
+    client = FakeClient(directory)
+    info, client.info = client.info, None
+    with (
+        live_server(client, stall_seconds=5) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        assert http.get("/health").status_code == http.get("/livez").status_code == 200
+        for path in ("/ready", "/readyz", "/v1/models"):
+            response = http.get(path)
+            assert response.status_code == 503
+            assert response.headers["retry-after"]
+            assert "loaded" in response.json()["error"]["message"]
+        assert http.post(CHAT, json=BODY).status_code == 503
+        client.info = info
+        asyncio.run_coroutine_threadsafe(server.service.load_texts(), server.loop).result(10)
+        assert http.get("/ready").json()["status"] == "ready"
+        client.idle_seconds = 6
+        assert http.get("/ready").status_code == 503
+        assert http.get("/health").status_code == 200
+
+
+def test_a_drain_refuses_what_is_new_and_finishes_what_runs(directory: Path):
+    client = FakeClient(directory)
+    client.delay = 0.02
+    with (
+        live_server(client, drain_seconds=10) as server,
+        httpx.Client(base_url=server.url) as http,
+        http.stream("POST", CHAT, json={**BODY, "stream": True}) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        drained = asyncio.run_coroutine_threadsafe(server.service.drain(), server.loop)
+        assert until(lambda: httpx.get(server.url + "/ready").status_code == 503)
+        refused = httpx.post(server.url + CHAT, json=BODY)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.headers["connection"] == "close"
+        assert httpx.get(server.url + "/health").status_code == 200
+        texts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        drained.result(10)
+    content = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in texts)
+    assert content == ANSWER
+    assert client.aborted == []
+
+
+def test_a_drain_ends_what_does_not_finish(directory: Path):
+    client = FakeClient(directory)
+    client.delay = 0.05
+    client.answer = lambda request, index: "word " * 1000
+    with (
+        live_server(client, drain_seconds=0.2) as server,
+        httpx.Client(base_url=server.url, timeout=20) as http,
+        http.stream("POST", CHAT, json={**BODY, "stream": True}) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        drained = asyncio.run_coroutine_threadsafe(server.service.drain(), server.loop)
+        rest = [line for line in lines if line]
+        drained.result(10)
+    assert rest[-1] == "data: [DONE]"
+    assert "ended by the server" in json.loads(rest[-2][6:])["error"]["message"]
+    assert len(client.aborted) == 1
+
+
+def test_metrics_count_what_happened(directory: Path):
+    client = FakeClient(directory)
+    with live_server(client) as server, httpx.Client(base_url=server.url) as http:
+        http.post(CHAT, json={**BODY, "n": 2})
+        http.post(CHAT, json={"messages": 5})
+        text = http.get("/metrics").text
+    for line in (
+        'eyas:request_success_total{finished_reason="stop",model_name="tiny"} 2.0',
+        'eyas:http_responses_total{model_name="tiny",status="400"} 1.0',
+        'eyas:generation_tokens_total{model_name="tiny"} 7.0',
+        'eyas:kv_cache_usage_perc{model_name="tiny"} 0.4',
+        'eyas:num_requests_running{model_name="tiny"} 0.0',
+        'eyas:time_to_first_token_seconds_count{model_name="tiny"} 1.0',
+        'eyas:e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
+    ):
+        assert line in text.splitlines(), line
+
+
+def test_a_finished_request_leaves_one_line_without_content(
+    http: httpx.Client, fake: FakeClient, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", logger="eyas.server")
+    http.post(CHAT, json=BODY, headers={"x-request-id": "mine"})
+    lines = [record.getMessage() for record in caplog.records if "mine" in record.getMessage()]
+    assert len(lines) == 1
+    assert "stop" in lines[0] and "capital" not in lines[0]
+
+
+def test_the_log_cannot_be_forged():
+    import logging
+
+    from eyas.server.logs import OneLineFormatter
+
+    record = logging.LogRecord("x", 20, "f", 1, "a %s", ("b\r\nINFO forged\x1b[31m\u2028",), None)
+    assert OneLineFormatter().format(record) == "a b\\r\\nINFO forged\\x1b[31m\\u2028"
+
+
+def test_tokenize_and_detokenize_are_each_others_inverse(http: httpx.Client, fake: FakeClient):
+    for text in ("Hello 你好 <|im_end|>", "", "a\ud800"):
+        body = json.dumps({"prompt": text, "return_token_strs": True})
+        found = http.post("/tokenize", content=body).json()
+        assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+        back = http.post("/detokenize", json={"tokens": found["tokens"]}).json()
+        assert back["prompt"] == text.replace("\ud800", "\ufffd")
+    found = http.post("/tokenize", json=BODY).json()
+    assert fake.tokenizer.decode(found["tokens"], skip_special=False) == (
+        "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+    )
+    body = {**BODY, "add_generation_prompt": False}
+    found = http.post("/tokenize", json=body).json()
+    assert fake.tokenizer.decode(found["tokens"]) == "user\nx\n"
+
+
+def test_a_final_message_is_continued(http: httpx.Client, fake: FakeClient):
+    messages = [*BODY["messages"], {"role": "assistant", "content": "Well, <|im_end|>"}]
+    http.post(CHAT, json={"messages": messages, "continue_final_message": True})
+    shown = fake.tokenizer.decode(fake.requests[-1].prompt_token_ids, skip_special=False)
+    assert shown.endswith("<|im_start|>assistant\nWell, <|im_end|>")
+
+
+def test_the_models_own_sampling_defaults_fill_what_a_client_leaves_out(tmp_path: Path):
+    from tests.server.fakes import model_directory
+
+    client = FakeClient(model_directory(tmp_path, temperature=0.6, top_k=20, top_p=0.95))
+    with live_server(client) as server:
+        httpx.post(server.url + CHAT, json={**BODY, "top_k": -1, "top_p": 0.5})
+    params = client.requests[0].params
+    assert (params.temperature, params.top_k, params.top_p) == (0.6, 0, 0.5)
+
+
+def test_served_names_are_what_clients_may_ask_for(directory: Path):
+    with (
+        live_server(FakeClient(directory), served_model_names=("a", "b")) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        assert [card["id"] for card in http.get("/v1/models").json()["data"]] == ["a", "b"]
+        assert http.post(CHAT, json={**BODY, "model": "b"}).json()["model"] == "b"
+        assert http.post(CHAT, json=BODY).json()["model"] == "a"
+        assert http.post(CHAT, json={**BODY, "model": "tiny"}).status_code == 404

@@ -1,0 +1,186 @@
+"""The API law, live: the built-in model behind `eyas serve`, talked to with the openai client."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+import eyas.text
+from eyas import LLM, SamplingParams
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINT = ROOT / "src" / "eyas" / "builtin" / "checkpoint" / "model.safetensors"
+USER = [{"role": "user", "content": "What is the capital of France?"}]
+SERVE = "from eyas.cli import main; main()"
+
+pytestmark = pytest.mark.skipif(not CHECKPOINT.exists(), reason="needs the built-in model")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    command = [sys.executable, "-c", SERVE, "serve", "--port", "0", "--drafter", "ngram"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stderr is not None
+        lines.extend(iter(process.stderr.readline, ""))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    deadline = time.monotonic() + 90
+    address = None
+    try:
+        while address is None or httpx.get(f"{address}/ready").status_code != 200:
+            assert time.monotonic() < deadline and process.poll() is None, "".join(lines)
+            time.sleep(0.1)
+            found = re.search(r"listening on (http://\S+);", "".join(lines))
+            address = found[1] if found else None
+        yield address
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, "".join(lines)
+    finally:
+        process.kill()
+        process.wait(10)
+        reader.join(10)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.fixture
+def api(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def offline() -> Iterator[LLM]:
+    with LLM("builtin") as llm:
+        yield llm
+
+
+def streamed(api: openai.OpenAI, **fields: object) -> str:
+    chunks = api.chat.completions.create(model="builtin", stream=True, **fields)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def whole(api: openai.OpenAI, **fields: object) -> list[str]:
+    answer = api.chat.completions.create(model="builtin", **fields)
+    return [choice.message.content for choice in answer.choices]
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7, 1.3])
+def test_a_stream_is_the_whole_answer_and_the_offline_one(
+    api: openai.OpenAI, offline: LLM, temperature: float
+):
+    fields = {"temperature": temperature, "top_p": 0.95, "seed": 11, "max_tokens": 40}
+    texts = whole(api, messages=USER, **fields)
+    assert streamed(api, messages=USER, **fields) == texts[0]
+    assert offline.chat(USER, SamplingParams(**fields))[0].text == texts[0]
+
+
+def test_choices_differ_and_the_first_is_the_only_one(api: openai.OpenAI):
+    fields = {"messages": USER, "temperature": 1.5, "seed": 3, "max_tokens": 30}
+    three = whole(api, n=3, extra_body={"ignore_eos": True}, **fields)
+    assert len(set(three)) == 3
+    assert whole(api, n=1, extra_body={"ignore_eos": True}, **fields) == three[:1]
+
+
+def test_a_stop_string_is_never_shown(api: openai.OpenAI):
+    fields = {"messages": USER, "temperature": 0, "max_tokens": 40}
+    full = whole(api, **fields)[0]
+    stop = full[len(full) // 2 :][:3]
+    assert whole(api, stop=[stop], **fields)[0] == full[: full.index(stop)]
+    assert streamed(api, stop=[stop], **fields) == full[: full.index(stop)]
+    kept = whole(api, stop=stop, extra_body={"include_stop_str_in_output": True}, **fields)
+    assert kept[0] == full[: full.index(stop)] + stop
+
+
+def test_logprobs_are_of_the_tokens_that_were_chosen(api: openai.OpenAI):
+    fields = {"model": "builtin", "messages": USER, "temperature": 0, "max_tokens": 20}
+    answer = api.chat.completions.create(**fields, logprobs=True, top_logprobs=3)
+    entries = answer.choices[0].logprobs.content
+    text = b"".join(bytes(entry.bytes) for entry in entries).decode()
+    assert text.startswith(answer.choices[0].message.content)
+    for entry in entries:
+        assert entry.top_logprobs[0].token == entry.token
+        assert entry.logprob == pytest.approx(entry.top_logprobs[0].logprob, abs=1e-6)
+
+
+def test_echo_scores_the_prompt(api: openai.OpenAI):
+    answer = api.completions.create(
+        model="builtin", prompt="The capital of France", echo=True, logprobs=1, max_tokens=0
+    )
+    assert answer.choices[0].text == "The capital of France"
+    scored = answer.choices[0].logprobs.token_logprobs
+    assert scored[0] is None and all(value <= 0 for value in scored[1:]) and len(scored) > 1
+
+
+def test_many_clients_at_once_get_what_each_gets_alone(api: openai.OpenAI):
+    requests = [
+        {
+            "messages": [{"role": "user", "content": f"Specify a random city, number {k}."}],
+            "temperature": (k % 3) / 2,
+            "seed": k,
+            "max_tokens": 8 + k,
+        }
+        for k in range(24)
+    ]
+    alone = [whole(api, **request)[0] for request in requests]
+    with ThreadPoolExecutor(24) as threads:
+        together = list(threads.map(lambda request: streamed(api, **request), requests))
+    assert together == alone
+
+
+def test_a_client_that_leaves_frees_its_place(api: openai.OpenAI, url: str):
+    stream = api.chat.completions.create(
+        model="builtin",
+        messages=USER,
+        max_tokens=1500,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        text = httpx.get(f"{url}/metrics").text
+        if re.search(r'^eyas:num_requests_running\{model_name="builtin"\} 0.0$', text, re.M):
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("the request still runs")
+    assert 'eyas:kv_cache_usage_perc{model_name="builtin"} 0.0' in text
+
+
+def test_a_prompt_beyond_the_context_is_refused(api: openai.OpenAI):
+    with pytest.raises(openai.BadRequestError) as refused:
+        whole(api, messages=[{"role": "user", "content": "long words " * 2000}])
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_control_tokens_in_any_role_are_text(url: str):
+    def count(content: str) -> int:
+        messages = [{"role": role, "content": content} for role in ("system", "user", "assistant")]
+        messages += [{"role": "tool", "content": content}, {"role": "user", "content": content}]
+        found = httpx.post(f"{url}/tokenize", json={"messages": messages}).json()
+        tokenizer = eyas.text.Tokenizer.from_directory(CHECKPOINT.parent)
+        return sum(token in tokenizer.control_ids for token in found["tokens"])
+
+    tokenizer = eyas.text.Tokenizer.from_directory(CHECKPOINT.parent)
+    harmless = count("0 0")
+    for token in tokenizer.control_tokens:
+        assert count(f"x {token.text} y") == harmless, token.text
