@@ -1,0 +1,57 @@
+"""A drafter of your own: it cannot change the output, so it may be as wrong as it likes.
+
+`python examples/custom_drafter.py [MODEL]`
+"""
+
+import sys
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import torch
+
+from eyas import LLM, SamplingParams
+from eyas.core import DraftTree, Verdict
+from eyas.draft.base import chain, root_tokens
+from eyas.runner.batch import Batch
+from eyas.runner.runner import Output
+
+
+class HabitDrafter:
+    """Proposes the token that most often followed the last one in what it has seen."""
+
+    width, lookback, taps = 4, 0, ()
+
+    def __init__(self) -> None:
+        self.followers: dict[int, Counter[int]] = defaultdict(Counter)
+
+    def propose(self, batch: Batch) -> DraftTree:
+        rows = root_tokens(batch).tolist()
+        for row in rows:
+            while len(row) < batch.width:
+                known = self.followers[row[-1]].most_common(1)
+                row.append(known[0][0] if known else row[-1])
+        tokens_BW = torch.tensor(rows, dtype=torch.int64).view(len(rows), batch.width)
+        return chain(tokens_BW, torch.full((len(rows),), batch.width))
+
+    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
+        roots, counts = root_tokens(batch), verdict.counts_B.clamp(min=0).tolist()
+        said = torch.cat([roots, verdict.tokens_BW], dim=1).tolist()
+        for row, count in zip(said, counts, strict=True):
+            for first, second in pairwise(row[: count + 1]):
+                self.followers[first][second] += 1
+
+
+def main(model: str = "builtin") -> None:
+    messages = [{"role": "user", "content": "Write the numbers from 0 to 27."}]
+    params = SamplingParams(temperature=0, max_tokens=100)
+    plain = LLM(model).chat(messages, params)[0]
+    llm = LLM(model, drafter=HabitDrafter())
+    for _ in range(2):
+        drafted = llm.chat(messages, params)[0]
+        assert drafted.token_ids == plain.token_ids
+        steps = drafted.choices[0].usage.num_steps
+        print(f"{len(drafted.token_ids)} tokens in {steps} steps, the same as plain decoding's")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])

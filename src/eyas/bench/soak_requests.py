@@ -1,0 +1,89 @@
+"""The requests of a soak, and what makes two answers the same.
+
+Promises: a request's answer depends on nothing but the request: its seed is given. Does not know:
+servers, time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_QUESTIONS = (
+    "What is the capital of France?",
+    "Specify a random city.",
+    "Anna has 12 apples and gives 5 to Ben. How many are left?",
+    "Write three short sentences about the sea.",
+    "Copy this text: the quick brown fox jumps over the lazy dog, again and again and again.",
+    "Is this review positive or negative? I love this lamp, it works perfectly.",
+    "Hello, how are you today? 你好 🎉",
+    "Give me a JSON object with the fields name and age for Tom, who is 31 years old.",
+)
+_SYSTEMS = (None, "You are a helpful assistant.", "Answer in one short sentence.")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One request, without `stream`."""
+
+    name: str
+    path: str
+    body: dict[str, Any]
+
+
+def drawn_workloads(seed: int, count: int = 32) -> list[Workload]:
+    """A mixture: chats and completions, greedy and sampled, stops, several choices, logprobs."""
+    draw = random.Random(seed)
+    return [_drawn(draw, index) for index in range(count)]
+
+
+def _drawn(draw: random.Random, index: int) -> Workload:
+    question = _QUESTIONS[index % len(_QUESTIONS)]
+    body: dict[str, Any] = {
+        "seed": draw.randrange(2**53),
+        "temperature": draw.choice([0, 0.7, 1.0, 1.3]),
+        "max_tokens": draw.choice([4, 16, 48, 120]),
+        "n": draw.choice([1, 1, 1, 2]),
+    }
+    if draw.random() < 0.25:
+        body |= {"stop": draw.choice([[". "], ["e ", "\n"], ["zzz"]])}
+    if draw.random() < 0.25:
+        body |= {"frequency_penalty": 0.5, "repetition_penalty": 1.1}
+    if draw.random() < 0.25:
+        body |= {"ignore_eos": True, "top_p": 0.9, "top_k": 40}
+    if index % 4 == 3:
+        body |= {"prompt": question, "logprobs": draw.choice([None, 2])}
+        return Workload(f"completion {index}", "/v1/completions", body)
+    system = draw.choice(_SYSTEMS)
+    messages = [{"role": "user", "content": question}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    body |= {"messages": messages, "logprobs": draw.random() < 0.25}
+    return Workload(f"chat {index}", "/v1/chat/completions", body)
+
+
+def answer_of(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The comparable part of an answer, from its stream's objects or from the whole one."""
+    choices: dict[int, dict[str, Any]] = {}
+    usage: dict[str, Any] = {}
+    for value in objects:
+        usage = value.get("usage") or usage
+        for choice in value["choices"]:
+            known = choices.setdefault(
+                choice["index"], {"text": "", "logprobs": [], "finish_reason": None}
+            )
+            part = choice.get("delta") or choice.get("message") or choice
+            known["text"] += part.get("content") or part.get("text") or ""
+            known["finish_reason"] = choice["finish_reason"] or known["finish_reason"]
+            known["logprobs"] += _logprobs_of(choice.get("logprobs") or {})
+    counted = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    return {"choices": [choices[index] for index in sorted(choices)], **counted}
+
+
+def _logprobs_of(logprobs: dict[str, Any]) -> list[list[Any]]:
+    if "content" in logprobs:
+        return [[entry["token"], entry["logprob"]] for entry in logprobs["content"] or ()]
+    pairs = zip(logprobs.get("tokens", ()), logprobs.get("token_logprobs", ()), strict=True)
+    return [list(pair) for pair in pairs]

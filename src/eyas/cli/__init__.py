@@ -1,0 +1,60 @@
+"""The commands: `eyas serve`, `generate`, `demo`, `models`, `bench`, `train`.
+
+Promises: exit status 0 is success, 1 a check that failed (or an error of ours), 2 something the user
+can put right, told in one line that names the option; heavy imports happen inside the commands.
+Does not know: how anything is computed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from eyas.cli import bench, demo, generate, models, serve, train
+from eyas.cli.errors import report
+from eyas.cli.options import Debug
+
+app = typer.Typer(
+    name="eyas",
+    help="An LLM inference engine built around draft trees: speculation never changes the output.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.serve)
+app.command("generate")(generate.generate)
+app.command("demo")(demo.demo)
+app.command("models")(models.models)
+app.add_typer(bench.app, name="bench")
+app.add_typer(train.app, name="train")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from eyas import __version__
+
+        typer.echo(f"eyas {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: Debug = False,
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", callback=_show_version, is_eager=True
+    ),
+) -> None:
+    return None
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and leave with its exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(given, prog_name="eyas")
+    except Exception as error:
+        if "--debug" in given:
+            raise
+        sys.exit(report(error))

@@ -1,0 +1,72 @@
+"""From an exception to one line on standard error and an exit status.
+
+Promises: what a user can put right is status 2 and names the option; anything else is status 1 and
+says how to see more. Does not know: commands.
+"""
+
+from __future__ import annotations
+
+import sys
+
+OPTION_OF_SETTING = {
+    "model.path": "--model",
+    "model.revision": "--revision",
+    "model.dtype": "--dtype",
+    "model.max_model_len": "--max-model-len",
+    "cache.num_slots": "--num-slots",
+    "cache.memory_fraction": "--memory-fraction",
+    "scheduler.max_num_seqs": "--max-num-seqs",
+    "scheduler.max_batch_tokens": "--max-batch-tokens",
+    "scheduler.flights": "--flights",
+    "draft.drafter": "--drafter",
+    "draft.num_tokens": "--draft-tokens",
+    "draft.model": "--draft-model",
+    "device.num_threads": "--threads",
+    "device": "--device",
+    "api_keys": "--api-key",
+    "port": "--port",
+    "log_level": "--log-level",
+    "max_queued": "--max-waiting",
+    "max_body_bytes": "--max-body-bytes",
+    "drain_seconds": "--drain-timeout",
+}
+"""How the settings that error texts begin with are called on the command line."""
+
+
+class CheckFailed(Exception):
+    """A check that the command was asked to make did not hold; status 1."""
+
+
+def in_words_of_options(text: str) -> str:
+    """An error text whose leading `setting:` is the option that sets it."""
+    setting, colon, rest = text.partition(":")
+    option = OPTION_OF_SETTING.get(setting) or _option_of_field(setting)
+    return f"{option}:{rest}" if colon and option else text
+
+
+def report(error: Exception) -> int:
+    """Print one line about an error; the exit status."""
+    if isinstance(error, CheckFailed):
+        print(f"check failed: {error}", file=sys.stderr)
+        return 1
+    if isinstance(error, ValueError | FileNotFoundError | PermissionError | IsADirectoryError):
+        print(f"error: {in_words_of_options(_line(error))}", file=sys.stderr)
+        return 2
+    print(
+        f"error: {type(error).__name__}: {_line(error)} (this is ours to fix; "
+        "`eyas --debug COMMAND ...` shows where it happened)",
+        file=sys.stderr,
+    )
+    return 1
+
+
+def _option_of_field(name: str) -> str | None:
+    """Sampling fields are called as the options are."""
+    from eyas.core import SamplingParams
+
+    known = name in SamplingParams.__struct_fields__
+    return "--" + name.replace("_", "-") if known else None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,117 @@
+"""`eyas models`: what can be served, and the facts of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eyas.cli import options
+
+if TYPE_CHECKING:
+    from eyas.llm import LLM
+
+
+def models(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="'builtin', a directory or a hub name; absent: what is supported."),
+    ] = None,
+    revision: options.Revision = None,
+    offline: options.Offline = False,
+    as_json: options.Json = False,
+) -> None:
+    """List the supported architectures and the built-in model, or the facts of one checkpoint."""
+    from eyas.models import locate_model, supported_architectures
+
+    if model is not None:
+        facts = checkpoint_facts(model, locate_model(model, revision, offline))
+        print(json.dumps(facts)) if as_json else _show_facts(facts)
+        return
+    directory = locate_model("builtin")
+    builtin = None
+    if (directory / "config.json").is_file():
+        builtin = checkpoint_facts("builtin", directory)
+    architectures = supported_architectures()
+    if as_json:
+        print(json.dumps({"architectures": architectures, "builtin": builtin}))
+        return
+    from rich.console import Console
+
+    console = Console()
+    console.print("[bold]Supported architectures[/bold]")
+    for name in architectures:
+        console.print(f"  {name}")
+    if builtin is not None:
+        console.print()
+        _show_facts(builtin)
+
+
+def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
+    """What config, generation config and file sizes say; weights are not read."""
+    from eyas.models import read_spec
+
+    spec = read_spec(directory)
+    kv_numbers = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
+    return {
+        "model": name,
+        "architecture": spec.architecture,
+        "parameters": spec.num_parameters,
+        "weights_bytes": sum(file.stat().st_size for file in directory.glob("*.safetensors")),
+        "layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "query_heads": spec.num_query_heads,
+        "kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "vocabulary": spec.vocab_size,
+        "tied_embeddings": spec.tie_embeddings,
+        "context": spec.max_position,
+        "kv_bytes_per_token_16_bit": 2 * kv_numbers,
+        "eos_token_ids": list(spec.generation.eos_token_ids),
+        "temperature": spec.generation.temperature,
+        "top_p": spec.generation.top_p,
+        "top_k": spec.generation.top_k,
+        "chat_template": has_chat_template(directory),
+        "directory": str(directory),
+    }
+
+
+def model_directory(llm: LLM) -> Path:
+    """Where the files of a loaded model are."""
+    from eyas.models import locate_model
+
+    chosen = llm.config.model
+    return locate_model(chosen.path, chosen.revision, offline=True)
+
+
+def has_chat_template(directory: Path) -> bool:
+    """Is there a template file, or one inside the tokenizer's configuration?"""
+    if (directory / "chat_template.jinja").is_file():
+        return True
+    file = directory / "tokenizer_config.json"
+    return file.is_file() and "chat_template" in json.loads(file.read_text(encoding="utf-8"))
+
+
+def _show_facts(facts: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    for key, value in facts.items():
+        if value is not None:
+            table.add_row(key.replace("_", " "), _readable(key, value))
+    Console().print(table)
+
+
+def _readable(key: str, value: Any) -> str:
+    if key == "parameters":
+        return f"{value / 1e6:.1f} M"
+    if key == "weights_bytes":
+        return f"{value / 2**20:.1f} MiB"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    return str(value)

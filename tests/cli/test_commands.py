@@ -1,0 +1,207 @@
+"""The commands as a user meets them: output for people and machines, statuses, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EYAS = Path(sys.executable).with_name("eyas")
+
+
+def eyas(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(EYAS), *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def ok(*arguments: str, stdin: str = "") -> str:
+    done = eyas(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--no-such-option"], ["--no-such-option"]),
+        (["serve", "--port", "99999"], ["--port", "65535"]),
+        (["serve", "--draft-tokens", "0"], ["--draft-tokens", "63"]),
+        (["serve", "--max-model-len", "3"], ["--max-model-len"]),
+        (["serve", "--memory-fraction", "2"], ["--memory-fraction"]),
+        (["serve", "--flights", "2"], ["--flights"]),
+        (["serve", "--api-key-file", "no/such/file"], ["--api-key-file"]),
+        (["serve", "--drafter", "model"], ["--draft-model"]),
+        (["generate", "x", "--drafter", "eagle9"], ["--drafter"]),
+        (["generate", "x", "--temperature", "-1"], ["--temperature"]),
+        (["generate", "x", "--top-p", "0"], ["--top-p"]),
+        (["generate", "x", "--max-tokens", "2", "--min-tokens", "3"], ["--min-tokens"]),
+        (["generate", "x", "--model", "nowhere"], ["nowhere", "hub name"]),
+        (["generate", "x", "--prompts-file", "y"], ["--prompts-file"]),
+        (["generate", "--prompts-file", "no/such/file"], ["--prompts-file", "no/such/file"]),
+        (["generate", " "], ["empty"]),
+        (["generate", "x", "--device", "tpu"], ["device"]),
+        (["models", "nowhere"], ["nowhere"]),
+        (["bench", "decode", "--batch", "0"], ["--batch"]),
+    ],
+)
+def test_what_a_user_can_put_right_is_one_clear_line(
+    arguments: list[str], words: list[str]
+) -> None:
+    done = eyas(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+    if done.stderr.startswith("error:"):
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_debug_shows_where_an_error_comes_from() -> None:
+    done = eyas("--debug", "generate", "x", "--model", "nowhere")
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_no_command_shows_the_help() -> None:
+    done = eyas()
+    assert done.returncode == 2
+    assert "serve" in done.stdout + done.stderr
+
+
+def test_version() -> None:
+    import eyas as package
+
+    assert ok("--version").split() == ["eyas", package.__version__]
+
+
+def test_models_lists_architectures_and_the_builtin() -> None:
+    text = ok("models")
+    assert "Qwen3ForCausalLM" in text
+    assert "builtin" in text
+    facts: dict[str, Any] = json.loads(ok("models", "--json"))
+    assert "LlamaForCausalLM" in facts["architectures"]
+    assert 8e6 <= facts["builtin"]["parameters"] <= 12e6
+    assert facts["builtin"]["chat_template"] is True
+
+
+def test_models_tells_the_facts_of_a_directory(tmp_path: Path) -> None:
+    from eyas import builtin
+
+    facts = json.loads(ok("models", str(builtin.path()), "--json"))
+    assert facts["architecture"] == "Qwen3ForCausalLM"
+    done = eyas("models", str(tmp_path))
+    assert done.returncode == 2
+    assert "config.json" in done.stderr
+
+
+def test_generate_streams_an_answer() -> None:
+    text = ok(
+        *("generate", "What is the capital of France?", "--no-think", "--temperature", "0"),
+        *("--show-usage", "--show-tokens"),
+    )
+    assert "Paris" in text
+    assert "tokens:" in text
+    assert "usage:" in text
+
+
+def test_generate_reads_standard_input_and_repeats_itself_with_a_seed() -> None:
+    def answer(*more: str) -> dict[str, Any]:
+        line = ok(
+            *("generate", "--json", "--seed", "5", "--temperature", "1.2", "--max-tokens", "30"),
+            *more,
+            stdin="Specify a random city.",
+        )
+        choice = json.loads(line)["choices"][0]
+        choice.pop("usage")
+        return choice
+
+    plain = answer()
+    assert plain["seed"] == 5
+    assert answer("--drafter", "ngram", "--draft-tokens", "6") == plain
+
+
+def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}
+    lines = [
+        {"prompt": "ping", "temperature": 0, "max_tokens": 8},
+        {"messages": [{"role": "user", "content": "ping"}], "n": 2, "max_tokens": 8},
+        {"messages": [{"role": "user", "content": "ping"}], "tools": [tool], "stop": ["I"]},
+    ]
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    outputs = ok("generate", "--prompts-file", str(file), "--json").splitlines()
+    assert [len(json.loads(output)["choices"]) for output in outputs] == [1, 2, 1]
+    assert "I" not in json.loads(outputs[2])["choices"][0]["text"]
+
+    file.write_text('{"prompt": "a"}\n{"text": "b"}')
+    done = eyas("generate", "--prompts-file", str(file))
+    assert done.returncode == 2
+    assert "prompts.jsonl:2" in done.stderr
+
+    file.write_text('{"prompt": "a", "temprature": 0}')
+    done = eyas("generate", "--prompts-file", str(file))
+    assert done.returncode == 2
+    assert "temprature" in done.stderr
+
+
+def test_raw_continues_a_text() -> None:
+    text = ok("generate", "The capital of France is", "--raw", "-t", "0", "--max-tokens", "3")
+    assert text.strip()
+
+
+def test_demo_shows_identical_tokens() -> None:
+    result = json.loads(ok("demo", "--json"))
+    assert result["identical"] is True
+    assert len(result["tasks"]) >= 8
+    assert all(task["identical"] and task["answer"] for task in result["tasks"])
+    assert result["drafted_steps"] < result["plain_steps"]
+
+
+def test_demo_fails_where_a_token_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eyas.cli import demo
+    from eyas.cli.errors import CheckFailed
+
+    compare = demo.compare
+
+    def compare_wrongly(*arguments: Any) -> dict[str, Any]:
+        return {**compare(*arguments), "identical": False}
+
+    monkeypatch.setattr(demo, "compare", compare_wrongly)
+    with pytest.raises(CheckFailed, match="differ"):
+        demo.demo(threads=1, as_json=True)
+
+
+def test_bench_decode_measures_and_writes(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    printed = json.loads(
+        ok(
+            *("bench", "decode", "--batch", "2", "--max-tokens", "12", "--repeats", "1"),
+            *("--drafter", "ngram", "--compare", "transformers", "--workload", "random"),
+            *("--prompt-tokens", "40", "--threads", "1", "--json", "-o", str(file)),
+        )
+    )
+    assert printed == json.loads(file.read_text())
+    assert {"date", "command", "commit", "machine", "model", "settings", "results"} <= set(printed)
+    entry = printed["results"][0]
+    assert set(entry["contestants"]) == {"plain", "ngram", "transformers"}
+    plain = entry["contestants"]["plain"]
+    assert plain["num_tokens"] == entry["contestants"]["transformers"]["num_tokens"] == 24
+    assert plain["rest_ms"]["median"] < plain["step_ms"]["median"]
+    assert entry["same_tokens"]["ngram"] == 1
+    assert "plain / transformers" in entry["speed_ratios"]
+
+
+def test_bench_builtin_prints_rates() -> None:
+    result = json.loads(ok("bench", "builtin", "--num-per-family", "2", "--json"))
+    assert 0 < result["overall"] <= 1
+    assert len(result["families"]) >= 9

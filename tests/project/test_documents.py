@@ -1,0 +1,105 @@
+"""The documents name things that exist, and agree with one another."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import eyas
+
+ROOT = Path(__file__).parents[2]
+STATION = re.compile(r"`(eyas/[\w/]+\.py):([\w.]+)`")
+PATH = re.compile(r"`((?:src|tests|docs|tools|benchmarks|examples|eyas)/[\w./-]+)`")
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+@cache
+def names_in(file: Path) -> set[str]:
+    """Functions, classes and methods of a module, as `name` or `Class.name`."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names.add(node.name)
+            inner = (n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+            names.update(f"{node.name}.{method.name}" for method in inner)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_station_exists(page: Path) -> None:
+    for file, name in STATION.findall(page.read_text()):
+        assert (ROOT / "src" / file).is_file(), f"{file} is gone"
+        assert name in names_in(ROOT / "src" / file), f"{file} has no {name}"
+
+
+def test_life_of_a_request_has_stations() -> None:
+    assert len(STATION.findall((ROOT / "docs/life-of-a-request.md").read_text())) >= 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_and_link_exists(page: Path) -> None:
+    text = page.read_text()
+    for path in PATH.findall(text):
+        place = ROOT / "src" / path if path.startswith("eyas/") else ROOT / path
+        assert place.exists(), f"{path} is gone"
+    for link in LINK.findall(text):
+        assert (page.parent / link).exists(), f"the link to {link} leads nowhere"
+
+
+def test_every_law_names_tests_that_exist() -> None:
+    text = (ROOT / "docs/laws.md").read_text()
+    files = re.findall(r"`(tests/[\w/]+\.py)`", text)
+    assert len(files) >= 8
+    for file in files:
+        assert "def test_" in (ROOT / file).read_text() or "TestCase" in (ROOT / file).read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_changelog_project_and_package_agree_on_the_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == project["version"] == eyas.__version__
+
+
+def test_every_dependency_has_a_tested_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    pinned = {
+        line.partition("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    for requirement in wanted:
+        name = re.split(r"[<>=\[]", requirement)[0].lower().replace("_", "-")
+        assert name == "eyas" or name in pinned, f"{name} is not in constraints.txt"
+
+
+def test_the_tables_are_made_from_the_results() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/make_docs.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_make_knows_the_promised_targets() -> None:
+    text = (ROOT / "Makefile").read_text()
+    for target in ("setup", "demo", "test", "check", "gpu", "bench", "docs"):
+        assert re.search(rf"^{target}:", text, re.MULTILINE), target

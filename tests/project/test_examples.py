@@ -1,0 +1,104 @@
+"""Every example runs, with the built-in model, and stays short."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py"))
+
+
+def run(name: str, *arguments: str, stdin: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def server_url() -> Iterator[str]:
+    """A server of the built-in model on a free port."""
+    eyas = Path(sys.executable).with_name("eyas")
+    process = subprocess.Popen(
+        [str(eyas), "serve", "--port", "0", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    overdue = threading.Timer(120, process.kill)
+    overdue.start()
+    url, log = "", []
+    try:
+        for line in process.stdout:
+            log.append(line)
+            found = re.search(r"listening on (http://\S+?);", line)
+            url = found[1] if found else url
+            if "ready:" in line:
+                break
+        assert url and process.poll() is None, "".join(log)
+        reader = threading.Thread(target=process.stdout.read, daemon=True)
+        reader.start()
+        yield f"{url}/v1"
+    finally:
+        overdue.cancel()
+        os.kill(process.pid, signal.SIGTERM)
+        process.wait(60)
+        reader.join(10)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_under_60_lines(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+
+
+def test_every_example_is_run_here() -> None:
+    assert NAMES == [
+        "chat_stream",
+        "custom_drafter",
+        "generate",
+        "openai_client",
+        "tokens_identical",
+    ]
+
+
+def test_generate() -> None:
+    output = run("generate")
+    assert "Paris" in output
+    assert "three answers:" in output
+
+
+def test_chat_stream() -> None:
+    output = run("chat_stream", stdin="What is the capital of Peru?\n\n")
+    assert "Lima" in output
+    assert "steps)" in output
+
+
+def test_tokens_identical() -> None:
+    assert run("tokens_identical").count("same tokens") == 3
+
+
+def test_custom_drafter() -> None:
+    assert run("custom_drafter").count("the same as plain decoding's") == 2
+
+
+def test_openai_client(server_url: str) -> None:
+    output = run("openai_client", server_url)
+    assert "Paris" in output
+    assert re.search(r"\d+ tokens", output)

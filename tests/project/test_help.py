@@ -1,0 +1,67 @@
+"""The options of every command are pinned: `python -m tests.project.test_help` writes them anew."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+COMMANDS = {
+    "eyas": [],
+    "serve": ["serve"],
+    "generate": ["generate"],
+    "demo": ["demo"],
+    "models": ["models"],
+    "bench": ["bench"],
+    "bench_decode": ["bench", "decode"],
+    "bench_builtin": ["bench", "builtin"],
+    "bench_serve_soak": ["bench", "serve-soak"],
+    "train": ["train"],
+    "train_builtin": ["train", "builtin"],
+}
+ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def help_text(name: str) -> str:
+    eyas = Path(sys.executable).with_name("eyas")
+    done = subprocess.run(
+        [str(eyas), *COMMANDS[name], "--help"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_as_pinned(name: str) -> None:
+    assert help_text(name) == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_help_is_quick() -> None:
+    def seconds() -> float:
+        started = time.perf_counter()
+        help_text("eyas")
+        return time.perf_counter() - started
+
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_help_imports_no_torch() -> None:
+    script = "import sys, eyas.cli; print('torch' in sys.modules, 'rich.console' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[0] == "False"
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for each in COMMANDS:
+        (GOLDEN / f"{each}.txt").write_text(help_text(each))
