@@ -101,14 +101,23 @@ class Engine:
             try:
                 with torch.inference_mode():
                     self._run(plan, flight, drafter)
-                flight.depart()
-                flight.error = None
-                break
             except Exception:
                 log.exception("a step failed with the drafter %s", type(drafter).__name__)
                 flight.error = STEP_FAILED
                 self.metrics.num_failed_steps += 1
+            else:
+                flight.error = None
+                break
+        self._depart(flight)
         return flight
+
+    def _depart(self, flight: Flight) -> None:
+        try:
+            flight.depart()
+        except Exception:
+            log.exception("a step's results cannot be read; its requests end with an error")
+            flight.error = STEP_FAILED
+            self.metrics.num_failed_steps += 1
 
     def _run(self, plan: Plan, flight: Flight, drafter: Drafter) -> None:
         """One step up to its verdict. Nothing is changed before the verdict, so a step that failed
@@ -152,11 +161,11 @@ class Engine:
             self.info.max_model_len,
             len(request.prompt_token_ids) + (params.max_tokens or self.info.max_model_len),
         )
+        first = None
+        if request.output is not None:
+            first = self._compilers[request.output.kind].compile(request.output)
         sequences: list[Sequence] = []
         for index in range(params.n):
-            constraint = None
-            if request.output is not None:
-                constraint = self._compilers[request.output.kind].compile(request.output)
             sequences.append(
                 Sequence(
                     request=request,
@@ -167,7 +176,7 @@ class Engine:
                     num_prompt_tokens=len(request.prompt_token_ids),
                     max_length=max_length,
                     stops=self._stop_checker(request, max_length),
-                    constraint=constraint,
+                    constraint=first.fork() if first is not None and index else first,
                     leader=sequences[0] if sequences else None,
                 )
             )
@@ -202,11 +211,7 @@ class Engine:
 
     def _batch_params(self, plan: Plan) -> BatchParams:
         """Parameters of the rooted sequences, kept while the same ones step together."""
-        rooted = [
-            sequence
-            for sequence, span in zip(plan.sequences, plan.spans, strict=True)
-            if span.node_slots is not None
-        ]
+        rooted = plan.rooted
         key = tuple(sequence.order for sequence in rooted)
         if key != self._params_key:
             sources = [self._row_source(sequence) for sequence in rooted]
@@ -225,11 +230,7 @@ class Engine:
 
     def _masks(self, plan: Plan, tree: DraftTree, rows: PackedRows) -> torch.Tensor | None:
         """Mask words of the node rows. Automata read landed tokens, so flights land first here."""
-        rooted = [
-            sequence
-            for sequence, span in zip(plan.sequences, plan.spans, strict=True)
-            if span.node_slots is not None
-        ]
+        rooted = plan.rooted
         if all(sequence.constraint is None for sequence in rooted):
             return None
         while self._flights:

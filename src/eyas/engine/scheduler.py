@@ -31,6 +31,15 @@ class Plan:
     width: int
     max_length: int
 
+    @property
+    def rooted(self) -> list[Sequence]:
+        """The owners of the spans that have a root, in order."""
+        return [
+            sequence
+            for sequence, span in zip(self.sequences, self.spans, strict=True)
+            if span.node_slots is not None
+        ]
+
 
 class Scheduler:
     """max_width: most tree nodes of the drafter in use. namespace is the sequence's cache salt."""
