@@ -61,8 +61,8 @@ MUTATIONS = [
     Mutation(
         "the noise of a neighbouring token",
         "sampling/noise.py",
-        "odd[0], odd[1] = id_RQ, 0",
-        "odd[0], odd[1] = id_RQ + 1, 0",
+        "        id_RQ,\n        choices_R",
+        "        id_RQ + 1,\n        choices_R",
         NOISE + "philox_is_the_published_function_of_seed_position_token_and_choice",
     ),
     Mutation(

@@ -44,12 +44,15 @@ def _best_with_noise(
     x_RV: torch.Tensor, sequence_R: torch.Tensor, position_R: torch.Tensor, params: BatchParams
 ) -> torch.Tensor:
     """The best of logits plus noise. Where the host can count the tokens that can win at all, and
-    they are few, only their noise is drawn: the same numbers, so the same choice."""
+    they are few, only their noise is drawn: the same numbers, so the same choice. Where each row has
+    but one such token, no noise matters."""
     keys = (params.seed_B[sequence_R], position_R, params.choice_B[sequence_R])
     vocab_size = x_RV.shape[1]
     if x_RV.device.type == "cpu":
         floor_R1 = x_RV.amax(dim=1, keepdim=True) - GUMBEL_SPAN
         most = max(1, int((x_RV >= floor_R1).sum(dim=1).amax()))
+        if most == 1:
+            return _best(x_RV)
         if most * _FEW <= vocab_size:
             values_RK, ids_RK = x_RV.topk(most, dim=1)
             noisy_RK = values_RK + gumbel_at(*keys, ids_RK)

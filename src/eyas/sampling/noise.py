@@ -10,6 +10,8 @@ Legend: R rows, V vocabulary, Q counters a row (V / 4).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -29,30 +31,31 @@ def philox(
 ) -> torch.Tensor:
     """[R, Q, 4] words of 32 bits (in int64) for counters (position, id_RQ, choice, 0); a first
     dimension of 1 in id_RQ serves all rows."""
-    device = seeds_R.device
-    rows, num_counters = seeds_R.shape[0], id_RQ.shape[1]
-    # Words 0 and 2 are multiplied, words 1 and 3 pass through. The pair to multiply is kept swapped
-    # (2, 0), since each product's high half belongs to the other word.
-    swapped = torch.empty((2, rows, num_counters), dtype=torch.int64, device=device)
-    odd = torch.empty_like(swapped)
-    swapped[0], swapped[1] = choices_R.unsqueeze(1) & _MASK, positions_R.unsqueeze(1) & _MASK
-    odd[0], odd[1] = id_RQ, 0
-    multipliers = torch.tensor(_MULTIPLIERS[::-1], device=device).view(2, 1, 1)
-    even = swapped
-    for key in _key_schedule(seeds_R).unbind(0):
-        product = swapped * multipliers
-        even = (product >> 32).bitwise_and_(_MASK).bitwise_xor_(odd).bitwise_xor_(key)
-        odd = product.bitwise_and_(_MASK)
-        swapped = even.flip(0)
-    return torch.stack((even[0], odd[0], even[1], odd[1]), dim=-1)
+    shape = (len(seeds_R), id_RQ.shape[1])
+    given = (
+        positions_R.unsqueeze(1) & _MASK,
+        id_RQ,
+        choices_R.unsqueeze(1) & _MASK,
+        seeds_R.unsqueeze(1) & _MASK,
+        (seeds_R.unsqueeze(1) >> 32) & _MASK,
+    )
+    if seeds_R.device.type == "cpu":  # the same operations, each of them cheaper on small arrays
+        words = [torch.from_numpy(word) for word in _rounds(*(each.numpy() for each in given))]
+    else:
+        words = _rounds(*given)
+    return torch.stack([word.expand(shape) for word in words], dim=-1)
 
 
-def _key_schedule(seeds_R: torch.Tensor) -> torch.Tensor:
-    """[rounds, 2, R, 1] the key words of every round."""
-    words = torch.stack((seeds_R & _MASK, (seeds_R >> 32) & _MASK)).unsqueeze(-1)
-    weyl = torch.tensor(_WEYL, device=seeds_R.device).view(1, 2, 1, 1)
-    rounds = torch.arange(_ROUNDS, device=seeds_R.device).view(-1, 1, 1, 1)
-    return (words + rounds * weyl) & _MASK
+def _rounds(word0: Any, word1: Any, word2: Any, key0: Any, key1: Any) -> list[Any]:
+    """Ten rounds over arrays or tensors of 64-bit integers that hold 32-bit words."""
+    word3 = 0
+    for _ in range(_ROUNDS):
+        product0, product2 = word0 * _MULTIPLIERS[0], word2 * _MULTIPLIERS[1]
+        word0 = ((product2 >> 32) & _MASK) ^ word1 ^ key0
+        word2 = ((product0 >> 32) & _MASK) ^ word3 ^ key1
+        word1, word3 = product2 & _MASK, product0 & _MASK
+        key0, key1 = (key0 + _WEYL[0]) & _MASK, (key1 + _WEYL[1]) & _MASK
+    return [word0, word1, word2, word3]
 
 
 def gumbel(
