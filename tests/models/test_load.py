@@ -153,7 +153,7 @@ def test_a_config_that_cannot_be_served_is_refused(case: str, copy: Path) -> Non
 def test_remote_code_of_a_supported_architecture_is_ignored(copy: Path) -> None:
     (copy / "modeling.py").write_text("raise SystemExit('must never run')")
     change_config(copy, auto_map={"AutoModelForCausalLM": "modeling.Model"})
-    load_model(copy)
+    assert load_model(copy).spec == read_spec(copy)
 
 
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ class ReferenceAttention:
     def __init__(self, kv: KVStore) -> None:
         self.kv = kv
         self._heights = {
-            store: tile_heights(store, layer.dtype, layer.device)
-            for store, layer in zip(kv.stores, kv.layers, strict=True)
+            store: tile_heights(store, kv.layers[0].dtype, kv.layers[0].device)
+            for store in dict.fromkeys(kv.stores)
         }
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
@@ -63,41 +63,22 @@ def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) ->
     rows = heights[-1] * heights[0]
     with torch.inference_mode():
         for width in (192, 384, 512, 1024):
-            shape = (1, store.num_kv_heads, width, store.head_dim)
-            k, v = (
-                torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(2)
-            )
-            q = torch.randn(
-                (rows, store.num_kv_heads, per_kv, store.head_dim),
-                generator=generator,
-                device=device,
+            kv_S2GH = torch.randn(
+                (width, 2, store.num_kv_heads, store.head_dim), generator=generator, device=device
             ).to(dtype)
-            mask = torch.zeros((rows, width), dtype=dtype, device=device)
-            mask[:, width - 5 :] = float("-inf")
-            results = [_attend_tiles(q, k, v, mask, height) for height in heights]
+            q_TNH = torch.randn(
+                (rows, store.num_query_heads, store.head_dim), generator=generator, device=device
+            ).to(dtype)
+            rows_1Q = torch.arange(rows, device=device).unsqueeze(0)
+            slots_1L = torch.arange(width, device=device).unsqueeze(0)
+            lanes = Lanes(slots_1L, rows_1Q, torch.full_like(rows_1Q, width - 6))
+            results = [
+                _Tiles(lanes, store, (height,), dtype).run(q_TNH, kv_S2GH)[:rows]
+                for height in heights
+            ]
             if not all(torch.equal(result, results[0]) for result in results[1:]):
                 return (heights[0],)
     return tuple(heights)
-
-
-def _attend_tiles(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, height: int
-) -> torch.Tensor:
-    """[rows, G, P, H] queries over one lane in tiles of `height`; rows are whole tiles."""
-    rows, num_kv, per_kv, head_dim = q.shape
-    num_tiles = -(-rows // height)
-    missing = num_tiles * height - rows
-    q, mask = pad(q, (0, 0, 0, 0, 0, 0, 0, missing)), pad(mask, (0, 0, 0, missing))
-    tiles = q.view(num_tiles, height, num_kv, per_kv, head_dim).permute(0, 2, 3, 1, 4)
-    mask = mask.view(num_tiles, 1, 1, height, -1).expand(-1, 1, per_kv, -1, -1)
-    out = scaled_dot_product_attention(
-        tiles.reshape(num_tiles, num_kv, per_kv * height, head_dim),
-        k.expand(num_tiles, -1, -1, -1),
-        v.expand(num_tiles, -1, -1, -1),
-        attn_mask=mask.reshape(num_tiles, 1, per_kv * height, -1),
-    )
-    out = out.view(num_tiles, num_kv, per_kv, height, head_dim).permute(0, 3, 1, 2, 4)
-    return out.reshape(-1, num_kv, per_kv, head_dim)[:rows]
 
 
 def _finite(x: torch.Tensor) -> torch.Tensor:

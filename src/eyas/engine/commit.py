@@ -45,6 +45,7 @@ class Committer:
         ):
             b = at if span.node_slots is not None else None
             at += span.node_slots is not None
+            has_ended = sequence.status is Status.FINISHED
             is_live = sequence.status is Status.RUNNING and flight.error is None
             count = landed.counts[b] if b is not None and is_live else 0
             nodes = landed.nodes[b][: max(0, count)] if b is not None and count else []
@@ -58,7 +59,7 @@ class Committer:
                     delta = self.end(sequence, "error", error=BROKEN)
             elif flight.error is not None and sequence.status is Status.RUNNING:
                 delta = self.end(sequence, "error", error=flight.error)
-            if sequence.status is Status.FINISHED:
+            if has_ended:
                 self._scheduler.retire(sequence)
             if delta is not None:
                 deltas.append(delta)
@@ -164,11 +165,9 @@ class Committer:
         return delta
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        was_waiting = sequence.status is Status.WAITING
         sequence.status = Status.FINISHED
         self._metrics.count_finish(reason)
-        if was_waiting or sequence.num_in_flight == 0:
-            self._scheduler.retire(sequence)
+        self._scheduler.retire(sequence)
 
 
 def _read(flight: Flight) -> Landed:

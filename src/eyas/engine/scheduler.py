@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.cache import CacheManager, SlotsExhausted
+from eyas.cache import CacheManager
 from eyas.engine.sequence import Sequence, Status
 from eyas.runner.batch import Span
 from eyas.runner.table import SequenceTable
@@ -179,17 +179,14 @@ class Scheduler:
         for a flight to land."""
         needed = count + (plan.width if has_root else 0)
         while needed > self.cache.num_available:
-            victim = self._youngest_idle(sequence, plan)
+            victim = self._youngest_idle(sequence)
             if victim is None:
                 return False
             self.preempt(victim)
         lease = sequence.lease
         assert lease is not None
-        try:
-            context = self.cache.reserve(lease, count) if count else _NO_SLOTS
-            nodes = self.cache.reserve(lease, plan.width) if has_root else None
-        except SlotsExhausted:
-            raise AssertionError("available slots could not be reserved") from None
+        context = self.cache.reserve(lease, count) if count else _NO_SLOTS
+        nodes = self.cache.reserve(lease, plan.width) if has_root else None
         start = sequence.num_planned
         if count:
             self.table.write_slots(sequence.seat, start, context)
@@ -208,7 +205,7 @@ class Scheduler:
         )
         return True
 
-    def _youngest_idle(self, sequence: Sequence, plan: Plan) -> Sequence | None:
+    def _youngest_idle(self, sequence: Sequence) -> Sequence | None:
         """The youngest running sequence that no flight touches, if younger than `sequence`."""
         for candidate in reversed(self.running):
             if candidate is sequence:
