@@ -173,6 +173,8 @@ class _Tiles:
         seen = columns_L <= positions_CQ.unsqueeze(-1)
         if store.window is not None:
             seen &= columns_L > positions_CQ.unsqueeze(-1) - store.window
+        if store.first_position:
+            seen &= (columns_L >= store.first_position) | (columns_L == positions_CQ.unsqueeze(-1))
         mask = torch.zeros(seen.shape, dtype=dtype, device=self.rows.device)
         mask.masked_fill_(~seen, float("-inf"))
         # [C * M, 1, P * U, L]: the query heads of a group are rows of a tile

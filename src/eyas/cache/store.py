@@ -13,6 +13,7 @@ class LayerStore:
     """What one attention layer keeps per token, and how far back its queries look.
 
     window: a query at position p sees keys at positions > p - window; None is everything.
+    first_position: the first position that has a row at all; keys before it are never seen.
     scale: multiplies the dot products; None is head_dim ** -0.5.
     """
 
@@ -21,3 +22,4 @@ class LayerStore:
     head_dim: int
     window: int | None = None
     scale: float | None = None
+    first_position: int = 0

@@ -106,7 +106,7 @@ class Decoder:
         self.device = torch.device(device)
         self.max_model_len = max_model_len or spec.max_position
         self.order = order or RowOrder()
-        self._embedding = Embedding(
+        self.embedding = Embedding(
             spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device
         )
         self._layers = [
@@ -114,33 +114,33 @@ class Decoder:
             for index in range(spec.num_layers)
         ]
         self._norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=self.device)
-        self._head = LogitsHead(
+        self.head = LogitsHead(
             spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device, order=self.order
         )
         self._rope = RopeTable(spec.rope, self.max_model_len, dtype=dtype, device=self.device)
 
     def parameters(self) -> dict[str, list[torch.Tensor]]:
         """What a loader must fill, by name: consecutive blocks of the parameter's rows."""
-        found = {"embedding.weight": [self._embedding.weight_VD]}
+        found = {"embedding.weight": [self.embedding.weight_VD]}
         for index, layer in enumerate(self._layers):
             for name, view in layer.parameters().items():
                 found[f"layers.{index}.{name}"] = [view]
         found["norm.weight"] = [self._norm.parameter()]
         if not self.spec.tie_embeddings:
-            found["head.weight"] = self._head.parameters()
+            found["head.weight"] = self.head.parameters()
         return found
 
     def seal(self) -> None:
         """Ready the filled weights for running; once, after the last parameter is filled."""
         if self.spec.tie_embeddings:
             start = 0
-            for block_VD in self._head.parameters():
+            for block_VD in self.head.parameters():
                 stop = start + block_VD.shape[0]
-                block_VD.copy_(self._embedding.weight_VD[start:stop])
+                block_VD.copy_(self.embedding.weight_VD[start:stop])
                 start = stop
         for layer in self._layers:
             layer.seal()
-        self._head.seal()
+        self.head.seal()
 
     def forward(
         self,
@@ -149,21 +149,23 @@ class Decoder:
         attend: Attend,
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Hidden states after the final norm [T, D], and the residual stream [T, D] after k layers
-        for each k of `taps`, in that order (0 is the embedding)."""
+        """Hidden states after the final norm [T, D], and for each k of `taps`, in that order, the
+        residual stream [T, D] after k layers (0 is the embedding; one more than there are layers is
+        the final norm's output)."""
         num_rows = tokens_T.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
-        hidden_TD = self._embedding(tokens_T)
+        hidden_TD = self.embedding(tokens_T)
         cosine_T1H, sine_T1H = self._rope.gather(positions_T)
         streams = {0: hidden_TD}
         for depth, layer in enumerate(self._layers, start=1):
             hidden_TD = layer(hidden_TD, cosine_T1H, sine_T1H, attend)
             if depth in taps:
                 streams[depth] = hidden_TD
-        return self._norm(hidden_TD), [streams[tap] for tap in taps]
+        normed_TD = streams[len(self._layers) + 1] = self._norm(hidden_TD)
+        return normed_TD, [streams[tap] for tap in taps]
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         """Final hidden states [R, D] -> float32 [R, V]; R is padded by `order.pad` too."""
         num_rows = hidden_RD.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
-        return self._head(hidden_RD)
+        return self.head(hidden_RD)

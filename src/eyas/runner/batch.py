@@ -17,6 +17,8 @@ import torch
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams
 
+_NO_SLOTS = np.empty(0, dtype=np.int64)
+
 
 @dataclass(slots=True, eq=False)
 class Span:
@@ -24,6 +26,8 @@ class Span:
     it has node slots, a draft tree whose node 0 is the sequence's last token.
 
     wants_context_logits: prompt log-probabilities were asked for.
+    stored_slots: slots of the positions that are stored already, as far as the host knows.
+    root_low, root_high: bounds of the root's position, equal where no step is under way.
     """
 
     seat: int
@@ -32,6 +36,9 @@ class Span:
     context_slots: np.ndarray
     node_slots: np.ndarray | None
     wants_context_logits: bool = False
+    stored_slots: np.ndarray = field(default_factory=lambda: _NO_SLOTS)
+    root_low: int = 0
+    root_high: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -20,13 +20,12 @@ from eyas.runner.batch import Batch, Span
 from eyas.sampling.process import Rows
 
 
-@dataclass(slots=True, eq=False)
-class PackedRows:
+@dataclass(slots=True, eq=False, kw_only=True)
+class ForwardRows:
     """One forward's input.
 
-    logits_rows: indices of the R rows whose logits are wanted, None when none are.
-    num_node_rows: how many of those are tree nodes. node_R: node of each node row.
-    context_runs: (span, number of wanted rows) in the order of the rest of the logits rows.
+    logits_rows_R: indices of the R rows whose logits are wanted, None when none are.
+    num_leading: how many of those are the first rows of the forward, in order.
     """
 
     tokens_T: torch.Tensor
@@ -34,6 +33,17 @@ class PackedRows:
     write_slots_T: torch.Tensor
     layout: Layout
     logits_rows_R: torch.Tensor | None
+    num_leading: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class PackedRows(ForwardRows):
+    """A step's forward and what its logits rows mean: first the tree nodes' (num_node_rows of them).
+
+    node_R: node of each node row. context_runs: (span, number of wanted rows) in the order of the
+    rest of the logits rows.
+    """
+
     num_node_rows: int
     sampling: Rows
     node_R: torch.Tensor
@@ -112,15 +122,16 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
     sequence_R = picked_R // width if width > 1 else picked_R
     node_R = picked_R % width if width > 1 else torch.zeros_like(picked_R)
     return PackedRows(
-        tokens_T,
-        positions_T.clamp(max=table.max_length - 1),
-        write_slots_T,
-        layout,
-        logits_rows_R if len(logits_rows_R) else None,
-        num_node_rows,
-        _sampling_rows(batch, tree, sequence_R, node_R, positions_T[:num_node_rows]),
-        node_R,
-        context_runs,
+        tokens_T=tokens_T,
+        positions_T=positions_T.clamp(max=table.max_length - 1),
+        write_slots_T=write_slots_T,
+        layout=layout,
+        logits_rows_R=logits_rows_R if len(logits_rows_R) else None,
+        num_leading=num_node_rows,
+        num_node_rows=num_node_rows,
+        sampling=_sampling_rows(batch, tree, sequence_R, node_R, positions_T[:num_node_rows]),
+        node_R=node_R,
+        context_runs=context_runs,
     )
 
 

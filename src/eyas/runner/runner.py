@@ -9,24 +9,64 @@ Legend: T rows, R logits rows, V vocabulary, D hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad
 
-from eyas.attention.base import AttentionBackend
+from eyas.attention.base import Attend, AttentionBackend
 from eyas.cache.slots import NULL_SLOT
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder
-from eyas.runner.rows import PackedRows
+from eyas.runner.rows import ForwardRows
 
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """logits_RV: float32 (None when no row wanted any); taps: [T, D] each, real rows only."""
+    """logits_RV: float32 (None when no row wanted any); taps: [T, D] each, real rows only;
+    write_slots_T: the slot of each of those rows."""
 
     logits_RV: torch.Tensor | None
     taps: list[torch.Tensor]
+    write_slots_T: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Rows padded for the machine, with their attention planned: what a network is run on."""
+
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor
+    attend: Attend
+
+
+def plan_rows(rows: ForwardRows, backend: AttentionBackend, order: RowOrder) -> PlannedRows:
+    """Pad the rows of a forward to a count whose reduction order is fixed, and plan it."""
+    tokens_T, positions_T, slots_T = rows.tokens_T, rows.positions_T, rows.write_slots_T
+    missing = order.pad(len(tokens_T)) - len(tokens_T)
+    if missing:
+        tokens_T, positions_T = pad(tokens_T, (0, missing)), pad(positions_T, (0, missing))
+        slots_T = pad(slots_T, (0, missing), value=NULL_SLOT)
+    return PlannedRows(tokens_T, positions_T, backend.plan(rows.layout, slots_T))
+
+
+def wanted_logits(
+    rows: ForwardRows,
+    hidden_TD: torch.Tensor,
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    order: RowOrder,
+) -> torch.Tensor | None:
+    """The logits [R, V] of the rows that want them; only those reach the output layer."""
+    if rows.logits_rows_R is None:
+        return None
+    num_wanted = len(rows.logits_rows_R)
+    padded = order.pad(num_wanted)
+    if num_wanted == rows.num_leading and padded <= len(hidden_TD):
+        hidden_RD = hidden_TD[:padded]
+    else:
+        hidden_RD = hidden_TD[pad(rows.logits_rows_R, (0, padded - num_wanted))]
+    return logits(hidden_RD)[:num_wanted]
 
 
 class ModelRunner:
@@ -38,23 +78,15 @@ class ModelRunner:
         self.order = order
 
     @torch.inference_mode()
-    def forward(self, rows: PackedRows, taps: tuple[int, ...] = ()) -> Output:
+    def forward(self, rows: ForwardRows, taps: tuple[int, ...] = ()) -> Output:
         """One pass over the rows; stores keys and values of every row on the way."""
+        planned = plan_rows(rows, self.backend, self.order)
+        hidden_TD, tapped = self.model.forward(
+            planned.tokens_T, planned.positions_T, planned.attend, taps
+        )
         num_rows = len(rows.tokens_T)
-        missing = self.order.pad(num_rows) - num_rows
-        tokens_T, positions_T, slots_T = rows.tokens_T, rows.positions_T, rows.write_slots_T
-        if missing:
-            tokens_T, positions_T = pad(tokens_T, (0, missing)), pad(positions_T, (0, missing))
-            slots_T = pad(slots_T, (0, missing), value=NULL_SLOT)
-        attend = self.backend.plan(rows.layout, slots_T)
-        hidden_TD, tapped = self.model.forward(tokens_T, positions_T, attend, taps)
-        tapped = [tap[:num_rows] for tap in tapped]
-        if rows.logits_rows_R is None:
-            return Output(None, tapped)
-        num_wanted = len(rows.logits_rows_R)
-        padded = self.order.pad(num_wanted)
-        if num_wanted == rows.num_node_rows and padded <= len(hidden_TD):
-            hidden_RD = hidden_TD[:padded]
-        else:
-            hidden_RD = hidden_TD[pad(rows.logits_rows_R, (0, padded - num_wanted))]
-        return Output(self.model.logits(hidden_RD)[:num_wanted], tapped)
+        return Output(
+            wanted_logits(rows, hidden_TD, self.model.logits, self.order),
+            [tap[:num_rows] for tap in tapped],
+            rows.write_slots_T,
+        )

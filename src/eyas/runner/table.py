@@ -18,7 +18,8 @@ from eyas.core import Verdict
 
 class SequenceTable:
     """tokens_AC[a, :length], slots_AC[a, :length - 1]; columns past the longest sequence are scratch
-    for nodes that turn out to lie beyond a verdict."""
+    for nodes that turn out to lie beyond a verdict. num_seatings[a]: how many sequences have had seat
+    a, so that who keeps something by seat can tell them apart."""
 
     def __init__(
         self, num_seats: int, max_length: int, max_width: int, device: torch.device
@@ -30,6 +31,7 @@ class SequenceTable:
         self.tokens_AC = torch.zeros(shape, dtype=torch.int64, device=device)
         self.slots_AC = torch.zeros(shape, dtype=torch.int64, device=device)
         self.lengths_A = torch.ones(num_seats, dtype=torch.int64, device=device)
+        self.num_seatings = [0] * num_seats
         self.device = device
         self._free_seats = list(range(num_seats - 1, -1, -1))
 
@@ -40,6 +42,7 @@ class SequenceTable:
     def seat(self, tokens: list[int], stored_slots: np.ndarray) -> int:
         """Give a sequence a seat; `stored_slots` are those of its shared prefix."""
         seat = self._free_seats.pop()
+        self.num_seatings[seat] += 1
         self.tokens_AC[seat, : len(tokens)] = torch.tensor(tokens).to(self.device)
         self.lengths_A[seat] = len(tokens)
         if len(stored_slots):

@@ -34,6 +34,7 @@ class BatchParams:
 
     def __init__(self, sources: Sequence[RowSource], vocab_size: int, device: torch.device) -> None:
         self.sources = tuple(sources)
+        self.vocab_size = vocab_size
         params = [s.params for s in sources]
         floats = torch.tensor(
             [
