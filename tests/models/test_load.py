@@ -119,8 +119,8 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         r"'BertModel' is not supported; supported: LlamaForCausalLM, .*Qwen3ForCausalLM",
     ),
     "remote code": (
-        {"architectures": ["MiMoForCausalLM"], "auto_map": {"AutoModel": "modeling.Mimo"}},
-        r"'MiMoForCausalLM' is not supported \(code that a checkpoint brings along is never run\)",
+        {"architectures": ["OtherForCausalLM"], "auto_map": {"AutoModel": "modeling.Other"}},
+        r"'OtherForCausalLM' is not supported \(code that a checkpoint brings along is never run\)",
     ),
     "no architecture": ({"architectures": "absent"}, "architectures is missing"),
     "quantised": (

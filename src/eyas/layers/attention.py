@@ -3,7 +3,8 @@
 Promises: queries, keys and values come from one product; q and k are normalised and rotated in one
 go. Does not know: caches, masks, trees (the `Attend` it is handed does), checkpoints.
 
-Legend: T rows, D hidden size, N query heads, G key/value heads, H head dim.
+Legend: T rows, D hidden size, I input features (D but in the first layer of a draft head), N query
+heads, G key/value heads, H head dim.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from eyas.layers.row_order import RowOrder
 
 
 class SelfAttention:
-    """Grouped-query attention with rotary positions and, optionally, RMS-normalised q and k."""
+    """Grouped-query attention with rotary positions and, optionally, RMS-normalised q and k.
+
+    input_size: features that q, k and v are made of; None is hidden_size, which is always the
+    output's.
+    """
 
     def __init__(
         self,
@@ -33,6 +38,7 @@ class SelfAttention:
         dtype: torch.dtype,
         device: torch.device,
         order: RowOrder,
+        input_size: int | None = None,
     ) -> None:
         self._qk_heads = num_query_heads + num_kv_heads
         self._all_heads = num_query_heads + 2 * num_kv_heads
@@ -46,7 +52,12 @@ class SelfAttention:
             "v": num_kv_heads * head_dim,
         }
         self._qkv = Linear(
-            hidden_size, parts, bias=qkv_bias, dtype=dtype, device=device, order=order
+            input_size or hidden_size,
+            parts,
+            bias=qkv_bias,
+            dtype=dtype,
+            device=device,
+            order=order,
         )
         self._o = Linear(
             self._output_width,
@@ -82,12 +93,12 @@ class SelfAttention:
     def __call__(
         self,
         layer: int,
-        x_TD: torch.Tensor,
+        x_TI: torch.Tensor,
         cosine_T1H: torch.Tensor,
         sine_T1H: torch.Tensor,
         attend: Attend,
     ) -> torch.Tensor:
-        heads_TNH = self._qkv(x_TD).view(-1, self._all_heads, self._head_dim)
+        heads_TNH = self._qkv(x_TI).view(-1, self._all_heads, self._head_dim)
         qk_TNH = heads_TNH.narrow(1, 0, self._qk_heads)
         if self._qk_norm is not None:
             qk_TNH = self._qk_norm(qk_TNH) * self._qk_weight_NH

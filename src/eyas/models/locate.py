@@ -1,16 +1,19 @@
 """Where a model's files are: "builtin", a directory, or a Hugging Face hub name to download.
 
-Promises: only configuration, tokenizer, template and safetensors files are fetched; each way it can
-fail is a ValueError with the remedy. Does not know: what is in the files.
+Promises: only configuration, tokenizer, template and safetensors files are fetched, and for a draft
+head that has no safetensors its pytorch_model.bin; each way it can fail is a ValueError with the
+remedy. Does not know: what is in the files.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+HEAD_FILES = [*ALLOWED_FILES, "pytorch_model*.bin"]
 
 
 def locate_model(path_or_name: str, revision: str | None = None, offline: bool = False) -> Path:
@@ -35,7 +38,18 @@ def locate_model(path_or_name: str, revision: str | None = None, offline: bool =
     return _download(path_or_name, revision, offline)
 
 
-def _download(name: str, revision: str | None, offline: bool) -> Path:
+def locate_head(path_or_name: str, revision: str | None = None, offline: bool = False) -> Path:
+    """As `locate_model`, for what may be a draft head: many of those are stored as
+    pytorch_model.bin alone."""
+    directory = locate_model(path_or_name, revision, offline)
+    if Path(path_or_name).expanduser().is_dir() or any(directory.glob("*.safetensors")):
+        return directory
+    return _download(path_or_name, revision, offline, HEAD_FILES)
+
+
+def _download(
+    name: str, revision: str | None, offline: bool, files: Sequence[str] = ALLOWED_FILES
+) -> Path:
     import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -49,7 +63,7 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     try:
         return Path(
             snapshot_download(
-                name, revision=revision, allow_patterns=ALLOWED_FILES, local_files_only=offline
+                name, revision=revision, allow_patterns=list(files), local_files_only=offline
             )
         )
     except GatedRepoError as error:

@@ -18,6 +18,7 @@ from eyas.models.spec import ModelSpec
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
+    "MiMoForCausalLM": "mimo",
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",

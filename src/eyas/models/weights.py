@@ -6,11 +6,15 @@ mapped anew every `MAPPED_BYTES` (pages of a mapped file count as the process's 
 Does not know: families (it is handed their map of names), layers.
 
 A tensor that no parameter asks for is an error, as it means another architecture than the file
-claims, but for those in `HARMLESS`, which old exporters leave behind, and a tied head.
+claims, but for those in `HARMLESS`, which old exporters leave behind, a tied head, and the MTP layers
+that a model brings along (`heads.mtp` reads them).
+Pickles are opened for draft heads alone, many of which exist in no other form, and then by torch's
+restricted reader, which builds tensors and runs no code.
 """
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +30,21 @@ from eyas.models.config_file import ConfigFile
 Progress = Callable[[str, int, int], None]
 
 MAPPED_BYTES = 64 << 20
+PICKLE_SUFFIX = ".bin"
 HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)$")
+MTP_NAMES = re.compile(r"^(model\.mtp_layers|mtp)\.")
+MTP_MARKER = "eh_proj.weight"
+"""DeepSeek's MTP layers are numbered on after the model's own; this tensor tells them apart."""
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+TORCH_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +72,14 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
 
     @classmethod
-    def open(cls, directory: Path | str) -> Checkpoint:
-        """Read the headers of every safetensors file of the checkpoint."""
+    def open(cls, directory: Path | str, *, opens_pickles: bool = False) -> Checkpoint:
+        """Read the headers of every file of the checkpoint.
+
+        opens_pickles: take pytorch_model.bin where there are no safetensors files.
+        """
         directory = Path(directory)
         tensors: dict[str, StoredTensor] = {}
-        for file, names in _files(directory).items():
+        for file, names in _files(directory, opens_pickles).items():
             with _reading(file) as reader:
                 held = set(reader.keys())
                 for name in sorted(held if names is None else names):
@@ -79,16 +99,19 @@ class Checkpoint:
         for name in names:
             by_file[self.tensors[name].file].append(self.tensors[name])
         for file, entries in by_file.items():
-            for group in _groups(entries):
+            for group in [entries] if file.suffix == PICKLE_SUFFIX else _groups(entries):
                 with _reading(file) as reader:
                     for entry in group:
                         yield entry.name, _tensor(reader, entry)
 
 
-def _files(directory: Path) -> dict[Path, set[str] | None]:
+def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
     """The checkpoint's files and, where an index says so, the tensors of each."""
     index_path = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
+    if opens_pickles and not index_path.is_file() and not single.is_file():
+        index_path = directory / "pytorch_model.bin.index.json"
+        single = directory / "pytorch_model.bin"
     if index_path.is_file():
         weight_map = ConfigFile.read(index_path).nested("weight_map").values
         by_file: dict[Path, set[str] | None] = {}
@@ -139,8 +162,62 @@ class _Reading:
         self._reader.__exit__(*details)
 
 
-def _reading(file: Path) -> _Reading:
-    return _Reading(file)
+class _PickleReading:
+    """A pickle of tensors by name, behind the few methods of safe_open that are used here."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __enter__(self) -> _PickleReading:
+        self._tensors = read_tensor_pickle(self._file)
+        if not isinstance(self._tensors, dict) or not all(
+            isinstance(name, str) and isinstance(tensor, torch.Tensor)
+            for name, tensor in self._tensors.items()
+        ):
+            raise ValueError(f"{self._file} must hold tensors by name, and nothing else")
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._tensors = {}
+
+    def keys(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> _PickledShape:
+        return _PickledShape(self._tensors[name])
+
+
+class _PickledShape:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return TORCH_DTYPES.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))
+
+
+def read_tensor_pickle(file: Path) -> Any:
+    """What a .bin or .pt file holds: tensors, numbers and containers of them, nothing that runs."""
+    try:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # written before torch 1.6: cannot be mapped
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
+        first_line = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{file} is damaged, or holds more than tensors and is never run ({first_line}); take a "
+            "safetensors version of it"
+        ) from error
+
+
+def _reading(file: Path) -> _Reading | _PickleReading:
+    return _PickleReading(file) if file.suffix == PICKLE_SUFFIX else _Reading(file)
 
 
 def _groups(entries: list[StoredTensor]) -> Iterator[list[StoredTensor]]:
@@ -188,8 +265,23 @@ def fill_parameters(
     """
     wanted = {checkpoint_name(parameter, names): parameter for parameter in parameters}
     _check_names(wanted, checkpoint, names["head.weight"] if tie_embeddings else None)
+    fill_named(parameters, checkpoint, wanted, progress)
+
+
+def fill_named(
+    parameters: Mapping[str, list[torch.Tensor]],
+    checkpoint: Checkpoint,
+    wanted: Mapping[str, str],
+    progress: Progress | None = None,
+) -> None:
+    """As `fill_parameters`, of tensors that are known to be there: wanted is their name ->
+    parameter."""
     for name, parameter in wanted.items():
-        _check_shape(checkpoint.tensors[name], parameters[parameter])
+        blocks = parameters[parameter]
+        check_tensor(
+            checkpoint.tensors[name],
+            (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:]),
+        )
     total = sum(checkpoint.tensors[name].num_bytes for name in wanted)
     done = 0
     for name, tensor in checkpoint.stream(list(wanted)):
@@ -207,24 +299,30 @@ def _check_names(wanted: Mapping[str, str], checkpoint: Checkpoint, tied_head: s
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
         raise ValueError(
-            f"{checkpoint.directory} lacks {_listed(missing)}; the checkpoint is incomplete or its "
+            f"{checkpoint.directory} lacks {listed(missing)}; the checkpoint is incomplete or its "
             "config.json describes another model: download both again"
         )
+    markers = [name for name in checkpoint.tensors if name.endswith(f".{MTP_MARKER}")]
+    mtp_layers = tuple(name.removesuffix(MTP_MARKER) for name in markers)
     unknown = [
         name
         for name in checkpoint.tensors
-        if name not in wanted and name != tied_head and not HARMLESS.search(name)
+        if name not in wanted
+        and name != tied_head
+        and not HARMLESS.search(name)
+        and not MTP_NAMES.search(name)
+        and not name.startswith(mtp_layers)
     ]
     if unknown:
         raise ValueError(
-            f"{checkpoint.directory} holds {_listed(unknown)}, which the architecture of its "
+            f"{checkpoint.directory} holds {listed(unknown)}, which the architecture of its "
             "config.json does not have; use a checkpoint of the plain model (not quantised, "
             "without adapters or further heads)"
         )
 
 
-def _check_shape(stored: StoredTensor, blocks: list[torch.Tensor]) -> None:
-    expected = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
+def check_tensor(stored: StoredTensor, expected: tuple[int, ...]) -> None:
+    """Refuse a tensor of another shape, or one that is not stored as plain floats."""
     if stored.shape != expected:
         raise ValueError(
             f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, expected "
@@ -237,7 +335,8 @@ def _check_shape(stored: StoredTensor, blocks: list[torch.Tensor]) -> None:
         )
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Names of tensors for a message, the first few of them."""
     shown = ", ".join(repr(name) for name in sorted(names)[:5])
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"

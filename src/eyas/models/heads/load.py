@@ -1,0 +1,179 @@
+"""From a directory to a draft head that is ready to run beside its target.
+
+Promises: `read_head` refuses, before memory is taken, whatever does not fit the target; a head without
+embedding or output layer of its own shares the target's.
+Does not know: trees, sampling, what the head is used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from eyas.config import DtypeName
+from eyas.layers.row_order import RowOrder
+from eyas.models.config_file import ConfigFile
+from eyas.models.decoder import Decoder
+from eyas.models.dtype import resolve_dtype
+from eyas.models.heads.mtp import find_layout, mtp_files, read_mtp
+from eyas.models.heads.names import stored_names
+from eyas.models.heads.network import DraftHead
+from eyas.models.heads.read import parameter_files, read_eagle
+from eyas.models.heads.spec import HeadSpec
+from eyas.models.heads.vocabulary import read_draft_ids, read_token_map
+from eyas.models.registry import family_of, read_spec
+from eyas.models.spec import ModelSpec
+from eyas.models.weights import Checkpoint, Progress, fill_named
+
+
+def is_head(directory: Path | str) -> bool:
+    """Whether `directory` holds a draft head, supported or not, and no whole model.
+
+    ValueError: it holds no readable checkpoint at all.
+    """
+    config = ConfigFile.of_model(directory)
+    if "speculators_model_type" in config.values or "draft_vocab_size" in config.values:
+        return True
+    names = config.values.get("architectures")
+    if isinstance(names, list) and any("eagle" in str(name).lower() for name in names):
+        return True
+    return "fc.weight" in stored_names(_open(directory).tensors, Path(directory))
+
+
+def has_mtp(directory: Path | str) -> bool:
+    """Whether the model in `directory` brings along an MTP layer that can draft here."""
+    directory = Path(directory)
+    target = read_spec(directory)
+    checkpoint = Checkpoint.open(directory)
+    layout = find_layout(checkpoint, target.num_layers)
+    if layout is None:
+        return False
+    try:
+        read_mtp(checkpoint, layout, target)
+    except ValueError:
+        return False
+    return True
+
+
+def read_head(
+    directory: Path | str,
+    target: ModelSpec,
+    *,
+    target_directory: Path | str | None = None,
+    token_map: Path | str | None = None,
+) -> HeadSpec:
+    """The facts of the head in `directory`: an EAGLE head, or a model with an MTP layer.
+
+    target_directory: of the target, whose rows a head without output layer needs for a token map.
+    ValueError: it is no head, not supported, or does not fit its target; the text says why.
+    """
+    directory = Path(directory)
+    if is_head(directory):
+        spec = read_eagle(directory, target)
+    else:
+        checkpoint = Checkpoint.open(directory)
+        layout = find_layout(checkpoint, target.num_layers)
+        if layout is None:
+            raise ValueError(
+                f"{directory} is a whole model without an MTP layer, not a draft head; use it as a "
+                "draft model, or give the directory of a head"
+            )
+        spec = read_mtp(checkpoint, layout, target)
+    if token_map is not None:
+        if spec.draft_vocab_size != spec.vocab_size:
+            raise ValueError(
+                f"{directory} has a draft vocabulary of its own ({spec.draft_vocab_size} tokens); a "
+                "token map is for heads without one"
+            )
+        ids_V = read_token_map(token_map, spec.vocab_size)
+        spec = replace(spec, draft_vocab_size=len(ids_V), own_head=False)
+    if not spec.own_head and spec.draft_vocab_size != spec.vocab_size and not target_directory:
+        raise ValueError(f"{directory} needs the model's output layer; give the model's directory")
+    return spec
+
+
+def load_head(
+    directory: Path | str,
+    target: Decoder,
+    target_directory: Path | str,
+    *,
+    dtype: torch.dtype | DtypeName | None = None,
+    device: torch.device | str | None = None,
+    max_model_len: int | None = None,
+    order: RowOrder | None = None,
+    token_map: Path | str | None = None,
+    progress: Progress | None = None,
+) -> DraftHead:
+    """Load the head in `directory` for a target that is loaded already.
+
+    dtype, device, max_model_len, order: the target's unless given. token_map: file with the ids that
+    a head without a draft vocabulary of its own may propose. progress: as in `load_model`.
+    ValueError: as `read_head`.
+    """
+    directory = Path(directory)
+    device = device or target.device
+    spec = read_head(directory, target.spec, target_directory=target_directory, token_map=token_map)
+    checkpoint = _open(directory)
+    if spec.kind == "mtp":
+        layout = find_layout(checkpoint, spec.num_target_layers)
+        assert layout is not None
+        files, ids_V = mtp_files(spec, layout), None
+    else:
+        stored = stored_names(checkpoint.tensors, directory)
+        files = parameter_files(spec, stored)
+        given = spec if token_map is None else replace(spec, draft_vocab_size=spec.vocab_size)
+        ids_V = read_draft_ids(given, checkpoint, stored.get("d2t"), stored.get("t2d"))
+    if token_map is not None:
+        ids_V = read_token_map(token_map, spec.vocab_size)
+    shares_head = not spec.own_head and ids_V is None
+    with torch.no_grad():
+        head = DraftHead(
+            spec,
+            dtype=resolve_dtype(dtype or target.dtype, device),
+            device=device,
+            max_model_len=max_model_len or target.max_model_len,
+            order=order or target.order,
+            embedding=None if spec.own_embedding else target.embedding,
+            head=target.head if shares_head else None,
+            target_ids_V=ids_V,
+        )
+        parameters = head.parameters()
+        rows = None if spec.own_head else parameters.pop("head.weight", None)
+        if rows is not None:
+            assert ids_V is not None
+            _fill_from_target(rows, ids_V, target, Path(target_directory))
+        fill_named(parameters, checkpoint, _wanted(files), progress)
+        head.seal()
+    return head
+
+
+def _wanted(files: Mapping[str, str]) -> dict[str, str]:
+    return {name: parameter for parameter, name in files.items()}
+
+
+def _open(directory: Path | str) -> Checkpoint:
+    return Checkpoint.open(directory, opens_pickles=True)
+
+
+def _fill_from_target(
+    blocks: list[torch.Tensor], ids_V: torch.Tensor, target: Decoder, target_directory: Path
+) -> None:
+    """Copy the target's output rows of these ids."""
+    if target.spec.tie_embeddings:
+        rows_VD = target.embedding.weight_VD
+        _fill_rows(blocks, ids_V.to(rows_VD.device), rows_VD)
+        return
+    name = family_of(target.spec.architecture).CHECKPOINT_NAMES["head.weight"]
+    for _, rows_VD in Checkpoint.open(target_directory).stream([name]):
+        _fill_rows(blocks, ids_V, rows_VD)
+
+
+def _fill_rows(blocks: list[torch.Tensor], ids_V: torch.Tensor, rows_VD: torch.Tensor) -> None:
+    start = 0
+    for block_VD in blocks:
+        stop = start + block_VD.shape[0]
+        block_VD.copy_(rows_VD[ids_V[start:stop]])
+        start = stop

@@ -1,0 +1,165 @@
+"""MTP layers, the draft heads that a model brings along in its own checkpoint.
+
+Promises: how such a layer is wired and named is one entry of data; layers that the network cannot run
+are refused by name.
+Does not know: how the layer is run; EAGLE heads.
+
+MiMo-7B (Xiaomi, 2505.07608) and DeepSeek-V3 (2412.19437), whose layout GLM-4.5 took over, both read the
+final norm's output, project state and embedding to one stream, run one layer of the model's own kind,
+and hand the normalised result on; they differ in order and names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.models.heads.names import LAYER_NAMES
+from eyas.models.heads.read import check_parameters
+from eyas.models.heads.spec import HeadSpec
+from eyas.models.spec import ModelSpec
+from eyas.models.weights import HARMLESS, Checkpoint, listed
+
+
+@dataclass(frozen=True, slots=True)
+class MtpLayout:
+    """How one family of models stores its MTP layer.
+
+    prefix: of its tensors; {layer} is how many layers the model has. marker: the tensor that tells.
+    names: parameter -> name after the prefix; those of the decoder layer are `LAYER_NAMES`.
+    refusal: why it cannot be run, where it cannot.
+    """
+
+    title: str
+    prefix: str
+    marker: str
+    embedding_first: bool = True
+    names: Mapping[str, str] | None = None
+    refusal: str | None = None
+
+    def file_name(self, parameter: str, num_target_layers: int) -> str:
+        assert self.names is not None
+        prefix = self.prefix.replace("{layer}", str(num_target_layers))
+        if parameter.startswith("layers.0."):
+            return prefix + LAYER_NAMES[parameter.removeprefix("layers.0.")]
+        return prefix + self.names.get(parameter, parameter)
+
+
+LAYOUTS = (
+    MtpLayout(
+        "MiMo",
+        "model.mtp_layers.0.",
+        "input_proj.weight",
+        embedding_first=False,
+        names={
+            "fc.weight": "input_proj.weight",
+            "embedding_norm.weight": "token_layernorm.weight",
+            "feature_norm.weight": "hidden_layernorm.weight",
+            "norm.weight": "final_layernorm.weight",
+        },
+    ),
+    MtpLayout(
+        "DeepSeek and GLM",
+        "model.layers.{layer}.",
+        "eh_proj.weight",
+        names={
+            "fc.weight": "eh_proj.weight",
+            "embedding_norm.weight": "enorm.weight",
+            "feature_norm.weight": "hnorm.weight",
+            "norm.weight": "shared_head.norm.weight",
+            "embedding.weight": "embed_tokens.weight",
+            "head.weight": "shared_head.head.weight",
+        },
+    ),
+    MtpLayout(
+        "Qwen3-Next",
+        "mtp.",
+        "fc.weight",
+        refusal="its gated attention and zero-centred norms are",
+    ),
+)
+REFUSED_PARTS = {
+    "mlp.experts.": "mixture-of-experts feed-forward is",
+    "mlp.gate.weight": "mixture-of-experts feed-forward is",
+    "self_attn.kv_a_proj_with_mqa.": "multi-head latent attention is",
+    "self_attn.indexer.": "sparse attention is",
+}
+
+
+def find_layout(checkpoint: Checkpoint, num_target_layers: int) -> MtpLayout | None:
+    """The layout of the MTP layer that the checkpoint holds, if it holds one."""
+    for layout in LAYOUTS:
+        prefix = layout.prefix.replace("{layer}", str(num_target_layers))
+        if prefix + layout.marker in checkpoint.tensors:
+            return layout
+    return None
+
+
+def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> HeadSpec:
+    """The MTP layer in a model's checkpoint (the first, where there are several)."""
+    if layout.refusal is not None:
+        raise _refused(checkpoint.directory, layout, layout.refusal)
+    prefix = layout.prefix.replace("{layer}", str(target.num_layers))
+    held = {
+        name.removeprefix(prefix)
+        for name in checkpoint.tensors
+        if name.startswith(prefix) and not HARMLESS.search(name)
+    }
+    for part, refusal in REFUSED_PARTS.items():
+        if any(name.startswith(part) for name in held):
+            raise _refused(checkpoint.directory, layout, refusal)
+    assert layout.names is not None
+    spec = HeadSpec(
+        kind="mtp",
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        num_target_layers=target.num_layers,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=target.vocab_size,
+        num_layers=1,
+        num_query_heads=target.num_query_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        intermediate_size=target.intermediate_size,
+        norm_epsilon=target.norm_epsilon,
+        rope=target.rope,
+        max_position=target.max_position,
+        taps=(target.num_layers + 1,),
+        windows=(target.windows[-1],),
+        own_embedding=layout.names.get("embedding.weight") in held,
+        own_head=layout.names.get("head.weight") in held,
+        qkv_bias=target.qkv_bias,
+        output_bias=target.output_bias,
+        mlp_bias=target.mlp_bias,
+        qk_norm=target.qk_norm,
+        embedding_first=layout.embedding_first,
+        entry_norms=True,
+        first_attention_norm=True,
+        final_norm=True,
+        norm_output=True,
+        zero_first_embedding=True,
+    )
+    files = mtp_files(spec, layout)
+    check_parameters(spec, checkpoint, files)
+    if unknown := sorted(held - {name.removeprefix(prefix) for name in files.values()}):
+        raise ValueError(
+            f"{checkpoint.directory} holds {listed([prefix + name for name in unknown])}, which an "
+            f"MTP layer ({layout.title}) of its architecture does not have"
+        )
+    return spec
+
+
+def mtp_files(spec: HeadSpec, layout: MtpLayout) -> dict[str, str]:
+    """The name in the checkpoint of each parameter."""
+    return {
+        parameter: layout.file_name(parameter, spec.num_target_layers)
+        for parameter in spec.parameter_shapes
+    }
+
+
+def _refused(directory: Path, layout: MtpLayout, reason: str) -> ValueError:
+    return ValueError(
+        f"{directory} holds an MTP layer of {layout.title}'s kind, which cannot draft here: {reason} "
+        "not supported; use another drafter"
+    )

@@ -1,0 +1,237 @@
+"""The one draft head: features of the target and tokens in, logits and features for the next level out.
+
+Promises: a row's numbers depend on its token, its position, its feature and what `attend` lets it see,
+never on the other rows; the wiring is read from the spec, no kind of head has a path of its own.
+Does not know: trees, slots, which file the weights came from.
+
+Legend: T rows of a forward, R rows that want logits, D hidden size of the head, F feature size,
+S tapped states side by side, V draft vocabulary, H head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from eyas.attention.base import Attend
+from eyas.layers.attention import SelfAttention
+from eyas.layers.embedding import Embedding
+from eyas.layers.linear import Linear, LogitsHead
+from eyas.layers.mlp import GatedMlp
+from eyas.layers.norm import RMSNorm
+from eyas.layers.rope import RopeTable
+from eyas.layers.row_order import RowOrder
+from eyas.models.heads.spec import HeadSpec
+
+
+class HeadLayer:
+    """Attention and feed-forward, each added to the residual stream.
+
+    The first layer of an EAGLE-3 head attends with embedding and feature side by side, the first of
+    an EAGLE-1 head with the stream as it is; every other layer is a plain pre-norm layer. (For
+    further EAGLE-3 layers engines differ: this is the rule of vLLM and of speculators, the one
+    trainer that makes such heads.)
+    """
+
+    def __init__(
+        self,
+        spec: HeadSpec,
+        index: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        self._index = index
+        self._attention_norm: RMSNorm | None = None
+        if index > 0 or spec.first_attention_norm:
+            self._attention_norm = RMSNorm(
+                spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device
+            )
+        self._attention = SelfAttention(
+            spec.hidden_size,
+            spec.num_query_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            qkv_bias=spec.qkv_bias,
+            output_bias=spec.output_bias,
+            qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
+            dtype=dtype,
+            device=device,
+            order=order,
+            input_size=spec.attention_input_size(index),
+        )
+        self._mlp_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device)
+        self._mlp = GatedMlp(
+            spec.hidden_size,
+            spec.intermediate_size,
+            bias=spec.mlp_bias,
+            dtype=dtype,
+            device=device,
+            order=order,
+        )
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        found = {"mlp_norm.weight": self._mlp_norm.parameter()}
+        if self._attention_norm is not None:
+            found["attention_norm.weight"] = self._attention_norm.parameter()
+        found |= {f"attention.{name}": view for name, view in self._attention.parameters().items()}
+        return found | {f"mlp.{name}": view for name, view in self._mlp.parameters().items()}
+
+    def seal(self) -> None:
+        self._attention.seal()
+        self._mlp.seal()
+
+    def __call__(
+        self,
+        stream_TD: torch.Tensor,
+        joined_T2D: torch.Tensor | None,
+        cosine_T1H: torch.Tensor,
+        sine_T1H: torch.Tensor,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """joined_T2D: what to attend with instead of the stream; None is the stream."""
+        if joined_T2D is None:
+            joined_T2D = stream_TD
+            if self._attention_norm is not None:
+                joined_T2D = self._attention_norm(stream_TD)
+        stream_TD = stream_TD + self._attention(
+            self._index, joined_T2D, cosine_T1H, sine_T1H, attend
+        )
+        return stream_TD + self._mlp(self._mlp_norm(stream_TD))
+
+
+class DraftHead:
+    """A head with room for its weights: fill `parameters()`, call `seal()`, then only run it.
+
+    embedding, head: the target's, for a head that brings none. target_ids_V: int64, the target's id
+    of each draft id; None where the vocabularies are equal.
+    """
+
+    def __init__(
+        self,
+        spec: HeadSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_model_len: int,
+        order: RowOrder,
+        embedding: Embedding | None = None,
+        head: LogitsHead | None = None,
+        target_ids_V: torch.Tensor | None = None,
+    ) -> None:
+        assert (embedding is None) == spec.own_embedding
+        assert target_ids_V is None or target_ids_V.shape == (spec.draft_vocab_size,)
+        self.spec = spec
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.order = order
+        self.feature_size = spec.feature_size
+        self.target_ids_V = None if target_ids_V is None else target_ids_V.to(self.device)
+        self._owns_head = head is None
+        self._embedding = embedding or Embedding(
+            spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device
+        )
+        self._head = head or LogitsHead(
+            *spec.head_shape, dtype=dtype, device=self.device, order=order
+        )
+        assert self._head.shape == spec.head_shape
+        fc_out, fc_in = spec.fc_shape
+        self._fc = Linear(
+            fc_in, {"fc": fc_out}, bias=spec.fc_bias, dtype=dtype, device=self.device, order=order
+        )
+        self._norms = {
+            name.removesuffix(".weight"): RMSNorm(
+                size, spec.norm_epsilon, dtype=dtype, device=self.device
+            )
+            for name, (size, *_) in spec.parameter_shapes.items()
+            if "norm" in name and not name.startswith("layers.")
+        }
+        self._layers = [
+            HeadLayer(spec, index, dtype=dtype, device=self.device, order=order)
+            for index in range(spec.num_layers)
+        ]
+        self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device)
+
+    def parameters(self) -> dict[str, list[torch.Tensor]]:
+        """What a loader must fill, by name: consecutive blocks of the parameter's rows.
+
+        Those of `spec.parameter_shapes`, and "head.weight" too where it is made of the target's
+        rows.
+        """
+        found = {f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()}
+        if self.spec.own_embedding:
+            found["embedding.weight"] = [self._embedding.weight_VD]
+        if self._owns_head:
+            found["head.weight"] = self._head.parameters()
+        found |= {name: [view] for name, view in self._fc.parameters().items()}
+        for index, layer in enumerate(self._layers):
+            for name, view in layer.parameters().items():
+                found[f"layers.{index}.{name}"] = [view]
+        return found
+
+    def seal(self) -> None:
+        """Ready the filled weights for running; once, after the last parameter is filled."""
+        for layer in self._layers:
+            layer.seal()
+        self._fc.seal()
+        if self._owns_head:
+            self._head.seal()
+
+    def combine(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The feature [T, F] that a slot keeps, from the target's states [T, D] in the order of
+        `spec.taps`; T may be any count."""
+        assert len(taps) == len(self.spec.taps)
+        if not self.spec.fuses_states:
+            return taps[0]
+        num_rows = taps[0].shape[0]
+        if self.spec.fc_norm:
+            taps = [self._norms[f"fc_norm.{index}"](tap_TD) for index, tap_TD in enumerate(taps)]
+        states_TS = torch.cat(list(taps), -1)
+        if self.spec.input_norm:
+            states_TS = self._norms["input_norm"](states_TS)
+        num_padding = self.order.pad(num_rows) - num_rows
+        if num_padding:
+            states_TS = torch.nn.functional.pad(states_TS, (0, 0, 0, num_padding))
+        return self._fc(states_TS)[:num_rows]
+
+    def forward(
+        self,
+        tokens_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        features_TF: torch.Tensor,
+        attend: Attend,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The input of `logits` [T, D], and the features [T, F] of the next level's rows.
+
+        positions_T: of the tokens in their sequence. features_TF: of `combine` at the position
+        before, or what the level above returned. T is padded by `order.pad`.
+        """
+        spec, num_rows = self.spec, tokens_T.shape[0]
+        assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
+        embedded_TD = self._embedding(tokens_T)
+        if spec.zero_first_embedding:
+            embedded_TD = embedded_TD.masked_fill((positions_T <= 1).unsqueeze(-1), 0)
+        stream_TD, joined_T2D = features_TF, None
+        if spec.entry_norms:
+            embedded_TD = self._norms["embedding_norm"](embedded_TD)
+            features_TF = self._norms["feature_norm"](features_TF)
+        pair = (embedded_TD, features_TF) if spec.embedding_first else (features_TF, embedded_TD)
+        if spec.fuses_states:
+            joined_T2D = torch.cat(pair, -1)
+            stream_TD = features_TF if spec.norm_before_residual else stream_TD
+        else:
+            stream_TD = self._fc(torch.cat(pair, -1))
+        cosine_T1H, sine_T1H = self._rope.gather((positions_T - 1).clamp_(min=0))
+        for layer in self._layers:
+            stream_TD = layer(stream_TD, joined_T2D, cosine_T1H, sine_T1H, attend)
+            joined_T2D = None
+        hidden_TD = self._norms["norm"](stream_TD) if spec.final_norm else stream_TD
+        return hidden_TD, hidden_TD if spec.norm_output else stream_TD
+
+    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        """Hidden states [R, D] -> float32 [R, V]; R is padded by `order.pad`."""
+        num_rows = hidden_RD.shape[0]
+        assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
+        return self._head(hidden_RD)
