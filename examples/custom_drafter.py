@@ -11,15 +11,16 @@ import torch
 
 from eyas import LLM, SamplingParams
 from eyas.core import DraftTree, Verdict
+from eyas.draft import Drafter, Shape
 from eyas.draft.base import chain, root_tokens
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 
 
-class HabitDrafter:
+class HabitDrafter(Drafter):
     """Proposes the token that most often followed the last one in what it has seen."""
 
-    width, lookback, taps = 4, 0, ()
+    shape = Shape(steps=3, topk=1, nodes=4)
 
     def __init__(self) -> None:
         self.followers: dict[int, Counter[int]] = defaultdict(Counter)
@@ -33,7 +34,9 @@ class HabitDrafter:
         tokens_BW = torch.tensor(rows, dtype=torch.int64).view(len(rows), batch.width)
         return chain(tokens_BW, torch.full((len(rows),), batch.width))
 
-    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        if verdict is None:  # a step that only stored prompts
+            return
         roots, counts = root_tokens(batch), verdict.counts_B.clamp(min=0).tolist()
         said = torch.cat([roots, verdict.tokens_BW], dim=1).tolist()
         for row, count in zip(said, counts, strict=True):
@@ -44,7 +47,7 @@ class HabitDrafter:
 def main(model: str = "builtin") -> None:
     messages = [{"role": "user", "content": "Write the numbers from 0 to 27."}]
     params = SamplingParams(temperature=0, max_tokens=100)
-    plain = LLM(model).chat(messages, params)[0]
+    plain = LLM(model, drafter="root").chat(messages, params)[0]
     llm = LLM(model, drafter=HabitDrafter())
     for _ in range(2):
         drafted = llm.chat(messages, params)[0]

@@ -7,13 +7,16 @@ Does not know: torch, models, where the values came from.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import msgspec
 
 Auto = Literal["auto"]
-DrafterName = Literal["root", "ngram", "model"]
+DrafterName = Literal["root", "ngram", "model", "head"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
+
+AUTO_NODES = 16
+"""Most nodes of a tree whose size is chosen by cost."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,11 +49,36 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """drafter: who proposes; num_tokens: proposed tokens per step; model: path of a draft model."""
+    """Who proposes the tree of a step, and how large it may be.
 
-    drafter: DrafterName = "root"
-    num_tokens: int = 4
+    drafter: "auto", or one or more of root, ngram, model, head joined by "+" (first names first served
+    where nodes run out). "auto" is the head that the model brings along (the built-in model's, or an
+    MTP layer), or what `model` turns out to be, else plain decoding.
+    model: a draft model or a draft head: "builtin", a directory, or a hub name.
+    steps, topk, nodes: levels of a tree, children a node proposes, nodes in all with the root
+    (SGLang's num_steps, eagle_topk, num_draft_tokens). nodes "auto" chooses by cost for every batch,
+    not to draft included.
+    token_map: file with the ids an EAGLE-2 head may propose (FR-Spec).
+    """
+
+    drafter: str = "auto"
     model: str | None = None
+    steps: int = 5
+    topk: int = 4
+    nodes: int | Auto = "auto"
+    token_map: str | None = None
+
+    @property
+    def names(self) -> tuple[DrafterName, ...]:
+        """The drafters asked for; none where that is left to "auto"."""
+        if self.drafter == "auto":
+            return ()
+        return tuple(cast(DrafterName, name) for name in self.drafter.split("+"))
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes of a tree, the root included."""
+        return AUTO_NODES if self.nodes == "auto" else self.nodes
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,12 +100,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         draft, scheduler, cache = self.draft, self.scheduler, self.cache
-        if draft.drafter == "model" and not draft.model:
+        names = draft.names
+        if unknown := [name for name in names if name not in get_args(DrafterName)]:
+            raise ValueError(
+                f"draft.drafter: {unknown[0]!r} is unknown; use auto, or one or more of "
+                f"{', '.join(get_args(DrafterName))} joined by +"
+            )
+        if len(set(names)) < len(names) or ("root" in names and len(names) > 1):
+            raise ValueError(f"draft.drafter: {draft.drafter!r}: root stands alone, others once")
+        if "model" in names and "head" in names:
+            raise ValueError("draft.drafter: a draft model and a head cannot be used together")
+        if "model" in names and not draft.model:
             raise ValueError("draft.model: drafter 'model' needs a draft model; pass --draft-model")
-        if draft.drafter != "model" and draft.model:
-            raise ValueError("draft.model: is used by drafter 'model' alone; pass --drafter model")
+        if names and draft.model and not {"model", "head"} & set(names):
+            raise ValueError(
+                "draft.model: is used by drafters 'model' and 'head' alone; pass --drafter model "
+                "or --drafter head"
+            )
         for name, value, low, high in (
-            ("draft.num_tokens", draft.num_tokens, 1, 63),
+            ("draft.steps", draft.steps, 1, 32),
+            ("draft.topk", draft.topk, 1, 32),
+            ("draft.nodes", None if draft.nodes == "auto" else draft.nodes, 2, 128),
             ("scheduler.max_num_seqs", scheduler.max_num_seqs, 1, 1024),
             ("scheduler.max_batch_tokens", scheduler.max_batch_tokens, 16, 65536),
             ("cache.num_slots", cache.num_slots, 16, None),

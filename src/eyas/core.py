@@ -163,6 +163,24 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]
 
 
+class DraftCounts(msgspec.Struct, kw_only=True):
+    """What became of drafts.
+
+    num_drafts: steps with a drafted token. drafted_by_depth, accepted_by_depth: entry i counts the
+    steps that had, and that accepted, a node i + 1 below the root. drafted_by_source,
+    accepted_by_source: nodes by the drafter that proposed them. endings: why walks stopped: "leaf"
+    (all that was drafted below was accepted), "target" (the model chose otherwise), "grammar" (no
+    drafted continuation was legal), "stop" (the text ended).
+    """
+
+    num_drafts: int = 0
+    drafted_by_depth: list[int] = msgspec.field(default_factory=list)
+    accepted_by_depth: list[int] = msgspec.field(default_factory=list)
+    drafted_by_source: dict[str, int] = msgspec.field(default_factory=dict)
+    accepted_by_source: dict[str, int] = msgspec.field(default_factory=dict)
+    endings: dict[str, int] = msgspec.field(default_factory=dict)
+
+
 class Usage(msgspec.Struct, kw_only=True):
     """What one choice has used so far. Accepted tokens exclude the one a step always yields."""
 
@@ -173,6 +191,7 @@ class Usage(msgspec.Struct, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_preemptions: int = 0
+    drafts: DraftCounts = msgspec.field(default_factory=lambda: DraftCounts())
 
 
 class Delta(msgspec.Struct, kw_only=True):
@@ -207,6 +226,7 @@ class DraftTree:
     carry different tokens. Nodes at and beyond sizes_B are padding.
     is_chain: every parent is the node before it.
     source_BW: which drafter of a blend proposed the node (index into its sources), for metrics.
+    shape: (levels, children a node, nodes) it was grown with, for who chooses them.
     """
 
     tokens_BW: torch.Tensor
@@ -214,6 +234,7 @@ class DraftTree:
     sizes_B: torch.Tensor
     is_chain: bool
     source_BW: torch.Tensor | None = None
+    shape: tuple[int, int, int] | None = None
 
     @property
     def width(self) -> int:

@@ -11,16 +11,13 @@ from typing import Literal
 import msgspec
 
 from eyas.config import EngineConfig, EngineInfo
-from eyas.core import Delta, Request
+from eyas.core import Delta, DraftCounts, Request
 
 Refusal = Literal["invalid", "overloaded", "internal"]
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """Counts since the engine started, and gauges (running, waiting, slots) of this moment.
-
-    accepted_by_depth[i]: how often the draft token at depth i + 1 was accepted.
-    """
+    """Counts since the engine started, and gauges (running, waiting, slots) of this moment."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -33,10 +30,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_preemptions: int = 0
     num_prefix_hit_tokens: int = 0
     num_prefix_query_tokens: int = 0
-    num_draft_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_by_depth: list[int] = msgspec.field(default_factory=list)
+    drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ def test_a_step_whose_results_are_lost_ends_its_requests_and_holds_nothing(
 @contextmanager
 def infinite_embedding(token: int) -> Iterator[None]:
     """The tiny model, with one token that it cannot compute with."""
-    row = weights(torch.float32).target._embedding.weight_VD[token]
+    row = weights(torch.float32).target.embedding.weight_VD[token]
     kept = row.clone()
     row.fill_(float("inf"))
     try:

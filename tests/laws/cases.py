@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +10,9 @@ import torch
 from hypothesis import strategies as st
 
 from eyas.core import OutputSpec, Request, SamplingParams
-from eyas.draft import Drafter, NgramDrafter, RootDrafter
+from eyas.draft import BlendDrafter, Drafter, NgramDrafter, PacedDrafter, RootDrafter
+from eyas.draft.costs import Costs
+from eyas.draft.pace import Pace, usual_shapes
 from tests.laws.automata import ModularCompiler
 from tests.laws.drafters import (
     Adversary,
@@ -22,6 +25,7 @@ from tests.laws.drafters import (
     Seen,
     Watched,
 )
+from tests.laws.heads import head_drafter
 from tests.laws.world import (
     EOS,
     STOP_ID,
@@ -45,6 +49,19 @@ DRAFTERS = (
     "oracle tree",
     "same model",
     "other model",
+    "same model tree",
+    "other model tree",
+    "eagle chain",
+    "eagle tree",
+    "eagle3 chain",
+    "eagle3 tree",
+    "random eagle3 tree",
+    "mtp chain",
+    "mtp tree",
+    "blend of three",
+    "blend with a head",
+    "paced",
+    "paced head",
     "raises",
     "changing",
 )
@@ -126,6 +143,29 @@ def new_drafter(case: Case, known: Known) -> Drafter:
             return model_drafter(dtype, slots, n, "target")
         case "other model":
             return model_drafter(dtype, slots, n, "other")
+        case "same model tree":
+            return model_drafter(dtype, slots, n, "target", topk=3)
+        case "other model tree":
+            return model_drafter(dtype, slots, n, "other", topk=2)
+        case "eagle chain" | "eagle3 chain" | "mtp chain":
+            return head_drafter(case.drafter.split()[0], dtype, slots, n, topk=1)
+        case "eagle tree" | "eagle3 tree" | "mtp tree":
+            return head_drafter(case.drafter.split()[0], dtype, slots, n, topk=3)
+        case "random eagle3 tree":
+            return head_drafter("eagle3", dtype, slots, n, topk=2, is_lucky=False)
+        case "blend of three":
+            ngram = NgramDrafter(max(1, n // 2), min_match=1)
+            model = model_drafter(dtype, slots, n, "target", topk=2)
+            return BlendDrafter(
+                [ngram, Oracle(n, known, decoys=True, seed=case.seed), model], n + 1
+            )
+        case "blend with a head":
+            ngram = NgramDrafter(max(1, n // 2), min_match=1)
+            return BlendDrafter([head_drafter("eagle3", dtype, slots, n, topk=3), ngram], n + 1)
+        case "paced head":
+            return restless_paced(head_drafter("eagle3", dtype, slots, n, topk=2))
+        case "paced":
+            return restless_paced(model_drafter(dtype, slots, n, "target", topk=2))
         case "raises":
             return Raises(Oracle(n, known, decoys=True, seed=case.seed))
         case "changing":
@@ -136,10 +176,21 @@ def new_drafter(case: Case, known: Known) -> Drafter:
                     RootDrafter(),
                     RandomTrees(n, case.seed),
                     model_drafter(dtype, slots, max(1, n // 2), "target"),
+                    head_drafter("eagle", dtype, slots, n, topk=2),
                 ]
             )
         case _:
             raise AssertionError(case.drafter)
+
+
+def restless_paced(inner: Drafter) -> PacedDrafter:
+    """`inner` at a pace that changes its mind all the time, between nothing and the widest."""
+    shape = inner.shape
+    shapes = usual_shapes(shape.steps, shape.topk, shape.nodes)
+    pace = Pace([*shapes, shape], Costs((1,), (1.0,)), Costs((1,), (0.2,)))
+    turns = itertools.cycle(pace.shapes)
+    pace.choose = lambda num_sequences: next(turns)  # type: ignore[method-assign]
+    return PacedDrafter(inner, pace)
 
 
 def root_answers(case: Case) -> tuple[Answers, Known]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.core import DraftTree, Verdict
-from eyas.draft import Drafter
+from eyas.draft import Drafter, Shape, StepReport
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 from eyas.sampling import RowSource, gumbel
@@ -40,15 +40,13 @@ def as_tree(roots: Sequence[int], branches: Sequence[Branches], *, chains: bool)
     return DraftTree(tokens, parents, sizes, is_chain=chains)
 
 
-class HostDrafter:
+class HostDrafter(Drafter):
     """A drafter that thinks on the host, one sequence at a time."""
 
-    lookback = 0
-    taps: tuple[int, ...] = ()
     chains = False
 
     def __init__(self, num_tokens: int, seed: int = 0) -> None:
-        self.width = num_tokens + 1
+        self.shape = Shape(num_tokens, 1, num_tokens + 1)
         self.draw = random.Random(seed)
 
     def propose(self, batch: Batch) -> DraftTree:
@@ -68,9 +66,6 @@ class HostDrafter:
 
     def think(self, source: RowSource, tokens: list[int], room: int) -> Branches:
         raise NotImplementedError
-
-    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
-        return None
 
 
 class RandomTrees(HostDrafter):
@@ -194,12 +189,36 @@ class Oracle(HostDrafter):
         return branch
 
 
-class Raises:
-    """Another drafter that fails every few steps, in propose and in observe."""
+class Wrapper(Drafter):
+    """Another drafter behind a face of its own."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.sources, self.lookback, self.taps = inner.sources, inner.lookback, inner.taps
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    def wish(self, num_sequences: int) -> int:
+        return self.inner.wish(num_sequences)
+
+    def propose(self, batch: Batch) -> DraftTree:
+        return self.inner.propose(batch)
+
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        self.inner.observe(batch, output, verdict)
+
+    def learn(self, report: StepReport) -> None:
+        self.inner.learn(report)
+
+
+class Raises(Wrapper):
+    """Another drafter that fails every few steps, in propose, observe and learn."""
 
     def __init__(self, inner: Drafter, every: int = 3) -> None:
-        self.inner, self.every, self.calls = inner, every, 0
-        self.width, self.lookback, self.taps = inner.width, inner.lookback, inner.taps
+        super().__init__(inner)
+        self.every, self.calls = every, 0
 
     def propose(self, batch: Batch) -> DraftTree:
         self.calls += 1
@@ -207,20 +226,26 @@ class Raises:
             raise RuntimeError("a drafter's fault, on purpose")
         return self.inner.propose(batch)
 
-    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         if self.calls % self.every == 1:
             raise RuntimeError("a drafter's fault, on purpose")
         self.inner.observe(batch, output, verdict)
 
+    def learn(self, report: StepReport) -> None:
+        if self.calls % 5 == 0:
+            raise RuntimeError("a drafter's fault, on purpose")
+        self.inner.learn(report)
 
-class Changing:
+
+class Changing(Drafter):
     """A different drafter every step: wide, narrow, trees, chains, nothing."""
 
     def __init__(self, inner: Sequence[Drafter]) -> None:
         self.inner, self.calls = list(inner), 0
-        self.width = max(d.width for d in self.inner)
         self.lookback = max(d.lookback for d in self.inner)
-        self.taps: tuple[int, ...] = ()
+        self.taps = next((d.taps for d in self.inner if d.taps), ())
+        nodes = max(d.width for d in self.inner)
+        self.shape = Shape(nodes - 1, 1, nodes)
 
     def propose(self, batch: Batch) -> DraftTree:
         self.calls += 1
@@ -231,7 +256,7 @@ class Changing:
         finally:
             batch.width = full
 
-    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         for drafter in self.inner:
             drafter.observe(batch, output, verdict)
 
@@ -247,13 +272,12 @@ class Seen:
     refused_below_accepted: int = 0
 
 
-class Watched:
+class Watched(Wrapper):
     """Any drafter, counted: how far walks went and where they stopped."""
 
     def __init__(self, inner: Drafter, seen: Seen | None = None) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.seen = seen if seen is not None else Seen()
-        self.width, self.lookback, self.taps = inner.width, inner.lookback, inner.taps
         self.tree: DraftTree | None = None
 
     def propose(self, batch: Batch) -> DraftTree:
@@ -261,9 +285,9 @@ class Watched:
         self.tree = self.inner.propose(batch)
         return self.tree
 
-    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         tree, seen = self.tree, self.seen
-        if tree is not None and len(batch.rooted):
+        if tree is not None and verdict is not None:
             for b, size in enumerate(tree.sizes_B.tolist()):
                 count = int(verdict.counts_B[b])
                 if size == 1 or count < 1:

@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "eyas"
 HEAVY = ["numpy", "torch", "hypothesis", "msgspec", "tokenizers", "safetensors.torch", "psutil"]
 NAMED = "tests/laws/test_named_laws.py::test_"
-MODEL = "tests/draft/test_model_drafter.py::test_"
+TREES = "tests/draft/test_tree_drafter.py::test_"
+HEADS = "tests/draft/test_head_rows.py::test_"
+GROW = "tests/draft/test_grow.py::test_"
+BLEND = "tests/draft/test_blend.py::test_"
 VERIFIER = "tests/engine/test_verifier.py::test_"
 PROCESS = "tests/sampling/test_process.py::test_"
 MANAGER = "tests/cache/test_manager_law.py::test_"
@@ -136,25 +139,81 @@ MUTATIONS = [
         NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle chain]",
     ),
     Mutation(
-        "the draft model writes one slot early",
-        "draft/model.py",
-        "slots_B1 = batch.node_slots_BW[:, depth : depth + 1]",
-        "slots_B1 = batch.node_slots_BW[:, depth - 1 : depth]",
-        MODEL + "its_own_weights_draft_what_is_chosen[0.7-0]",
+        "sequences share the scratch slots of their inner nodes",
+        "draft/tree.py",
+        "self._first_scratch + seats_B.unsqueeze(1) * self._per_seat",
+        "self._first_scratch + 0 * seats_B.unsqueeze(1) * self._per_seat",
+        TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(
-        "the draft model reads the noise one position early",
-        "draft/model.py",
-        "position_R=batch.roots_B + depth,",
-        "position_R=batch.roots_B + depth - 1,",
-        MODEL + "its_own_weights_draft_what_is_chosen[0.7-0]",
+        "a drafter reads the noise one position early",
+        "draft/tree.py",
+        "position_R=(growth.roots_B + depth)",
+        "position_R=(growth.roots_B + depth - 1)",
+        TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(
-        "the draft model shares a slot that it has not filled",
-        "draft/model.py",
-        "    lookback = 1\n",
-        "    lookback = 0\n",
-        MODEL + "what_it_shares_is_right_to_the_last_slot[0]",
+        "inner nodes stand one position early",
+        "draft/tree.py",
+        "positions_B = growth.roots_B + depth\n",
+        "positions_B = growth.roots_B + depth - 1\n",
+        TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
+    ),
+    Mutation(
+        "a node is expanded below its neighbour's parent",
+        "draft/tree.py",
+        "parents.append(inner_BK.gather(1, parent_BK))",
+        "parents.append(inner_BK.gather(1, parent_BK.flip(1)))",
+        TREES + "its_own_weights_draft_what_is_chosen[0.7-0-3]",
+    ),
+    Mutation(
+        "a head reads the feature of its own position",
+        "draft/catch_up.py",
+        "table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]",
+        "table.slots_AC[seats_T, positions_T]",
+        HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[eagle3-1-roomy]",
+    ),
+    Mutation(
+        "the first accepted token gets no row",
+        "draft/catch_up.py",
+        "batch.rooted[b].root_low + 1)",
+        "batch.rooted[b].root_low + 2)",
+        HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[eagle-1-roomy]",
+    ),
+    Mutation(
+        "a head sees a row at position 0",
+        "attention/reference.py",
+        "seen &= (columns_L >= store.first_position)",
+        "seen &= (columns_L >= 0)",
+        HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[mtp-1-roomy]",
+    ),
+    Mutation(
+        "slots that change hands keep the rows of their last owner",
+        "draft/catch_up.py",
+        "                self._is_made_S[span.node_slots] = False\n",
+        "                self._is_made_S[span.node_slots] = True\n",
+        TREES + "what_it_shares_is_right_to_the_last_slot[0]",
+    ),
+    Mutation(
+        "a grown node hangs below the one beside its parent",
+        "draft/grow.py",
+        "torch.searchsorted(kept_BW, above_BW.clamp(min=0)) + 1",
+        "torch.searchsorted(kept_BW, above_BW.clamp(min=0))",
+        GROW + "a_tree_is_what_eagle_2_defines[5-4-16-False]",
+    ),
+    Mutation(
+        "scores do not add up along a path",
+        "draft/grow.py",
+        "(frontier.score_BK.unsqueeze(2) + scores_BKC)",
+        "(0 * frontier.score_BK.unsqueeze(2) + scores_BKC)",
+        GROW + "a_tree_is_what_eagle_2_defines[5-4-8-False]",
+    ),
+    Mutation(
+        "a blend hangs every node below the root",
+        "draft/blend.py",
+        "parents_BW.scatter_(1, at_B1, above_B1.clamp(min=0))",
+        "parents_BW.scatter_(1, at_B1, 0 * above_B1)",
+        BLEND + "a_blend_is_the_union_of_its_trees",
     ),
     Mutation(
         "a prefix match takes the root too",

@@ -23,7 +23,8 @@ from eyas.cache import KVStore
 from eyas.config import CacheConfig, EngineConfig, EngineInfo, SchedulerConfig
 from eyas.constraint import ConstraintCompiler
 from eyas.core import Delta, Request, TokenLogprob, Usage
-from eyas.draft import Drafter, ModelDrafter, RootDrafter
+from eyas.draft import Drafter, ModelNetwork, RootDrafter, Shape, TreeDrafter
+from eyas.draft.tree import num_scratch
 from eyas.engine.build import connect
 from eyas.engine.engine import Engine
 from eyas.layers.row_order import RowOrderReport, find_row_order
@@ -39,6 +40,7 @@ VOCAB = 256 + len(MERGES) + len(SPECIAL) + 2
 """No multiple of 4 or 32, and two ids that no token has."""
 HIDDEN = 48
 MAX_BATCH = 128
+MAX_SEATS = 16
 
 
 def byte_alphabet() -> list[str]:
@@ -233,8 +235,18 @@ def new_runner(dtype: torch.dtype, num_slots: int, which: str = "target") -> Mod
     return ModelRunner(model, ReferenceAttention(kv), loaded.order.order)
 
 
-def model_drafter(dtype: torch.dtype, num_slots: int, num_tokens: int, which: str) -> ModelDrafter:
-    return ModelDrafter(new_runner(dtype, num_slots, which), num_tokens)
+def model_drafter(
+    dtype: torch.dtype, num_slots: int, num_tokens: int, which: str, *, topk: int = 1
+) -> TreeDrafter:
+    """A draft model that grows chains, or trees where topk is above 1."""
+    loaded = weights(dtype)
+    model = loaded.target if which == "target" else loaded.other
+    shape = Shape(num_tokens, topk, num_tokens + 1) if topk == 1 else Shape(4, topk, num_tokens + 1)
+    shape = shape.within(shape.nodes)
+    scratch = MAX_SEATS * num_scratch(shape)
+    kv = KVStore(model.spec.stores, num_slots + scratch, dtype=dtype, device=torch.device("cpu"))
+    network = ModelNetwork(model, ReferenceAttention(kv), loaded.order.order)
+    return TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=MAX_BATCH)
 
 
 @dataclass(frozen=True)

@@ -12,4 +12,10 @@ def path() -> Path:
     return Path(__file__).parent / "checkpoint"
 
 
-__all__ = ["path"]
+def head_path() -> Path | None:
+    """Directory of the shipped draft head, where there is one."""
+    directory = Path(__file__).parent / "head"
+    return directory if (directory / "config.json").is_file() else None
+
+
+__all__ = ["head_path", "path"]

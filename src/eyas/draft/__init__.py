@@ -1,8 +1,22 @@
 """Drafters: who proposes the tree of a step. None of them can change the output."""
 
-from eyas.draft.base import Drafter
-from eyas.draft.model import ModelDrafter
+from eyas.draft.base import Drafter, Shape, StepReport
+from eyas.draft.blend import BlendDrafter
+from eyas.draft.network import HeadNetwork, ModelNetwork
 from eyas.draft.ngram import NgramDrafter
+from eyas.draft.pace import PacedDrafter
 from eyas.draft.root import RootDrafter
+from eyas.draft.tree import TreeDrafter
 
-__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "RootDrafter"]
+__all__ = [
+    "BlendDrafter",
+    "Drafter",
+    "HeadNetwork",
+    "ModelNetwork",
+    "NgramDrafter",
+    "PacedDrafter",
+    "RootDrafter",
+    "Shape",
+    "StepReport",
+    "TreeDrafter",
+]

@@ -7,7 +7,9 @@ Does not know: the target's logits before they are there, sampling parameters be
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -16,22 +18,72 @@ from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 
 
-class Drafter(Protocol):
-    """width: most nodes of a tree, the root included. lookback: how many of a sequence's last stored
-    positions its own rows may lack (they are not shared). taps: hidden states it wants observed."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a tree may grow. steps: levels below the root; topk: children that a node proposes
+    (1 is a chain); nodes: all of them, the root included, kept by score."""
 
-    width: int
-    lookback: int
-    taps: tuple[int, ...]
+    steps: int
+    topk: int
+    nodes: int
 
+    def capped(self, other: Shape) -> Shape:
+        """The same, in no respect larger than `other`."""
+        steps, topk = min(self.steps, other.steps), min(self.topk, other.topk)
+        return Shape(steps, topk, min(self.nodes, other.nodes))
+
+    def within(self, width: int) -> Shape:
+        """The same for at most `width` nodes; a chain has no more nodes than levels below its root."""
+        nodes = min(width, self.nodes)
+        if self.topk == 1:
+            nodes = min(nodes, self.steps + 1)
+        return Shape(min(self.steps, nodes - 1), self.topk, nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A landed step, for drafters that learn from it. counts: tokens that each rooted sequence got.
+
+    seconds: how long the step took; None where it did other work too.
+    """
+
+    tree: DraftTree
+    counts: Sequence[int]
+    sizes: Sequence[int]
+    seconds: float | None
+
+
+class Drafter(ABC):
+    """lookback: how many of a sequence's last stored positions its own rows may lack (they are not
+    shared). taps: hidden states of the target it wants to observe. shape: how large trees are now.
+    sources: names of what proposes, by the numbers of `DraftTree.source_BW`."""
+
+    sources: tuple[str, ...] = ("draft",)
+    lookback: int = 0
+    taps: tuple[int, ...] = ()
+    shape: Shape = Shape(0, 1, 1)
+
+    @property
+    def width(self) -> int:
+        """Most nodes it ever proposes, the root included."""
+        return self.shape.nodes
+
+    def wish(self, num_sequences: int) -> int:
+        """How many nodes it wants for a step of so many rooted sequences; 1 is not to draft."""
+        return self.shape.nodes
+
+    @abstractmethod
     def propose(self, batch: Batch) -> DraftTree:
         """A tree of at most `batch.width` nodes for each rooted sequence; also called for batches
         that store prompt chunks only, so that a drafter with rows of its own keeps up."""
-        ...
 
-    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
-        """See what the target made of it."""
-        ...
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        """See what the target made of a step; no verdict where no sequence was rooted."""
+        return None
+
+    def learn(self, report: StepReport) -> None:
+        """Hear what became of a tree, once its step has landed."""
+        return None
 
 
 def chain(tokens_BW: torch.Tensor, sizes_B: torch.Tensor) -> DraftTree:
@@ -39,6 +91,12 @@ def chain(tokens_BW: torch.Tensor, sizes_B: torch.Tensor) -> DraftTree:
     width = tokens_BW.shape[1]
     parents_W = torch.arange(-1, width - 1, device=tokens_BW.device)
     return DraftTree(tokens_BW, parents_W.expand(tokens_BW.shape[0], -1), sizes_B, is_chain=True)
+
+
+def roots_alone(batch: Batch) -> DraftTree:
+    """Trees of nothing but their roots."""
+    root_B1 = root_tokens(batch)
+    return chain(root_B1, torch.ones_like(root_B1[:, 0]))
 
 
 def root_tokens(batch: Batch) -> torch.Tensor:

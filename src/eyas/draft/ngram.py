@@ -12,29 +12,32 @@ from __future__ import annotations
 
 import torch
 
-from eyas.core import DraftTree, Verdict
-from eyas.draft.base import chain, root_tokens
+from eyas.core import DraftTree
+from eyas.draft.base import Drafter, Shape, chain, root_tokens, roots_alone
 from eyas.runner.batch import Batch
-from eyas.runner.runner import Output
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """num_tokens: proposed tokens; min_match, max_match: how many last tokens must, and may, agree."""
 
-    lookback = 0
-    taps: tuple[int, ...] = ()
+    sources = ("ngram",)
 
     def __init__(self, num_tokens: int, *, min_match: int = 2, max_match: int = 5) -> None:
         if not 1 <= min_match <= max_match:
             raise ValueError(f"1 <= min_match <= max_match, not {min_match} and {max_match}")
-        self.width = num_tokens + 1
+        self.shape = Shape(num_tokens, 1, num_tokens + 1)
+        self._width = num_tokens + 1
         self.min_match = min_match
         self.max_match = max_match
 
+    @property
+    def width(self) -> int:
+        return self._width
+
     def propose(self, batch: Batch) -> DraftTree:
-        root_B1 = root_tokens(batch)
-        if batch.width == 1 or not len(batch.rooted):
-            return chain(root_B1, torch.ones_like(root_B1[:, 0]))
+        width = min(batch.width, self.shape.nodes)
+        if width == 1 or not len(batch.rooted):
+            return roots_alone(batch)
         history_BL, roots_B = batch.history_BL, batch.roots_B
         num_positions = history_BL.shape[1]
         columns_L = torch.arange(num_positions, device=history_BL.device)
@@ -47,15 +50,11 @@ class NgramDrafter:
             score_BL = score_BL + agrees_BL
         place_B = (score_BL * num_positions + columns_L).argmax(dim=1)
         found_B = score_BL.gather(1, place_B.unsqueeze(1)).squeeze(1) >= self.min_match
-        width = batch.width
         if history_BL.device.type == "cpu" and not bool(found_B.any()):
-            width = 1
+            return roots_alone(batch)
         period_B1 = (roots_B - place_B).clamp(min=1).unsqueeze(1)
         offsets_W = torch.arange(width - 1, device=history_BL.device)
         source_BW = place_B.unsqueeze(1) + 1 + offsets_W % period_B1
         drafted_BW = history_BL.gather(1, source_BW.clamp(max=num_positions - 1))
         sizes_B = torch.where(found_B, width, 1)
-        return chain(torch.cat([root_B1, drafted_BW], dim=1), sizes_B)
-
-    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
-        return None
+        return chain(torch.cat([root_tokens(batch), drafted_BW], dim=1), sizes_B)

@@ -5,24 +5,13 @@ Promises: width 1. Does not know: anything.
 
 from __future__ import annotations
 
-import torch
-
-from eyas.core import DraftTree, Verdict
-from eyas.draft.base import chain, root_tokens
+from eyas.core import DraftTree
+from eyas.draft.base import Drafter, roots_alone
 from eyas.runner.batch import Batch
-from eyas.runner.runner import Output
 
 
-class RootDrafter:
+class RootDrafter(Drafter):
     """Just the roots."""
 
-    width = 1
-    lookback = 0
-    taps: tuple[int, ...] = ()
-
     def propose(self, batch: Batch) -> DraftTree:
-        tokens_B1 = root_tokens(batch)
-        return chain(tokens_B1, torch.ones_like(tokens_B1[:, 0]))
-
-    def observe(self, batch: Batch, output: Output, verdict: Verdict) -> None:
-        return None
+        return roots_alone(batch)

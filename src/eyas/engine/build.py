@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 
@@ -17,13 +16,13 @@ from eyas.attention.reference import ReferenceAttention
 from eyas.cache import CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import ConstraintCompiler
-from eyas.draft import Drafter, ModelDrafter, NgramDrafter, RootDrafter
+from eyas.draft import Drafter
+from eyas.engine.drafting import Drafting, build_drafter, decide_drafting
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
-from eyas.layers.row_order import RowOrderReport, find_row_order
+from eyas.layers.row_order import find_row_order
 from eyas.models import (
-    Decoder,
     ModelSpec,
     load_model,
     locate_model,
@@ -44,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 def build_engine(
     config: EngineConfig, progress: Progress | None = None, own_drafter: Drafter | None = None
 ) -> Engine:
-    """Load the model (and the draft model) and connect the rooms. Raises ValueError with a remedy.
+    """Load the model (and what drafts) and connect the rooms. Raises ValueError with a remedy.
 
     own_drafter: drafts instead of the one that `config.draft` names.
     """
@@ -53,19 +52,20 @@ def build_engine(
     spec = read_spec(directory)
     tokenizer = Tokenizer.from_directory(directory)
     dtype = resolve_dtype(config.model.dtype, place.device)
-    draft_directory, draft_spec = _read_draft(config, spec)
+    drafting = None if own_drafter else decide_drafting(config, directory, spec)
     order = find_row_order(
-        list(spec.linear_shapes) + list(draft_spec.linear_shapes if draft_spec else ()),
+        list(spec.linear_shapes) + list(drafting.linear_shapes if drafting else ()),
         dtype,
         place.device,
         config.scheduler.max_batch_tokens,
         head=spec.head_shape,
     )
-    max_length = _max_length(config, spec, draft_spec)
-    width = 1 if config.draft.drafter == "root" else config.draft.num_tokens + 1
-    if own_drafter is not None:
-        width = own_drafter.width
-    table_length = max_length + 3 * width
+    max_length = _max_length(config, spec, drafting)
+    width = own_drafter.width if own_drafter else 1
+    per_slot = KVStore.bytes_per_slot(spec.stores, dtype)
+    if drafting is not None:
+        per_slot += drafting.bytes_per_slot(dtype)
+        width = 1 if drafting.names == ("root",) else drafting.shape.nodes
     model = load_model(
         directory,
         dtype=dtype,
@@ -74,23 +74,15 @@ def build_engine(
         order=order.order,
         progress=progress,
     )
-    draft_model = None
-    if draft_directory is not None:
-        draft_model = load_model(
-            draft_directory,
-            dtype=dtype,
-            device=place.device,
-            max_model_len=max_length,
-            order=order.order,
-            progress=progress,
+    num_slots, max_length = _size_cache(config, per_slot, place.device, max_length, width)
+    kv = KVStore(spec.stores, num_slots, dtype=dtype, device=place.device)
+    runner = ModelRunner(model, ReferenceAttention(kv), order.order)
+    drafter = own_drafter
+    if drafter is None:
+        assert drafting is not None
+        drafter = build_drafter(
+            drafting, config, runner, directory, num_slots, max_length, progress
         )
-    num_slots, max_length = _size_cache(
-        config, spec, draft_spec, dtype, place.device, max_length, width, table_length
-    )
-    runner = _runner(model, spec, num_slots, dtype, place.device, order)
-    drafter = own_drafter or _drafter(
-        config, draft_model, draft_spec, num_slots, dtype, place.device, order
-    )
     exact = check_exactness(runner, order, max_length, num_slots)
     log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
     defaults = read_generation_defaults(directory)
@@ -104,7 +96,7 @@ def build_engine(
         max_model_len=max_length,
         num_slots=num_slots,
         vocab_size=spec.vocab_size,
-        drafter=config.draft.drafter if own_drafter is None else type(own_drafter).__name__,
+        drafter="+".join(drafting.names) if drafting else type(own_drafter).__name__,
         eos_token_ids=tuple(defaults.eos_token_ids),
         exact=exact.exact,
         exact_reason=exact.reason,
@@ -136,6 +128,7 @@ def connect(
         max_num_seqs=scheduling.max_num_seqs,
         max_batch_tokens=scheduling.max_batch_tokens,
         max_width=drafter.width,
+        wish=drafter.wish,
         shares_prompts=config.cache.prefix_cache,
     )
     make_sink = None
@@ -155,21 +148,7 @@ def connect(
     )
 
 
-def _read_draft(config: EngineConfig, spec: ModelSpec) -> tuple[Path | None, ModelSpec | None]:
-    """The draft model's place and facts; it must share the target's vocabulary."""
-    if config.draft.model is None:
-        return None, None
-    directory = locate_model(config.draft.model, None, config.model.offline)
-    draft_spec = read_spec(directory)
-    if draft_spec.vocab_size != spec.vocab_size:
-        raise ValueError(
-            f"draft.model: {config.draft.model} has a vocabulary of {draft_spec.vocab_size}, the "
-            f"target one of {spec.vocab_size}; a draft model must share the target's tokenizer"
-        )
-    return directory, draft_spec
-
-
-def _max_length(config: EngineConfig, spec: ModelSpec, draft_spec: ModelSpec | None) -> int:
+def _max_length(config: EngineConfig, spec: ModelSpec, drafting: Drafting | None) -> int:
     asked = config.model.max_model_len
     if asked is not None and asked > spec.max_position:
         raise ValueError(
@@ -177,27 +156,18 @@ def _max_length(config: EngineConfig, spec: ModelSpec, draft_spec: ModelSpec | N
             "was made for"
         )
     limits = [asked or spec.max_position]
-    if draft_spec is not None:
-        limits.append(draft_spec.max_position)
+    if drafting is not None and drafting.model is not None:
+        limits.append(drafting.model.max_position)
     return min(limits)
 
 
 def _size_cache(
-    config: EngineConfig,
-    spec: ModelSpec,
-    draft_spec: ModelSpec | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_length: int,
-    width: int,
-    table_length: int,
+    config: EngineConfig, per_slot: int, device: torch.device, max_length: int, width: int
 ) -> tuple[int, int]:
     """(number of slots, longest sequence). One sequence of that length always fits."""
-    stores = list(spec.stores) + list(draft_spec.stores if draft_spec else ())
-    per_slot = KVStore.bytes_per_slot(stores, dtype)
     num_slots = config.cache.num_slots
     if num_slots is None:
-        table_bytes = 16 * config.scheduler.max_num_seqs * table_length
+        table_bytes = 16 * config.scheduler.max_num_seqs * (max_length + 3 * width)
         budget = cache_budget(device, config.cache.memory_fraction) - table_bytes
         most_useful = config.scheduler.max_num_seqs * (max_length + 2 * width)
         num_slots = min(budget // per_slot, most_useful)
@@ -211,35 +181,3 @@ def _size_cache(
         log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)
     log.info("cache: %d slots of %d bytes", num_slots, per_slot)
     return num_slots, longest
-
-
-def _runner(
-    model: Decoder,
-    spec: ModelSpec,
-    num_slots: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    order: RowOrderReport,
-) -> ModelRunner:
-    kv = KVStore(spec.stores, num_slots, dtype=dtype, device=device)
-    return ModelRunner(model, ReferenceAttention(kv), order.order)
-
-
-def _drafter(
-    config: EngineConfig,
-    draft_model: Decoder | None,
-    draft_spec: ModelSpec | None,
-    num_slots: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    order: RowOrderReport,
-) -> Drafter:
-    match config.draft.drafter:
-        case "root":
-            return RootDrafter()
-        case "ngram":
-            return NgramDrafter(config.draft.num_tokens)
-        case "model":
-            assert draft_model is not None and draft_spec is not None
-            runner = _runner(draft_model, draft_spec, num_slots, dtype, device, order)
-            return ModelDrafter(runner, config.draft.num_tokens)

@@ -12,6 +12,7 @@ import logging
 
 from eyas.cache import CacheManager
 from eyas.core import Delta, FinishReason
+from eyas.engine.fate import DraftFate, count_draft, describe_draft
 from eyas.engine.flight import Flight, Landed
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
@@ -37,7 +38,7 @@ class Committer:
     def commit(self, flight: Flight) -> list[Delta]:
         """The deltas of one landed flight."""
         deltas: list[Delta] = []
-        landed = _read(flight)
+        landed = flight.landed = _read(flight)
         self._metrics.num_steps += 1
         at = 0
         for i, (sequence, span) in enumerate(
@@ -47,13 +48,14 @@ class Committer:
             at += span.node_slots is not None
             has_ended = sequence.status is Status.FINISHED
             is_live = sequence.status is Status.RUNNING and flight.error is None
+            draft = describe_draft(flight, landed, b) if b is not None and is_live else None
             count = landed.counts[b] if b is not None and is_live else 0
             nodes = landed.nodes[b][: max(0, count)] if b is not None and count else []
             self._settle_slots(sequence, span, nodes, keep_context=is_live)
             delta = None
             if is_live:
                 try:
-                    delta = self._tell(sequence, span, landed, i, b, count)
+                    delta = self._tell(sequence, span, landed, i, b, count, draft)
                 except Exception:
                     log.exception("a request's output could not be handled; it ends")
                     delta = self.end(sequence, "error", error=BROKEN)
@@ -100,6 +102,7 @@ class Committer:
         span_index: int,
         b: int | None,
         count: int,
+        draft: DraftFate | None,
     ) -> Delta | None:
         self._metrics.num_prompt_tokens += span.context_count
         if span_index in landed.prompt_logprobs:
@@ -126,6 +129,11 @@ class Committer:
         usage.num_accepted_tokens += min(count - 1, len(taken))
         usage.num_output_tokens += len(taken)
         self._metrics.count_step(landed.sizes[b] - 1, count - 1, len(taken))
+        if draft is not None:
+            if shown.finish_reason is not None:
+                draft.ending = "stop"
+            for counts in (usage.drafts, self._metrics.drafts):
+                count_draft(counts, draft, min(count - 1, len(taken)))
         delta = self._delta(sequence, shown)
         if shown.finish_reason is not None:
             self._finish(sequence, shown.finish_reason)
@@ -178,4 +186,4 @@ def _read(flight: Flight) -> Landed:
         except Exception:
             log.exception("a step's results could not be read; its requests end with an error")
             flight.error = STEP_FAILED
-    return Landed([], [], [], [], None, {})
+    return Landed([], [], [], [], None, None, None, {})

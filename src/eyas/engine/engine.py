@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
 from eyas.cache import CacheManager
 from eyas.config import EngineInfo
 from eyas.constraint import ConstraintCompiler
-from eyas.core import Delta, DraftTree, Request, RequestError
-from eyas.draft import Drafter, RootDrafter
+from eyas.core import Delta, DraftTree, Request, RequestError, Verdict
+from eyas.draft import Drafter, RootDrafter, StepReport
 from eyas.engine.commit import STEP_FAILED, Committer
 from eyas.engine.flight import Flight, PromptRows
 from eyas.engine.masks import fill_masks
@@ -66,7 +68,7 @@ class Engine:
         self.scheduler = scheduler
         self.info = info
         self.num_flights = num_flights
-        self.metrics = Metrics(drafter.width)
+        self.metrics = Metrics()
         self._make_sink = make_sink
         self._compilers = dict(compilers or {})
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
@@ -76,6 +78,7 @@ class Engine:
         self._ready: list[Delta] = []
         self._committer = Committer(scheduler, cache, self.metrics)
         self._num_added = 0
+        self._landed_at = 0.0
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 
@@ -96,7 +99,7 @@ class Engine:
         plan = self.scheduler.next()
         if plan is None:
             return None
-        flight = Flight(plan)
+        flight = Flight(plan, time.perf_counter())
         for drafter in self._drafters:
             try:
                 with torch.inference_mode():
@@ -126,9 +129,10 @@ class Engine:
         tree = drafter.propose(batch)
         rows = pack(batch, tree)
         output = self.runner.forward(rows, drafter.taps)
-        mask_RK = self._masks(plan, tree, rows)
+        mask_RK, flight.is_legal_BW = self._masks(plan, tree, rows)
         flight.prompt_rows = self._score_prompts(plan, rows, output)
         if not batch.rooted:
+            self._observe(drafter, batch, output, None)
             return
         assert output.logits_RV is not None
         logits_RV = output.logits_RV[: rows.num_node_rows]
@@ -140,7 +144,12 @@ class Engine:
             batch.node_slots_BW[:, : tree.width],
             is_chain=tree.is_chain,
         )
-        flight.tree, flight.verdict = tree, verdict
+        flight.tree, flight.verdict, flight.drafter = tree, verdict, drafter
+        self._observe(drafter, batch, output, verdict)
+
+    def _observe(
+        self, drafter: Drafter, batch: Batch, output: Output, verdict: Verdict | None
+    ) -> None:
         try:
             drafter.observe(batch, output, verdict)
         except Exception:
@@ -148,7 +157,23 @@ class Engine:
 
     def land(self, flight: Flight) -> list[Delta]:
         """Wait for a step's result and tell its sequences: the only place that waits."""
-        return self._committer.commit(flight)
+        deltas = self._committer.commit(flight)
+        self._report(flight)
+        return deltas
+
+    def _report(self, flight: Flight) -> None:
+        """Tell the drafter what became of its tree."""
+        now, before = time.perf_counter(), self._landed_at
+        self._landed_at = now
+        landed, tree, drafter = flight.landed, flight.tree, flight.drafter
+        if flight.error is not None or landed is None or tree is None or drafter is None:
+            return
+        is_pure = not any(span.context_count for span in flight.plan.spans)
+        seconds = now - max(flight.started, before) if is_pure else None
+        try:
+            drafter.learn(StepReport(tree, landed.counts, landed.sizes, seconds))
+        except Exception:
+            log.exception("the drafter failed to learn from a step")
 
     def add(self, request: Request) -> None:
         """Take up a request. Raises RequestError, with nothing changed, when it can never be served."""
@@ -228,11 +253,14 @@ class Engine:
             sequence.stops.barred_token_ids,
         )
 
-    def _masks(self, plan: Plan, tree: DraftTree, rows: PackedRows) -> torch.Tensor | None:
-        """Mask words of the node rows. Automata read landed tokens, so flights land first here."""
+    def _masks(
+        self, plan: Plan, tree: DraftTree, rows: PackedRows
+    ) -> tuple[torch.Tensor | None, np.ndarray | None]:
+        """Mask words of the node rows, and which nodes are legal. Automata read landed tokens, so
+        flights land first here."""
         rooted = plan.rooted
         if all(sequence.constraint is None for sequence in rooted):
-            return None
+            return None, None
         while self._flights:
             self._ready += self.land(self._flights.popleft())
         return fill_masks(rooted, tree, rows, self.info.vocab_size)

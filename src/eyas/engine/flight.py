@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from eyas.core import DraftTree, TokenLogprob, Verdict
+from eyas.draft import Drafter
 from eyas.engine.scheduler import Plan
 
 
@@ -28,21 +30,34 @@ class PromptRows:
 
 @dataclass(slots=True, eq=False)
 class Landed:
-    """A flight's results on the host, one entry a rooted sequence unless it says otherwise."""
+    """A flight's results on the host, one entry a rooted sequence unless it says otherwise.
+
+    parents: None for chains; sources: None where one drafter proposed everything.
+    """
 
     counts: list[int]
     tokens: list[list[int]]
     nodes: list[list[int]]
     sizes: list[int]
+    parents: list[list[int]] | None
+    sources: list[list[int]] | None
     logprobs: list[list[TokenLogprob]] | None
     prompt_logprobs: dict[int, list[TokenLogprob]]
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """plan: whose step it is. prompt_rows: by index of the span. error: the launch itself failed."""
+    """plan: whose step it is. prompt_rows: by index of the span. error: the launch itself failed.
+
+    drafter: whose tree it is. started: when it was launched (seconds of a monotonic clock).
+    is_legal_BW: which nodes the constraints allow; None where there are none. landed: once read.
+    """
 
     plan: Plan
+    started: float = 0.0
+    drafter: Drafter | None = None
+    is_legal_BW: np.ndarray | None = None
+    landed: Landed | None = None
     tree: DraftTree | None = None
     verdict: Verdict | None = None
     prompt_rows: dict[int, PromptRows] = field(default_factory=dict)
@@ -60,6 +75,10 @@ class Flight:
             "nodes": self.verdict.nodes_BW,
             "sizes": self.tree.sizes_B,
         }
+        if not self.tree.is_chain:
+            tensors["parents"] = self.tree.parents_BW
+        if self.tree.source_BW is not None:
+            tensors["sources"] = self.tree.source_BW
         if self.verdict.chosen_logprobs_BW is not None:
             assert self.verdict.top_ids_BWN is not None
             assert self.verdict.top_logprobs_BWN is not None
@@ -81,7 +100,7 @@ class Flight:
             self._event.synchronize()
         prompt = {i: _prompt_logprobs(rows) for i, rows in self.prompt_rows.items()}
         if not self._host:
-            return Landed([], [], [], [], None, prompt)
+            return Landed([], [], [], [], None, None, None, prompt)
         counts = self._host["counts"].tolist()
         tokens = self._host["tokens"].tolist()
         logprobs = None
@@ -99,6 +118,8 @@ class Flight:
             tokens,
             self._host["nodes"].tolist(),
             self._host["sizes"].tolist(),
+            self._host["parents"].tolist() if "parents" in self._host else None,
+            self._host["sources"].tolist() if "sources" in self._host else None,
             logprobs,
             prompt,
         )

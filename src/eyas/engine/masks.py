@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 def fill_masks(
     rooted: Series[Sequence], tree: DraftTree, rows: PackedRows, vocab_size: int
-) -> torch.Tensor:
-    """[R, K] int32 on the rows' device."""
+) -> tuple[torch.Tensor, np.ndarray]:
+    """[R, K] int32 on the rows' device, and bool [B, W] on the host: which nodes are legal."""
     num_words = -(-vocab_size // 32)
     mask_BWK = np.zeros((len(rooted), tree.width, num_words), dtype=np.int32)
     tokens, parents, sizes = (
@@ -47,4 +47,14 @@ def fill_masks(
             sequence.failure = "the output constraint failed while it was enforced"
             mask_BWK[b] = 0
     masks = torch.from_numpy(mask_BWK).to(rows.tokens_T.device)
-    return masks[rows.sampling.sequence_R, rows.node_R]
+    is_legal_BW = _legal_nodes(mask_BWK, np.array(tokens), np.array(parents))
+    return masks[rows.sampling.sequence_R, rows.node_R], is_legal_BW
+
+
+def _legal_nodes(mask_BWK: np.ndarray, tokens_BW: np.ndarray, parents_BW: np.ndarray) -> np.ndarray:
+    """Whether the mask of its parent allows each node; roots are."""
+    rows_B1 = np.arange(len(tokens_BW))[:, None]
+    word_BW = mask_BWK[rows_B1, parents_BW.clip(min=0), tokens_BW // 32]
+    is_legal_BW = ((word_BW.view(np.uint32) >> (tokens_BW % 32).astype(np.uint32)) & 1).astype(bool)
+    is_legal_BW[:, :1] = True
+    return is_legal_BW

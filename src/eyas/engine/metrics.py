@@ -6,34 +6,30 @@ Promises: plain integers, updated when steps land. Does not know: how they are e
 from __future__ import annotations
 
 from eyas.cache import CacheManager
-from eyas.core import FinishReason
+from eyas.core import DraftCounts, FinishReason
 from eyas.engine.scheduler import Scheduler
 from eyas.wire import EngineStats
 
 
 class Metrics:
-    """max_width: most nodes of a draft tree, for acceptance by depth."""
+    """Counts since the engine started."""
 
-    def __init__(self, max_width: int) -> None:
+    def __init__(self) -> None:
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
-        self.num_draft_steps = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.num_failed_steps = 0
-        self.accepted_by_depth = [0] * (max_width - 1)
+        self.drafts = DraftCounts()
         self.finished: dict[str, int] = {}
 
     def count_step(self, num_drafted: int, num_accepted: int, num_taken: int) -> None:
         """One sequence's part of a landed step."""
         self.num_output_tokens += num_taken
         if num_drafted:
-            self.num_draft_steps += 1
             self.num_draft_tokens += num_drafted
             self.num_accepted_tokens += num_accepted
-            for depth in range(num_accepted):
-                self.accepted_by_depth[depth] += 1
 
     def count_finish(self, reason: FinishReason) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
@@ -52,8 +48,7 @@ class Metrics:
             num_preemptions=scheduler.num_preemptions,
             num_prefix_hit_tokens=cache.num_hit_tokens,
             num_prefix_query_tokens=cache.num_query_tokens,
-            num_draft_steps=self.num_draft_steps,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
-            accepted_by_depth=list(self.accepted_by_depth),
+            drafts=self.drafts,
         )

@@ -10,6 +10,7 @@ Does not know: models, trees, tokens' meaning.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +43,8 @@ class Plan:
 
 
 class Scheduler:
-    """max_width: most tree nodes of the drafter in use. namespace is the sequence's cache salt."""
+    """max_width: most tree nodes of the drafter in use. wish: how many of them it wants for a step of
+    so many sequences. namespace is the sequence's cache salt."""
 
     def __init__(
         self,
@@ -53,6 +55,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_width: int,
         shares_prompts: bool,
+        wish: Callable[[int], int] | None = None,
     ) -> None:
         self.cache = cache
         self.table = table
@@ -60,6 +63,7 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_width = max_width
         self.shares_prompts = shares_prompts
+        self.wish = wish or (lambda num_sequences: max_width)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -73,7 +77,8 @@ class Scheduler:
         storing = [s for s in self.running if s.is_storing_context]
         budget = self.max_batch_tokens
         share = budget * 3 // 4 if storing or self.waiting else budget
-        width = max(1, min(self.max_width, share // max(1, len(stepping))))
+        wish = self.wish(len(stepping))
+        width = max(1, min(wish, self.max_width, share // max(1, len(stepping))))
         plan = Plan([], [], width, 1)
         starved: Sequence | None = None
         for sequence in stepping:
@@ -191,8 +196,19 @@ class Scheduler:
         if count:
             self.table.write_slots(sequence.seat, start, context)
         plan.sequences.append(sequence)
+        low = sequence.num_tokens - 1
         plan.spans.append(
-            Span(sequence.seat, start, count, context, nodes, sequence.needs_prompt_rows)
+            Span(
+                sequence.seat,
+                start,
+                count,
+                context,
+                nodes,
+                sequence.needs_prompt_rows,
+                lease.slots,
+                low,
+                low + sequence.num_in_flight_tokens,
+            )
         )
         sequence.num_planned = start + count
         sequence.num_in_flight += 1

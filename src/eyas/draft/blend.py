@@ -1,0 +1,112 @@
+"""Several drafters, one tree: their trees merged as a trie.
+
+Promises: a continuation that two drafters propose is one node; each node remembers who proposed it
+first; where nodes run out, every drafter keeps an equal share and first names are first served.
+Does not know: how any of them drafts.
+
+Legend: B sequences, W nodes of the merged tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from eyas.core import DraftTree, Verdict
+from eyas.draft.base import Drafter, Shape, StepReport, roots_alone
+from eyas.runner.batch import Batch
+from eyas.runner.runner import Output
+
+
+class BlendDrafter(Drafter):
+    """sources: at most one of them may want taps. nodes: of the merged tree, the root included."""
+
+    def __init__(self, sources: Sequence[Drafter], nodes: int) -> None:
+        readers = [source for source in sources if source.taps]
+        if len(readers) > 1:
+            raise ValueError("a blend takes one drafter that reads the target's hidden states")
+        self._sources = tuple(sources)
+        self._shapes = [source.shape for source in sources]
+        self._width = nodes
+        self.taps = readers[0].taps if readers else ()
+        self.sources = tuple(source.sources[0] for source in sources)
+        self.lookback = max(source.lookback for source in sources)
+        steps = max(source.shape.steps for source in sources)
+        self.shape = Shape(steps, max(source.shape.topk for source in sources), nodes)
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    def propose(self, batch: Batch) -> DraftTree:
+        nodes = min(batch.width, self.shape.nodes)
+        trees = []
+        for source, own in zip(self._sources, self._shapes, strict=True):
+            source.shape = own.capped(self.shape).within(nodes)
+            trees.append(source.propose(batch))
+        merged = roots_alone(batch)
+        merged.source_BW = torch.zeros_like(merged.tokens_BW)
+        most = max(tree.width for tree in trees)
+        if nodes == 1 or most == 1:
+            return merged
+        share = (nodes - 1) // len(trees)
+        later = [min(tree.width - 1, share) for tree in trees]
+        for i, tree in enumerate(trees):
+            room = nodes - sum(later[i + 1 :])
+            merged = merge(merged, tree, i, max(room, merged.width))
+        return merged
+
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        for source in self._sources:
+            source.observe(batch, output, verdict)
+
+    def learn(self, report: StepReport) -> None:
+        for source in self._sources:
+            source.learn(report)
+
+
+def merge(into: DraftTree, tree: DraftTree, source: int, width: int) -> DraftTree:
+    """`into` with the nodes of `tree` that it lacks, at most `width` nodes; new ones are `source`'s.
+    Nodes below one that found no room are left out."""
+    num, old_width = into.tokens_BW.shape
+    device = into.tokens_BW.device
+    grown = max(old_width, min(width, old_width + tree.width - 1))
+    tokens_BW = torch.nn.functional.pad(into.tokens_BW, (0, grown - old_width + 1))
+    parents_BW = torch.nn.functional.pad(into.parents_BW, (0, grown - old_width + 1))
+    assert into.source_BW is not None
+    source_BW = torch.nn.functional.pad(into.source_BW, (0, grown - old_width + 1))
+    sizes_B = into.sizes_B.clone()
+    columns_W = torch.arange(grown + 1, device=device)  # the last column is for what has no room
+    place_BW = torch.zeros_like(
+        tree.tokens_BW
+    )  # node of `tree` -> node of the merged one, -1: none
+    for w in range(1, tree.width):
+        above_B1 = place_BW.gather(1, tree.parents_BW[:, w : w + 1].clamp(min=0))
+        token_B1 = tree.tokens_BW[:, w : w + 1]
+        is_same_BW = (parents_BW == above_B1) & (tokens_BW == token_B1) & (columns_W > 0)
+        is_same_BW &= columns_W < sizes_B.unsqueeze(1)
+        is_known_B = is_same_BW.any(dim=1)
+        known_B = is_same_BW.to(torch.int64).argmax(dim=1)
+        wanted_B = (w < tree.sizes_B) & (above_B1.squeeze(1) >= 0)
+        is_new_B = wanted_B & ~is_known_B & (sizes_B < grown)
+        at_B1 = torch.where(is_new_B, sizes_B, grown).unsqueeze(1)
+        tokens_BW.scatter_(1, at_B1, token_B1)
+        parents_BW.scatter_(1, at_B1, above_B1.clamp(min=0))
+        source_BW.scatter_(1, at_B1, torch.full_like(at_B1, source))
+        found_B = torch.where(is_known_B, known_B, torch.where(is_new_B, sizes_B, -1))
+        place_BW[:, w] = torch.where(wanted_B, found_B, -1)
+        sizes_B = sizes_B + is_new_B
+    if device.type == "cpu":
+        grown = int(sizes_B.max()) if num else 1
+    parents_BW = parents_BW[:, :grown]
+    is_chain = grown == 1 or (device.type == "cpu" and _is_chain(parents_BW, sizes_B))
+    if is_chain:
+        parents_BW = torch.arange(-1, grown - 1, device=device).expand(num, -1)
+    return DraftTree(tokens_BW[:, :grown], parents_BW, sizes_B, is_chain, source_BW[:, :grown])
+
+
+def _is_chain(parents_BW: torch.Tensor, sizes_B: torch.Tensor) -> bool:
+    before_W = torch.arange(-1, parents_BW.shape[1] - 1)
+    real_BW = before_W + 1 < sizes_B.unsqueeze(1)
+    return bool(((parents_BW == before_W) | ~real_BW).all())

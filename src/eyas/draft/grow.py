@@ -1,0 +1,142 @@
+"""Growing a draft tree: levels of best candidates, a pool of all of them, the best of the pool.
+
+Promises: the tree of a sequence depends on that sequence's scores alone; parents come before their
+children; ties go to the candidate that was found first. (Li, Wei, Zhang, Zhang, "EAGLE-2", arXiv
+2406.16858.) At temperature above 0 candidates are ranked by what the target would choose with its own
+noise: log_softmax(beta * (q / T + g)), q the drafter's processed logits and g the noise of that
+position (the coupling is Daliri, Musco, Suresh, arXiv 2408.07978; beta says how far q is trusted).
+Does not know: networks, caches, where logits come from.
+
+Legend: B sequences, K frontier nodes, C children a node, P pool entries, R rows, V vocabulary, U draft
+vocabulary, D draft tokens on the way to a node, W nodes of the tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.core import DraftTree
+from eyas.draft.base import chain
+from eyas.sampling.noise import gumbel_at
+from eyas.sampling.params import BatchParams
+from eyas.sampling.process import NEVER, Rows, process
+
+SHORTLIST = 64
+"""Candidates of a node that are ranked with their noise; what is further down is not tried."""
+
+
+def rank(
+    logits_RU: torch.Tensor,
+    target_ids_U: torch.Tensor | None,
+    rows: Rows,
+    params: BatchParams,
+    beta_B: torch.Tensor | None,
+    num_children: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best next tokens of each row: target ids [R, C] and log-probabilities [R, C], best first;
+    -inf for what may not be chosen.
+
+    target_ids_U: the target's id of each draft id; None where they are the same. beta_B: None ranks
+    without noise (plain top-k).
+    """
+    if params.is_plain:
+        scores_RC, best_RC = logits_RU.log_softmax(dim=1).topk(num_children, dim=1)
+        return (best_RC if target_ids_U is None else target_ids_U[best_RC]), scores_RC
+    x_RV = logits_RU
+    if target_ids_U is not None:
+        x_RV = logits_RU.new_full((len(logits_RU), params.vocab_size), NEVER)
+        x_RV.index_copy_(1, target_ids_U, logits_RU)
+    x_RV = process(x_RV, rows, params, None)
+    if beta_B is None or not any(params.noisy):
+        scores_RC, ids_RC = x_RV.log_softmax(dim=1).topk(num_children, dim=1)
+        return ids_RC, scores_RC
+    values_RS, ids_RS = x_RV.topk(min(max(SHORTLIST, num_children), x_RV.shape[1]), dim=1)
+    of_R = rows.sequence_R
+    noise_RS = gumbel_at(params.seed_B[of_R], rows.position_R, params.choice_B[of_R], ids_RS)
+    is_noisy_R1 = (params.temperature_B[of_R] > 0).unsqueeze(1)
+    seen_RS = beta_B[of_R].unsqueeze(1) * (values_RS + noise_RS)
+    scores_RS = torch.where(is_noisy_R1, seen_RS, values_RS).log_softmax(dim=1)
+    scores_RC, best_RC = scores_RS.topk(num_children, dim=1)
+    return ids_RS.gather(1, best_RC), scores_RC
+
+
+@dataclass(slots=True)
+class Frontier:
+    """The nodes whose children come next. pool_BK: their place in the pool (-1 is the root);
+    score_BK: sum of log-probabilities from the root; path_BKD: tokens from below the root to each."""
+
+    pool_BK: torch.Tensor
+    score_BK: torch.Tensor
+    path_BKD: torch.Tensor
+
+    @classmethod
+    def of_roots(cls, num: int, device: torch.device) -> Frontier:
+        """One node a sequence: its root."""
+        return cls(
+            torch.full((num, 1), -1, dtype=torch.int64, device=device),
+            torch.zeros((num, 1), device=device),
+            torch.empty((num, 1, 0), dtype=torch.int64, device=device),
+        )
+
+
+class Pool:
+    """All candidates of B trees, level after level."""
+
+    def __init__(self) -> None:
+        self._tokens: list[torch.Tensor] = []
+        self._parents: list[torch.Tensor] = []
+        self._scores: list[torch.Tensor] = []
+        self._size = 0
+
+    def add(
+        self, frontier: Frontier, tokens_BKC: torch.Tensor, scores_BKC: torch.Tensor, keep: int
+    ) -> tuple[Frontier, torch.Tensor]:
+        """Put the children of a frontier into the pool. Returns the `keep` best of them as the next
+        frontier, and [B, keep] the index of each one's parent in the old one."""
+        num, width, num_children = tokens_BKC.shape
+        cumulative_BE = (frontier.score_BK.unsqueeze(2) + scores_BKC).flatten(1)
+        tokens_BE = tokens_BKC.flatten(1)
+        self._tokens.append(tokens_BE)
+        self._scores.append(cumulative_BE)
+        self._parents.append(frontier.pool_BK.repeat_interleave(num_children, dim=1))
+        start = self._size
+        self._size += width * num_children
+        if width == 1 and keep == num_children:  # already in order
+            best_BK = torch.arange(keep, device=tokens_BE.device).expand(num, -1)
+            score_BK = cumulative_BE
+        else:
+            score_BK, best_BK = cumulative_BE.sort(dim=1, descending=True, stable=True)
+            score_BK, best_BK = score_BK[:, :keep], best_BK[:, :keep]
+        parent_BK = best_BK // num_children
+        depth = frontier.path_BKD.shape[2]
+        above_BKD = frontier.path_BKD.gather(1, parent_BK.unsqueeze(2).expand(-1, -1, depth))
+        own_BK1 = tokens_BE.gather(1, best_BK).unsqueeze(2)
+        path_BKD = torch.cat([above_BKD, own_BK1], dim=2)
+        return Frontier(start + best_BK, score_BK, path_BKD), parent_BK
+
+    def tree(self, roots_B1: torch.Tensor, nodes: int, *, is_chain: bool) -> DraftTree:
+        """The root and the best of the pool, at most `nodes` in all."""
+        tokens_BP, scores_BP = torch.cat(self._tokens, dim=1), torch.cat(self._scores, dim=1)
+        legal_BP = scores_BP > NEVER
+        if is_chain:
+            tokens_BW = torch.cat([roots_B1, tokens_BP[:, : nodes - 1]], dim=1)
+            sizes_B = 1 + legal_BP[:, : nodes - 1].sum(dim=1)
+            return chain(tokens_BW, sizes_B)
+        keep = min(nodes - 1, tokens_BP.shape[1])
+        order_BP = scores_BP.sort(dim=1, descending=True, stable=True).indices[:, :keep]
+        num_pool = tokens_BP.shape[1]
+        kept_BW = torch.where(legal_BP.gather(1, order_BP), order_BP, num_pool).sort(dim=1).values
+        sizes_B = 1 + (kept_BW < num_pool).sum(dim=1)
+        places_BW = kept_BW.clamp(max=num_pool - 1)
+        parents_BP = torch.cat(self._parents, dim=1)
+        above_BW = parents_BP.gather(1, places_BW)  # index into the pool, -1 for the root
+        node_BW = torch.searchsorted(kept_BW, above_BW.clamp(min=0)) + 1
+        inner_BW = torch.where(above_BW < 0, 0, node_BW)
+        padding_BW = kept_BW == num_pool
+        parents_BW = torch.cat(
+            [torch.full_like(roots_B1, -1), inner_BW.masked_fill(padding_BW, 0)], dim=1
+        )
+        tokens_BW = torch.cat([roots_B1, tokens_BP.gather(1, places_BW)], dim=1)
+        return DraftTree(tokens_BW, parents_BW, sizes_B, is_chain=False)

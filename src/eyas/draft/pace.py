@@ -1,0 +1,184 @@
+"""How large to draft: the tree shape that yields most tokens a second, not drafting included.
+
+Promises: the choice weighs what a step of each shape costs (measured at start-up, corrected by the
+steps that were run) against what it yields (a running acceptance by depth for chains, a running yield
+for trees). Not drafting is chosen unless a shape is clearly better. Every so often another shape is
+tried, so that a changed workload is noticed; tries are rare enough not to matter. (A model of goodput
+that may choose 0: Liu et al., "SmartSpec", arXiv 2406.14066.)
+Does not know: networks, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eyas.core import DraftTree, Verdict
+from eyas.draft.base import Drafter, Shape, StepReport
+from eyas.draft.costs import Costs
+from eyas.runner.batch import Batch
+from eyas.runner.runner import Output
+
+PLAIN = Shape(0, 1, 1)
+MIN_GAIN = 1.04
+"""A shape must promise this much more than not drafting."""
+TRY_EVERY = 48
+"""Steps of a batch size between tries of another shape."""
+WEIGHT = 0.08
+"""How much one step counts in a running mean."""
+PRIOR_ACCEPTANCE = 0.75
+"""Of a chain's next token, before anything is known."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A running mean that trusts its prior until a few values have come."""
+
+    value: float
+    num: int = 0
+
+    def add(self, value: float) -> None:
+        self.num += 1
+        self.value += max(WEIGHT, 1 / (self.num + 3)) * (value - self.value)
+
+
+class Pace:
+    """target: cost of a step by rows; drafting: of one pass of the drafter's network by rows."""
+
+    def __init__(self, shapes: Sequence[Shape], target: Costs, drafting: Costs) -> None:
+        self.shapes = (PLAIN, *shapes)
+        self._target, self._drafting = target, drafting
+        deepest = max(shape.steps for shape in shapes)
+        self._by_depth = [Running(PRIOR_ACCEPTANCE) for _ in range(deepest)]
+        self._yields: dict[Shape, Running] = {}
+        self._corrections: dict[tuple[int, Shape], Running] = {}
+        self._age: dict[int, int] = {}
+        self._tried: dict[tuple[int, Shape], int] = {}
+
+    def choose(self, num_sequences: int) -> Shape:
+        """The shape of the next step."""
+        bucket = _bucket(num_sequences)
+        age = self._age[bucket] = self._age.get(bucket, 0) + 1
+        rates = {shape: self._rate(num_sequences, bucket, shape) for shape in self.shapes}
+        best = max(self.shapes, key=rates.__getitem__)
+        if rates[best] < MIN_GAIN * rates[PLAIN]:
+            best = PLAIN
+        if age % TRY_EVERY == 0:
+            best = self._another(bucket, best, rates)
+        self._tried[bucket, best] = age
+        return best
+
+    def learn(
+        self, num_sequences: int, shape: Shape, accepted: Sequence[int], seconds: float | None
+    ) -> None:
+        """accepted: draft tokens by sequence that had a draft."""
+        if shape.steps and accepted:
+            if shape.topk == 1:
+                for depth in range(shape.steps):
+                    reached = [count for count in accepted if count >= depth]
+                    if not reached:
+                        break
+                    share = sum(count > depth for count in reached) / len(reached)
+                    self._by_depth[depth].add(share)
+            else:
+                mean = sum(accepted) / len(accepted)
+                self._yields.setdefault(shape, Running(self._chain_yield(shape.steps))).add(mean)
+        if seconds is not None:
+            predicted = self._predicted(num_sequences, shape)
+            key = (_bucket(num_sequences), shape)
+            ratio = min(4.0, seconds / max(predicted, 1e-9))
+            self._corrections.setdefault(key, Running(self._usual(shape))).add(ratio)
+
+    def _another(self, bucket: int, best: Shape, rates: dict[Shape, float]) -> Shape:
+        """A shape that could be better than it looks, the one not tried for longest."""
+        likely = [s for s in self.shapes if s != best and 1.6 * rates[s] > rates[best]]
+        return min(likely, key=lambda s: self._tried.get((bucket, s), 0), default=best)
+
+    def _rate(self, num_sequences: int, bucket: int, shape: Shape) -> float:
+        correction = self._corrections.get((bucket, shape))
+        factor = correction.value if correction else self._usual(shape)
+        return (1 + self._yield(shape)) / (factor * self._predicted(num_sequences, shape))
+
+    def _predicted(self, num_sequences: int, shape: Shape) -> float:
+        """Seconds of a step by the costs of its parts."""
+        seconds = self._target.at(num_sequences * shape.nodes)
+        if shape.steps:
+            seconds += self._drafting.at(2 * num_sequences)
+            seconds += (shape.steps - 1) * self._drafting.at(num_sequences * shape.topk)
+        return seconds
+
+    def _usual(self, shape: Shape) -> float:
+        """The correction of this shape at other batch sizes, else of what is most like it."""
+        same = [r.value for (_, s), r in self._corrections.items() if s == shape and r.num]
+        if not same:
+            alike = shape.steps > 0
+            same = [r.value for (_, s), r in self._corrections.items() if (s.steps > 0) == alike]
+        return sum(same) / len(same) if same else 1.0
+
+    def _yield(self, shape: Shape) -> float:
+        if not shape.steps:
+            return 0.0
+        known = self._yields.get(shape)
+        return known.value if known is not None else self._chain_yield(shape.steps)
+
+    def _chain_yield(self, steps: int) -> float:
+        total, reach = 0.0, 1.0
+        for depth in range(steps):
+            reach *= self._by_depth[min(depth, len(self._by_depth) - 1)].value
+            total += reach
+        return total
+
+
+def _bucket(num_sequences: int) -> int:
+    """Batch sizes that share their corrections: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    size = max(1, num_sequences)
+    power = 1 << (size.bit_length() - 1)
+    return power + power // 2 if 2 * size >= 3 * power and power > 1 else power
+
+
+class PacedDrafter(Drafter):
+    """Another drafter whose shape is chosen step by step."""
+
+    def __init__(self, inner: Drafter, pace: Pace) -> None:
+        self._inner = inner
+        self._pace = pace
+        self.sources, self.lookback, self.taps = inner.sources, inner.lookback, inner.taps
+
+    @property
+    def width(self) -> int:
+        return self._inner.width
+
+    def wish(self, num_sequences: int) -> int:
+        self._inner.shape = self._pace.choose(num_sequences)
+        return self._inner.shape.nodes
+
+    def propose(self, batch: Batch) -> DraftTree:
+        shape = self._inner.shape
+        tree = self._inner.propose(batch)
+        tree.shape = (shape.steps, shape.topk, shape.nodes)
+        return tree
+
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        self._inner.observe(batch, output, verdict)
+
+    def learn(self, report: StepReport) -> None:
+        if report.tree.shape is None:
+            return
+        shape = Shape(*report.tree.shape)
+        drafted = [
+            max(0, count - 1)
+            for count, size in zip(report.counts, report.sizes, strict=True)
+            if size > 1
+        ]
+        self._pace.learn(len(report.counts), shape, drafted, report.seconds)
+        self._inner.learn(report)
+
+
+def usual_shapes(steps: int, topk: int, nodes: int) -> list[Shape]:
+    """What to choose among: every chain up to `steps`, and trees of a few sizes up to `nodes`."""
+    shapes = [Shape(depth, 1, depth + 1) for depth in range(1, min(steps, nodes - 1) + 1)]
+    if topk > 1:
+        for count in (8, 16, 32, 64):
+            if count <= nodes:
+                shapes.append(Shape(min(steps, count - 1), topk, count))
+    return shapes

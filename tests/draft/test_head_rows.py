@@ -1,0 +1,140 @@
+"""A head in the engine gives what it gives when the whole text is run through it at once.
+
+Whatever way a sequence came to its tokens (chunks, accepted drafts, prefixes that others stored,
+preemption, steps without drafting), the logits of its root's row, and so the first level of its tree,
+are those of the head over the whole text with the target's own features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from eyas.core import DraftTree, Request, SamplingParams
+from eyas.draft import Drafter, HeadNetwork, PacedDrafter, TreeDrafter
+from eyas.runner.batch import Batch
+from eyas.runner.rows import ForwardRows
+from tests.laws.cases import restless_paced, walk_text
+from tests.laws.drafters import Wrapper
+from tests.laws.heads import KINDS, head_drafter
+from tests.laws.world import Setting, new_engine, run, weights
+
+SETTING = Setting(max_model_len=150)
+SETTINGS = {
+    "roomy": SETTING,
+    "chunked": replace(SETTING, max_batch_tokens=32),
+    "tight": replace(SETTING, num_slots=190),
+    "ahead": replace(SETTING, flights=1),
+}
+
+
+def attend_to_everything_before(
+    layer: int, q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor, *, first: int
+) -> torch.Tensor:
+    """Plain causal attention over the rows from `first` on, which all see themselves."""
+    per_kv = q_TNH.shape[1] // k_TGH.shape[1]
+    k, v = k_TGH.repeat_interleave(per_kv, 1), v_TGH.repeat_interleave(per_kv, 1)
+    scores_NTS = torch.einsum("tnh,snh->nts", q_TNH, k) * q_TNH.shape[2] ** -0.5
+    rows = torch.arange(len(q_TNH))
+    hidden_TS = rows[None, :] > rows[:, None]
+    hidden_TS |= (rows[None, :] < first) & (rows[None, :] != rows[:, None])
+    weights_NTS = scores_NTS.masked_fill(hidden_TS, float("-inf")).softmax(-1)
+    return torch.einsum("nts,snh->tnh", weights_NTS, v)
+
+
+def whole_text_logits(network: HeadNetwork, text: list[int]) -> torch.Tensor:
+    """[U] the head's logits after `text`, everything computed anew by dense attention."""
+    target = weights(torch.float32).target
+    tokens, last = torch.tensor(text), len(text) - 1
+    pad = target.order.pad(len(text)) - len(text)
+    padded = torch.nn.functional.pad(tokens, (0, pad))
+    positions = torch.arange(len(padded))
+    with torch.inference_mode():
+        everything = partial(attend_to_everything_before, first=0)
+        _, taps = target.forward(padded, positions, everything, network.taps)
+        features = network._head.combine(taps)
+        shifted = torch.cat([torch.zeros_like(features[:1]), features[:-1]])
+        from_one = partial(attend_to_everything_before, first=1)
+        hidden, _ = network._head.forward(padded, positions, shifted, from_one)
+        hidden = torch.nn.functional.pad(
+            hidden[last : last + 1], (0, 0, 0, target.order.pad(1) - 1)
+        )
+        return network._head.logits(hidden)[0]
+
+
+class Compared(Wrapper):
+    """Compares the first logits of every tree with the whole text's."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        drafter = inner._inner if isinstance(inner, PacedDrafter) else inner
+        assert isinstance(drafter, TreeDrafter)
+        network = drafter._network
+        assert isinstance(network, HeadNetwork)
+        self.network, self.forward = network, network.forward
+        self.first: torch.Tensor | None = None
+        self.worst, self.num_compared = 0.0, 0
+        network.forward = self.watch  # type: ignore[method-assign]
+
+    def watch(
+        self, rows: ForwardRows, features_TF: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        logits, states = self.forward(rows, features_TF)
+        if self.first is None and logits is not None:
+            self.first = logits
+        return logits, states
+
+    def propose(self, batch: Batch) -> DraftTree:
+        self.first = None
+        tree = super().propose(batch)
+        if self.first is None:
+            return tree
+        own = [b for b, size in enumerate(tree.sizes_B.tolist()) if size > 1]
+        assert len(own) == len(self.first)
+        for row, b in enumerate(own):
+            seat, root = int(batch.seats_B[b]), int(batch.roots_B[b])
+            text = batch.table.tokens_AC[seat, : root + 1].tolist()
+            error = (self.first[row] - whole_text_logits(self.network, text)).abs().max()
+            self.worst = max(self.worst, float(error))
+            self.num_compared += 1
+        return tree
+
+
+def requests(name: str) -> list[Request]:
+    made = []
+    for i in range(5):
+        prompt = walk_text(97, 12, [0, 1]) + walk_text(100 + i, 1 + 9 * i, [0, 0, 1])
+        params = SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=24, ignore_eos=True)
+        made.append(Request(id=f"{name}{i}", prompt_token_ids=prompt, params=params))
+    return made
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("topk", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_in_the_engine_is_the_head_on_the_whole_text(
+    kind: str, topk: int, setting: Setting
+) -> None:
+    inner = head_drafter(kind, torch.float32, setting.num_slots, 8, topk=topk)
+    compared = Compared(inner)
+    engine = new_engine(setting, compared)
+    run(engine, requests("a"))
+    run(engine, requests("b"))
+    assert engine.metrics.num_failed_steps == 0
+    assert compared.num_compared > 60
+    assert compared.worst < 1e-5
+    if setting is SETTINGS["tight"]:
+        assert engine.stats().num_preemptions > 0
+
+
+def test_rows_left_out_while_nobody_drafted_are_made_up_for() -> None:
+    inner = head_drafter("eagle3", torch.float32, SETTING.num_slots, 8, topk=2)
+    compared = Compared(restless_paced(inner))
+    engine = new_engine(SETTING, compared)
+    run(engine, requests("a"))
+    run(engine, requests("b"))
+    assert compared.num_compared > 40
+    assert compared.worst < 1e-5

@@ -1,0 +1,106 @@
+"""The pace finds the best shape in worlds whose costs and acceptance are known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from eyas.draft.base import Shape
+from eyas.draft.costs import Costs, measure_costs
+from eyas.draft.pace import PLAIN, Pace, usual_shapes
+
+SHAPES = usual_shapes(5, 4, 16)
+
+
+def live(
+    pace: Pace,
+    *,
+    batch: int,
+    acceptance: float,
+    step: float,
+    per_row: float,
+    draft_pass: float,
+    steps: int = 1500,
+    seed: int = 0,
+) -> dict[Shape, int]:
+    """Run a world: a step costs `step` and `per_row` a row, a drafter's pass `draft_pass`."""
+    draw = random.Random(seed)
+    chosen: dict[Shape, int] = {}
+    for i in range(steps):
+        shape = pace.choose(batch)
+        if i > steps // 3:
+            chosen[shape] = chosen.get(shape, 0) + 1
+        share = acceptance if shape.topk == 1 else min(0.99, acceptance + 0.05)
+        accepted = []
+        for _ in range(batch if shape.steps else 0):
+            count = 0
+            while count < shape.steps and draw.random() < share:
+                count += 1
+            accepted.append(count)
+        seconds = step + per_row * batch * shape.nodes + draft_pass * shape.steps
+        pace.learn(batch, shape, accepted, seconds * draw.uniform(0.9, 1.2))
+    return chosen
+
+
+def most(chosen: dict[Shape, int]) -> Shape:
+    return max(chosen, key=chosen.__getitem__)
+
+
+def new_pace(draft_pass: float = 0.001) -> Pace:
+    """Costs that were measured wrong by a factor, as on a machine that was busy."""
+    return Pace(SHAPES, Costs((1, 64), (0.006, 0.02)), Costs((1, 64), (draft_pass, draft_pass)))
+
+
+def test_good_drafts_of_a_quick_drafter_are_long() -> None:
+    chosen = live(new_pace(), batch=1, acceptance=0.9, step=0.004, per_row=1e-4, draft_pass=7e-4)
+    assert most(chosen).steps == 5
+
+
+def test_bad_drafts_are_not_drafted() -> None:
+    chosen = live(new_pace(), batch=1, acceptance=0.05, step=0.004, per_row=1e-4, draft_pass=7e-4)
+    assert most(chosen) == PLAIN
+    assert chosen[PLAIN] > 0.95 * sum(chosen.values())
+
+
+def test_rows_that_cost_shorten_the_draft() -> None:
+    quick = live(new_pace(), batch=16, acceptance=0.7, step=0.004, per_row=1e-5, draft_pass=7e-4)
+    slow = live(new_pace(), batch=16, acceptance=0.7, step=0.004, per_row=8e-4, draft_pass=7e-4)
+    assert most(slow).nodes < most(quick).nodes
+
+
+def test_a_slow_drafter_is_left_alone() -> None:
+    chosen = live(
+        new_pace(0.01), batch=4, acceptance=0.8, step=0.004, per_row=1e-4, draft_pass=0.02
+    )
+    assert chosen[PLAIN] > 0.95 * sum(chosen.values())
+
+
+@pytest.mark.parametrize("first", [0.05, 0.9])
+def test_a_changed_workload_is_noticed(first: float) -> None:
+    pace = new_pace()
+    world = {"batch": 1, "step": 0.004, "per_row": 1e-4, "draft_pass": 7e-4}
+    live(pace, acceptance=first, steps=600, **world)  # pyrefly: ignore
+    chosen = live(pace, acceptance=0.95 - first, steps=3000, **world)  # pyrefly: ignore
+    assert (most(chosen) == PLAIN) == (first == 0.9)
+
+
+def test_trying_costs_little() -> None:
+    """Where drafting is worthless, the time lost to trying it stays below two percent."""
+    pace, draw = new_pace(), random.Random(3)
+    total = plain = 0.0
+    for _ in range(4000):
+        shape = pace.choose(8)
+        seconds = 0.004 + 1e-4 * 8 * shape.nodes + 1e-3 * shape.steps
+        pace.learn(8, shape, [0] * 8 if shape.steps else [], seconds * draw.uniform(0.95, 1.1))
+        total += seconds
+        plain += 0.004 + 1e-4 * 8
+    assert total < 1.02 * plain
+
+
+def test_costs_never_fall_with_more_rows_and_extend_past_what_was_measured() -> None:
+    costs = measure_costs(lambda num_rows: None, 16)
+    assert costs.rows == (1, 2, 4, 8, 16)
+    assert list(costs.seconds) == sorted(costs.seconds)
+    costs = Costs((1, 2, 4), (1.0, 1.0, 2.0))
+    assert [costs.at(n) for n in (1, 2, 3, 4, 8)] == [1.0, 1.0, 1.5, 2.0, 4.0]

@@ -1,0 +1,166 @@
+"""Draft heads of the tiny world: EAGLE, EAGLE-3 and MTP, some that know its bigrams, some that know
+nothing.
+
+A lucky head carries the token's embedding to its output layer, whose rows are the target's: it guesses
+the bigram as the target's last layer does. A random one is nonsense in the right shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from eyas.attention.reference import ReferenceAttention
+from eyas.cache import KVStore
+from eyas.draft import HeadNetwork, Shape, TreeDrafter
+from eyas.draft.tree import num_scratch
+from eyas.layers.rope import RopeSpec
+from eyas.models.heads import DraftHead, HeadSpec
+from tests.laws.world import HIDDEN, MAX_BATCH, MAX_SEATS, VOCAB, weights
+
+NUM_TARGET_LAYERS = 2
+KINDS = ("eagle", "eagle3", "mtp")
+
+
+def head_spec(kind: str) -> HeadSpec:
+    """A head for the tiny target; the EAGLE-3 one proposes five of every six tokens."""
+    shared = HeadSpec(
+        kind="eagle",
+        hidden_size=HIDDEN,
+        target_hidden_size=HIDDEN,
+        num_target_layers=NUM_TARGET_LAYERS,
+        vocab_size=VOCAB,
+        draft_vocab_size=VOCAB,
+        num_layers=1,
+        num_query_heads=4,
+        num_kv_heads=4,
+        head_dim=16,
+        intermediate_size=64,
+        norm_epsilon=1e-6,
+        rope=RopeSpec("default", 10000.0, 16),
+        max_position=2048,
+        taps=(NUM_TARGET_LAYERS + 1,),
+        windows=(None,),
+        own_embedding=False,
+        own_head=True,
+        fc_bias=True,
+    )
+    match kind:
+        case "eagle":
+            return shared
+        case "eagle3":
+            return replace(
+                shared,
+                kind="eagle3",
+                taps=(0, 1, 2),
+                draft_vocab_size=len(draft_ids()),
+                fc_bias=False,
+                fc_norm=True,
+                entry_norms=True,
+                final_norm=True,
+                norm_output=True,
+                calibration={0.7: 0.6, 1.3: 0.4},
+            )
+        case "mtp":
+            return replace(
+                shared,
+                kind="mtp",
+                fc_bias=False,
+                embedding_first=False,
+                entry_norms=True,
+                first_attention_norm=True,
+                final_norm=True,
+                norm_output=True,
+                zero_first_embedding=True,
+                qk_norm=True,
+            )
+    raise AssertionError(kind)
+
+
+def draft_ids() -> torch.Tensor:
+    """The tokens that the EAGLE-3 head may propose."""
+    ids = torch.arange(VOCAB)
+    return ids[ids % 6 != 3]
+
+
+def new_head(kind: str, dtype: torch.dtype, *, is_lucky: bool) -> DraftHead:
+    """A head ready to run beside the tiny target."""
+    loaded = weights(dtype)
+    target, spec = loaded.target, head_spec(kind)
+    ids = draft_ids() if spec.draft_vocab_size < VOCAB else None
+    head = DraftHead(
+        spec,
+        dtype=dtype,
+        device="cpu",
+        max_model_len=target.max_model_len,
+        order=loaded.order.order,
+        embedding=target.embedding,
+        target_ids_V=ids,
+    )
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, blocks in head.parameters().items():
+            for block in blocks:
+                noise = torch.randn(block.shape, generator=generator)
+                is_norm = "norm" in name
+                block.copy_(1 + 0.1 * noise if is_norm else noise * block.shape[-1] ** -0.5)
+        if is_lucky:
+            _teach(head, spec, target.embedding.weight_VD.float())
+        head.seal()
+    return head
+
+
+def _teach(head: DraftHead, spec: HeadSpec, embedding_VD: torch.Tensor) -> None:
+    """Carry the embedding of a row's token to the output layer."""
+    parameters = {name: blocks[0] for name, blocks in head.parameters().items()}
+    identity = torch.eye(64, HIDDEN)
+    for name in ("fc.weight", "layers.0.mlp.down.weight", "layers.0.attention.o.weight"):
+        parameters[name].mul_(0.05)
+    if spec.kind == "eagle3":  # attention finds the row's own token and brings its embedding
+        for part, scale in (("q", 3.0), ("k", 3.0), ("v", 1.0)):
+            weight = parameters[f"layers.0.attention.{part}.weight"]
+            weight.zero_()
+            weight[:, :HIDDEN] = scale * identity
+        parameters["layers.0.attention.o.weight"].copy_(identity.T)
+    else:
+        first = 0 if spec.embedding_first else HIDDEN
+        parameters["fc.weight"][:, first : first + HIDDEN] += torch.eye(HIDDEN)
+    output_VD = _target_output(embedding_VD)
+    ids = draft_ids() if spec.draft_vocab_size < VOCAB else torch.arange(VOCAB)
+    parameters["head.weight"].copy_(output_VD[ids])
+
+
+def _target_output(embedding_VD: torch.Tensor) -> torch.Tensor:
+    """What the target's output layer says of the bigrams."""
+    from tests.laws.world import bigrams
+
+    pairs, output_VD = bigrams(), torch.zeros(VOCAB, HIDDEN)
+    for token in range(VOCAB):
+        output_VD[pairs.first[token]] += 2.0 * embedding_VD[token]
+        output_VD[pairs.second[token]] += 1.6 * embedding_VD[token]
+    return output_VD
+
+
+def head_network(kind: str, dtype: torch.dtype, num_slots: int, *, is_lucky: bool) -> HeadNetwork:
+    """The head over a store of its own, with room for scratch behind it."""
+    head = new_head(kind, dtype, is_lucky=is_lucky)
+    scratch = MAX_SEATS * num_scratch(Shape(8, 4, 33))
+    kv = KVStore(head.spec.stores, num_slots + scratch, dtype=dtype, device=torch.device("cpu"))
+    return HeadNetwork(head, ReferenceAttention(kv), head.order, num_slots)
+
+
+def head_drafter(
+    kind: str,
+    dtype: torch.dtype,
+    num_slots: int,
+    num_tokens: int,
+    *,
+    topk: int,
+    is_lucky: bool = True,
+) -> TreeDrafter:
+    """A head that grows chains, or trees where topk is above 1."""
+    network = head_network(kind, dtype, num_slots, is_lucky=is_lucky)
+    steps = num_tokens if topk == 1 else 4
+    shape = Shape(steps, topk, num_tokens + 1).within(num_tokens + 1)
+    return TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=MAX_BATCH)
