@@ -10,27 +10,51 @@ import sys
 from pathlib import Path
 
 RESULTS = Path("benchmarks/results")
+TASKS = ("--workload", "tasks", "--max-tokens", "256")
+"""Held-out tasks of the built-in model's kinds; answers end by themselves."""
+AUTO = ("bench", "decode", *TASKS, "--drafter", "auto", "--batch", "1,2,4,8,16", "--repeats", "21")
+HEAD = ("bench", "decode", *TASKS, "--drafter", "head", "--draft-steps", "5", "--batch", "1")
+ROUNDS = ("--num-prompts", "13", "--repeats", "10")
+TREE, CHAIN = (
+    ("--draft-topk", "4", "--draft-nodes", "16"),
+    ("--draft-topk", "1", "--draft-nodes", "6"),
+)
 COMMANDS: dict[str, list[str]] = {
     "decode_cpu": [
-        *("decode", "--batch", "1,8", "--workload", "chat"),
+        *("bench", "decode", "--batch", "1,8", "--workload", "chat"),
         *("--max-tokens", "128", "--repeats", "5", "--compare", "transformers"),
     ],
     "decode_random": [
-        *("decode", "--batch", "1,8", "--workload", "random"),
+        *("bench", "decode", "--batch", "1,8", "--workload", "random"),
         *("--prompt-tokens", "128", "--max-tokens", "128", "--repeats", "5"),
         *("--compare", "transformers"),
     ],
     "ngram_copy": [
-        *("decode", "--batch", "1", "--workload", "copy", "--stop-at-eos", "--repeats", "7"),
-        *("--num-prompts", "3", "--drafter", "ngram", "--draft-tokens", "8"),
+        *("bench", "decode", "--batch", "1", "--workload", "copy", "--stop-at-eos"),
+        *("--num-prompts", "3", "--repeats", "7"),
+        *("--drafter", "ngram", "--draft-steps", "8", "--draft-nodes", "9"),
     ],
     "ngram_chat": [
-        *("decode", "--batch", "1,8", "--workload", "chat", "--stop-at-eos"),
-        *("--num-prompts", "8", "--repeats", "5", "--drafter", "ngram"),
+        *("bench", "decode", "--batch", "1,8", "--workload", "chat", "--stop-at-eos"),
+        *("--num-prompts", "8", "--repeats", "5"),
+        *("--drafter", "ngram", "--draft-steps", "4", "--draft-nodes", "5"),
     ],
-    "builtin_answers": ["builtin", "--num-per-family", "50"],
-    "serve_soak": ["serve-soak", "--clients", "64", "--seconds", "120"],
+    "auto_together": [*AUTO],
+    "auto_full": [*AUTO, "--refill"],
+    "head_tree_greedy": [*HEAD, *TREE, *ROUNDS],
+    "head_tree_sampled": [*HEAD, *TREE, *ROUNDS, "--temperature", "1"],
+    "head_chain_greedy": [*HEAD, *CHAIN, *ROUNDS],
+    "head_chain_sampled": [*HEAD, *CHAIN, *ROUNDS, "--temperature", "1"],
+    "ranking": ["bench", "ranking"],
+    "tune": [
+        *("bench", "tune", *TASKS, "--steps", "3,5", "--topk", "1,2,4", "--nodes", "8,16"),
+        *("--batch", "1,4,8", "--repeats", "5", "--plot", "docs/facts/tune.png"),
+    ],
+    "verify": ["verify", "builtin", "--num-prompts", "8", "--repeats", "5"],
+    "builtin_answers": ["bench", "builtin", "--num-per-family", "50"],
+    "serve_soak": ["bench", "serve-soak", "--clients", "64", "--seconds", "120"],
 }
+"""By the name of its result."""
 
 
 def main(names: list[str]) -> int:
@@ -43,7 +67,7 @@ def main(names: list[str]) -> int:
     for name in names or list(COMMANDS):
         output = RESULTS / f"{name}.json"
         eyas = Path(sys.executable).with_name("eyas")
-        command = [str(eyas), "bench", *COMMANDS[name], "--output", str(output)]
+        command = [str(eyas), *COMMANDS[name], "--output", str(output)]
         print(f"{name}: eyas {' '.join(command[1:])}", flush=True)
         status |= subprocess.run(command, check=False).returncode
     return status

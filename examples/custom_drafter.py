@@ -1,7 +1,4 @@
-"""A drafter of your own: it cannot change the output, so it may be as wrong as it likes.
-
-`python examples/custom_drafter.py [MODEL]`
-"""
+"""A drafter of your own: it cannot change the output. `python examples/custom_drafter.py [MODEL]`"""
 
 import sys
 from collections import Counter, defaultdict

@@ -30,12 +30,12 @@ def run(model: str, **drafting: Any) -> tuple[list[list[int]], int]:
 
 
 def main(model: str = "builtin") -> None:
-    plain, plain_steps = run(model)
-    for draft_tokens in (2, 4, 8):
-        drafted, steps = run(model, drafter="ngram", draft_tokens=draft_tokens)
+    plain, plain_steps = run(model, drafter="root")
+    for count in (2, 4, 8):
+        drafted, steps = run(model, drafter="ngram", draft_steps=count, draft_nodes=count + 1)
         if drafted != plain:
             sys.exit("tokens differ: this must not happen")
-        print(f"{draft_tokens} drafted tokens a step: same tokens, {plain_steps} -> {steps} steps")
+        print(f"{count} drafted tokens a step: same tokens, {plain_steps} -> {steps} steps")
 
 
 if __name__ == "__main__":

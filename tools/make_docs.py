@@ -19,6 +19,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "facts.md")
+HEADS = ("head_tree_greedy", "head_tree_sampled", "head_chain_greedy", "head_chain_sampled")
+"""Results that the table of heads is made of."""
 MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -40,6 +42,21 @@ def _batch(result: dict[str, Any], size: int) -> dict[str, Any]:
 
 def _faster(size: int, pair: str) -> Callable[[dict[str, Any]], float]:
     return lambda result: _batch(result, size)["speed_ratios"][pair]
+
+
+def _drafted(entry: dict[str, Any]) -> dict[str, Any]:
+    """The contestant that is measured against plain decoding."""
+    return next(one for one in entry["contestants"].values() if "ratio" in one)
+
+
+def _least_ratio(result: dict[str, Any]) -> float:
+    """Of the medians of all batch sizes but 1."""
+    entries = [entry for entry in result["results"] if entry["batch"] > 1]
+    return min(_drafted(entry)["ratio"]["median"] for entry in entries)
+
+
+def _tokens_per_step(result: dict[str, Any]) -> float:
+    return _drafted(result["results"][0])["tokens_per_step"]
 
 
 CLAIMS = (
@@ -74,6 +91,46 @@ CLAIMS = (
         "{:.2f}x",
         ">= 1.3x",
         lambda value: value >= 1.3,
+    ),
+    Claim(
+        "the head's tree 5/4/16, held-out prompts, greedy: tokens a step",
+        "head_tree_greedy",
+        _tokens_per_step,
+        "{:.2f}",
+        ">= 3.0",
+        lambda value: value >= 3.0,
+    ),
+    Claim(
+        "the same, temperature 1",
+        "head_tree_sampled",
+        _tokens_per_step,
+        "{:.2f}",
+        ">= 2.5",
+        lambda value: value >= 2.5,
+    ),
+    Claim(
+        "auto against plain, held-out prompts, batch 1 (median of the rounds)",
+        "auto_together",
+        lambda result: _drafted(_batch(result, 1))["ratio"]["median"],
+        "{:.2f}x",
+        ">= 1.5x",
+        lambda value: value >= 1.5,
+    ),
+    Claim(
+        "the same, batches 2, 4, 8 and 16, the least of their medians",
+        "auto_together",
+        _least_ratio,
+        "{:.2f}x",
+        ">= 0.97x",
+        lambda value: value >= 0.97,
+    ),
+    Claim(
+        "the same, batches kept full",
+        "auto_full",
+        _least_ratio,
+        "{:.2f}x",
+        ">= 0.97x",
+        lambda value: value >= 0.97,
     ),
     Claim(
         "time of a step outside the forward, batch 1 (median)",
@@ -129,12 +186,14 @@ def claims_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def decode_table(result: dict[str, Any]) -> str:
-    """One decode measurement in full."""
+    """One decode measurement in full; with ratios to plain decoding where rounds were compared."""
+    has_ratios = any("ratio" in c for e in result["results"] for c in e["contestants"].values())
     lines = [
         _origin(result),
         "",
-        "| batch | | tokens/s | first token ms | step ms | forward ms | rest ms | accepted a step |",
-        "|---|---|---|---|---|---|---|---|",
+        "| batch | | tokens/s | first token ms | step ms | forward ms | rest ms | accepted a step |"
+        + (" of plain | 95 % |" if has_ratios else ""),
+        "|---|---|---|---|---|---|---|---|" + ("---|---|" if has_ratios else ""),
     ]
     for entry in result["results"]:
         for name, one in entry["contestants"].items():
@@ -145,8 +204,89 @@ def decode_table(result: dict[str, Any]) -> str:
             ]
             shown = " | ".join("" if cell is None else f"{cell:.2f}" for cell in cells)
             speed = f"{one['tokens_per_second']:.1f}"
-            lines.append(f"| {entry['batch']} | {name} | {speed} | {shown} |")
+            line = f"| {entry['batch']} | {name} | {speed} | {shown} |"
+            if has_ratios:
+                found = one.get("ratio")
+                line += f" {_interval(found, 'median')} |" if found else " | |"
+            lines.append(line)
     return "\n".join(lines)
+
+
+def heads_table(results: dict[str, dict[str, Any]]) -> str:
+    """What was accepted of the head's drafts: every shape, greedy and sampled."""
+    lines = [
+        "| steps/topk/nodes | temperature | tokens a step | tokens a draft | accepted by depth "
+        "| of plain | 95 % | measured by |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in HEADS:
+        if name not in results:
+            lines.append(f"| {name} | not measured | | | | | | |")
+            continue
+        settings, one = results[name]["settings"], _drafted(results[name]["results"][0])
+        drafting = settings["drafting"]
+        shape = "/".join(str(drafting[f"draft_{size}"]) for size in ("steps", "topk", "nodes"))
+        shares = " ".join(f"{share:.2f}" for share in one["acceptance_by_depth"])
+        lines.append(
+            f"| {shape} | {settings['temperature']:g} | {one['tokens_per_step']:.2f} "
+            f"| {one['tokens_per_draft']:.2f} | {shares} | {_interval(one['ratio'], 'median')} "
+            f"| `benchmarks/results/{name}.json` |"
+        )
+    return "\n".join(lines)
+
+
+def ranking_table(result: dict[str, Any]) -> str:
+    """Noise-aware ranking against plain top-k."""
+    lines = [
+        _origin(result),
+        "",
+        "| families | temperature | top_p | steps/topk/nodes | ranking | tokens a step "
+        "| of top-k | 95 % |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for entry in result["results"]:
+        shape = "/".join(map(str, entry["shape"]))
+        of_topk = "| |" if entry["ranking"] == "top-k" else f"{_interval(entry['gain'], 'ratio')} |"
+        lines.append(
+            f"| {entry['families']} | {entry['temperature']:g} | {entry['top_p']:g} | {shape} "
+            f"| {entry['ranking']} | {entry['tokens_per_step']:.2f} | {of_topk}"
+        )
+    return "\n".join(lines)
+
+
+def tune_table(result: dict[str, Any]) -> str:
+    """The best fixed shape and auto at every batch size, and the picture."""
+    lines = [
+        _origin(result),
+        "",
+        "| batch | | steps/topk/nodes | tokens/s | of plain | accepted a step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for entry in result["results"]:
+        for label, name in {"plain": "plain", "best": entry["best_shape"], "auto": "auto"}.items():
+            one = entry["contestants"][name]
+            shape = "/".join(map(str, one["shape"])) if one["shape"] and name != "plain" else ""
+            lines.append(
+                f"| {entry['batch']} | {label} | {shape} | {one['tokens_per_second']:.1f} "
+                f"| {one['speed_ratio']:.2f} | {one['accepted_per_step']:.2f} |"
+            )
+    if (ROOT / "docs" / "facts" / "tune.png").exists():
+        lines += ["", "![Speed and accepted tokens of every shape](facts/tune.png)"]
+    return "\n".join(lines)
+
+
+def verify_table(result: dict[str, Any]) -> str:
+    """The parts of a report."""
+    lines = [_origin(result), "", "| part | | |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {part['status']} | {part['text']} |" for name, part in result["parts"].items()
+    ]
+    return "\n".join(lines)
+
+
+def _interval(found: dict[str, float], middle: str) -> str:
+    """Two cells: a ratio, and its interval."""
+    return f"{found[middle]:.3f} | {found['low']:.3f} to {found['high']:.3f}"
 
 
 def answers_table(result: dict[str, Any]) -> str:
@@ -187,16 +327,24 @@ def _origin(result: dict[str, Any]) -> str:
 
 
 def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Every table by the name its marker has."""
-    made = {"claims": claims_table(results)}
+    """Every table by the name its marker has: that of its result, or one of those made of several."""
+    made = {"claims": claims_table(results), "heads": heads_table(results)}
     for name, result in results.items():
-        if "families" in result:
-            made[name] = answers_table(result)
-        elif "rss_growth" in result:
-            made[name] = soak_table(result)
-        elif "results" in result:
-            made[name] = decode_table(result)
+        command = re.match(r"eyas (?:bench )?([\w-]+)", result.get("command", ""))
+        if command and command[1] in TABLES:
+            made[name] = TABLES[command[1]](result)
     return made
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "decode": decode_table,
+    "ranking": ranking_table,
+    "tune": tune_table,
+    "verify": verify_table,
+    "builtin": answers_table,
+    "serve-soak": soak_table,
+}
+"""By the command that measures."""
 
 
 def filled(text: str, made: dict[str, str]) -> str:

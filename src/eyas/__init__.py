@@ -2,7 +2,7 @@
 
 from eyas.core import Delta, OutputSpec, Request, RequestError, SamplingParams, TokenLogprob, Usage
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LLM",

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from eyas.config import (
+    Auto,
     CacheConfig,
     DeviceConfig,
     DraftConfig,
-    DrafterName,
     DtypeName,
     EngineConfig,
     ModelConfig,
@@ -35,8 +35,9 @@ Message = Mapping[str, Any]
 class LLM:
     """A model and its engine.
 
-    model: "builtin", a directory, or a hub name. drafter: "root" (plain decoding), "ngram", "model"
-    with `draft_model`, or a `Drafter` of your own. config: every setting there is, instead of the
+    model: "builtin", a directory, or a hub name. drafter: "auto", "root" (plain decoding), "ngram",
+    "model", "head", some of them joined by "+", or a `Drafter` of your own; it and the other draft
+    keywords are those of `eyas.config.DraftConfig`. config: every setting there is, instead of the
     keywords.
     """
 
@@ -44,9 +45,12 @@ class LLM:
         self,
         model: str = "builtin",
         *,
-        drafter: DrafterName | Drafter = "root",
+        drafter: str | Drafter = "auto",
         draft_model: str | None = None,
-        draft_tokens: int = 4,
+        draft_steps: int = 5,
+        draft_topk: int = 4,
+        draft_nodes: int | Auto = "auto",
+        draft_token_map: str | None = None,
         dtype: DtypeName = "auto",
         max_model_len: int | None = None,
         device: str = "auto",
@@ -59,14 +63,20 @@ class LLM:
         progress: Progress | None = None,
     ) -> None:
         own_drafter = None if isinstance(drafter, str) else drafter
-        name: DrafterName = drafter if isinstance(drafter, str) else "root"
         self.config = config or EngineConfig(
             model=ModelConfig(
                 path=model, dtype=dtype, max_model_len=max_model_len, offline=offline
             ),
             cache=CacheConfig(num_slots=num_slots, prefix_cache=prefix_cache),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
-            draft=DraftConfig(drafter=name, num_tokens=draft_tokens, model=draft_model),
+            draft=DraftConfig(
+                drafter=drafter if isinstance(drafter, str) else "root",
+                model=draft_model,
+                steps=draft_steps,
+                topk=draft_topk,
+                nodes=draft_nodes,
+                token_map=draft_token_map,
+            ),
             device=DeviceConfig(device=device, num_threads=num_threads),
         )
         chosen = self.config.model

@@ -35,7 +35,7 @@ def ok(*arguments: str, stdin: str = "") -> str:
     [
         (["serve", "--no-such-option"], ["--no-such-option"]),
         (["serve", "--port", "99999"], ["--port", "65535"]),
-        (["serve", "--draft-tokens", "0"], ["--draft-tokens", "63"]),
+        (["serve", "--draft-steps", "0"], ["--draft-steps", "32"]),
         (["serve", "--max-model-len", "3"], ["--max-model-len"]),
         (["serve", "--memory-fraction", "2"], ["--memory-fraction"]),
         (["serve", "--flights", "2"], ["--flights"]),
@@ -52,6 +52,11 @@ def ok(*arguments: str, stdin: str = "") -> str:
         (["generate", "x", "--device", "tpu"], ["device"]),
         (["models", "nowhere"], ["nowhere"]),
         (["bench", "decode", "--batch", "0"], ["--batch"]),
+        (["train", "head"], ["--output"]),
+        (["train", "head", "-o", "no/such/run"], ["--prompts"]),
+        (["train", "head", "-o", "no/such/run", "--prompts", "no/file"], ["--prompts", "no/file"]),
+        (["train", "head", "-o", "x", "--prompts", "builtin:2", "--taps", "1.5"], ["--taps"]),
+        (["train", "head", "-o", "x", "--prompts", "builtin:2", "--heldout", "2"], ["--heldout"]),
     ],
 )
 def test_what_a_user_can_put_right_is_one_clear_line(
@@ -92,6 +97,7 @@ def test_models_lists_architectures_and_the_builtin() -> None:
     assert "LlamaForCausalLM" in facts["architectures"]
     assert 8e6 <= facts["builtin"]["parameters"] <= 12e6
     assert facts["builtin"]["chat_template"] is True
+    assert facts["builtin"]["draft_head"] == "eagle3"
 
 
 def test_models_tells_the_facts_of_a_directory(tmp_path: Path) -> None:
@@ -99,6 +105,7 @@ def test_models_tells_the_facts_of_a_directory(tmp_path: Path) -> None:
 
     facts = json.loads(ok("models", str(builtin.path()), "--json"))
     assert facts["architecture"] == "Qwen3ForCausalLM"
+    assert facts["draft_head"] is None, "it comes with the package, not with the directory"
     done = eyas("models", str(tmp_path))
     assert done.returncode == 2
     assert "config.json" in done.stderr
@@ -112,6 +119,7 @@ def test_generate_streams_an_answer() -> None:
     assert "Paris" in text
     assert "tokens:" in text
     assert "usage:" in text
+    assert "a step)" in text
 
 
 def test_generate_reads_standard_input_and_repeats_itself_with_a_seed() -> None:
@@ -125,9 +133,9 @@ def test_generate_reads_standard_input_and_repeats_itself_with_a_seed() -> None:
         choice.pop("usage")
         return choice
 
-    plain = answer()
+    plain = answer("--drafter", "root")
     assert plain["seed"] == 5
-    assert answer("--drafter", "ngram", "--draft-tokens", "6") == plain
+    assert answer("--drafter", "ngram", "--draft-steps", "6", "--draft-nodes", "7") == plain
 
 
 def test_generate_answers_a_file_of_prompts(tmp_path: Path) -> None:
@@ -164,7 +172,36 @@ def test_demo_shows_identical_tokens() -> None:
     assert result["identical"] is True
     assert len(result["tasks"]) >= 8
     assert all(task["identical"] and task["answer"] for task in result["tasks"])
-    assert result["drafted_steps"] < result["plain_steps"]
+    plain, head, ngram = (result["contestants"][name] for name in ("plain", "head", "ngram"))
+    assert plain["steps"] == result["num_tokens"] > ngram["steps"]
+    assert head["steps"] < 0.3 * plain["steps"], "the head that comes with the model drafts badly"
+    assert plain["accepted_per_step"] == 0
+    assert head["accepted_per_step"] > 3
+    copy = next(task for task in result["tasks"] if task["task"].startswith("copy"))
+    assert copy["contestants"]["ngram"]["steps"] < 0.3 * copy["num_tokens"]
+
+
+def test_demo_colours_what_drafts_had_right() -> None:
+    from eyas.cli.demo import coloured
+
+    pieces = [
+        ("", True),
+        ("<think>", False),
+        ("\n\nPar", True),
+        ("is", False),
+        ("<|im_end|>", True),
+    ]
+    text = coloured(pieces, "Paris")
+    assert text.plain == "Paris"
+    styles = [(text.plain[span.start : span.end], span.style) for span in text.spans]
+    assert [each for each in styles if each[0]] == [("Par", "green"), ("is", "bold")]
+
+
+def test_demo_shows_one_drafter_where_one_is_asked_for() -> None:
+    text = ok("demo", "--drafter", "ngram", "--draft-topk", "1", "--threads", "1")
+    assert "ngram; same tokens" in text
+    assert "head" not in text
+    assert "tokens are identical, 2 ways" in text
 
 
 def test_demo_fails_where_a_token_differs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,23 @@ QUESTIONS = (
 )
 
 
+DRAFTING = {
+    "root": DraftConfig(drafter="root"),
+    "ngram": DraftConfig(drafter="ngram", nodes=5),
+    "model chain": DraftConfig(drafter="model", model="builtin", steps=4, topk=1, nodes=5),
+    "model tree": DraftConfig(drafter="model", model="builtin", steps=3, topk=3, nodes=8),
+    "head chain": DraftConfig(drafter="head", steps=5, topk=1, nodes=6),
+    "head tree": DraftConfig(drafter="head", steps=5, topk=4, nodes=16),
+    "blend": DraftConfig(drafter="ngram+head", nodes=12),
+    "auto": DraftConfig(),
+}
+
+
 def make(device: str, dtype: str = "float32", drafter: str = "root", flights: int = 1) -> LLM:
     config = EngineConfig(
         model=ModelConfig(path="builtin", dtype=dtype),
         device=DeviceConfig(device=device, num_threads=4),
-        draft=DraftConfig(drafter=drafter, model="builtin" if drafter == "model" else None),
+        draft=DRAFTING[drafter],
         scheduler=SchedulerConfig(flights=flights, max_batch_tokens=64),
     )
     return LLM(config=config)
@@ -61,7 +73,7 @@ def on_cpu() -> dict[float, list[GenerationOutput]]:
     return {temperature: ask(llm, temperature) for temperature in (0.0, 0.7)}
 
 
-@pytest.mark.parametrize("drafter", ["root", "ngram", "model"])
+@pytest.mark.parametrize("drafter", DRAFTING)
 @pytest.mark.parametrize("flights", [0, 1])
 def test_gpu_gives_the_tokens_of_the_cpu_whatever_drafts(
     on_cpu: dict[float, list[GenerationOutput]], drafter: str, flights: int
@@ -73,8 +85,13 @@ def test_gpu_gives_the_tokens_of_the_cpu_whatever_drafts(
         for one, other in zip(found, expected, strict=True):
             for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
                 assert abs(a.logprob - b.logprob) < 2e-3
-    if drafter == "model":
-        assert llm.engine.stats().num_accepted_tokens > 50
+    stats = llm.engine.stats()
+    assert llm.engine.metrics.num_failed_steps == 0
+    if drafter not in ("root", "ngram"):
+        assert stats.num_accepted_tokens > 50
+    if drafter in ("head chain", "head tree"):
+        steps = sum(output.choices[0].usage.num_steps for output in found)
+        assert sum(len(output.token_ids) for output in found) > 2.0 * steps
 
 
 def test_bfloat16_on_gpu_stays_near_float32() -> None:

@@ -41,7 +41,11 @@ def test_the_package_was_found() -> None:
 def test_no_module_knows_a_phase_or_a_speculative_mode() -> None:
     phases = [n for n, t in texts().items() if re.search(r"is_prefill|is_decode", t)]
     assert phases == []
-    allowed = ("draft/", "cli/")
+    allowed = (
+        "draft/",
+        "cli/",
+        "models/heads/",  # the word is a key of files that other projects write and read
+    )
     modes = [n for n, t in texts().items() if re.search(r"speculative", t, re.IGNORECASE)]
     assert [name for name in modes if not name.startswith(allowed)] == []
 

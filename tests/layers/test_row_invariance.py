@@ -122,7 +122,7 @@ def test_the_feed_forward_block_is_row_invariant(threads: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_head_is_row_invariant_and_gives_float32(threads: int, dtype: torch.dtype) -> None:
-    order = find_row_order([], dtype, CPU, NUM_ROWS, head=(999, 96)).order
+    order = find_row_order([], dtype, CPU, NUM_ROWS, heads=[(999, 96)]).order
     head = LogitsHead(999, 96, dtype=dtype, device=CPU, order=order)
     for block in head.parameters():
         block.copy_(random(*block.shape, dtype=dtype))

@@ -21,7 +21,7 @@ def test_padding_reaches_the_minimum_and_fills_buckets() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_this_machine_has_an_exact_order(dtype: torch.dtype) -> None:
-    report = find_row_order(SHAPES, dtype, "cpu", 512, head=(4096, 320))
+    report = find_row_order(SHAPES, dtype, "cpu", 512, heads=[(4096, 320)])
     assert report.exact, report.reason
 
 
@@ -88,7 +88,7 @@ def test_a_product_that_mixes_rows_is_reported_by_shape(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_gpu_reports_a_rule_or_why_there_is_none(dtype: torch.dtype) -> None:
     shapes = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
-    report = find_row_order(shapes, dtype, "cuda", 512, head=(32000, 4096))
+    report = find_row_order(shapes, dtype, "cuda", 512, heads=[(32000, 4096)])
     assert report.exact or "differs at" in report.reason
-    fixed = find_row_order(shapes, dtype, "cuda", 512, head=(32000, 4096), bucket=64)
+    fixed = find_row_order(shapes, dtype, "cuda", 512, heads=[(32000, 4096)], bucket=64)
     assert fixed.exact, fixed.reason

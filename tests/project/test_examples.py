@@ -75,6 +75,7 @@ def test_every_example_is_run_here() -> None:
         "generate",
         "openai_client",
         "tokens_identical",
+        "train_a_head",
     ]
 
 
@@ -96,6 +97,12 @@ def test_tokens_identical() -> None:
 
 def test_custom_drafter() -> None:
     assert run("custom_drafter").count("the same as plain decoding's") == 2
+
+
+def test_train_a_head() -> None:
+    output = run("train_a_head")
+    steps = {name: int(count) for name, count in re.findall(r"(\w+): 100 tokens in (\d+)", output)}
+    assert steps["plain"] == 100 > steps["drafted"]
 
 
 def test_openai_client(server_url: str) -> None:

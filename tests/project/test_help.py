@@ -21,7 +21,11 @@ COMMANDS = {
     "bench_decode": ["bench", "decode"],
     "bench_builtin": ["bench", "builtin"],
     "bench_serve_soak": ["bench", "serve-soak"],
+    "bench_tune": ["bench", "tune"],
+    "bench_ranking": ["bench", "ranking"],
+    "verify": ["verify"],
     "train": ["train"],
+    "train_head": ["train", "head"],
     "train_builtin": ["train", "builtin"],
 }
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}

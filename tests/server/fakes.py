@@ -12,7 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from eyas.config import EngineConfig, EngineInfo, ModelConfig
-from eyas.core import Delta, Request, RequestError, TokenLogprob, Usage
+from eyas.core import Delta, DraftCounts, Request, RequestError, TokenLogprob, Usage
 from eyas.server.client import EngineHealth
 from eyas.server.launch import uvicorn_config
 from eyas.server.options import ServerOptions
@@ -22,6 +22,15 @@ from eyas.wire import EngineStats
 from tests.text import small_tokenizers as small
 
 ANSWER = "The capital of France is Paris. Zebras and quokkas say: 你好 🎉"
+
+DRAFTS = DraftCounts(
+    num_drafts=4,
+    drafted_by_depth=[4, 3, 1],
+    accepted_by_depth=[3, 2],
+    drafted_by_source={"ngram": 5, "head": 10},
+    accepted_by_source={"head": 5},
+    endings={"leaf": 1, "target": 2, "stop": 1},
+)
 
 
 def engine_info(
@@ -74,7 +83,14 @@ class FakeClient:
         return EngineHealth(
             state="ready" if self.info else "starting",
             idle_seconds=self.idle_seconds,
-            stats=EngineStats(num_slots=10, num_free_slots=6, num_output_tokens=7),
+            stats=EngineStats(
+                num_slots=10,
+                num_free_slots=6,
+                num_output_tokens=7,
+                num_draft_tokens=15,
+                num_accepted_tokens=5,
+                drafts=DRAFTS,
+            ),
         )
 
     async def abort(self, request_id: str) -> None:
@@ -131,6 +147,10 @@ class FakeClient:
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_output_tokens=min(limit, len(ids)),
                 num_cached_tokens=1,
+                num_steps=6,
+                num_draft_tokens=15,
+                num_accepted_tokens=5,
+                drafts=DRAFTS,
             ),
             seed=params.seed,
         )

@@ -25,7 +25,7 @@ from eyas.server.client import (
     _Inbox,
     add_to,
 )
-from tests.server.fakes import engine_info
+from tests.server.fakes import DRAFTS, engine_info
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "tests.server.fake_worker"]
@@ -273,7 +273,7 @@ def test_replies_cross_the_wire_unchanged():
         wire.Ready(engine_info("x")),
         wire.Deltas([delta]),
         wire.Refused("a", "no", "prompt", "internal"),
-        wire.Heartbeat(wire.EngineStats(accepted_by_depth=[1, 2]), 0.5),
+        wire.Heartbeat(wire.EngineStats(drafts=DRAFTS), 0.5),
         wire.Failed("why"),
     ):
         assert wire.decode_reply(wire.encode(reply)) == reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import httpx
@@ -119,6 +120,55 @@ def test_a_whole_completion(http: httpx.Client, fake: FakeClient):
         '"finish_reason":"stop","stop_reason":null,"seed":1}],'
         f'"usage":{usage(1, 1)}}}'
     )
+
+
+DETAILS = {
+    "steps": 6,
+    "steps_with_draft": 4,
+    "draft_tokens": 15,
+    "accepted_tokens": 5,
+    "accepted_tokens_per_step": 0.8333,
+    "drafted_by_depth": [4, 3, 1],
+    "accepted_by_depth": [3, 2],
+    "drafted_by_source": {"ngram": 5, "head": 10},
+    "accepted_by_source": {"head": 5},
+    "endings": {"leaf": 1, "target": 2, "stop": 1},
+}
+
+
+def test_usage_says_what_became_of_drafts_where_that_is_asked_for(
+    http: httpx.Client, fake: FakeClient
+):
+    fake.answer = lambda request, index: "Paris"
+    chat = {"messages": USER, "return_draft_details": True}
+    usage = http.post("/v1/chat/completions", json=chat).json()["usage"]
+    assert usage["draft_details"] == DETAILS
+    text = {"prompt": ["x", "y"], "return_draft_details": True}
+    twice = http.post("/v1/completions", json=text).json()["usage"]["draft_details"]
+    assert (twice["steps"], twice["accepted_tokens_per_step"]) == (12, 0.8333)
+    assert twice["drafted_by_depth"] == [8, 6, 2]
+    assert twice["endings"] == {"leaf": 2, "target": 4, "stop": 2}
+    for asked in ({"return_draft_details": False}, {"return_draft_details": None}, {}):
+        usage = http.post("/v1/chat/completions", json={"messages": USER, **asked}).json()["usage"]
+        assert "draft_details" not in usage
+
+
+def test_a_stream_says_what_became_of_drafts_in_its_usage(http: httpx.Client, fake: FakeClient):
+    for path, prompt in (
+        ("/v1/chat/completions", {"messages": USER}),
+        ("/v1/completions", {"prompt": "x"}),
+    ):
+        body = {**prompt, "stream": True, "return_draft_details": True}
+        options = {"stream_options": {"include_usage": True}}
+        lines = http.post(path, json={**body, **options}).text.split("\n\n")
+        assert json.loads(lines[-3].removeprefix("data: "))["usage"]["draft_details"] == DETAILS
+        refused = http.post(path, json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "return_draft_details"
+        assert "include_usage" in refused.json()["error"]["message"]
+    refused = http.post("/v1/completions", json={"prompt": "x", "return_draft_details": 1})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "return_draft_details"
 
 
 def test_an_error(http: httpx.Client, fake: FakeClient):

@@ -261,6 +261,61 @@ def test_metrics_count_what_happened(directory: Path):
         assert line in text.splitlines(), line
 
 
+def test_metrics_tell_what_became_of_drafts(http: httpx.Client):
+    lines = http.get("/metrics").text.splitlines()
+    for name, value in (
+        ("num_drafts_total{", 4),
+        ("num_draft_tokens_total{", 15),
+        ("num_accepted_tokens_total{", 5),
+        ('num_draft_tokens_per_pos_total{position="0",', 4),
+        ('num_draft_tokens_per_pos_total{position="2",', 1),
+        ('num_accepted_tokens_per_pos_total{position="0",', 3),
+        ('num_accepted_tokens_per_pos_total{position="1",', 2),
+        ('num_draft_tokens_by_source_total{source="ngram",', 5),
+        ('num_accepted_tokens_by_source_total{source="head",', 5),
+        ('draft_endings_total{reason="target",', 2),
+    ):
+        head, brace, labels = name.partition("{")
+        found = [
+            line
+            for line in lines
+            if line.startswith(f"eyas:spec_decode_{head}{brace}") and labels.rstrip(",") in line
+        ]
+        assert [line.split()[-1] for line in found] == [f"{value:.1f}"], name
+    assert not any('position="3"' in line for line in lines)
+
+
+def test_labels_of_metrics_stay_few():
+    from eyas.core import DraftCounts
+    from eyas.server.client import EngineHealth
+    from eyas.server.metrics import Metrics
+    from eyas.wire import EngineStats
+
+    drafts = DraftCounts(
+        num_drafts=1,
+        drafted_by_depth=[1] * 500,
+        drafted_by_source={f"source{i:03}": 1 for i in range(500)},
+        endings={f"reason{i:03}": 2 for i in range(500)},
+    )
+    stats = EngineStats(drafts=drafts)
+    text = Metrics(lambda: EngineHealth(state="ready", stats=stats), "tiny").text().decode()
+    for name in ("num_draft_tokens_per_pos", "num_draft_tokens_by_source", "draft_endings"):
+        assert 2 < text.count(f"eyas:spec_decode_{name}_total{{") <= 64
+    assert 'draft_endings_total{model_name="tiny",reason="other"} 968.0' in text
+
+
+def test_the_log_tells_the_lengths_that_were_accepted():
+    from eyas.core import DraftCounts
+    from eyas.server.launch import drafting_since
+
+    before = DraftCounts(num_drafts=10, accepted_by_depth=[10])
+    now = DraftCounts(num_drafts=20, accepted_by_depth=[18, 5, 2])
+    shown = drafting_since(before, now)
+    assert shown == ", mean accepted length 2.50, by position 0.80 0.50 0.20"
+    assert drafting_since(now, now) == ""
+    assert "length 1.00" in drafting_since(DraftCounts(), DraftCounts(num_drafts=2))
+
+
 def test_a_finished_request_leaves_one_line_without_content(
     http: httpx.Client, fake: FakeClient, caplog: pytest.LogCaptureFixture
 ):

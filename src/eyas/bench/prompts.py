@@ -1,4 +1,4 @@
-"""Prompts that measurements and the demo share: short tasks, copy-heavy tasks, random tokens.
+"""Prompts that measurements and the demo share: short tasks, copy-heavy tasks, held-out ones, random.
 
 Promises: the same prompts on every machine and in every run. Does not know: who answers them.
 """
@@ -9,6 +9,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from eyas.builtin.families import FAMILIES, draw_example
 
 Message = dict[str, Any]
 
@@ -100,6 +102,28 @@ COPY_TASKS = tuple(
     for i, text in enumerate((_SENTENCES, _CODES, _STORY))
 )
 """Answers that stand in their prompts: what prompt lookup is for."""
+
+
+def heldout_tasks(
+    count: int, families: Sequence[str] = tuple(FAMILIES), seed: str = "bench"
+) -> tuple[Task, ...]:
+    """Conversations of the built-in model's own kinds that it was not trained on, every family as
+    often as the others, in shuffled order; thinking as they have it."""
+    unknown = sorted(set(families) - set(FAMILIES))
+    if unknown or not families:
+        what = f"{', '.join(unknown)} is none" if unknown else "give at least one"
+        raise ValueError(f"--families: {what}; there are {', '.join(FAMILIES)}")
+    shuffle = random.Random(f"heldout/{seed}").shuffle
+    tasks: list[Task] = []
+    while len(tasks) < count:
+        order = list(families)
+        shuffle(order)
+        number = len(tasks) // len(order)
+        for family in order:
+            request = draw_example(family, f"{seed}/{number}", "heldout").request
+            thinks = request.enable_thinking
+            tasks.append(Task(family, request.messages, request.tools, thinks=thinks))
+    return tuple(tasks[:count])
 
 
 def random_prompts(count: int, num_tokens: int, vocab_size: int) -> list[list[int]]:

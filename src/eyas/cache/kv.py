@@ -7,11 +7,30 @@ Does not know: which slot belongs to whom.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from eyas.cache.store import LayerStore
+
+
+ALIGNMENT = 64
+"""Bytes: torch's own."""
+
+
+def zeros_on_demand(
+    shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Zeros; on a CPU the memory is taken page by page as it is written (numpy asks the system for
+    zeroed pages, torch would write them)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    pages = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -pages.ctypes.data % ALIGNMENT
+    return torch.from_numpy(pages[start : start + num_bytes]).view(dtype).view(shape)
 
 
 class KVStore:
@@ -30,7 +49,7 @@ class KVStore:
     ) -> None:
         self.stores = tuple(stores)
         self.layers = [
-            torch.zeros(
+            zeros_on_demand(
                 (num_slots + 1, 2, store.num_kv_heads, store.head_dim), dtype=dtype, device=device
             )
             for store in stores

@@ -1,4 +1,4 @@
-"""The commands: `eyas serve`, `generate`, `demo`, `models`, `bench`, `train`.
+"""The commands: `eyas serve`, `generate`, `demo`, `models`, `verify`, `bench`, `train`.
 
 Promises: exit status 0 is success, 1 a check that failed (or an error of ours), 2 something the user
 can put right, told in one line that names the option; heavy imports happen inside the commands.
@@ -11,9 +11,10 @@ import sys
 
 import typer
 
-from eyas.cli import bench, demo, generate, models, serve, train
+from eyas.cli import bench, decode, demo, generate, models, ranking, serve, train, tune, verify
 from eyas.cli.errors import report
 from eyas.cli.options import Debug
+from eyas.cli.refusals import PeersCommand
 
 app = typer.Typer(
     name="eyas",
@@ -23,10 +24,14 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("serve")(serve.serve)
+app.command("serve", cls=PeersCommand)(serve.serve)
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.command("models")(models.models)
+app.command("verify")(verify.verify)
+bench.app.command("decode")(decode.decode)
+bench.app.command("tune")(tune.tune)
+bench.app.command("ranking")(ranking.ranking)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

@@ -1,26 +1,70 @@
-"""`eyas demo`: real prompts, plain and drafted, and the proof that the tokens are the same."""
+"""`eyas demo`: real prompts, plain and drafted, and the proof that the tokens are the same.
+
+Promises: every contestant answers every prompt with the same parameters and seed, one prompt after
+the other; a token is coloured where the step that yielded it had drafted it.
+Does not know: how drafting works.
+
+With --json: `tasks` (task, prompt, temperature, answer, num_tokens, identical, and by contestant
+seconds, steps, accepted_per_step) and over all of them num_tokens, identical, and by contestant
+tokens_per_second, speedup (over plain), steps, accepted_per_step, best_task and best_speedup.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.options import DEVICE, MODEL, engine_config
+from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
 
 if TYPE_CHECKING:
     from eyas.bench.prompts import Task
+    from eyas.core import Usage
     from eyas.llm import LLM
-    from eyas.outputs import Choice
 
 SEED = 7
+NUM_SLOTS, MAX_MODEL_LEN = 2048, 1024
+"""Room for one of the prompts at a time, so that loading takes no longer than it must."""
+PLAIN = "plain"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shown(DraftOptions):
+    """The drafting that is shown: the model's own head, in small trees that pay on a CPU."""
+
+    draft_steps: options.DraftSteps = 7
+    draft_topk: options.DraftTopk = 2
+    draft_nodes: options.DraftNodes = "8"
+
+
+COPYING = Shown(drafter="ngram", draft_steps=8, draft_topk=1, draft_nodes="9")
+"""What stands in the text already, shown beside the head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """pieces: the text in parts, and whether drafts had them right; each token is in one part."""
+
+    token_ids: list[int]
+    pieces: list[tuple[str, bool]]
+    usage: Usage
+    seconds: float
+    error: str | None
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part, _ in self.pieces)
+
+
+@flattened
 def demo(
+    *,
     model: options.Model = MODEL.path,
-    draft_tokens: options.DraftTokens = 8,
+    drafting: Shown,
     dtype: options.Dtype = options.DtypeChoice.auto,
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,
@@ -28,36 +72,55 @@ def demo(
 ) -> None:
     """Answer a few prompts plain and drafted; status 1 if any token differs."""
     from eyas.bench.prompts import TASKS
-    from eyas.cli.loading import open_model
 
     shared = {"model": model, "dtype": dtype, "device": device, "threads": threads}
-    plain_config = engine_config(**shared, prefix_cache=False)
-    drafted_config = engine_config(
-        **shared, prefix_cache=False, drafter="ngram", draft_tokens=draft_tokens
-    )
-    with (
-        open_model(plain_config, quiet=as_json) as plain,
-        open_model(drafted_config, quiet=as_json) as drafted,
-    ):
+    with ExitStack() as stack:
+        llms = open_contestants(stack, shared, drafting, quiet=as_json)
         if not as_json:
-            _introduce(plain)
-        for llm in (plain, drafted):
+            _introduce(llms)
+        for llm in llms.values():
             answer(llm, TASKS[0])
         rows = []
         for task in TASKS:
-            row = compare(plain, drafted, task)
-            rows.append(row)
+            answers = {name: answer(llm, task) for name, llm in llms.items()}
+            rows.append(compare(task, answers))
             if not as_json:
-                _show_answer(task, row)
-        result = summary(plain, rows)
+                _show_answer(rows[-1], answers)
+        result = summary(llms[PLAIN], rows)
     print(json.dumps(result, ensure_ascii=False)) if as_json else _show_summary(result)
     if not result["identical"]:
         different = ", ".join(row["task"] for row in rows if not row["identical"])
         raise CheckFailed(f"drafted tokens differ from plain ones: {different}")
 
 
-def answer(llm: LLM, task: Task) -> tuple[Choice, float]:
-    """The answer to a task and the seconds it took."""
+def open_contestants(
+    stack: ExitStack, shared: dict[str, Any], drafting: DraftOptions, *, quiet: bool
+) -> dict[str, LLM]:
+    """Plain decoding, the drafting asked for, and n-gram drafting where the choice was left to us."""
+    from eyas.cli.loading import open_model
+
+    def opened(options: DraftOptions) -> LLM:
+        config = engine_config(
+            **shared,
+            **vars(options),
+            prefix_cache=False,
+            num_slots=NUM_SLOTS,
+            max_model_len=MAX_MODEL_LEN,
+        )
+        return stack.enter_context(open_model(config, quiet=quiet))
+
+    drafted = opened(drafting)
+    if drafted.info.drafter == "root":  # `auto`, and a model without a head
+        llms = {PLAIN: drafted}
+    else:
+        llms = {PLAIN: opened(Shown(drafter="root")), drafted.info.drafter: drafted}
+    if drafting.drafter == "auto":
+        llms[COPYING.drafter] = opened(COPYING)
+    return llms
+
+
+def answer(llm: LLM, task: Task) -> Answer:
+    """The answer to a task, and what it took."""
     params = llm.default_params(
         temperature=task.temperature,
         seed=SEED,
@@ -65,71 +128,104 @@ def answer(llm: LLM, task: Task) -> tuple[Choice, float]:
         skip_special_tokens=False,
     )
     started = time.perf_counter()
-    output = llm.chat(task.messages, params, tools=task.tools or None, enable_thinking=task.thinks)[
-        0
-    ]
-    return output.choices[0], time.perf_counter() - started
+    deltas = list(
+        llm.stream_chat(
+            task.messages, params, tools=task.tools or None, enable_thinking=task.thinks
+        )
+    )
+    seconds = time.perf_counter() - started
+    pieces: list[tuple[str, bool]] = []
+    for delta in deltas:
+        drafted = llm.tokenizer.decode(delta.token_ids[:-1], skip_special=False)
+        if not delta.text.startswith(drafted):  # half a character
+            drafted = ""
+        pieces += [(drafted, True), (delta.text[len(drafted) :], False)]
+    last = deltas[-1]
+    assert last.usage is not None
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    return Answer(tokens, pieces, last.usage, seconds, last.error)
 
 
-def compare(plain: LLM, drafted: LLM, task: Task) -> dict[str, Any]:
-    """One task answered both ways."""
+def compare(task: Task, answers: dict[str, Answer]) -> dict[str, Any]:
+    """One task answered by every contestant."""
     from eyas.bench.answers import without_end
 
-    first, plain_seconds = answer(plain, task)
-    second, drafted_seconds = answer(drafted, task)
-    usage = second.usage
+    plain = answers[PLAIN]
+    error = next((each.error for each in answers.values() if each.error), None)
     return {
         "task": task.title,
         "prompt": task.messages[-1]["content"],
         "temperature": task.temperature,
-        "answer": without_end(first.text).strip(),
-        "error": first.error or second.error,
-        "num_tokens": first.usage.num_output_tokens,
-        "plain_seconds": plain_seconds,
-        "drafted_seconds": drafted_seconds,
-        "plain_steps": first.usage.num_steps,
-        "drafted_steps": usage.num_steps,
-        "accepted_per_step": usage.num_accepted_tokens / max(1, usage.num_steps),
-        "identical": first.token_ids == second.token_ids and first.error is None,
+        "answer": without_end(plain.text).strip(),
+        "error": error,
+        "num_tokens": len(plain.token_ids),
+        "contestants": {
+            name: {
+                "seconds": each.seconds,
+                "steps": each.usage.num_steps,
+                "accepted_per_step": each.usage.num_accepted_tokens / max(1, each.usage.num_steps),
+            }
+            for name, each in answers.items()
+        },
+        "identical": not error
+        and all(each.token_ids == plain.token_ids for each in answers.values()),
     }
 
 
 def summary(llm: LLM, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The rows and their totals."""
-    num_tokens = sum(row["num_tokens"] for row in rows)
-    plain_steps, drafted_steps = (sum(row[k] for row in rows) for k in _STEPS)
     return {
         "model": llm.info.model,
         "parameters": llm.info.num_parameters,
         "dtype": llm.info.dtype,
         "exact": llm.info.exact,
-        "drafter": "ngram",
         "tasks": rows,
-        "num_tokens": num_tokens,
-        "plain_tokens_per_second": num_tokens / sum(row["plain_seconds"] for row in rows),
-        "drafted_tokens_per_second": num_tokens / sum(row["drafted_seconds"] for row in rows),
-        "plain_steps": plain_steps,
-        "drafted_steps": drafted_steps,
+        "num_tokens": sum(row["num_tokens"] for row in rows),
+        "contestants": {name: _totals(name, rows) for name in rows[0]["contestants"]},
         "identical": all(row["identical"] for row in rows),
     }
 
 
-_STEPS = ("plain_steps", "drafted_steps")
+def _totals(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    own, plain = ([row["contestants"][each] for row in rows] for each in (name, PLAIN))
+    seconds, plain_seconds = (sum(entry["seconds"] for entry in each) for each in (own, plain))
+    steps = sum(entry["steps"] for entry in own)
+    accepted = sum(entry["accepted_per_step"] * entry["steps"] for entry in own)
+    speedups = {
+        row["task"]: theirs["seconds"] / mine["seconds"]
+        for row, mine, theirs in zip(rows, own, plain, strict=True)
+    }
+    best = max(speedups, key=lambda task: speedups[task])
+    return {
+        "tokens_per_second": sum(row["num_tokens"] for row in rows) / seconds,
+        "speedup": plain_seconds / seconds,
+        "steps": steps,
+        "accepted_per_step": accepted / max(1, steps),
+        "best_task": best,
+        "best_speedup": speedups[best],
+    }
 
 
-def _introduce(llm: LLM) -> None:
+def _introduce(llms: dict[str, LLM]) -> None:
     from rich.console import Console
 
-    info = llm.info
-    Console().print(
+    info = llms[PLAIN].info
+    console = Console()
+    console.print(
         f"[bold]{info.model}[/bold]: {info.architecture}, {info.num_parameters / 1e6:.1f} M "
         f"parameters, {info.dtype} on {info.device}; exact: {'yes' if info.exact else 'no'}"
         f" ({info.exact_reason})",
         highlight=False,
     )
+    console.print(
+        "Every prompt is answered by "
+        + ", ".join(f"[bold]{name}[/bold]" for name in llms)
+        + ". [green]Green[/green] tokens were drafted, and right: they took no step of their own.",
+        highlight=False,
+    )
 
 
-def _show_answer(task: Task, row: dict[str, Any]) -> None:
+def _show_answer(row: dict[str, Any], answers: dict[str, Answer]) -> None:
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
@@ -137,35 +233,50 @@ def _show_answer(task: Task, row: dict[str, Any]) -> None:
     text = Text()
     text.append(row["prompt"], style="dim")
     text.append("\n\n")
-    text.append(row["answer"] or "(nothing)", style="bold")
-    temperature = f", temperature {task.temperature:g}" if task.temperature else ""
-    verdict = "same tokens" if row["identical"] else "TOKENS DIFFER"
-    footer = (
-        f"{row['num_tokens']} tokens in {row['plain_steps']} steps plain, "
-        f"{row['drafted_steps']} drafted: {verdict}"
-    )
+    quickest = min(answers.values(), key=lambda each: each.usage.num_steps)
+    text.append_text(coloured(quickest.pieces, row["answer"]))
+    temperature = f", temperature {row['temperature']:g}" if row["temperature"] else ""
+    verdict = "same tokens" if row["identical"] else row["error"] or "TOKENS DIFFER"
+    steps = ", ".join(f"{entry['steps']} {name}" for name, entry in row["contestants"].items())
+    footer = f"{row['num_tokens']} tokens; steps: {steps}; {verdict}"
     Console().print(
-        Panel(text, title=f"{task.title}{temperature}", subtitle=footer, title_align="left")
+        Panel(text, title=f"{row['task']}{temperature}", subtitle=footer, title_align="left")
     )
+
+
+def coloured(pieces: list[tuple[str, bool]], shown: str) -> Any:
+    """The part of an answer that is shown, drafted pieces in green."""
+    from rich.text import Text
+
+    text = Text()
+    for part, is_drafted in pieces:
+        text.append(part, style="green" if is_drafted else "bold")
+    start = max(0, text.plain.find(shown))
+    return text[start : start + len(shown)] if shown else Text("(nothing)", style="bold")
 
 
 def _show_summary(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", "tokens/s", "steps", "tokens a step", title="all prompts")
-    for name, label in (("plain", "plain"), ("drafted", f"drafted ({result['drafter']})")):
-        steps = result[f"{name}_steps"]
+    table = Table(title="all prompts")
+    for column in ("", "tokens/s", "speed", "steps", "accepted a step", "best prompt"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, entry in result["contestants"].items():
+        best = f"{entry['best_task']} {entry['best_speedup']:.1f}x"
         table.add_row(
-            label,
-            f"{result[f'{name}_tokens_per_second']:.0f}",
-            str(steps),
-            f"{result['num_tokens'] / max(1, steps):.2f}",
+            name,
+            f"{entry['tokens_per_second']:.0f}",
+            f"{entry['speedup']:.2f}x",
+            str(entry["steps"]),
+            f"{entry['accepted_per_step']:.2f}",
+            best if name != PLAIN else "",
         )
     console = Console()
     console.print(table)
     if result["identical"]:
+        num_ways = len(result["contestants"])
         console.print(
-            f"[green]All {result['num_tokens']} tokens are identical, plain and drafted.[/green]",
+            f"[green]All {result['num_tokens']} tokens are identical, {num_ways} ways.[/green]",
             highlight=False,
         )

@@ -10,9 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eyas.cli import options
 from eyas.cli.models import has_chat_template, model_directory
-from eyas.cli.options import CACHE, DEVICE, DRAFT, MODEL, SCHEDULER, engine_config
+from eyas.cli.options import (
+    DraftOptions,
+    ModelOptions,
+    ResourceOptions,
+    engine_config,
+    flattened,
+)
 
 if TYPE_CHECKING:
     from eyas.core import SamplingParams
@@ -22,7 +27,9 @@ if TYPE_CHECKING:
 SAMPLING_PANEL, OUTPUT_PANEL = "Sampling", "Output"
 
 
+@flattened
 def generate(
+    *,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; read from standard input when absent.")
     ] = None,
@@ -127,20 +134,9 @@ def generate(
             "--show-special", help="Keep control tokens in the text.", rich_help_panel=OUTPUT_PANEL
         ),
     ] = False,
-    model: options.Model = MODEL.path,
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    dtype: options.Dtype = options.DtypeChoice.auto,
-    max_model_len: options.MaxModelLen = None,
-    drafter: options.Drafter = options.DrafterChoice.root,
-    draft_model: options.DraftModel = None,
-    draft_tokens: options.DraftTokens = DRAFT.num_tokens,
-    device: options.Device = DEVICE.device,
-    threads: options.Threads = None,
-    num_slots: options.NumSlots = None,
-    memory_fraction: options.MemoryFraction = CACHE.memory_fraction,
-    max_num_seqs: options.MaxNumSeqs = SCHEDULER.max_num_seqs,
-    max_batch_tokens: options.MaxBatchTokens = SCHEDULER.max_batch_tokens,
+    chosen: ModelOptions,
+    drafting: DraftOptions,
+    resources: ResourceOptions,
 ) -> None:
     """Continue a prompt or answer it; stream to the terminal."""
     wanted = {
@@ -163,22 +159,7 @@ def generate(
     changes = {name: value for name, value in wanted.items() if value is not None}
     _check_early(changes)
     entries = _entries(prompt, prompts_file, system)
-    config = engine_config(
-        model=model,
-        revision=revision,
-        offline=offline,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        drafter=drafter,
-        draft_model=draft_model,
-        draft_tokens=draft_tokens,
-        device=device,
-        threads=threads,
-        num_slots=num_slots,
-        memory_fraction=memory_fraction,
-        max_num_seqs=max_num_seqs,
-        max_batch_tokens=max_batch_tokens,
-    )
+    config = engine_config(**vars(chosen), **vars(drafting), **vars(resources))
     from eyas.cli.loading import open_model
 
     with open_model(config, quiet=as_json) as llm:
@@ -310,9 +291,11 @@ def _show_details(output: GenerationOutput, show_tokens: bool, show_usage: bool)
             print("tokens:", *choice.token_ids)
         if show_usage:
             usage = choice.usage
+            per_step = usage.num_accepted_tokens / max(1, usage.num_steps)
             print(
                 f"usage: {usage.num_prompt_tokens} prompt ({usage.num_cached_tokens} cached), "
                 f"{usage.num_output_tokens} output in {usage.num_steps} steps, "
-                f"{usage.num_accepted_tokens} of {usage.num_draft_tokens} drafted tokens accepted, "
+                f"{usage.num_accepted_tokens} of {usage.num_draft_tokens} drafted tokens accepted "
+                f"({per_step:.2f} a step), "
                 f"ended by {choice.finish_reason}, seed {choice.seed}"
             )

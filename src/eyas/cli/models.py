@@ -74,8 +74,23 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
         "top_p": spec.generation.top_p,
         "top_k": spec.generation.top_k,
         "chat_template": has_chat_template(directory),
+        "draft_head": own_head(name, directory),
         "directory": str(directory),
     }
+
+
+def own_head(name: str, directory: Path) -> str | None:
+    """The kind of the head that a model brings along, if it does."""
+    from eyas.builtin import head_path
+    from eyas.models import read_spec
+    from eyas.models.heads import has_mtp, read_head
+
+    if has_mtp(directory):
+        return "mtp"
+    head = head_path() if name == "builtin" else None
+    if head is None:
+        return None
+    return read_head(head, read_spec(directory), target_directory=directory).kind
 
 
 def model_directory(llm: LLM) -> Path:

@@ -1,13 +1,18 @@
 """The options that commands share, once: names, help texts, and how they become an EngineConfig.
 
-Promises: defaults come from `eyas.config`, so commands, server and Python cannot differ.
+Promises: defaults come from `eyas.config`, so commands, server and Python cannot differ. Options that
+go together are one dataclass; `flattened` lets a command take such a group as one parameter.
 Does not know: what a command does with its engine.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -21,14 +26,6 @@ from eyas.config import (
 )
 
 MODEL_PANEL, DRAFT_PANEL, RESOURCE_PANEL = "Model", "Drafting", "Resources"
-
-
-class DrafterChoice(StrEnum):
-    """Who proposes draft tokens."""
-
-    root = "root"
-    ngram = "ngram"
-    model = "model"
 
 
 class DtypeChoice(StrEnum):
@@ -77,11 +74,13 @@ MaxModelLen = Annotated[
     ),
 ]
 Drafter = Annotated[
-    DrafterChoice,
+    str,
     typer.Option(
         "--drafter",
         "-d",
-        help="Who proposes tokens: root (plain decoding), ngram (prompt lookup), model.",
+        help="Who proposes tokens: root (nobody: plain decoding), ngram (prompt lookup), model (a "
+        "smaller model), head (EAGLE or MTP), several joined by + such as ngram+head, or auto: the "
+        "model's own head or what --draft-model is, else root. The tokens are the same with any.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -89,13 +88,44 @@ DraftModel = Annotated[
     str | None,
     typer.Option(
         "--draft-model",
-        help="The draft model of --drafter model: a directory or hub name.",
+        help="A draft model or draft head: 'builtin', a directory, or a hub name.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
-DraftTokens = Annotated[
+DraftSteps = Annotated[
     int,
-    typer.Option("--draft-tokens", help="Tokens proposed for a step.", rich_help_panel=DRAFT_PANEL),
+    typer.Option(
+        "--draft-steps",
+        help="Levels of a draft tree, counted as SGLang does: that many passes of the drafter, of "
+        "which the first also catches up with what was accepted.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+DraftTopk = Annotated[
+    int,
+    typer.Option(
+        "--draft-topk",
+        help="Children that a node proposes; 1 drafts a chain.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+DraftNodes = Annotated[
+    str,
+    typer.Option(
+        "--draft-nodes",
+        metavar="<int>|auto",
+        help="Nodes of a tree that the model checks in one step, the known last token included; "
+        "auto chooses by cost for every batch, not to draft included.",
+        rich_help_panel=DRAFT_PANEL,
+    ),
+]
+DraftTokenMap = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-token-map",
+        help="File with the token ids that an EAGLE-2 head may propose (FR-Spec).",
+        rich_help_panel=DRAFT_PANEL,
+    ),
 ]
 Device = Annotated[
     str,
@@ -161,6 +191,78 @@ DRAFT = DraftConfig()
 DEVICE = DeviceConfig()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which model, and how it is read."""
+
+    model: Model = MODEL.path
+    revision: Revision = MODEL.revision
+    offline: Offline = MODEL.offline
+    dtype: Dtype = DtypeChoice.auto
+    max_model_len: MaxModelLen = MODEL.max_model_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Who proposes tokens, and how many."""
+
+    drafter: Drafter = DRAFT.drafter
+    draft_model: DraftModel = DRAFT.model
+    draft_steps: DraftSteps = DRAFT.steps
+    draft_topk: DraftTopk = DRAFT.topk
+    draft_nodes: DraftNodes = str(DRAFT.nodes)
+    draft_token_map: DraftTokenMap = DRAFT.token_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceOptions:
+    """What the engine may use."""
+
+    device: Device = DEVICE.device
+    threads: Threads = DEVICE.num_threads
+    num_slots: NumSlots = CACHE.num_slots
+    memory_fraction: MemoryFraction = CACHE.memory_fraction
+    max_num_seqs: MaxNumSeqs = SCHEDULER.max_num_seqs
+    max_batch_tokens: MaxBatchTokens = SCHEDULER.max_batch_tokens
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with every parameter that is a dataclass of options replaced by its fields."""
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        if not is_dataclass(hint):
+            keyword = parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hint)
+            parameters.append(keyword)
+            continue
+        assert isinstance(hint, type)
+        groups[parameter.name] = hint
+        inner = get_type_hints(hint, include_extras=True)
+        for field in fields(hint):
+            parameters.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=field.default,
+                    annotation=inner[field.name],
+                )
+            )
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        built = {
+            name: group(**{f.name: given.pop(f.name) for f in fields(group) if f.name in given})
+            for name, group in groups.items()
+        }
+        command(**given, **built)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
 def engine_config(
     *,
     model: str = MODEL.path,
@@ -170,7 +272,10 @@ def engine_config(
     max_model_len: int | None = MODEL.max_model_len,
     drafter: str = DRAFT.drafter,
     draft_model: str | None = DRAFT.model,
-    draft_tokens: int = DRAFT.num_tokens,
+    draft_steps: int = DRAFT.steps,
+    draft_topk: int = DRAFT.topk,
+    draft_nodes: str | int = DRAFT.nodes,
+    draft_token_map: str | None = DRAFT.token_map,
     device: str = DEVICE.device,
     threads: int | None = DEVICE.num_threads,
     num_slots: int | None = CACHE.num_slots,
@@ -200,7 +305,21 @@ def engine_config(
             flights="auto" if flights == "auto" else int(flights),
         ),
         draft=DraftConfig(
-            drafter=DrafterChoice(drafter).value, num_tokens=draft_tokens, model=draft_model
+            drafter=drafter,
+            model=draft_model,
+            steps=draft_steps,
+            topk=draft_topk,
+            nodes=_nodes(draft_nodes),
+            token_map=draft_token_map,
         ),
         device=DeviceConfig(device=device, num_threads=threads),
     )
+
+
+def _nodes(text: str | int) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"draft.nodes: a whole number or auto, not {text!r}") from error

@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from eyas.cli import options
-from eyas.cli.options import CACHE, DEVICE, DRAFT, MODEL, SCHEDULER, engine_config
+from eyas.cli.options import (
+    DraftOptions,
+    ModelOptions,
+    ResourceOptions,
+    engine_config,
+    flattened,
+)
+from eyas.cli.peers import PeerOptions, in_our_words
 
 SERVER_PANEL = "Server"
 MAX_WAITING = 1024
@@ -24,12 +31,11 @@ class LogLevel(StrEnum):
     error = "error"
 
 
+@flattened
 def serve(
-    model: options.Model = MODEL.path,
-    revision: options.Revision = None,
-    offline: options.Offline = False,
-    dtype: options.Dtype = options.DtypeChoice.auto,
-    max_model_len: options.MaxModelLen = None,
+    *,
+    context: typer.Context,
+    chosen: ModelOptions,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,9 +44,7 @@ def serve(
             rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
-    drafter: options.Drafter = options.DrafterChoice.root,
-    draft_model: options.DraftModel = None,
-    draft_tokens: options.DraftTokens = DRAFT.num_tokens,
+    drafting: DraftOptions,
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on.", rich_help_panel=SERVER_PANEL)
     ] = "127.0.0.1",
@@ -84,12 +88,7 @@ def serve(
     log_level: Annotated[
         LogLevel, typer.Option("--log-level", help="How much is logged.")
     ] = LogLevel.info,
-    device: options.Device = DEVICE.device,
-    threads: options.Threads = None,
-    num_slots: options.NumSlots = None,
-    memory_fraction: options.MemoryFraction = CACHE.memory_fraction,
-    max_num_seqs: options.MaxNumSeqs = SCHEDULER.max_num_seqs,
-    max_batch_tokens: options.MaxBatchTokens = SCHEDULER.max_batch_tokens,
+    resources: ResourceOptions,
     max_waiting: Annotated[
         int,
         typer.Option(
@@ -102,40 +101,36 @@ def serve(
     ] = MAX_WAITING,
     no_prefix_cache: options.NoPrefixCache = False,
     flights: options.Flights = "auto",
+    peers: PeerOptions,
 ) -> None:
     """Serve a model over an OpenAI-style API."""
     from eyas.server.launch import serve as run_server
     from eyas.server.options import ServerOptions
 
-    config = engine_config(
-        model=model,
-        revision=revision,
-        offline=offline,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        drafter=drafter,
-        draft_model=draft_model,
-        draft_tokens=draft_tokens,
-        device=device,
-        threads=threads,
-        num_slots=num_slots,
-        memory_fraction=memory_fraction,
-        max_num_seqs=max_num_seqs,
-        max_batch_tokens=max_batch_tokens,
-        prefix_cache=not no_prefix_cache,
-        flights=flights,
-    )
+    said = in_our_words(peers, chosen.model, _given(context))
+    settings = {**vars(chosen), **vars(drafting), **vars(resources), **said.settings}
+    no_prefix_cache = settings.pop("no_prefix_cache", no_prefix_cache)
+    try:
+        config = engine_config(**settings, prefix_cache=not no_prefix_cache, flights=flights)
+    except ValueError as error:
+        raise said.blame(error) from error
     server_options = ServerOptions(
         host=host,
         port=port,
         api_keys=(*(api_key or ()), *_keys_of(api_key_file)),
         served_model_names=tuple(served_model_name or ()),
         max_body_bytes=max_body_bytes,
-        max_queued=max_num_seqs + max_waiting,
+        max_queued=config.scheduler.max_num_seqs + max_waiting,
         drain_seconds=drain_timeout,
         log_level=log_level.value,
     )
     raise typer.Exit(run_server(config, server_options))
+
+
+def _given(context: typer.Context) -> set[str]:
+    """The parameters that are on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def _keys_of(file: Path | None) -> tuple[str, ...]:

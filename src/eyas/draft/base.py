@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.core import DraftTree, Verdict
+from eyas.draft.network import DraftNetwork
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 
@@ -62,6 +63,11 @@ class Drafter(ABC):
     lookback: int = 0
     taps: tuple[int, ...] = ()
     shape: Shape = Shape(0, 1, 1)
+
+    @property
+    def networks(self) -> tuple[DraftNetwork, ...]:
+        """The networks it runs, most drafters none."""
+        return ()
 
     @property
     def width(self) -> int:

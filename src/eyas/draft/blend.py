@@ -15,6 +15,7 @@ import torch
 
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, Shape, StepReport, roots_alone
+from eyas.draft.network import DraftNetwork
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 
@@ -34,6 +35,10 @@ class BlendDrafter(Drafter):
         self.lookback = max(source.lookback for source in sources)
         steps = max(source.shape.steps for source in sources)
         self.shape = Shape(steps, max(source.shape.topk for source in sources), nodes)
+
+    @property
+    def networks(self) -> tuple[DraftNetwork, ...]:
+        return tuple(network for source in self._sources for network in source.networks)
 
     @property
     def width(self) -> int:

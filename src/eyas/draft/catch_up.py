@@ -121,7 +121,7 @@ def plan_catch_up(book: RowBook, batch: Batch) -> CatchUp | None:
         if span.node_slots is not None:
             if drafts:
                 own.append(b)
-                tails.append((span.seat, known, span.root_high))
+                tails.append((span.seat, min(known, span.root_low), span.root_high))
             b += 1
     if not runs and not own:
         return None

@@ -3,8 +3,8 @@
 Promises: one door for both. A network has a row for every position from `first_position` on, made of
 the token there and, for a head, of the target's feature one position before; a row's keys and values
 live in the slot of its position, in a store of the network's own with the same slot numbers (and
-scratch slots behind them for the inner nodes of a tree). Features are kept by slot too, so that rows can
-be made late, and after a prefix hit.
+scratch slots behind them for the inner nodes of a tree). Features are kept by slot too, so that rows
+can be made late, and after a prefix hit.
 Does not know: trees, schedules, how candidates are ranked.
 
 Legend: T rows, R rows that want logits, F feature size, S slots, U draft vocabulary.
@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from eyas.attention.base import AttentionBackend
+from eyas.cache.kv import zeros_on_demand
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder
 from eyas.models.heads import DraftHead
@@ -82,8 +83,13 @@ class ModelNetwork:
         return wanted_logits(rows, hidden_TD, self._model.logits, self._order), None
 
 
+MAX_PENDING_ROWS = 512
+"""Rows of the target whose states wait to be fused."""
+
+
 class HeadNetwork:
-    """An EAGLE or MTP head."""
+    """An EAGLE or MTP head. The target's states are fused into features when they are needed, or when
+    many have come together: steps in which nobody drafts then cost next to nothing."""
 
     first_position = 1
 
@@ -94,17 +100,35 @@ class HeadNetwork:
         self.taps = head.spec.taps
         self.target_ids_U = head.target_ids_V
         self.draft_vocab_size = head.spec.draft_vocab_size
-        self._features_SF = torch.zeros(
+        self._features_SF = zeros_on_demand(
             (num_slots + 1, head.feature_size), dtype=head.dtype, device=head.device
         )
         self._betas = sorted(head.spec.calibration.items())
+        self._pending: list[Output] = []
+        self._num_pending = 0
 
     def remember(self, output: Output) -> None:
-        features_TF = self._head.combine(output.taps)
-        self._features_SF.index_copy_(0, output.write_slots_T, features_TF)
+        self._pending.append(Output(None, output.taps, output.write_slots_T))
+        self._num_pending += len(output.write_slots_T)
+        if self._num_pending >= MAX_PENDING_ROWS:
+            self._fuse()
 
     def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:
+        self._fuse()
         return self._features_SF.index_select(0, slots_T)
+
+    def _fuse(self) -> None:
+        """Features of what waits, all in one product; a slot written twice keeps what came last."""
+        if not self._pending:
+            return
+        waiting, self._pending, self._num_pending = self._pending, [], 0
+        taps = [
+            states[0] if len(waiting) == 1 else torch.cat(states)
+            for states in zip(*(output.taps for output in waiting), strict=True)
+        ]
+        features = self._head.combine(taps).split([len(each.write_slots_T) for each in waiting])
+        for output, features_TF in zip(waiting, features, strict=True):
+            self._features_SF.index_copy_(0, output.write_slots_T, features_TF)
 
     def beta(self, temperature: float) -> float:
         """As the head's training fitted it, from the nearest temperature that was tried."""

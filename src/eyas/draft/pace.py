@@ -11,7 +11,7 @@ Does not know: networks, requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, Shape, StepReport
@@ -23,7 +23,12 @@ PLAIN = Shape(0, 1, 1)
 MIN_GAIN = 1.04
 """A shape must promise this much more than not drafting."""
 TRY_EVERY = 48
-"""Steps of a batch size between tries of another shape."""
+TRY_AT_LEAST_EVERY = 384
+"""Steps of a batch size between tries of another shape; the longer nothing better is found, the
+rarer."""
+SETTLED = 32
+HOLD = 4
+"""After so many steps of a batch size its shape is weighed only every few steps."""
 WEIGHT = 0.08
 """How much one step counts in a running mean."""
 PRIOR_ACCEPTANCE = 0.75
@@ -42,6 +47,19 @@ class Running:
         self.value += max(WEIGHT, 1 / (self.num + 3)) * (value - self.value)
 
 
+@dataclass(slots=True)
+class _Batch:
+    """What is known of one batch size. age: its steps so far; held: the shape in use; patience: steps
+    until the try after the next; tried: when each shape ran last; trial: runs in the next step."""
+
+    age: int = 0
+    held: Shape = PLAIN
+    patience: int = TRY_EVERY
+    next_try: int = TRY_EVERY
+    tried: dict[Shape, int] = field(default_factory=dict)
+    trial: Shape | None = None
+
+
 class Pace:
     """target: cost of a step by rows; drafting: of one pass of the drafter's network by rows."""
 
@@ -52,20 +70,33 @@ class Pace:
         self._by_depth = [Running(PRIOR_ACCEPTANCE) for _ in range(deepest)]
         self._yields: dict[Shape, Running] = {}
         self._corrections: dict[tuple[int, Shape], Running] = {}
-        self._age: dict[int, int] = {}
-        self._tried: dict[tuple[int, Shape], int] = {}
+        self._batches: dict[int, _Batch] = {}
+        self._last = PLAIN
 
     def choose(self, num_sequences: int) -> Shape:
         """The shape of the next step."""
-        bucket = _bucket(num_sequences)
-        age = self._age[bucket] = self._age.get(bucket, 0) + 1
-        rates = {shape: self._rate(num_sequences, bucket, shape) for shape in self.shapes}
+        batch = self._batches.setdefault(_bucket(num_sequences), _Batch())
+        batch.age += 1
+        if batch.trial is not None:
+            trial, batch.trial = batch.trial, None
+            return trial
+        if batch.age > SETTLED and batch.age % HOLD:
+            return batch.held
+        rates = {shape: self._rate(num_sequences, shape) for shape in self.shapes}
         best = max(self.shapes, key=rates.__getitem__)
         if rates[best] < MIN_GAIN * rates[PLAIN]:
             best = PLAIN
-        if age % TRY_EVERY == 0:
-            best = self._another(bucket, best, rates)
-        self._tried[bucket, best] = age
+        if best != batch.held:
+            batch.held, batch.patience = best, TRY_EVERY
+        if batch.age >= batch.next_try:
+            batch.next_try = batch.age + batch.patience
+            batch.patience = min(2 * batch.patience, TRY_AT_LEAST_EVERY)
+            another = self._another(batch, rates)
+            if another != best:
+                batch.tried[another] = batch.age
+                batch.trial = another  # twice: the first step may have to catch up
+                return another
+        batch.tried[best] = batch.age
         return best
 
     def learn(
@@ -83,19 +114,22 @@ class Pace:
             else:
                 mean = sum(accepted) / len(accepted)
                 self._yields.setdefault(shape, Running(self._chain_yield(shape.steps))).add(mean)
-        if seconds is not None:
+        began_to_draft = shape.steps > 0 and self._last.steps == 0
+        self._last = shape
+        if seconds is not None and not began_to_draft:
             predicted = self._predicted(num_sequences, shape)
             key = (_bucket(num_sequences), shape)
             ratio = min(4.0, seconds / max(predicted, 1e-9))
             self._corrections.setdefault(key, Running(self._usual(shape))).add(ratio)
 
-    def _another(self, bucket: int, best: Shape, rates: dict[Shape, float]) -> Shape:
+    def _another(self, batch: _Batch, rates: dict[Shape, float]) -> Shape:
         """A shape that could be better than it looks, the one not tried for longest."""
+        best = batch.held
         likely = [s for s in self.shapes if s != best and 1.6 * rates[s] > rates[best]]
-        return min(likely, key=lambda s: self._tried.get((bucket, s), 0), default=best)
+        return min(likely, key=lambda s: batch.tried.get(s, 0), default=best)
 
-    def _rate(self, num_sequences: int, bucket: int, shape: Shape) -> float:
-        correction = self._corrections.get((bucket, shape))
+    def _rate(self, num_sequences: int, shape: Shape) -> float:
+        correction = self._corrections.get((_bucket(num_sequences), shape))
         factor = correction.value if correction else self._usual(shape)
         return (1 + self._yield(shape)) / (factor * self._predicted(num_sequences, shape))
 
@@ -122,9 +156,11 @@ class Pace:
         return known.value if known is not None else self._chain_yield(shape.steps)
 
     def _chain_yield(self, steps: int) -> float:
-        total, reach = 0.0, 1.0
-        for depth in range(steps):
-            reach *= self._by_depth[min(depth, len(self._by_depth) - 1)].value
+        """What a chain should yield; a depth never reached is as good as the one before it."""
+        total, reach, share = 0.0, 1.0, PRIOR_ACCEPTANCE
+        for running in self._by_depth[:steps]:
+            share = running.value if running.num else share
+            reach *= share
             total += reach
         return total
 

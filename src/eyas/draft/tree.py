@@ -74,6 +74,10 @@ class TreeDrafter(Drafter):
         self.sources = ("head" if network.taps else "model",)
 
     @property
+    def networks(self) -> tuple[DraftNetwork, ...]:
+        return (self._network,)
+
+    @property
     def width(self) -> int:
         return self._width
 

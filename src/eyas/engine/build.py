@@ -58,7 +58,7 @@ def build_engine(
         dtype,
         place.device,
         config.scheduler.max_batch_tokens,
-        head=spec.head_shape,
+        heads=[spec.head_shape, *(drafting.head_shapes if drafting else ())],
     )
     max_length = _max_length(config, spec, drafting)
     width = own_drafter.width if own_drafter else 1

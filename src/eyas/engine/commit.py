@@ -126,14 +126,15 @@ class Committer:
         usage = sequence.usage
         usage.num_steps += 1
         usage.num_draft_tokens += landed.sizes[b] - 1
-        usage.num_accepted_tokens += min(count - 1, len(taken))
+        num_accepted = min(count - 1, len(taken))
+        usage.num_accepted_tokens += num_accepted
         usage.num_output_tokens += len(taken)
-        self._metrics.count_step(landed.sizes[b] - 1, count - 1, len(taken))
+        self._metrics.count_step(landed.sizes[b] - 1, num_accepted, len(taken))
         if draft is not None:
             if shown.finish_reason is not None:
                 draft.ending = "stop"
             for counts in (usage.drafts, self._metrics.drafts):
-                count_draft(counts, draft, min(count - 1, len(taken)))
+                count_draft(counts, draft, num_accepted)
         delta = self._delta(sequence, shown)
         if shown.finish_reason is not None:
             self._finish(sequence, shown.finish_reason)

@@ -36,8 +36,8 @@ from eyas.draft.costs import NOTHING, Costs, measure_costs
 from eyas.draft.network import DraftNetwork
 from eyas.draft.pace import Pace, usual_shapes
 from eyas.draft.tree import num_scratch
-from eyas.models import ModelSpec, load_model, locate_model, read_spec
-from eyas.models.heads import HeadSpec, has_mtp, is_head, load_head, read_head
+from eyas.models import ModelSpec, load_model, read_spec
+from eyas.models.heads import HeadSpec, has_mtp, is_head, load_head, locate_head, read_head
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import ModelRunner
 
@@ -76,6 +76,12 @@ class Drafting:
         """The products of the drafting network."""
         network = self.model or self.head
         return network.linear_shapes if network is not None else ()
+
+    @property
+    def head_shapes(self) -> tuple[tuple[int, int], ...]:
+        """(vocabulary, hidden size) of the drafting network's output layer."""
+        network = self.model or self.head
+        return (network.head_shape,) if network is not None else ()
 
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
         """Keys, values and features of one token."""
@@ -118,7 +124,7 @@ def _find(config: EngineConfig, directory: Path) -> Path | None:
     if draft.model == "builtin" and draft.names != ("model",):
         return builtin.head_path()
     if draft.model is not None:
-        return locate_model(draft.model, None, config.model.offline)
+        return locate_head(draft.model, None, config.model.offline)
     if has_mtp(directory):
         return directory
     if config.model.path == "builtin":
@@ -156,7 +162,6 @@ def build_drafter(
         return RootDrafter()
     shape = drafting.shape
     sources: list[Drafter] = []
-    network_costs = NOTHING
     for name in drafting.names:
         if name == "ngram":
             num_tokens = shape.nodes - 1
@@ -176,17 +181,26 @@ def build_drafter(
                 max_rows=config.scheduler.max_batch_tokens,
             )
         )
-        if drafting.is_paced:
-            network_costs = _network_costs(network, runner.model.device, max_length)
     nodes = max(source.width for source in sources)
     drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, nodes)
     if not drafting.is_paced:
         return drafter
-    most = config.scheduler.max_num_seqs * nodes
+    return pace(drafter, runner, config.scheduler.max_num_seqs, max_length)
+
+
+def pace(
+    drafter: Drafter, runner: ModelRunner, max_num_seqs: int, max_length: int
+) -> PacedDrafter:
+    """The drafter with its shape chosen step by step, by what steps and passes cost here."""
+    shape = drafter.shape
+    most = max_num_seqs * shape.nodes
     costs = measure_costs(lambda n: _run_target(runner, n, max_length), min(most, 128))
     log.info("a step costs %s ms", _as_text(costs))
-    log.info("a pass of the drafter costs %s ms", _as_text(network_costs))
-    shapes = usual_shapes(max(drafter.shape.steps, 1), drafter.shape.topk, nodes)
+    network_costs = NOTHING
+    for network in drafter.networks:
+        network_costs = _network_costs(network, runner.model.device, max_length)
+        log.info("a pass of the drafter costs %s ms", _as_text(network_costs))
+    shapes = usual_shapes(shape.steps, shape.topk, shape.nodes)
     return PacedDrafter(drafter, Pace(shapes, costs, network_costs))
 
 

@@ -55,10 +55,10 @@ def find_row_order(
     device: torch.device | str,
     max_rows: int,
     *,
-    head: tuple[int, int] | None = None,
+    heads: Sequence[tuple[int, int]] = (),
     bucket: int | None = None,
 ) -> RowOrderReport:
-    """Try row counts on every (out, in) of `shapes`, and on the logits head of shape `head`.
+    """Try row counts on every (out, in) of `shapes`, and on logits heads of the shapes `heads`.
 
     max_rows: the largest forward to come, padding included. bucket: a fixed row count to fall back
     to; on a CPU 32 unless given, on a GPU none unless given, since it makes long prompts slow.
@@ -73,7 +73,7 @@ def find_row_order(
     minimums = (2, 8) if is_cpu else (1, 2, 4, 8, 16, 32)
     failures: list[tuple[int, str]] = []
     with torch.inference_mode():
-        for label, layer, in_features, work in _probes(shapes, head, dtype, device):
+        for label, layer, in_features, work in _probes(shapes, heads, dtype, device):
             rows_TI = _random_rows(max_rows, in_features, dtype, device)
             count = _largest_differing_count(layer, rows_TI, max_rows, work, minimums[0])
             if count:
@@ -91,7 +91,7 @@ def find_row_order(
         return RowOrderReport(RowOrder(minimums[0]), False, reason)
     order = RowOrder(bucket, bucket)
     with torch.inference_mode():
-        for label, layer, in_features, _ in _probes(shapes, head, dtype, device):
+        for label, layer, in_features, _ in _probes(shapes, heads, dtype, device):
             rows_TI = _random_rows(bucket, in_features, dtype, device)
             if not _is_exact_in_place(layer, rows_TI):
                 text = f"{label} depends on the other rows even at {bucket} rows"
@@ -104,7 +104,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 def _probes(
     shapes: Sequence[tuple[int, int]],
-    head: tuple[int, int] | None,
+    heads: Sequence[tuple[int, int]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[tuple[str, Product, int, int]]:
@@ -117,7 +117,7 @@ def _probes(
         linear.seal()
         label = f"the product of shape {out_features} x {in_features}"
         yield label, linear, in_features, out_features * in_features
-    if head is not None:
+    for head in dict.fromkeys(heads):
         logits = LogitsHead(*head, dtype=dtype, device=device, order=order)
         for block in logits.parameters():
             _fill(block, head[1])

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -30,15 +31,25 @@ MAX_PUMPED_DELTAS = 64
 
 
 class Answer:
-    """The answer to one HTTP request: one choice for each prompt and each of its n."""
+    """The answer to one HTTP request: one choice for each prompt and each of its n.
+
+    with_drafts: usage says what became of the drafts as well.
+    """
 
     def __init__(
-        self, service: Service, answer_id: str, requests: list[Request], shape: Format
+        self,
+        service: Service,
+        answer_id: str,
+        requests: list[Request],
+        shape: Format,
+        *,
+        with_drafts: bool = False,
     ) -> None:
         self._service = service
         self._id = answer_id
         self._requests = requests
         self._shape = shape
+        self._with_drafts = with_drafts
         self._num_each = requests[0].params.n
         self._num_choices = len(requests) * self._num_each
         self._usages: list[list[Usage | None]] = [[None] * self._num_each for _ in requests]
@@ -83,7 +94,7 @@ class Answer:
             if failure := _failure_of(delta):
                 raise failure
             choices[place].add(delta)
-        body = self._shape.response(choices, usage_of(self._usages))
+        body = self._shape.response(choices, self._usage())
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _events(
@@ -109,13 +120,16 @@ class Answer:
             if failures:
                 yield event(failures[0].body())
             elif includes_usage:
-                yield event(self._shape.usage_chunk(usage_of(self._usages)))
+                yield event(self._shape.usage_chunk(self._usage()))
             yield DONE
         except (RequestError, EngineUnavailable):
             yield event(errors.unavailable(errors.ABORTED).body()) + DONE
         except Exception:
             log.exception("answer %s failed", self._id)
             yield event(ApiError(500, errors.INTERNAL).body()) + DONE
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._usages, with_drafts=self._with_drafts)
 
     async def _deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """All requests' deltas with the place of their choice, as they come."""

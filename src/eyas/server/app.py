@@ -32,6 +32,7 @@ from eyas.server.chat import (
 from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.errors import ApiError
 from eyas.server.gate import Gate
+from eyas.server.sampling import includes_usage
 from eyas.server.schema import ChatBody, CompletionBody, DetokenizeBody, Sampled, TokenizeBody
 from eyas.server.service import Service
 from eyas.server.texts import ModelTexts
@@ -114,11 +115,17 @@ class _Routes:
         request = await self._service.workers.run(
             lambda: chat_request(body, texts, answer_id, salt)
         )
-        with_usage = bool((body.stream_options or {}).get("include_usage"))
+        with_usage = includes_usage(body)
         shape = ChatFormat(
             texts.tokenizer, answer_id, body.model or self._service.names[0], request, with_usage
         )
-        answer = Answer(self._service, answer_id, [request], shape)
+        answer = Answer(
+            self._service,
+            answer_id,
+            [request],
+            shape,
+            with_drafts=bool(body.return_draft_details),
+        )
         return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
 
     async def completions(self, http: HttpRequest) -> Response:
@@ -128,11 +135,17 @@ class _Routes:
         requests = await self._service.workers.run(
             lambda: completion_requests(body, texts, answer_id, salt)
         )
-        with_usage = bool((body.stream_options or {}).get("include_usage"))
+        with_usage = includes_usage(body)
         shape = CompletionFormat(
             texts.tokenizer, answer_id, body.model or self._service.names[0], requests, body
         )
-        answer = Answer(self._service, answer_id, requests, shape)
+        answer = Answer(
+            self._service,
+            answer_id,
+            requests,
+            shape,
+            with_drafts=bool(body.return_draft_details),
+        )
         return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
 
     async def tokenize(self, http: HttpRequest) -> Response:

@@ -13,7 +13,7 @@ from typing import Any
 
 from eyas.core import MAX_CHOICES, Delta, Request, RequestError, TokenLogprob
 from eyas.server.formats import Choice, ending, finite, prompt_logprobs
-from eyas.server.sampling import refuse_unsupported, sampling_params
+from eyas.server.sampling import includes_usage, refuse_unsupported, sampling_params
 from eyas.server.schema import CompletionBody
 from eyas.server.texts import ModelTexts
 from eyas.text import Detokenizer, Tokenizer
@@ -87,7 +87,7 @@ class CompletionFormat:
         self._params = requests[0].params
         self._requests = requests
         self._hides_output = body.max_tokens == 0
-        self._with_usage = bool((body.stream_options or {}).get("include_usage"))
+        self._with_usage = includes_usage(body)
         self._echoes: list[str] | None = None
         if body.echo:
             self._echoes = [

@@ -5,7 +5,10 @@ Promises: plain dicts in OpenAI's shape. Does not know: HTTP, where deltas come 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from eyas.core import Delta, TokenLogprob, Usage
@@ -55,20 +58,54 @@ def ending(delta: Delta, seed: int | None) -> dict[str, Any]:
     return {"stop_reason": delta.stop_reason, "seed": shown}
 
 
-def usage_of(usages: list[list[Usage | None]]) -> dict[str, Any]:
-    """OpenAI's usage of an answer. usages[p][i]: choice i of prompt p; a prompt counts once."""
+def usage_of(usages: list[list[Usage | None]], *, with_drafts: bool = False) -> dict[str, Any]:
+    """OpenAI's usage of an answer. usages[p][i]: choice i of prompt p; a prompt counts once.
+
+    with_drafts: say as well what became of the drafts.
+    """
     num_prompt = num_cached = num_output = 0
     for choices in usages:
         known = [usage for usage in choices if usage is not None]
         num_prompt += max((usage.num_prompt_tokens for usage in known), default=0)
         num_cached += min((usage.num_cached_tokens for usage in known[:1]), default=0)
         num_output += sum(usage.num_output_tokens for usage in known)
-    return {
+    written: dict[str, Any] = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
     }
+    if with_drafts:
+        known = [usage for choices in usages for usage in choices if usage is not None]
+        written["draft_details"] = draft_details(known)
+    return written
+
+
+def draft_details(usages: Sequence[Usage]) -> dict[str, Any]:
+    """What became of the drafts of some choices, together. Entry i of a list is depth i + 1."""
+    num_steps = sum(usage.num_steps for usage in usages)
+    num_accepted = sum(usage.num_accepted_tokens for usage in usages)
+    drafts = [usage.drafts for usage in usages]
+    return {
+        "steps": num_steps,
+        "steps_with_draft": sum(each.num_drafts for each in drafts),
+        "draft_tokens": sum(usage.num_draft_tokens for usage in usages),
+        "accepted_tokens": num_accepted,
+        "accepted_tokens_per_step": round(num_accepted / max(1, num_steps), 4),
+        "drafted_by_depth": _by_depth([each.drafted_by_depth for each in drafts]),
+        "accepted_by_depth": _by_depth([each.accepted_by_depth for each in drafts]),
+        "drafted_by_source": _by_name([each.drafted_by_source for each in drafts]),
+        "accepted_by_source": _by_name([each.accepted_by_source for each in drafts]),
+        "endings": _by_name([each.endings for each in drafts]),
+    }
+
+
+def _by_depth(counts: list[list[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
+
+
+def _by_name(counts: list[dict[str, int]]) -> dict[str, int]:
+    return dict(sum((Counter(each) for each in counts), Counter()))
 
 
 def prompt_logprobs(

@@ -13,11 +13,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from types import FrameType
 
 import uvicorn
 
 from eyas.config import EngineConfig
+from eyas.core import DraftCounts
 from eyas.server import logs
 from eyas.server.app import create_app
 from eyas.server.client import EngineProcess
@@ -176,20 +178,29 @@ async def _report(client: EngineProcess) -> None:
         made = stats.num_output_tokens - before.num_output_tokens
         read = stats.num_prompt_tokens - before.num_prompt_tokens
         if made or read or stats.num_running:
-            drafts = stats.num_draft_steps - before.num_draft_steps
-            accepted = stats.num_accepted_tokens - before.num_accepted_tokens
             used = stats.num_slots - stats.num_free_slots - stats.num_cached_slots
             log.info(
-                "running %d, waiting %d, output %.1f tokens/s, prompt %.1f tokens/s, cache %.0f %%,"
-                " accepted %.2f a draft",
+                "running %d, waiting %d, output %.1f tokens/s, prompt %.1f tokens/s, cache %.0f %%%s",
                 stats.num_running,
                 stats.num_waiting,
                 made / REPORT_SECONDS,
                 read / REPORT_SECONDS,
                 100 * used / max(1, stats.num_slots),
-                accepted / max(1, drafts),
+                drafting_since(before.drafts, stats.drafts),
             )
         before = stats
+
+
+def drafting_since(before: DraftCounts, now: DraftCounts) -> str:
+    """How drafts did: tokens that a step with a draft gave in the mean, and the share of such steps
+    that accepted a token at each depth. Empty where nothing was drafted."""
+    num_drafts = now.num_drafts - before.num_drafts
+    if num_drafts <= 0:
+        return ""
+    pairs = zip_longest(now.accepted_by_depth, before.accepted_by_depth, fillvalue=0)
+    rates = [(later - earlier) / num_drafts for later, earlier in pairs]
+    shown = " ".join(f"{rate:.2f}" for rate in rates)
+    return f", mean accepted length {1 + sum(rates):.2f}, by position {shown or 'none'}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

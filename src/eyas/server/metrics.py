@@ -12,9 +12,13 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from eyas.core import DraftCounts
 from eyas.server.client import EngineHealth
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+
+MAX_DEPTHS, MAX_NAMES = 64, 16
+"""Most values of a label that counts depths, and of one that names something."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -49,7 +53,7 @@ class _EngineCollector(Collector):
             "num_preemptions": ("Preemptions", stats.num_preemptions),
             "prefix_cache_queries": ("Tokens looked up", stats.num_prefix_query_tokens),
             "prefix_cache_hits": ("Tokens found", stats.num_prefix_hit_tokens),
-            "spec_decode_num_drafts": ("Steps with a draft", stats.num_draft_steps),
+            "spec_decode_num_drafts": ("Steps with a draft", stats.drafts.num_drafts),
             "spec_decode_num_draft_tokens": ("Tokens drafted", stats.num_draft_tokens),
             "spec_decode_num_accepted_tokens": ("Drafts accepted", stats.num_accepted_tokens),
         }
@@ -62,14 +66,61 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"eyas:{name}", text, labels=names)
             counter.add_metric(values, value)
             yield counter
-        by_depth = CounterMetricFamily(
-            "eyas:spec_decode_num_accepted_tokens_per_pos",
-            "Drafts accepted, by depth in the tree",
-            labels=[*names, "position"],
-        )
-        for position, value in enumerate(stats.accepted_by_depth):
-            by_depth.add_metric([*values, str(position)], value)
-        yield by_depth
+        yield from self._draft_counters(stats.drafts)
+
+    def _draft_counters(self, drafts: DraftCounts) -> Iterator[Metric]:
+        """What became of drafts, each with one more label. Depths count from 0, as vLLM's do."""
+        for name, text, label, counts in (
+            (
+                "num_draft_tokens_per_pos",
+                "Drafts that reached a depth",
+                "position",
+                _depths(drafts.drafted_by_depth),
+            ),
+            (
+                "num_accepted_tokens_per_pos",
+                "Drafts accepted to a depth",
+                "position",
+                _depths(drafts.accepted_by_depth),
+            ),
+            (
+                "num_draft_tokens_by_source",
+                "Tokens drafted, by who proposed them",
+                "source",
+                _few(drafts.drafted_by_source),
+            ),
+            (
+                "num_accepted_tokens_by_source",
+                "Drafts accepted, by who proposed them",
+                "source",
+                _few(drafts.accepted_by_source),
+            ),
+            (
+                "draft_endings",
+                "Drafts by why no more of them was accepted",
+                "reason",
+                _few(drafts.endings),
+            ),
+        ):
+            counter = CounterMetricFamily(
+                f"eyas:spec_decode_{name}", text, labels=[*self._labels, label]
+            )
+            for key, value in counts.items():
+                counter.add_metric([*self._labels.values(), key], value)
+            yield counter
+
+
+def _depths(counts: list[int]) -> dict[str, int]:
+    return {str(depth): count for depth, count in enumerate(counts[:MAX_DEPTHS])}
+
+
+def _few(counts: dict[str, int]) -> dict[str, int]:
+    """The counts, those beyond a number of names as one."""
+    names = sorted(counts)
+    few = {name: counts[name] for name in names[:MAX_NAMES]}
+    if len(names) > MAX_NAMES:
+        few["other"] = sum(counts[name] for name in names[MAX_NAMES:])
+    return few
 
 
 class Metrics:

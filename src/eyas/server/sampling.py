@@ -31,8 +31,19 @@ def refuse_unsupported(body: Sampled) -> None:
         )
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: is for stream: true only", param="stream_options")
+    if body.return_draft_details and body.stream and not includes_usage(body):
+        raise RequestError(
+            "return_draft_details: is part of usage; with stream: true send stream_options: "
+            '{"include_usage": true} as well',
+            param="return_draft_details",
+        )
     if body.prompt_logprobs is not None and body.stream:
         raise RequestError("prompt_logprobs: is not for stream: true", param="prompt_logprobs")
+
+
+def includes_usage(body: Sampled) -> bool:
+    """Does a stream end with its usage?"""
+    return bool((body.stream_options or {}).get("include_usage"))
 
 
 def sampling_params(

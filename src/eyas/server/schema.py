@@ -62,6 +62,7 @@ class Sampled(Strict):
     skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    return_draft_details: bool | None = None
 
     user: str | None = None
     metadata: dict[str, Any] | None = None

@@ -1,0 +1,191 @@
+"""One engine, loaded once, whose drafter changes between jobs: every way of drafting on equal terms.
+
+Promises: plain decoding is the engine's own (no head runs, nothing is tapped), a fixed shape is the one
+asked for, "auto" is what the engine chooses by cost; who drafts changes only while nothing runs. Built
+with the largest shape; smaller ones are that drafter, narrowed.
+Does not know: prompts, how results are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from eyas.bench.decode import EngineContestant, Job, Run, acceptance, same_tokens, summarise
+from eyas.config import AUTO_NODES
+from eyas.core import DraftCounts, DraftTree, Verdict
+from eyas.draft import (
+    BlendDrafter,
+    Drafter,
+    NgramDrafter,
+    PacedDrafter,
+    RootDrafter,
+    Shape,
+    StepReport,
+    TreeDrafter,
+)
+from eyas.engine.build import connect
+from eyas.engine.drafting import pace
+from eyas.llm import LLM
+from eyas.runner.batch import Batch
+from eyas.runner.runner import Output
+
+PLAIN, AUTO = "plain", "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """Who drafts. shape: what it is narrowed to; None leaves that to the drafter."""
+
+    name: str
+    drafter: Drafter
+    shape: Shape | None = None
+
+
+class SwitchDrafter(Drafter):
+    """Whichever drafter is `current`. width: of the largest tree that any of them proposes."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self.current: Drafter = RootDrafter()
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    @property
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.current.taps
+
+    @property
+    def sources(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.current.sources
+
+    def wish(self, num_sequences: int) -> int:
+        return self.current.wish(num_sequences)
+
+    def propose(self, batch: Batch) -> DraftTree:
+        return self.current.propose(batch)
+
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        self.current.observe(batch, output, verdict)
+
+    def learn(self, report: StepReport) -> None:
+        self.current.learn(report)
+
+
+class Stage:
+    """An engine around a `SwitchDrafter`, and the drafters that may take part.
+
+    llm: made for one drafter and nodes in numbers, without prefix cache (rows that a drafter was not
+    there to make would be missing from a shared prefix), and not yet used.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        config, built = llm.config, llm.engine.drafter
+        assert config.draft.nodes != "auto" and not config.cache.prefix_cache
+        self.llm = llm
+        self.built = built
+        self._largest = built.shape
+        self.switch = SwitchDrafter(built.width)
+        llm.engine = connect(config, llm.engine.runner, self.switch, llm.info, llm.tokenizer)
+
+    @property
+    def kind(self) -> str:
+        """What the engine was made with: head, model or ngram."""
+        return self.built.sources[0]
+
+    def use(self, lineup: Lineup) -> None:
+        """Let others draft from now on; what is under way lands first."""
+        engine = self.llm.engine
+        while engine.has_work():
+            engine.step()
+        if lineup.shape is not None:
+            lineup.drafter.shape = lineup.shape
+        self.switch.current = lineup.drafter
+
+    def plain(self) -> Lineup:
+        return Lineup(PLAIN, RootDrafter())
+
+    def fixed(self, name: str, shape: Shape) -> Lineup:
+        """Always this shape."""
+        return Lineup(name, self.built, shape)
+
+    def auto(self) -> Lineup:
+        """The shape that promises most tokens a second, step by step, as `nodes="auto"` has it."""
+        llm, built = self.llm, self.built
+        built.shape = self._largest.within(AUTO_NODES)
+        seats = llm.config.scheduler.max_num_seqs
+        return Lineup(AUTO, pace(built, llm.engine.runner, seats, llm.info.max_model_len))
+
+    def ngram(self) -> Lineup:
+        """Prompt lookup alone."""
+        drafter = NgramDrafter(self.built.width - 1)
+        return Lineup("ngram", drafter, drafter.shape)
+
+    def blend(self) -> Lineup:
+        """Prompt lookup and what the engine was made with, in one tree."""
+        drafter = BlendDrafter([NgramDrafter(self.built.width - 1), self.built], self.built.width)
+        return Lineup(f"ngram+{self.kind}", drafter, drafter.shape)
+
+
+class LineupContestant:
+    """A lineup on a stage. Jobs of all lineups run through the same stopwatch.
+
+    counts: what became of the drafts of each run.
+    """
+
+    def __init__(self, stage: Stage, stopwatch: EngineContestant, lineup: Lineup) -> None:
+        self.name = lineup.name
+        self.lineup = lineup
+        self.counts: list[DraftCounts] = []
+        self._stage, self._stopwatch = stage, stopwatch
+
+    def run(self, job: Job) -> Run:
+        self._stage.use(self.lineup)
+        metrics = self._stage.llm.engine.metrics
+        metrics.drafts = DraftCounts()
+        failed = metrics.num_failed_steps
+        run = self._stopwatch.run(job)
+        if metrics.num_failed_steps > failed:
+            raise RuntimeError(f"a step failed with {self.name}; the log says how")
+        self.counts.append(metrics.drafts)
+        return run
+
+
+def compare(
+    contestants: Sequence[LineupContestant], runs: Mapping[str, Sequence[Run]]
+) -> dict[str, dict[str, Any]]:
+    """Medians of every contestant, by name; its speed is divided by plain's of the same round."""
+    plain = runs[PLAIN]
+    compared: dict[str, dict[str, Any]] = {}
+    for contestant in contestants:
+        own = runs[contestant.name]
+        counts = contestant.counts[-len(own) :]
+        shape = contestant.lineup.shape
+        pairs = zip(own, plain, strict=True)
+        ratio = median(one.speed / other.speed for one, other in pairs)
+        is_same = all(same_tokens([run], plain) == 1 for run in own)
+        compared[contestant.name] = {
+            "shape": None if shape is None else [shape.steps, shape.topk, shape.nodes],
+            **summarise(own),
+            "speed_ratio": round(ratio, 3),
+            "same_tokens": is_same,
+            **acceptance(counts),
+        }
+    return compared
+
+
+def about(llm: LLM) -> dict[str, Any]:
+    """Facts of a model that a result is told with; the last part of its path stands for it."""
+    info = msgspec.to_builtins(llm.info)
+    kept = ("architecture", "dtype", "device", "exact", "exact_reason", "max_model_len")
+    return {
+        "name": llm.info.model.rstrip("/").rpartition("/")[2],
+        "parameters": llm.info.num_parameters,
+        **{name: info[name] for name in kept},
+    }

@@ -1,0 +1,320 @@
+"""`eyas bench decode`: how fast tokens come, with and without drafts.
+
+Promises: status 1 where a drafter changed a token. Does not know: how anything is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eyas.cli import options
+from eyas.cli.bench import TASKS_OF_A_ROUND, Output, Workload, command_line
+from eyas.cli.errors import CheckFailed
+from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
+
+if TYPE_CHECKING:
+    from eyas.llm import LLM
+
+
+class Peer(StrEnum):
+    """Who may run the same checkpoint for comparison."""
+
+    transformers = "transformers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender(DraftOptions):
+    """Drafting that is measured against plain decoding; by default there is none."""
+
+    drafter: options.Drafter = "root"
+
+
+def _batch_sizes(text: str) -> list[int]:
+    """The sizes that an option like 1,8,32 names, smallest first."""
+    sizes = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(sizes) < 1:
+        raise ValueError(f"--batch: whole numbers from 1 with commas between them, not {text!r}")
+    return sorted(set(sizes))
+
+
+@flattened
+def decode(
+    *,
+    model: options.Model = MODEL.path,
+    batch: Annotated[
+        str,
+        typer.Option("--batch", "-b", help="Batch sizes, with commas between them."),
+    ] = "1,8",
+    workload: Annotated[
+        Workload,
+        typer.Option(
+            help="tasks: held-out tasks of the built-in model's kinds, other ones in every round, "
+            "whose answers end by themselves; chat: short tasks; copy: answers that stand in the "
+            "prompt; random: random tokens."
+        ),
+    ] = Workload.chat,
+    prompts_file: Annotated[
+        Path | None,
+        typer.Option("--prompts-file", help="Text prompts of your own, JSON lines; raw."),
+    ] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", help="Length of random prompts.")
+    ] = 128,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(
+            "--num-prompts",
+            min=1,
+            help="Prompts of a round, a batch at a time; by default the batch size (twice that with "
+            "--refill), and at least 8 with tasks.",
+        ),
+    ] = None,
+    refill: Annotated[
+        bool,
+        typer.Option(
+            "--refill",
+            help="Start a prompt as soon as an answer has ended, so that a batch stays full.",
+        ),
+    ] = False,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer.")] = 128,
+    stop_at_eos: Annotated[
+        bool,
+        typer.Option(
+            "--stop-at-eos", help="Let answers end by themselves; by default they do not."
+        ),
+    ] = False,
+    temperature: Annotated[float, typer.Option("--temperature", "-t")] = 0.0,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Counted rounds after one to warm up.")
+    ] = 5,
+    compare: Annotated[
+        Peer | None,
+        typer.Option("--compare", help="Run the same checkpoint through this, in turn."),
+    ] = None,
+    drafting: Contender,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain/--no-plain", help="With a drafter: run plain decoding in turn as well."
+        ),
+    ] = True,
+    dtype: options.Dtype = options.DtypeChoice.auto,
+    device: options.Device = DEVICE.device,
+    threads: options.Threads = None,
+    offline: options.Offline = False,
+    output: Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Tokens per second, time to first token, step time, accepted tokens; contestants take turns.
+
+    Plain decoding is an engine of its own that knows nothing of drafts. What a drafter has learned
+    of costs and acceptance stays from round to round; one round is not counted.
+    """
+    from eyas.bench.decode import EngineContestant, Job, ratio, same_tokens, summarise, take_turns
+    from eyas.bench.machine import describe_run, write_result
+    from eyas.bench.peers import TransformersContestant
+    from eyas.cli.loading import open_model
+    from eyas.cli.models import model_directory
+
+    def open_contestant(name: str, chosen: DraftOptions) -> EngineContestant:
+        config = engine_config(
+            model=model,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            offline=offline,
+            max_num_seqs=max(batches),
+            prefix_cache=False,
+            **vars(chosen),
+        )
+        return EngineContestant(name, open_model(config, quiet=as_json))
+
+    batches = _batch_sizes(batch)
+    if refill and compare is not None:
+        raise ValueError("--refill: another engine runs whole batches; leave --compare out")
+    tasks = workload is Workload.tasks and prompts_file is None
+    least = num_prompts or (TASKS_OF_A_ROUND if tasks else 1)
+    contestants: list[Any] = []
+    drafts = drafting.drafter != "root"
+    if plain or not drafts:
+        contestants.append(open_contestant("plain", Contender()))
+    if drafts:
+        contestants.append(open_contestant(drafting.drafter, drafting))
+    llm = contestants[0].llm
+    if compare is not None:
+        peer = TransformersContestant(model_directory(llm), llm.info.dtype, llm.info.device)
+        contestants.append(peer)
+    counts = {
+        size: max(least, 2 * size if refill and not num_prompts else size) for size in batches
+    }
+    most = max(counts.values()) * (repeats + 1 if tasks else 1)
+    prompts = _prompts(llm, workload, prompts_file, prompt_tokens, most)
+    results, failed = [], []
+    for size, count in counts.items():
+        job = Job(
+            prompts if tasks else prompts[:count],
+            size,
+            max_tokens,
+            stops_at_eos=stop_at_eos or tasks,
+            temperature=temperature,
+            refills=refill,
+            per_round=count if tasks else 0,
+        )
+        runs = take_turns(contestants, job, repeats, _narrator(as_json, size))
+        names = list(runs)
+        entry: dict[str, Any] = {
+            "batch": size,
+            "prompts_per_round": count,
+            "contestants": {name: summarise(each) for name, each in runs.items()},
+        }
+        for name in names:
+            if "plain" in names and name not in ("plain", compare):
+                entry["contestants"][name]["ratio"] = ratio(runs[name], runs["plain"])
+        speed = {name: entry["contestants"][name]["tokens_per_second"] for name in names}
+        entry["speed_ratios"] = {
+            f"{one} / {other}": round(speed[one] / speed[other], 3)
+            for one, other in _pairs(names, compare)
+        }
+        entry["same_tokens"] = {name: same_tokens(runs[names[0]], runs[name]) for name in names[1:]}
+        failed += [n for n, share in entry["same_tokens"].items() if n != compare and share < 1]
+        results.append(entry)
+    result = {
+        **describe_run(command_line()),
+        "model": _about(llm),
+        "settings": {
+            "workload": "file" if prompts_file else workload.value,
+            "prompt_tokens": _lengths(prompts),
+            "max_tokens": max_tokens,
+            "stop_at_eos": stop_at_eos or tasks,
+            "refill": refill,
+            "temperature": temperature,
+            "repeats": repeats,
+            "drafting": vars(drafting) if drafts else None,
+        },
+        "results": results,
+    }
+    if output is not None:
+        write_result(result, output)
+    print(json.dumps(result)) if as_json else _show(result)
+    if failed:
+        raise CheckFailed("a drafter changed tokens; please report it with this command")
+
+
+def _prompts(
+    llm: LLM, workload: Workload, prompts_file: Path | None, prompt_tokens: int, count: int
+) -> list[list[int]]:
+    """`count` prompts as token ids."""
+    from eyas.bench import prompts as shared
+    from eyas.cli.generate import read_entries
+
+    if prompts_file is not None:
+        texts = [str(entry.get("prompt", "")) for entry in read_entries(prompts_file)]
+        return shared.cycle_to([llm.tokenizer.encode_prompt(text) for text in texts], count)
+    if workload is Workload.random:
+        return shared.random_prompts(count, prompt_tokens, llm.info.vocab_size)
+    if workload is Workload.tasks:
+        tasks = shared.heldout_tasks(count)
+    else:
+        tasks = shared.TASKS if workload is Workload.chat else shared.COPY_TASKS
+    encoded = [
+        llm.encode_chat(task.messages, tools=task.tools or None, enable_thinking=task.thinks)
+        for task in tasks
+    ]
+    return shared.cycle_to(encoded, count)
+
+
+def _lengths(prompts: list[list[int]]) -> dict[str, int]:
+    """How many prompts there are and how long, in tokens."""
+    lengths = sorted(len(prompt) for prompt in prompts)
+    middle = lengths[len(lengths) // 2]
+    return {"prompts": len(lengths), "least": lengths[0], "median": middle, "most": lengths[-1]}
+
+
+def _pairs(names: list[str], peer: str | None) -> list[tuple[str, str]]:
+    """Whose speed is divided by whose: drafters by plain, everybody of ours by the peer."""
+    ours = [name for name in names if name != peer]
+    pairs = [(name, "plain") for name in ours if name != "plain" and "plain" in ours]
+    return pairs + [(name, peer) for name in ours if peer is not None]
+
+
+def _narrator(quiet: bool, size: int) -> Callable[[str, int], None] | None:
+    if quiet or not sys.stderr.isatty():
+        return None
+
+    def say(name: str, turn: int) -> None:
+        what = f"round {turn}" if turn else "warm-up"
+        print(f"\rbatch {size}: {what}, {name:<14}", end="", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _about(llm: LLM) -> dict[str, Any]:
+    info = llm.info
+    return {
+        "name": Path(info.model).name,
+        "architecture": info.architecture,
+        "parameters": info.num_parameters,
+        "dtype": info.dtype,
+        "device": info.device,
+        "exact": info.exact,
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    model, machine = result["model"], result["machine"]
+    table = Table(
+        *("batch", "", "tokens/s", "first\ntoken ms", "step\nms", "forward\nms", "rest\nms"),
+        *("tokens\na step", "a draft", "same\ntokens"),
+        title=f"{model['name']}, {model['dtype']} on {machine['cpu']}, {machine['threads']} threads",
+        padding=(0, 0),
+    )
+    for entry in result["results"]:
+        for name, one in entry["contestants"].items():
+            same = entry["same_tokens"].get(name)
+            table.add_row(
+                str(entry["batch"]),
+                name,
+                f"{one['tokens_per_second']:.1f}",
+                _number(one.get("first_token_ms")),
+                _number((one.get("step_ms") or {}).get("median")),
+                _number((one.get("forward_ms") or {}).get("median")),
+                _number((one.get("rest_ms") or {}).get("median")),
+                _number(one.get("tokens_per_step")),
+                _number(one.get("tokens_per_draft")),
+                f"{100 * same:.0f} %" if same is not None else "",
+            )
+    console = Console()
+    if sys.stderr.isatty():
+        print("\r" + " " * 48 + "\r", end="", file=sys.stderr)
+    console.print(table)
+    for entry in result["results"]:
+        for pair, speeds in entry["speed_ratios"].items():
+            console.print(f"batch {entry['batch']}: {pair}: {speeds:.2f}", highlight=False)
+        for name, one in entry["contestants"].items():
+            if found := one.get("ratio"):
+                console.print(
+                    f"batch {entry['batch']}: {name} / plain of the same round: median "
+                    f"{found['median']:.3f} ({found['low']:.3f} to {found['high']:.3f}, "
+                    f"{100 * found['coverage']:.0f} % of {found['rounds']} rounds)",
+                    highlight=False,
+                )
+            if depths := one.get("acceptance_by_depth"):
+                shares = " ".join(f"{share:.2f}" for share in depths)
+                console.print(
+                    f"batch {entry['batch']}: {name}: accepted by depth {shares}", highlight=False
+                )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

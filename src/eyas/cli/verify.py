@@ -1,0 +1,178 @@
+"""`eyas verify`: one command that says whether a model and its head are right here, and what they give.
+
+Promises: status 1 where the drafter law or the parity with transformers does not hold. Does not know:
+how anything is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eyas.cli import options
+from eyas.cli.bench import Output
+from eyas.cli.errors import CheckFailed
+from eyas.cli.options import DEVICE, DRAFT, MODEL, engine_config
+
+_TITLES = {
+    "exactness": "exact on this machine",
+    "law": "drafts change nothing",
+    "parity": "as transformers",
+    "acceptance": "accepted tokens",
+    "speed": "speed",
+}
+_STYLES = {"pass": "green", "fail": "bold red", "skipped": "yellow"}
+
+
+def verify(
+    *,
+    model: Annotated[
+        str, typer.Argument(help="'builtin', a directory, or a Hugging Face hub name.")
+    ] = MODEL.path,
+    head: Annotated[
+        str | None,
+        typer.Option("--head", help="An EAGLE or MTP head: a directory or a hub name."),
+    ] = None,
+    draft_model: options.DraftModel = None,
+    draft_steps: options.DraftSteps = DRAFT.steps,
+    draft_topk: options.DraftTopk = DRAFT.topk,
+    draft_nodes: Annotated[
+        int,
+        typer.Option("--draft-nodes", help="Nodes of the largest tree, the root included."),
+    ] = DRAFT.max_nodes,
+    prompts_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts-file",
+            help='Prompts of your own, JSON lines: {"prompt": text or token ids} continued as they '
+            'are, or {"messages": [...]}. Default: a few short tasks.',
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int, typer.Option("--num-prompts", min=1, max=64, help="Prompts to use, from the first.")
+    ] = 4,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer.")] = 64,
+    parity: Annotated[
+        bool,
+        typer.Option(
+            "--parity/--no-parity",
+            help="Compare with transformers; the model is loaded once more in float32.",
+        ),
+    ] = True,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Counted rounds of the speed part.")
+    ] = 3,
+    revision: options.Revision = MODEL.revision,
+    dtype: options.Dtype = options.DtypeChoice.auto,
+    max_model_len: options.MaxModelLen = None,
+    device: options.Device = DEVICE.device,
+    threads: options.Threads = None,
+    offline: options.Offline = False,
+    output: Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Check a model on your own prompts: exactness, every drafter, transformers, acceptance, speed."""
+    from eyas.bench.machine import describe_run, write_result
+    from eyas.bench.verify import Plan
+    from eyas.bench.verify import verify as run
+    from eyas.cli.generate import read_entries
+
+    entries = None if prompts_file is None else read_entries(prompts_file)
+    config = engine_config(
+        model=model,
+        revision=revision,
+        offline=offline,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        draft_model=draft_model,
+        draft_steps=draft_steps,
+        draft_topk=draft_topk,
+        draft_nodes=draft_nodes,
+        device=device,
+        threads=threads,
+    )
+    plan = Plan(config, head, entries, num_prompts, max_tokens, repeats, parity)
+    with status(as_json) as say:
+        report = run(plan, say)
+    result = {**describe_run(["eyas", *sys.argv[1:]]), **report}
+    if output is not None:
+        write_result(result, output)
+    print(json.dumps(result)) if as_json else _show(result)
+    if not result["passed"]:
+        wrong = [_TITLES[n] for n, part in result["parts"].items() if part["status"] == "fail"]
+        raise CheckFailed(f"{', '.join(wrong)}: does not hold; the report says where")
+
+
+@contextmanager
+def status(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """What is being done, on standard error."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("") as status:
+        yield status.update
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    model, drafting, prompts = result["model"], result["drafting"], result["prompts"]
+    console.print(
+        f"[bold]{model['name']}[/bold], {model['architecture']}, {model['parameters'] / 1e6:.1f} M, "
+        f"{model['dtype']} on {model['device']}",
+        highlight=False,
+    )
+    lengths = prompts["num_tokens"]
+    console.print(
+        f"prompts: {len(lengths)} {prompts['source']}, {min(lengths)} to {max(lengths)} tokens",
+        highlight=False,
+    )
+    console.print(
+        f"drafter: {drafting['drafter']}" + (f" ({drafting['note']})" if drafting["note"] else ""),
+        highlight=False,
+    )
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    for name, part in result["parts"].items():
+        style = _STYLES[part["status"]]
+        table.add_row(_TITLES[name], f"[{style}]{part['status']}[/{style}]", part["text"])
+    console.print(table)
+    console.print(_acceptance_table(result["parts"]["acceptance"]["rows"]))
+    console.print(_speed_table(result["parts"]["speed"]["results"]))
+
+
+def _acceptance_table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("temperature", "", "accepted\na step", "accepted by depth", title="drafts")
+    for row in rows:
+        shares = " ".join(f"{share:.2f}" for share in row["acceptance_by_depth"][:8])
+        accepted = f"{row['accepted_per_step']:.2f}"
+        table.add_row(f"{row['temperature']:g}", row["lineup"], accepted, shares)
+    return table
+
+
+def _speed_table(results: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table("batch", "", "tokens/s", "of plain", "accepted\na step", title="speed")
+    for entry in results:
+        for name, one in entry["contestants"].items():
+            table.add_row(
+                str(entry["batch"]),
+                name,
+                f"{one['tokens_per_second']:.1f}",
+                f"{one['speed_ratio']:.2f}",
+                f"{one['accepted_per_step']:.2f}",
+            )
+    return table

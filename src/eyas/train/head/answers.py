@@ -1,0 +1,258 @@
+"""Token sequences to learn from: answers that the target writes, or that conversations bring along.
+
+Promises: answers are appended to one JSONL file as they finish, so that a run that is stopped goes
+on where it was; a prompt's seed and temperature depend on its number alone. Answers cut by length
+are kept; those that failed are counted and left out. Does not know: features, training.
+
+A line of answers.jsonl: index (of the prompt), finish (why the answer ended), prompt and answer
+(token ids); or index and error, where there is no answer.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+
+from eyas.config import CacheConfig, DeviceConfig, DraftConfig, EngineConfig, ModelConfig
+from eyas.config import SchedulerConfig as Scheduling
+from eyas.core import Request, RequestError, SamplingParams
+from eyas.engine.build import build_engine
+from eyas.engine.engine import Engine
+from eyas.text import ChatTemplate, Tokenizer
+from eyas.train.head.config import HeadTraining
+from eyas.train.head.prompts import Conversation
+
+ANSWERS_FILE = "answers.jsonl"
+_CHUNK = 2048
+"""Conversations that one process encodes at a time."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One text: tokens, and which of them are answers (uint8)."""
+
+    tokens: NDArray[np.int32]
+    is_answer: NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class AnswerCounts:
+    """What became of the prompts."""
+
+    answers: int = 0
+    cut: int = 0
+    failed: int = 0
+    tokens: int = 0
+
+
+class Encoder:
+    """Conversations to token ids, by the target's own template."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tokenizer = Tokenizer.from_directory(directory)
+        self._template = ChatTemplate.from_directory(directory, self.tokenizer)
+
+    def prompt(self, conversation: Conversation) -> list[int]:
+        """Ids up to the answer."""
+        if conversation.prompt is not None:
+            return self.tokenizer.encode_prompt(conversation.prompt)
+        return self._render(conversation, conversation.messages, opens=True)
+
+    def complete(self, conversation: Conversation) -> Text | None:
+        """A conversation with its own answer; None where the template changes what came before."""
+        whole = self._render(conversation, conversation.messages, opens=False)
+        prompt = self._render(conversation, conversation.messages[:-1], opens=True)
+        if whole[: len(prompt)] != prompt:
+            return None
+        return answered(prompt, whole[len(prompt) :])
+
+    def _render(
+        self, conversation: Conversation, messages: Sequence[dict[str, object]], *, opens: bool
+    ) -> list[int]:
+        if self._template is None:
+            raise RequestError(
+                "prompts: this model has no chat template; give lines with 'prompt' instead"
+            )
+        options: dict[str, bool] = {"add_generation_prompt": opens}
+        if conversation.enable_thinking is not None:
+            options["enable_thinking"] = conversation.enable_thinking
+        tools = list(conversation.tools) or None
+        return self._template.render_ids(list(messages), tools=tools, **options)
+
+
+def complete_texts(directory: Path, conversations: list[Conversation]) -> list[Text | None]:
+    """Each conversation as a text, None where the template refuses it; many are shared out."""
+    if len(conversations) < 2 * _CHUNK:
+        return _complete_chunk(directory, conversations)
+    chunks = [conversations[i : i + _CHUNK] for i in range(0, len(conversations), _CHUNK)]
+    workers = min(16, len(chunks), psutil.cpu_count(logical=False) or 1)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        parts = pool.map(_complete_chunk, [directory] * len(chunks), chunks)
+        return [text for part in parts for text in part]
+
+
+def _complete_chunk(directory: Path, conversations: list[Conversation]) -> list[Text | None]:
+    encoder = Encoder(directory)
+    found: list[Text | None] = []
+    for conversation in conversations:
+        try:
+            found.append(encoder.complete(conversation))
+        except RequestError:
+            found.append(None)
+    return found
+
+
+def answered(prompt: list[int], answer: list[int]) -> Text:
+    """The sequence of a prompt and its answer."""
+    is_answer = np.zeros(len(prompt) + len(answer), dtype=np.uint8)
+    is_answer[len(prompt) :] = 1
+    return Text(np.array(prompt + answer, dtype=np.int32), is_answer)
+
+
+def write_answers(
+    config: HeadTraining, conversations: list[Conversation], say: Say, deadline: float
+) -> bool:
+    """Let the target answer what has no answer yet; whether all is done.
+
+    deadline: monotonic time at which to leave.
+    """
+    path = config.output / ANSWERS_FILE
+    done = {entry["index"] for entry in _entries(path)}
+    missing = [index for index in range(len(conversations)) if index not in done]
+    if not missing:
+        return True
+    say(f"answers: {len(missing)} of {len(conversations)} prompts to answer")
+    engine = build_engine(_settings(config))
+    ends = min(deadline, time.monotonic() + config.generate_seconds)
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            counts = _answer(config, engine, conversations, missing, file.write, say, ends)
+    finally:
+        engine.shutdown()
+        del engine
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    say(f"answers: {counts.answers} written, {counts.cut} cut by length, {counts.failed} failed")
+    return time.monotonic() < deadline
+
+
+def read_answers(directory: Path, longest: int) -> list[Text]:
+    """The answers written so far, in the order of their prompts; longer ones lose their end."""
+    entries = sorted(_entries(directory / ANSWERS_FILE), key=lambda entry: entry["index"])
+    found = [answered(e["prompt"], e["answer"]) for e in entries if e.get("answer")]
+    return [shortened(sequence, longest) for sequence in found]
+
+
+def shortened(sequence: Text, longest: int) -> Text:
+    return Text(sequence.tokens[:longest], sequence.is_answer[:longest])
+
+
+def _entries(path: Path) -> Iterator[dict[str, list[int]]]:
+    """Whole lines of the file; the last may have been cut off by a stop."""
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n") and line.strip():
+                yield json.loads(line)
+
+
+def _settings(config: HeadTraining) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(
+            path=config.model,
+            dtype=config.dtype,
+            max_model_len=config.max_length,
+            offline=config.offline,
+        ),
+        cache=CacheConfig(),
+        scheduler=Scheduling(
+            max_num_seqs=config.max_num_seqs,
+            max_batch_tokens=max(2048, 4 * config.max_num_seqs),
+        ),
+        draft=DraftConfig(drafter="root"),
+        device=DeviceConfig(device=config.device),
+    )
+
+
+def _answer(
+    config: HeadTraining,
+    engine: Engine,
+    conversations: list[Conversation],
+    missing: list[int],
+    write: Callable[[str], object],
+    say: Say,
+    ends: float,
+) -> AnswerCounts:
+    counts = AnswerCounts()
+    encoder = Encoder(Path(engine.info.directory))
+    waiting = iter(missing)
+    prompts: dict[str, list[int]] = {}
+    answers: dict[str, list[int]] = {}
+    started = reported = time.monotonic()
+    is_open = True
+    while time.monotonic() < ends:
+        while is_open and len(prompts) < 2 * config.max_num_seqs:
+            index = next(waiting, None)
+            if index is None:
+                is_open = False
+                break
+            try:
+                prompt = encoder.prompt(conversations[index])
+                engine.add(
+                    Request(
+                        id=str(index),
+                        prompt_token_ids=prompt,
+                        params=_params(config, index),
+                    )
+                )
+            except RequestError as error:
+                if not counts.failed:
+                    say(f"answers: prompt {index + 1} is refused, for one: {error}")
+                counts.failed += 1
+                write(json.dumps({"index": index, "error": str(error)}) + "\n")
+                continue
+            prompts[str(index)], answers[str(index)] = prompt, []
+        if not prompts:
+            break
+        for delta in engine.step():
+            key = delta.request_id
+            answers[key] += delta.token_ids
+            if delta.finish_reason is None:
+                continue
+            entry: dict[str, object] = {"index": int(key), "finish": delta.finish_reason}
+            if delta.finish_reason in ("stop", "length"):
+                entry |= {"prompt": prompts[key], "answer": answers[key]}
+                counts.answers += 1
+                counts.tokens += len(answers[key])
+                counts.cut += delta.finish_reason == "length"
+            else:
+                counts.failed += 1
+            write(json.dumps(entry, separators=(",", ":")) + "\n")
+            del prompts[key], answers[key]
+        if time.monotonic() - reported > 10:
+            reported = time.monotonic()
+            speed = counts.tokens / (reported - started)
+            say(f"answers: {counts.answers + counts.failed}/{len(missing)}  {speed:.0f} tokens/s")
+    return counts
+
+
+def _params(config: HeadTraining, index: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=config.temperatures[index % len(config.temperatures)],
+        max_tokens=config.max_tokens,
+        seed=config.seed * 1_000_003 + index,
+    )

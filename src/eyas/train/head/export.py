@@ -1,0 +1,103 @@
+"""From a trained head to the files that engines load.
+
+Promises: the same weights in the three formats in use, in bfloat16; the facts of the head come from
+its target and the settings alone. Does not know: training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eyas.models import ModelSpec
+from eyas.models.heads import HeadSpec, save_head
+from eyas.models.heads.spec import default_taps
+from eyas.train.head.answers import Say
+from eyas.train.head.config import HeadTraining
+from eyas.train.head.vocabulary import BUILTIN_SIZE, DEFAULT_SIZE
+
+FORMATS = ("specforge", "safeailab", "speculators")
+
+
+def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
+    """The head to train for this target. ValueError for sizes that do not fit it."""
+    num_heads = config.num_heads or target.num_query_heads
+    num_kv_heads = config.num_kv_heads or min(target.num_kv_heads, num_heads)
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_heads: {num_heads} query heads cannot share {num_kv_heads} key/value heads; "
+            "give a multiple"
+        )
+    size = BUILTIN_SIZE if config.is_builtin else min(DEFAULT_SIZE, target.vocab_size)
+    draft_vocab_size = config.draft_vocab_size or size
+    if draft_vocab_size > target.vocab_size:
+        raise ValueError(
+            f"draft_vocab_size: {draft_vocab_size} is above the target's {target.vocab_size}"
+        )
+    taps = config.taps or default_taps(target.num_layers)
+    if any(not 0 <= tap <= target.num_layers + 1 for tap in taps) or len(set(taps)) < len(taps):
+        raise ValueError(
+            f"taps: {', '.join(map(str, taps))} do not fit the target's {target.num_layers} layers; "
+            f"give different numbers of layers from 0 to {target.num_layers + 1}"
+        )
+    return HeadSpec(
+        kind="eagle3",
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        num_target_layers=target.num_layers,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        num_layers=1,
+        num_query_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=target.head_dim,
+        intermediate_size=config.intermediate_size or target.intermediate_size,
+        norm_epsilon=target.norm_epsilon,
+        rope=target.rope,
+        max_position=target.max_position,
+        taps=tuple(taps),
+        windows=(None,),
+        own_embedding=False,
+        own_head=True,
+        fc_norm=config.fc_norm,
+        entry_norms=True,
+        final_norm=True,
+        norm_output=config.norm_output,
+    )
+
+
+def export_head(
+    directory: Path,
+    spec: HeadSpec,
+    tensors: Mapping[str, Tensor],
+    ids_C: Tensor,
+    calibration: Mapping[float, float],
+    say: Say,
+) -> dict[str, Path]:
+    """Write every format that can hold the head into a directory of its name; the directories."""
+    spec = replace(spec, calibration=dict(calibration))
+    written = {
+        name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, tensor in tensors.items()
+    }
+    if spec.draft_vocab_size != spec.vocab_size:
+        ids = ids_C.to("cpu", torch.int64)
+        written["d2t"] = ids - torch.arange(len(ids))
+    places: dict[str, Path] = {}
+    for name in FORMATS:
+        try:
+            save_head(directory / name, spec, written, format=name)
+        except ValueError as error:
+            say(f"head: {error}")
+        else:
+            places[name] = directory / name
+    return places
+
+
+def num_bytes(directory: Path) -> int:
+    """Of the weights file."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))

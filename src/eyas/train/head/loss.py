@@ -1,0 +1,101 @@
+"""What a head is trained for: the target's distribution at every level, and how it is judged.
+
+Promises: the loss of a level is the mean divergence from the target's softmax over the draft
+vocabulary, over rows where the target's own choice is in that vocabulary; a level counts `decay`
+times the one before. Accuracy and run lengths count every answer row.
+Does not know: batches' origin, optimizers.
+
+Legend: R trained rows, P positions with a target distribution, C draft vocabulary, K levels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from eyas.train.head.batches import Batch
+from eyas.train.head.features import States
+from eyas.train.head.network import TrainableHead
+from eyas.train.head.target import float_logits
+
+_MOST_KEPT_LOGITS = 1 << 28
+"""Logits of one level above which they are computed again on the way back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Sums over a batch, still on the device. total: the loss. divergence_K and rows_K: by level.
+    hits_K: rows whose likeliest token is the target's. run: hits in a row from level 0 on."""
+
+    total: Tensor
+    divergence_K: Tensor
+    rows_K: Tensor
+    counted_K: Tensor
+    hits_K: Tensor
+    run: Tensor
+
+
+class Judge:
+    """target_CD: the target's logits rows of the draft vocabulary. draft_of_V: draft id of each
+    target id, -1 for those that have none."""
+
+    def __init__(
+        self, target_CD: Tensor, draft_of_V: Tensor, decay: float, num_levels: int
+    ) -> None:
+        self.target_CD = target_CD
+        self.draft_of_V = draft_of_V
+        scale_K = torch.tensor([decay**level for level in range(num_levels)])
+        self._scale_K = scale_K.to(target_CD.device)
+
+    def __call__(self, head: TrainableHead, batch: Batch, states: States) -> Judged:
+        """One pass of training-time test."""
+        with torch.no_grad(), torch.autocast(self.target_CD.device.type, enabled=False):
+            final_PD = states.final_PD.to(self.target_CD.dtype)
+            logits_PC = float_logits(final_PD, self.target_CD)
+            chances_PC = logits_PC.log_softmax(-1)
+            choice_P = self.draft_of_V[states.choice_P]
+        losses, counts, counted, hits = [], [], [], []
+        running_R = torch.ones_like(batch.row_R, dtype=torch.bool)
+        run = torch.zeros((), device=running_R.device)
+        for level, hidden_RD in enumerate(head.levels(batch, states.tapped)):
+            at_R = batch.target_KR[level]
+            is_trained_R = batch.is_trained_KR[level]
+            choice_R = choice_P[at_R]
+            keep_R = (is_trained_R & (choice_R >= 0)).float()
+            arguments = (hidden_RD, head.head.weight, chances_PC, at_R, keep_R)
+            if len(at_R) * len(self.target_CD) > _MOST_KEPT_LOGITS and torch.is_grad_enabled():
+                summed, best_R = checkpoint(_level, *arguments, use_reentrant=False)
+            else:
+                summed, best_R = _level(*arguments)
+            losses.append(summed)
+            counts.append(keep_R.sum())
+            hit_R = (best_R == choice_R) & is_trained_R
+            running_R = running_R & hit_R
+            counted.append(is_trained_R.sum())
+            hits.append(hit_R.sum())
+            run = run + running_R.sum()
+        divergence_K, rows_K = torch.stack(losses), torch.stack(counts)
+        total = (self._scale_K * divergence_K / rows_K.clamp(min=1)).sum()
+        return Judged(
+            total,
+            divergence_K.detach(),
+            rows_K,
+            torch.stack(counted),
+            torch.stack(hits),
+            run,
+        )
+
+
+def _level(
+    hidden_RD: Tensor, weight_CD: Tensor, chances_PC: Tensor, at_R: Tensor, keep_R: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(sum of divergences over kept rows, likeliest draft ids)."""
+    logits_RC = F.linear(hidden_RD, weight_CD).float()
+    own_RC = logits_RC.log_softmax(-1)
+    wanted_RC = chances_PC[at_R]
+    divergence_R = (wanted_RC.exp() * (wanted_RC - own_RC)).sum(-1)
+    return (divergence_R * keep_R).sum(), logits_RC.detach().argmax(-1)

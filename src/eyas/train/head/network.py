@@ -1,0 +1,236 @@
+"""The head as it is trained: training-time test over padded texts, in plain torch modules.
+
+Promises: level i gives a row what serving gives it after i drafted tokens: the target's features for
+the committed part, its own states for the drafted part (the serve-equals-train test compares the
+two); the names of `state_dict` are those of `DraftHead.parameters`. The embedding is the target's
+and is not trained.
+Does not know: losses, data.
+
+At level i a row attends to the level-0 keys at or before its own place, and to its own keys of levels
+1 to i: those are the drafted tokens between.
+
+Legend: B texts, L places, A trained rows of a text at most, R trained rows in all, S tapped states
+side by side, D hidden size, E twice that, N query heads, G key/value heads, M query heads a key/value
+head, H head dim, I levels so far, C draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from eyas.layers.rope import rope_frequencies
+from eyas.models.heads.spec import HeadSpec
+from eyas.train.head.batches import Batch
+
+_MOST_KEPT_SCORES = 1 << 28
+"""Attention weights of one level above which they are computed again on the way back."""
+
+
+class _Norm(nn.Module):
+    """RMS norm in float32."""
+
+    def __init__(self, size: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self._epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self._epsilon)
+
+
+class _Attention(nn.Module):
+    def __init__(self, spec: HeadSpec) -> None:
+        super().__init__()
+        wide, kv = spec.num_query_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.q = nn.Linear(2 * spec.hidden_size, wide, bias=False)
+        self.k = nn.Linear(2 * spec.hidden_size, kv, bias=False)
+        self.v = nn.Linear(2 * spec.hidden_size, kv, bias=False)
+        self.o = nn.Linear(wide, spec.hidden_size, bias=False)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, spec: HeadSpec) -> None:
+        super().__init__()
+        self.gate = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.up = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.down = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class _Layer(nn.Module):
+    def __init__(self, spec: HeadSpec) -> None:
+        super().__init__()
+        self.attention = _Attention(spec)
+        self.mlp_norm = _Norm(spec.hidden_size, spec.norm_epsilon)
+        self.mlp = _Mlp(spec)
+
+
+class TrainableHead(nn.Module):
+    """An EAGLE-3 head of one layer.
+
+    embedding_VD: the target's, frozen. head_CD: its logits rows of the draft vocabulary, where the
+    head's own start.
+    """
+
+    def __init__(
+        self, spec: HeadSpec, embedding_VD: Tensor, head_CD: Tensor | None, num_levels: int
+    ) -> None:
+        super().__init__()
+        assert spec.kind == "eagle3" and spec.num_layers == 1 and spec.entry_norms
+        self.spec = spec
+        self.num_levels = num_levels
+        width = len(spec.taps) * spec.target_hidden_size
+        if spec.fc_norm:
+            self.fc_norm = nn.ModuleList(
+                _Norm(spec.target_hidden_size, spec.norm_epsilon) for _ in spec.taps
+            )
+        self.fc = nn.Linear(width, spec.hidden_size, bias=False)
+        self.embedding_norm = _Norm(spec.hidden_size, spec.norm_epsilon)
+        self.feature_norm = _Norm(spec.hidden_size, spec.norm_epsilon)
+        self.layers = nn.ModuleList([_Layer(spec)])
+        self.norm = _Norm(spec.hidden_size, spec.norm_epsilon)
+        self.head = nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False)
+        self.register_buffer("_embedding_VD", embedding_VD, persistent=False)
+        frequencies = rope_frequencies(spec.rope)
+        self.register_buffer("_frequencies", frequencies, persistent=False)
+        self._start(head_CD)
+
+    @torch.no_grad()
+    def _start(self, head_CD: Tensor | None) -> None:
+        """Small random matrices; what leaves the layer starts near nothing, so that the head starts
+        as a linear map of the last tapped state."""
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                scale = 0.1 if name.endswith(("o.weight", "down.weight")) else 1.0
+                nn.init.normal_(weight, std=scale * weight.shape[1] ** -0.5)
+        size = self.spec.hidden_size
+        if self.spec.target_hidden_size == size:
+            nn.init.normal_(self.fc.weight, std=0.1 * self.fc.weight.shape[1] ** -0.5)
+            self.fc.weight[:, -size:] += torch.eye(size)
+        if head_CD is not None and head_CD.shape == self.head.weight.shape:
+            self.head.weight.copy_(head_CD)
+
+    def combine(self, tapped_TS: Tensor) -> Tensor:
+        """The features of level 0."""
+        if self.spec.fc_norm:
+            parts = tapped_TS.split(self.spec.target_hidden_size, -1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            tapped_TS = torch.cat(normed, -1)
+        return self.fc(tapped_TS.to(self.fc.weight.dtype))
+
+    def levels(self, batch: Batch, tapped_TS: Tensor) -> Iterator[Tensor]:
+        """The input of `head` [R, D] at each level, for the trained rows."""
+        layer = cast(_Layer, self.layers[0])
+        attention = layer.attention
+        num_texts, num_places = batch.tokens_BL.shape
+        place_L = torch.arange(num_places, device=tapped_TS.device)
+        features_TD = self.combine(tapped_TS)
+        next_BL = F.pad(batch.tokens_BL[:, 1:], (0, 1))
+        joined_TE = self._joined(next_BL.reshape(-1), features_TD)
+        rope = self._rope(place_L.repeat(num_texts))
+        shape = (num_texts, num_places)
+        stem_k = _rotated(self._heads(attention.k(joined_TE)), rope).unflatten(0, shape)
+        stem_v = self._heads(attention.v(joined_TE)).unflatten(0, shape)
+        state_RD = features_TD[batch.row_R]
+        joined_RE = joined_TE[batch.row_R]
+        own_k: list[Tensor] = []
+        own_v: list[Tensor] = []
+        for level in range(self.num_levels):
+            rope = self._rope(batch.time_R + level)
+            if level:
+                joined_RE = self._joined(batch.tokens_KR[level], state_RD)
+                own_k.append(_rotated(self._heads(attention.k(joined_RE)), rope))
+                own_v.append(self._heads(attention.v(joined_RE)))
+            q_RNH = _rotated(self._heads(attention.q(joined_RE)), rope)
+            seen_RNH = self._attend(batch, q_RNH, stem_k, stem_v, own_k, own_v)
+            hidden_RD = state_RD + attention.o(seen_RNH.flatten(1))
+            hidden_RD = hidden_RD + layer.mlp(layer.mlp_norm(hidden_RD))
+            normed_RD = self.norm(hidden_RD)
+            state_RD = normed_RD if self.spec.norm_output else hidden_RD
+            yield normed_RD
+
+    def _joined(self, tokens_T: Tensor, features_TD: Tensor) -> Tensor:
+        embedded_TD = self.embedding_norm(self._embedding_VD[tokens_T])
+        return torch.cat((embedded_TD, self.feature_norm(features_TD)), -1)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.spec.head_dim))
+
+    def _rope(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions_T[:, None].float() * self._frequencies
+        factor = self.spec.rope.attention_factor
+        return (angles.cos() * factor)[:, None], (angles.sin() * factor)[:, None]
+
+    def _attend(
+        self,
+        batch: Batch,
+        q_RNH: Tensor,
+        stem_k: Tensor,
+        stem_v: Tensor,
+        own_k: Sequence[Tensor],
+        own_v: Sequence[Tensor],
+    ) -> Tensor:
+        arguments = (batch.cell_R, batch.cell_time_BA, q_RNH, stem_k, stem_v, *own_k, *own_v)
+        scores = batch.cell_time_BA.numel() * stem_k.shape[1] * self.spec.num_query_heads
+        if scores * self.num_levels > _MOST_KEPT_SCORES and torch.is_grad_enabled():
+            return checkpoint(_attend, *arguments, use_reentrant=False)
+        return _attend(*arguments)
+
+
+def _attend(
+    cell_R: Tensor,
+    cell_time_BA: Tensor,
+    q_RNH: Tensor,
+    stem_k_BLGH: Tensor,
+    stem_v_BLGH: Tensor,
+    *own: Tensor,
+) -> Tensor:
+    """Softmax over the stem's keys and the row's own of further levels; [R, N, H]."""
+    own_k, own_v = own[: len(own) // 2], own[len(own) // 2 :]
+    num_texts, width = cell_time_BA.shape
+    num_places, num_kv, head_dim = stem_k_BLGH.shape[1:]
+    num_rows, num_heads = q_RNH.shape[:2]
+    per_kv = num_heads // num_kv
+    q_RNH = q_RNH * head_dim**-0.5
+    grid = q_RNH.new_zeros(num_texts * width, num_heads, head_dim).index_copy(0, cell_R, q_RNH)
+    grid = grid.view(num_texts, width, num_kv, per_kv, head_dim).permute(0, 2, 3, 1, 4)
+    q_BGMH = grid.reshape(num_texts, num_kv, per_kv * width, head_dim)
+    scores = q_BGMH @ stem_k_BLGH.permute(0, 2, 3, 1)
+    scores = scores.view(num_texts, num_heads, width, num_places).float()
+    place_L = torch.arange(num_places, device=q_RNH.device)
+    hidden_B1AL = (place_L > cell_time_BA[:, :, None])[:, None]
+    scores = scores.masked_fill(hidden_B1AL, float("-inf"))
+    if own_k:
+        own_k_RGIH = torch.stack(own_k, 2)
+        q_RGMH = q_RNH.view(num_rows, num_kv, per_kv, head_dim)
+        own_RNI = (q_RGMH @ own_k_RGIH.mT).flatten(1, 2).float()
+        own_grid = own_RNI.new_zeros(num_texts * width, *own_RNI.shape[1:])
+        own_grid = own_grid.index_copy(0, cell_R, own_RNI)
+        own_grid = own_grid.unflatten(0, (num_texts, width)).transpose(1, 2)
+        scores = torch.cat((scores, own_grid), -1)
+    weights = scores.softmax(-1).to(stem_v_BLGH.dtype)
+    stem = weights[..., :num_places].reshape(num_texts, num_kv, per_kv * width, num_places)
+    seen = stem @ stem_v_BLGH.transpose(1, 2)
+    seen = seen.view(num_texts, num_heads, width, head_dim).transpose(1, 2).flatten(0, 1)[cell_R]
+    if own_k:
+        own_v_RGIH = torch.stack(own_v, 2)
+        own_weights = weights[..., num_places:].transpose(1, 2).flatten(0, 1)[cell_R]
+        own_weights = own_weights.view(num_rows, num_kv, per_kv, len(own_v))
+        seen = seen + (own_weights @ own_v_RGIH).flatten(1, 2)
+    return seen
+
+
+def _rotated(x_TNH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Halves of each head turned, in float32; the result in the type products are made in."""
+    cosine, sine = rope
+    first, second = x_TNH.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    return turned.to(x_TNH.dtype)

@@ -1,0 +1,99 @@
+"""What training reads of the target: tapped states, final states, its choices and its logits.
+
+Promises: states come from the very decoder the engine runs, taps included; padding never reaches a
+real row. Does not know: shards, heads.
+
+Legend: B texts, L places, N query heads, G key/value heads, H head dim, S tapped states side by side,
+D hidden size, P wanted positions, V vocabulary, C draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eyas.cache.store import LayerStore
+from eyas.models import Decoder
+from eyas.models.registry import family_of
+from eyas.models.weights import Checkpoint, checkpoint_name
+
+_CHUNK_NUMBERS = 1 << 28
+"""Logits made at a time where only their largest is wanted."""
+
+
+class PaddedAttend:
+    """Causal attention inside each of B texts padded at the end to L places; stores nothing."""
+
+    def __init__(self, stores: Sequence[LayerStore], num_texts: int, num_places: int) -> None:
+        self._stores = stores
+        self._shape = (num_texts, num_places)
+        self._masks: dict[int, Tensor] = {}
+
+    def __call__(self, layer: int, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor) -> Tensor:
+        store = self._stores[layer]
+        q, k, v = (x.unflatten(0, self._shape).transpose(1, 2) for x in (q_TNH, k_TGH, v_TGH))
+        mask = self._window_mask(store.window, q_TNH.device)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=store.scale, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def _window_mask(self, window: int | None, device: torch.device) -> Tensor | None:
+        num_places = self._shape[1]
+        if window is None or window >= num_places:
+            return None
+        if window not in self._masks:
+            place = torch.arange(num_places, device=device)
+            distance = place[:, None] - place[None, :]
+            self._masks[window] = (distance >= 0) & (distance < window)
+        return self._masks[window]
+
+
+class Target:
+    """The frozen target as training sees it. taps: states to read, in layers applied."""
+
+    def __init__(self, decoder: Decoder, directory: Path, taps: tuple[int, ...]) -> None:
+        self.decoder = decoder
+        self.taps = taps
+        self._directory = directory
+        self.device = decoder.device
+        self.dtype = decoder.dtype
+        self.embedding_VD = decoder.embedding.weight_VD
+
+    @torch.no_grad()
+    def states(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """(tapped [B * L, S], final [B * L, D])."""
+        num_texts, num_places = tokens_BL.shape
+        attend = PaddedAttend(self.decoder.spec.stores, num_texts, num_places)
+        positions = torch.arange(num_places, device=tokens_BL.device).repeat(num_texts)
+        final, tapped = self.decoder.forward(tokens_BL.reshape(-1), positions, attend, self.taps)
+        return torch.cat(tapped, -1), final
+
+    @torch.no_grad()
+    def choices(self, final_PD: Tensor) -> Tensor:
+        """int64 [P]: the most likely token at each position."""
+        rows = max(1, _CHUNK_NUMBERS // self.decoder.spec.vocab_size)
+        return torch.cat([self.decoder.logits(part).argmax(-1) for part in final_PD.split(rows)])
+
+    def head_rows(self, ids_C: Tensor) -> Tensor:
+        """[C, D] rows of the target's logits head, of these target ids."""
+        if self.decoder.spec.tie_embeddings:
+            return self.embedding_VD[ids_C.to(self.device)].clone()
+        names = family_of(self.decoder.spec.architecture).CHECKPOINT_NAMES
+        stored_name = checkpoint_name("head.weight", names)
+        checkpoint = Checkpoint.open(self._directory)
+        for name, weight_VD in checkpoint.stream([stored_name]):
+            assert name == stored_name
+            return weight_VD[ids_C.to(weight_VD.device)].to(self.device, self.dtype)
+        raise AssertionError("the checkpoint was complete when the target was loaded")
+
+
+def float_logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """float32 products of rows with a weight, not rounded to the model's type on the way."""
+    if hidden.device.type == "cuda" and hidden.dtype != torch.float32:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return F.linear(hidden.float(), weight.float())

@@ -1,0 +1,346 @@
+"""Commands of SGLang and vLLM work as they are, or say why they cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from eyas import cli
+from eyas.cli import refusals
+from eyas.cli.peers import PeerOptions
+from eyas.config import (
+    CacheConfig,
+    DraftConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+
+Outcome = tuple[EngineConfig | None, str]
+Serve = Callable[..., Outcome]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Serve:
+    """`eyas serve` up to the start of the server: its configuration, or what it says instead."""
+
+    def run(*arguments: str) -> Outcome:
+        started: list[EngineConfig] = []
+
+        def start(config: EngineConfig, options: Any) -> int:
+            assert options.max_queued == config.scheduler.max_num_seqs + 1024
+            started.append(config)
+            return 0
+
+        monkeypatch.setattr("eyas.server.launch.serve", start)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["serve", *arguments])
+        errors = capsys.readouterr().err
+        assert ended.value.code == (0 if started else 2), errors
+        return (started[0] if started else None), " ".join(errors.split())
+
+    return run
+
+
+def drafting(**fields: Any) -> EngineConfig:
+    return EngineConfig(draft=DraftConfig(**fields))
+
+
+def vllm(**fields: Any) -> list[str]:
+    return ["--speculative-config", json.dumps(fields)]
+
+
+HEAD = "--speculative-draft-model-path"
+SIZES = (
+    *("--speculative-num-steps", "3", "--speculative-eagle-topk", "2"),
+    *("--speculative-num-draft-tokens", "6"),
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config"),
+    [
+        (["--speculative-algorithm", "EAGLE", HEAD, "h"], drafting(drafter="head", model="h")),
+        (["--speculative-algorithm", "eagle3", HEAD, "h"], drafting(drafter="head", model="h")),
+        (["--speculative-algorithm", "EAGLE3"], drafting(drafter="head")),
+        (["--speculative-algorithm", "NEXTN"], drafting(drafter="head")),
+        (["--speculative-algorithm", "NEXTN", HEAD, "builtin"], drafting(drafter="head")),
+        (
+            ["--speculative-algorithm", "STANDALONE", HEAD, "m"],
+            drafting(drafter="model", model="m"),
+        ),
+        (["--speculative-algorithm", "NGRAM"], drafting(drafter="ngram")),
+        (
+            ["--speculative-algo=EAGLE3", "--speculative-draft-model", "h"],
+            drafting(drafter="head", model="h"),
+        ),
+        (
+            ["--speculative-algorithm", "EAGLE3", *SIZES],
+            drafting(drafter="head", steps=3, topk=2, nodes=6),
+        ),
+        (
+            ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "2"],
+            drafting(drafter="head", steps=2, topk=4, nodes=8),
+        ),
+        (
+            ["--speculative-algorithm", "EAGLE", "--speculative-num-draft-tokens", "32"],
+            drafting(drafter="head", steps=5, topk=4, nodes=32),
+        ),
+        (
+            ["--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1"],
+            drafting(drafter="head", steps=5, topk=1, nodes=6),
+        ),
+        (
+            [
+                *("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1"),
+                *("--speculative-num-steps", "3", "--speculative-num-draft-tokens", "16"),
+            ],
+            drafting(drafter="head", steps=3, topk=1, nodes=4),
+        ),
+        (
+            ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "12"],
+            drafting(drafter="ngram", steps=11, topk=4, nodes=12),
+        ),
+        (
+            ["--speculative-algorithm", "EAGLE", "--speculative-token-map", "ids.pt"],
+            drafting(drafter="head", token_map="ids.pt"),
+        ),
+        (
+            vllm(method="eagle3", model="h", num_speculative_tokens=3),
+            drafting(drafter="head", model="h", steps=3, topk=1, nodes=4),
+        ),
+        (
+            vllm(method="eagle", model="h", num_speculative_tokens=5),
+            drafting(drafter="head", model="h", steps=5, topk=1, nodes=6),
+        ),
+        (
+            vllm(method="mtp", num_speculative_tokens=1),
+            drafting(drafter="head", steps=1, topk=1, nodes=2),
+        ),
+        (
+            vllm(method="mtp", model="builtin", num_speculative_tokens=1, revision=None),
+            drafting(drafter="head", steps=1, topk=1, nodes=2),
+        ),
+        (
+            vllm(method="draft_model", model="m", num_speculative_tokens=4),
+            drafting(drafter="model", model="m", steps=4, topk=1, nodes=5),
+        ),
+        (
+            vllm(model="m", num_speculative_tokens=4),
+            drafting(drafter="auto", model="m", steps=4, topk=1, nodes=5),
+        ),
+        (
+            vllm(method="ngram", num_speculative_tokens=8, prompt_lookup_max=5),
+            drafting(drafter="ngram", steps=8, topk=1, nodes=9),
+        ),
+        (
+            ["-sc", '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2}'],
+            drafting(drafter="ngram", steps=8, topk=1, nodes=9),
+        ),
+        (["--model-path", "m"], EngineConfig(model=ModelConfig(path="m"))),
+        (["m"], EngineConfig(model=ModelConfig(path="m"))),
+        (["m", "--port", "1", "--tp", "1"], EngineConfig(model=ModelConfig(path="m"))),
+        (["--context-length", "99"], EngineConfig(model=ModelConfig(max_model_len=99))),
+        (["--mem-fraction-static", "0.7"], EngineConfig(cache=CacheConfig(memory_fraction=0.7))),
+        (["--gpu-memory-utilization=0.7"], EngineConfig(cache=CacheConfig(memory_fraction=0.7))),
+        (["--max-total-tokens", "512"], EngineConfig(cache=CacheConfig(num_slots=512))),
+        (["--disable-radix-cache"], EngineConfig(cache=CacheConfig(prefix_cache=False))),
+        (["--no-enable-prefix-caching"], EngineConfig(cache=CacheConfig(prefix_cache=False))),
+        (["--enable-prefix-caching"], EngineConfig()),
+        (
+            ["--max-running-requests", "7"],
+            EngineConfig(scheduler=SchedulerConfig(max_num_seqs=7)),
+        ),
+        (
+            ["--max-num-batched-tokens", "128"],
+            EngineConfig(scheduler=SchedulerConfig(max_batch_tokens=128)),
+        ),
+        (["-tp", "1", "--dp-size", "1", "--pipeline-parallel-size=1"], EngineConfig()),
+    ],
+)
+def test_a_peers_words_mean_what_they_mean_there(
+    serve: Serve, arguments: list[str], config: EngineConfig
+) -> None:
+    assert serve(*arguments) == (config, "")
+
+
+def test_every_option_of_the_peers_is_tested_here() -> None:
+    marks = test_a_peers_words_mean_what_they_mean_there.pytestmark  # type: ignore[attr-defined]
+    words = " ".join(word for arguments, _ in marks[0].args[1] for word in arguments)
+    words += " --tensor-parallel-size --data-parallel-size"
+    for name in vars(PeerOptions()):
+        assert name == "model_argument" or "--" + name.replace("_", "-") in words, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--draft-steps", "3", "--speculative-num-steps", "2"], ["--draft-steps", "-num-steps"]),
+        (["-d", "ngram", "--speculative-algorithm", "NGRAM"], ["--drafter", "-algorithm"]),
+        (["--draft-nodes", "auto", *vllm(model="m")], ["--draft-nodes", "--speculative-config"]),
+        (
+            ["--speculative-algorithm", "NGRAM", *vllm(method="ngram", num_speculative_tokens=2)],
+            ["--speculative-algorithm", "--speculative-config"],
+        ),
+        (["--speculative-num-steps", "3"], ["--speculative-num-steps", "-algorithm"]),
+        (["--model", "a", "--model-path", "b"], ["--model:", "--model-path"]),
+        (["a", "--model", "builtin"], ["MODEL", "--model"]),
+        (["a", "--model-path", "b"], ["MODEL", "--model-path"]),
+        (["--max-model-len", "9", "--context-length", "9"], ["-model-len", "--context-length"]),
+        (
+            ["--mem-fraction-static", "0.7", "--gpu-memory-utilization", "0.7"],
+            ["--mem-fraction-static", "--gpu-memory-utilization"],
+        ),
+        (["--no-prefix-cache", "--disable-radix-cache"], ["--no-prefix-cache", "-radix-cache"]),
+        (
+            ["--no-enable-prefix-caching", "--enable-prefix-caching"],
+            ["--enable-prefix-caching", "--no-enable-prefix-caching"],
+        ),
+    ],
+)
+def test_what_is_said_twice_is_refused_by_both_names(
+    serve: Serve, arguments: list[str], words: list[str]
+) -> None:
+    config, error = serve(*arguments)
+    assert config is None
+    for word in words:
+        assert word.removesuffix(":") in error, error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--tp", "2"], ["--tensor-parallel-size", "one device"]),
+        (["-pp", "2"], ["--pipeline-parallel-size", "one device"]),
+        (["--speculative-algorithm", "DFLASH"], ["--speculative-algorithm", "standalone"]),
+        (["--speculative-algorithm", "STANDALONE"], [HEAD, "STANDALONE"]),
+        (["--speculative-algorithm", "NGRAM", HEAD, "m"], [HEAD, "not used by NGRAM"]),
+        (
+            ["--speculative-algorithm", "EAGLE3", "--speculative-token-map", "f"],
+            ["--speculative-token-map", "EAGLE3"],
+        ),
+        (
+            ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", "99"],
+            ["--speculative-num-steps", "between 1 and 32"],
+        ),
+        (
+            ["--speculative-algorithm", "EAGLE", "--speculative-num-draft-tokens", "1"],
+            ["--speculative-num-draft-tokens", "between 2 and 128"],
+        ),
+        (["--max-running-requests", "0"], ["--max-running-requests", "1024"]),
+        (["--context-length", "3"], ["--context-length", "at least 8"]),
+        (["--gpu-memory-utilization", "1.5"], ["--gpu-memory-utilization", "0.98"]),
+        (["--speculative-config", "{"], ["--speculative-config", "JSON"]),
+        (["--speculative-config", "3"], ["--speculative-config", "object"]),
+        (vllm(method="eagle3", model="h"), ["num_speculative_tokens"]),
+        (vllm(method="mtp", num_speculative_tokens=True), ["num_speculative_tokens"]),
+        (vllm(method="mtp", num_speculative_tokens=99), ["num_speculative_tokens", "32"]),
+        (vllm(method="medusa", num_speculative_tokens=2), ["method", "medusa", "eagle3"]),
+        (vllm(num_speculative_tokens=2), ["method", "is missing"]),
+        (vllm(method="draft_model", num_speculative_tokens=2), ["model", "draft_model"]),
+        (vllm(method="eagle", model=3, num_speculative_tokens=2), ["model", "string"]),
+        (vllm(method="ngram", model="m", num_speculative_tokens=2), ["model", "ngram"]),
+        (
+            vllm(method="ngram", num_speculative_tokens=2, prompt_lookup_max=4),
+            ["prompt_lookup_max", "5"],
+        ),
+        (
+            vllm(method="mtp", num_speculative_tokens=2, prompt_lookup_max=5),
+            ["prompt_lookup_max", "means nothing"],
+        ),
+        (
+            vllm(method="mtp", num_speculative_tokens=2, draft_tensor_parallel_size=2),
+            ["draft_tensor_parallel_size", "one device"],
+        ),
+        (vllm(method="mtp", num_speculative_tokens=2, colour=1), ["colour", "means nothing"]),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_the_users_words(
+    serve: Serve, arguments: list[str], words: list[str]
+) -> None:
+    config, error = serve(*arguments)
+    assert config is None
+    for word in words:
+        assert word in error, error
+
+
+@pytest.mark.parametrize(
+    ("flag", "word"),
+    [
+        ("--speculative-accept-threshold-single=0.9", "threshold"),
+        ("--speculative-attention-mode", "kernels"),
+        ("--trust-remote-code", "no code"),
+        ("--quantization", "--dtype"),
+        ("--chunked-prefill-size", "--max-batch-tokens"),
+        ("--reasoning-parser", "this release"),
+        ("--tool-call-parser", "this release"),
+        ("--enable-torch-compile", "kernels"),
+        ("--grammar-backend", "this release"),
+        ("--disable-overlap-schedule", "--flights"),
+        ("--num_speculative_tokens", "--speculative-config"),
+        ("--base-gpu-id", "--device"),
+        ("--seed", "seed"),
+    ],
+)
+def test_a_peers_flag_without_meaning_says_why(serve: Serve, flag: str, word: str) -> None:
+    config, error = serve("--model", "m", flag, "3")
+    assert config is None
+    assert error.startswith(f"error: {flag.partition('=')[0]}: ")
+    assert word in error
+
+
+def test_no_flag_is_both_known_and_refused(serve: Serve) -> None:
+    from typer.main import get_command
+
+    command = get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert not known & set(refusals.REFUSED_FLAGS)
+    assert not known & set(refusals.OTHER_SPELLINGS)
+    assert set(refusals.OTHER_SPELLINGS.values()) <= known
+    assert len(refusals.REFUSED_FLAGS) == sum(
+        len(flags.split()) for flags in refusals._FLAGS_BY_REASON.values()
+    )
+
+
+def test_a_flag_that_nobody_knows_is_the_usual_error(serve: Serve) -> None:
+    config, error = serve("--speculative-nun-steps", "3")
+    assert config is None
+    assert "No such option" in error and "--speculative-num-steps" in error
+
+
+def test_our_own_words_come_to_the_same_configuration(serve: Serve) -> None:
+    ours, _ = serve(
+        *("--drafter", "ngram+head", "--draft-model", "h", "--draft-steps", "3"),
+        *("--draft-topk", "2", "--draft-nodes", "6", "--draft-token-map", "f"),
+    )
+    wanted = drafting(drafter="ngram+head", model="h", steps=3, topk=2, nodes=6, token_map="f")
+    assert ours == wanted
+    assert serve()[0] == EngineConfig()
+    assert msgspec.json.decode(msgspec.json.encode(ours), type=EngineConfig) == ours
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--draft-nodes", "many"], ["--draft-nodes", "auto"]),
+        (["--draft-nodes", "1"], ["--draft-nodes", "between 2 and 128"]),
+        (["--draft-steps", "0"], ["--draft-steps", "between 1 and 32"]),
+        (["--draft-topk", "33"], ["--draft-topk", "between 1 and 32"]),
+        (["--drafter", "eagle9"], ["--drafter", "head"]),
+        (["--drafter", "model"], ["--draft-model"]),
+        (["--drafter", "ngram", "--draft-model", "m"], ["--draft-model"]),
+        (["--drafter", "root+ngram"], ["--drafter", "root"]),
+    ],
+)
+def test_drafting_that_cannot_be_is_refused(
+    serve: Serve, arguments: list[str], words: list[str]
+) -> None:
+    config, error = serve(*arguments)
+    assert config is None
+    for word in words:
+        assert word in error, error

@@ -1,0 +1,246 @@
+"""The training loop and the command: heads learn, go on after a stop, and refuse what cannot work."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eyas import builtin
+from eyas.models import read_spec
+from eyas.models.heads import read_head
+from eyas.train.head import HeadTraining, train_head
+from eyas.train.head.evaluate import SHAPES, TEMPERATURES
+from eyas.train.head.export import FORMATS, export_head, head_spec
+from eyas.train.head.features import LiveFeatures
+from eyas.train.head.loop import STATE_FILE, Loop
+from eyas.train.head.loss import Judge
+from eyas.train.head.network import TrainableHead
+from eyas.train.head.plot import PLOT_FILE
+from eyas.train.head.target import Target
+from tests.train.tiny import VOCABULARY, make_spec, make_target, make_texts
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return make_target(tmp_path_factory.mktemp("target"))
+
+
+def make_loop(target: Target, output: Path, **changes: Any) -> Loop:
+    config = HeadTraining(
+        output=output,
+        conversations="texts",
+        device="cpu",
+        ttt_steps=3,
+        batch_tokens=256,
+        log_every=10,
+        eval_every=1000,
+        **changes,
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    ids = torch.arange(VOCABULARY)
+    head = TrainableHead(make_spec(), target.embedding_VD, None, 3)
+    judge = Judge(target.head_rows(ids), ids, config.loss_decay, 3)
+    texts = make_texts(8)
+    return Loop(
+        config,
+        head,
+        judge,
+        LiveFeatures(target, texts),
+        LiveFeatures(target, texts),
+        lambda _: None,
+    )
+
+
+def test_a_head_learns_a_few_texts_by_heart(target: Target, tmp_path: Path) -> None:
+    loop = make_loop(target, tmp_path, epochs=400, learning_rate=4e-3)
+    before = loop.evaluate()
+    assert loop.train(time.monotonic() + 60)
+    after = loop.evaluations[-1]
+    assert before is not None
+    assert min(after["accuracy"]) > 0.95
+    assert after["divergence"][0] < 0.1 * before["divergence"][0]
+    assert after["acceptance_length"] > 2.5 > before["acceptance_length"]
+    losses = [point["divergence"][0] for point in loop.curve]
+    assert losses[-1] < losses[len(losses) // 2] < losses[0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_that_was_stopped_ends_with_the_same_bits(
+    target: Target, tmp_path: Path, optimizer: str
+) -> None:
+    settings: dict[str, Any] = {"epochs": 40, "learning_rate": 1e-3, "optimizer": optimizer}
+    straight = make_loop(target, tmp_path / "straight", **settings)
+    assert straight.train(time.monotonic() + 60)
+    stopped = tmp_path / "stopped"
+    places = []
+    for _ in range(200):
+        loop = make_loop(target, stopped, **settings)
+        places.append(loop.step)
+        if loop.train(time.monotonic() + 0.2):
+            break
+    assert len(set(places)) > 2, "the run was never stopped on the way"
+    ends = straight.head.state_dict()
+    assert all(torch.equal(ends[n], tensor) for n, tensor in loop.head.state_dict().items())
+    curves = [[p["divergence"] for p in each.evaluations] for each in (straight, loop)]
+    assert curves[0] == curves[1]
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    config = HeadTraining(output=tmp_path, conversations="builtin:4", device="cpu")
+    with pytest.raises(ValueError, match=r"output: .* holds other files"):
+        train_head(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"conversations": None}, "prompts: nothing to learn from"),
+        ({"conversations": "nowhere.jsonl"}, "conversations: nowhere.jsonl is no file"),
+        ({"taps": (1, 2, 30)}, "taps: 1, 2, 30 do not fit the target's 8 layers"),
+        ({"draft_vocab_size": 5000}, "draft_vocab_size: 5000 is above"),
+        ({"num_heads": 5, "num_kv_heads": 2}, "num_heads: 5 query heads cannot share 2"),
+        ({"temperatures": (-1.0,)}, "temperatures"),
+        ({"thinking": "maybe"}, "thinking: must be one of"),
+        ({"ttt_steps": 99}, "ttt_steps"),
+        ({"learning_rate": 0.0}, "learning_rate: must be above 0"),
+        ({"matrix_rate": -1.0}, "matrix_rate: must be above 0"),
+        ({"batch_tokens": 1}, "batch_tokens: must be at least 16"),
+        ({"num_heads": 0}, "num_heads: must be at least 1"),
+        ({"dtype": "int8"}, "dtype: must be one of auto"),
+        ({"optimizer": "sgd"}, "optimizer: must be one of adamw, muon"),
+        ({"model": "/no/such/model"}, "no directory and no hub name"),
+    ],
+)
+def test_settings_that_cannot_work_leave_no_trace(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    output = tmp_path / "run"
+    config = HeadTraining(output=output, conversations="builtin:4", device="cpu")
+    with pytest.raises(ValueError, match=said):
+        train_head(replace(config, **changes))
+    assert not output.exists()
+
+
+def test_the_builtin_model_gets_a_head_in_every_format_that_can_hold_it(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    config = HeadTraining(
+        output=output,
+        prompts="builtin:6",
+        conversations="builtin:12:other",
+        max_tokens=8,
+        max_num_seqs=4,
+        max_length=256,
+        num_heads=2,
+        num_kv_heads=1,
+        intermediate_size=64,
+        ttt_steps=2,
+        batch_tokens=1024,
+        epochs=1,
+        heldout_share=0.2,
+        device="cpu",
+        dtype="float32",
+        evaluate=False,
+    )
+    lines: list[str] = []
+    assert train_head(replace(config, stop_after=1e-9), lines.append) is None
+    assert "go on" in lines[-1]
+    with pytest.raises(ValueError, match="answers of a run with max_tokens 8, not 9"):
+        train_head(replace(config, max_tokens=9), lines.append)
+    assert train_head(config, lines.append) == output
+    for name in ("specforge", "speculators"):
+        weights = load_file(output / name / "model.safetensors")
+        assert weights["d2t"].dtype == torch.int64 and len(weights["d2t"]) == 2048
+    record = json.loads((output / "training.json").read_text())
+    assert record["evaluations"][-1]["acceptance_length"] >= 1
+    config_file = json.loads((output / "specforge" / "config.json").read_text())
+    assert set(config_file["eyas"]["noise_beta"]) == {"0.6", "1.0"}
+    assert not (output / STATE_FILE).exists()
+    assert record["settings"]["optimizer"] == "muon"
+    report = json.loads((output / "report.json").read_text())
+    assert report["num_bytes"]["specforge"] < 5_000_000
+    assert (output / PLOT_FILE).stat().st_size > 1000
+    written = (output / "specforge" / "model.safetensors").stat().st_mtime_ns
+    assert train_head(config, lines.append) == output
+    assert "done" in lines[-1], "a run with a report is done"
+    assert (output / "specforge" / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_a_run_that_is_stopped_after_its_training_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = HeadTraining(
+        output=tmp_path / "run",
+        conversations="builtin:8",
+        max_length=128,
+        num_heads=2,
+        num_kv_heads=1,
+        intermediate_size=64,
+        ttt_steps=2,
+        batch_tokens=512,
+        epochs=1,
+        heldout_share=0.2,
+        max_tokens=4,
+        device="cpu",
+    )
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("the power went")
+
+    lines: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr("eyas.train.head.run.evaluate_in_engine", fail)
+        with pytest.raises(RuntimeError, match="the power went"):
+            train_head(config, lines.append)
+    assert any(line.startswith("step ") for line in lines)
+    steps = json.loads((config.output / "training.json").read_text())["steps"]
+    lines.clear()
+    assert train_head(config, lines.append) == config.output
+    assert not any(line.startswith("step ") for line in lines)
+    assert json.loads((config.output / "training.json").read_text())["steps"] == steps
+    report = json.loads((config.output / "report.json").read_text())
+    assert [(r["shape"], r["temperature"]) for r in report["engine"]] == [
+        (shape, temperature) for shape in SHAPES for temperature in TEMPERATURES
+    ]
+    assert all(r["tokens_per_step"] >= 1 for r in report["engine"])
+
+
+@pytest.mark.parametrize(
+    ("is_plain", "formats"),
+    [(True, set(FORMATS)), (False, {"specforge", "speculators"})],
+)
+def test_a_head_as_of_eagle_3_is_written_in_all_three_formats(
+    tmp_path: Path, is_plain: bool, formats: set[str]
+) -> None:
+    config = HeadTraining(output=tmp_path, fc_norm=not is_plain, norm_output=not is_plain)
+    target = read_spec(builtin.path())
+    spec = head_spec(config, target)
+    head = TrainableHead(spec, torch.zeros(spec.vocab_size, spec.hidden_size), None, 2)
+    lines: list[str] = []
+    ids = torch.arange(spec.draft_vocab_size)
+    places = export_head(tmp_path, spec, head.state_dict(), ids, {0.6: 0.8}, lines.append)
+    assert set(places) == formats
+    for place in places.values():
+        read = read_head(place, target, target_directory=builtin.path())
+        assert (read.fc_norm, read.norm_output, read.taps) == (
+            spec.fc_norm,
+            spec.norm_output,
+            spec.taps,
+        )
+        assert read.calibration == {0.6: 0.8}
+    refused = [line for line in lines if "safeailab" in line and "fc_norm" in line]
+    assert len(refused) == (0 if is_plain else 1)
+
+
+def test_a_training_that_diverges_says_which_rate_to_lower(target: Target, tmp_path: Path) -> None:
+    loop = make_loop(target, tmp_path, epochs=40, optimizer="adamw", learning_rate=1e30)
+    with pytest.raises(ValueError, match=r"learning_rate: the training diverged before step 10"):
+        loop.train(time.monotonic() + 60)
