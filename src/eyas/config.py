@@ -1,7 +1,7 @@
 """Every setting of eyas, once: frozen dataclasses that commands, server and Python share.
 
 Promises: `EngineConfig` is what a person asked for ("auto" allowed); nothing here is changed in
-place, and nothing here touches a device. `eyas.runner.device.resolve` turns it into `Facts`.
+place, and nothing here touches a device. `eyas.engine.build` turns it into facts.
 Does not know: torch, models, where the values came from.
 """
 

@@ -191,7 +191,7 @@ class Usage(msgspec.Struct, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_preemptions: int = 0
-    drafts: DraftCounts = msgspec.field(default_factory=lambda: DraftCounts())
+    drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
 
 
 class Delta(msgspec.Struct, kw_only=True):

@@ -45,10 +45,10 @@ class Holder:
 class ManagerMachine(RuleBasedStateMachine):
     holders = Bundle("holders")
 
-    @initialize(prefix_cache=st.sampled_from([True, True, False]), lookback=st.sampled_from([0, 1]))
-    def start(self, prefix_cache: bool, lookback: int) -> None:
-        self.prefix_cache, self.lookback = prefix_cache, lookback
-        self.cache = CacheManager(NUM_SLOTS, prefix_cache=prefix_cache, lookback=lookback)
+    @initialize(prefix_cache=st.sampled_from([True, True, False]))
+    def start(self, prefix_cache: bool) -> None:
+        self.prefix_cache = prefix_cache
+        self.cache = CacheManager(NUM_SLOTS, prefix_cache=prefix_cache)
         self.content: dict[int, Content] = {}
         self.alive: list[Holder] = []
 
@@ -111,7 +111,7 @@ class ManagerMachine(RuleBasedStateMachine):
         stored = holder.lease.num_stored
         self.cache.release(holder.lease, tokens)
         self.alive.remove(holder)
-        offered = max(shared, min(stored - self.lookback, len(tokens)))
+        offered = max(shared, min(stored, len(tokens)))
         probe = self.cache.admit([*tokens[:offered], 0], CAPACITY, namespace=holder.salt)
         if self.prefix_cache:
             assert probe.num_stored >= offered, "what a sequence had stored was not kept"
@@ -178,16 +178,6 @@ def test_a_match_stops_short_of_the_root() -> None:
     assert cache.admit([1, 2, 3, 4], 8).num_stored == 3
     assert cache.admit([1, 2, 3, 4, 5], 8).num_stored == 4
     assert cache.admit([1], 8).num_stored == 0
-
-
-def test_lookback_keeps_the_last_stored_position_private() -> None:
-    cache = CacheManager(16, lookback=1)
-    first = cache.admit([1, 2, 3, 4], 8)
-    slots = cache.reserve(first, 4)
-    cache.commit(first, slots, slots)
-    cache.release(first, [1, 2, 3, 4])
-    assert cache.admit([1, 2, 3, 4, 5], 8).num_stored == 3
-    assert cache.stats().num_cached == 3
 
 
 def test_kept_slots_stay_where_they_are_and_the_others_return() -> None:

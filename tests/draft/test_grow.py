@@ -44,11 +44,18 @@ def defined(logits: torch.Tensor, root: int, steps: int, topk: int, nodes: int) 
 
 
 def grown(
-    logits: torch.Tensor, roots: list[int], steps: int, topk: int, nodes: int, source: RowSource
+    logits: torch.Tensor,
+    roots: list[int],
+    steps: int,
+    topk: int,
+    nodes: int,
+    source: RowSource,
+    *others: RowSource,
 ) -> list[Tree]:
-    """The trees of a batch by the functions of the engine."""
+    """The trees of a batch by the functions of the engine; `others`: of the later sequences."""
     num = len(roots)
-    params = BatchParams([source] * num, VOCAB, torch.device("cpu"))
+    sources = [source, *others] if others else [source] * num
+    params = BatchParams(sources, VOCAB, torch.device("cpu"))
     frontier, pool = Frontier.of_roots(num, torch.device("cpu")), Pool()
     last = torch.tensor(roots).unsqueeze(1)
     for depth in range(steps):
@@ -62,7 +69,7 @@ def grown(
             history_BL=torch.tensor(roots).unsqueeze(1).expand(-1, 10),
             length_B=torch.full((num,), 10),
         )
-        beta = torch.ones(num) if source.params.temperature else None
+        beta = torch.ones(num) if any(params.noisy) else None
         ids, scores = rank(logits[last.flatten()], None, rows, params, beta, topk)
         frontier, _ = pool.add(
             frontier, ids.view(num, width, -1), scores.view(num, width, -1), topk
@@ -122,6 +129,14 @@ def test_candidates_are_ranked_by_the_noise_that_the_target_will_add() -> None:
         assert token in [tokens[node] for node in children]
         at = next(node for node in children if tokens[node] == token)
     assert depth >= 2
+
+
+def test_a_greedy_tree_is_the_same_beside_a_noisy_one() -> None:
+    greedy, noisy = source(temperature=0), source(temperature=0.9)
+    for seed in range(20):
+        logits = table(seed, ties=False)
+        (alone,) = grown(logits, [3], 3, 3, 9, greedy)
+        assert grown(logits, [3, 4], 3, 3, 9, greedy, noisy)[0] == alone
 
 
 def test_penalties_see_the_way_to_a_node() -> None:

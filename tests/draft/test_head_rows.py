@@ -20,7 +20,7 @@ from eyas.runner.rows import ForwardRows
 from tests.laws.cases import restless_paced, walk_text
 from tests.laws.drafters import Wrapper
 from tests.laws.heads import KINDS, head_drafter
-from tests.laws.world import Setting, new_engine, run, weights
+from tests.laws.world import Setting, model_drafter, new_engine, run, weights
 
 SETTING = Setting(max_model_len=150)
 SETTINGS = {
@@ -130,11 +130,64 @@ def test_a_head_in_the_engine_is_the_head_on_the_whole_text(
         assert engine.stats().num_preemptions > 0
 
 
-def test_rows_left_out_while_nobody_drafted_are_made_up_for() -> None:
-    inner = head_drafter("eagle3", torch.float32, SETTING.num_slots, 8, topk=2)
+@pytest.mark.parametrize("setting", [SETTINGS["roomy"], SETTINGS["ahead"]], ids=["now", "ahead"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_left_out_while_nobody_drafted_are_made_up_for(kind: str, setting: Setting) -> None:
+    """With a head whose attention sees everything, so that one wrong row shows."""
+    inner = head_drafter(kind, torch.float32, setting.num_slots, 8, topk=2, is_lucky=False)
     compared = Compared(restless_paced(inner))
-    engine = new_engine(SETTING, compared)
-    run(engine, requests("a"))
-    run(engine, requests("b"))
+    engine = new_engine(setting, compared)
+    for name in ("a", "b", "c"):
+        run(engine, requests(name))
+    assert engine.metrics.num_failed_steps == 0
     assert compared.num_compared > 40
     assert compared.worst < 1e-5
+
+
+class Fails(Wrapper):
+    """Another drafter whose proposals fail now and then, before and after it has done its work."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.calls = 0
+
+    def propose(self, batch: Batch) -> DraftTree:
+        self.calls += 1
+        if self.calls % 7 == 2:
+            raise RuntimeError("a drafter's fault, on purpose")
+        tree = super().propose(batch)
+        if self.calls % 7 == 5:
+            raise RuntimeError("a drafter's fault, on purpose")
+        return tree
+
+
+@pytest.mark.parametrize("setting", [SETTINGS["roomy"], SETTINGS["ahead"]], ids=["now", "ahead"])
+def test_a_proposal_that_failed_leaves_no_wrong_rows(setting: Setting) -> None:
+    inner = head_drafter("eagle3", torch.float32, setting.num_slots, 8, topk=2, is_lucky=False)
+    compared = Compared(inner)
+    engine = new_engine(setting, Fails(compared))
+    for name in ("a", "b", "c"):
+        run(engine, requests(name))
+    assert engine.metrics.num_failed_steps > 10
+    assert compared.num_compared > 40
+    assert compared.worst < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "model"])
+def test_a_narrow_drafter_works_up_to_the_length_limit(kind: str) -> None:
+    """One sequence near its last position beside one that has its whole prompt to make up for."""
+    setting = replace(SETTING, max_model_len=64)
+    if kind == "model":
+        drafter = model_drafter(torch.float32, setting.num_slots, 3, "target")
+    else:
+        drafter = head_drafter(kind, torch.float32, setting.num_slots, 3, topk=1)
+    engine = new_engine(setting, drafter)
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    old = Request(id="old", prompt_token_ids=walk_text(97, 40, [0, 1]), params=params)
+    late = {
+        step: [Request(id=f"{step}", prompt_token_ids=walk_text(98, 20, [0, 0, 1]), params=params)]
+        for step in range(2, 24, 3)
+    }
+    answers = run(engine, [old], arrivals=late)
+    assert engine.metrics.num_failed_steps == 0
+    assert {answer.finish_reason for answer in answers.values()} == {"length"}

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from eyas.draft.base import Shape
-from eyas.draft.costs import Costs, measure_costs
+from eyas.draft.costs import NOTHING, Costs, measure_costs
 from eyas.draft.pace import PLAIN, Pace, usual_shapes
 
 SHAPES = usual_shapes(5, 4, 16)
@@ -32,14 +32,15 @@ def live(
         if i > steps // 3:
             chosen[shape] = chosen.get(shape, 0) + 1
         share = acceptance if shape.topk == 1 else min(0.99, acceptance + 0.05)
-        accepted = []
-        for _ in range(batch if shape.steps else 0):
+        fates = []
+        for _ in range(batch):
             count = 0
             while count < shape.steps and draw.random() < share:
                 count += 1
-            accepted.append(count)
+            fates.append((shape.steps, count))
         seconds = step + per_row * batch * shape.nodes + draft_pass * shape.steps
-        pace.learn(batch, shape, accepted, seconds * draw.uniform(0.9, 1.2))
+        is_chain = shape.topk == 1
+        pace.learn(batch, shape, fates, seconds * draw.uniform(0.9, 1.2), is_chain=is_chain)
     return chosen
 
 
@@ -98,10 +99,39 @@ def test_trying_costs_little() -> None:
             seconds += 3e-5 * 8 * min(num_missed, 64)
             num_missed = 0
         num_missed += 1
-        pace.learn(8, shape, [0] * 8 if shape.steps else [], seconds * draw.uniform(0.95, 1.1))
+        fates = [(shape.steps, 0)] * 8
+        pace.learn(8, shape, fates, seconds * draw.uniform(0.95, 1.1), is_chain=shape.topk == 1)
         total += seconds
         plain += 0.004 + 1e-4 * 8
     assert total < 1.02 * plain
+
+
+def test_drafts_that_few_sequences_get_are_weighed_for_all() -> None:
+    """Prompt lookup that finds something for one sequence in twenty, where every node costs."""
+    pace = Pace(usual_shapes(5, 1, 6), Costs((1, 64), (0.006, 0.026)), NOTHING)
+    chosen: dict[Shape, int] = {}
+    for i in range(1500):
+        shape = pace.choose(20)
+        chosen[shape] = chosen.get(shape, 0) + (i > 500)
+        fates = [(shape.steps, shape.steps)] + [(0, 0)] * 19
+        seconds = 0.006 + 3e-4 * 20 * shape.nodes
+        pace.learn(20, shape, fates, seconds, is_chain=False)
+    assert most(chosen) == PLAIN
+
+
+def test_a_draft_cut_short_says_nothing_of_what_it_did_not_reach() -> None:
+    pace = new_pace()
+    before = pace._chain_yield(5)
+    for _ in range(50):
+        pace.learn(64, Shape(5, 1, 6), [(3, 3)] * 64, 0.02, is_chain=True)
+    assert pace._chain_yield(5) > before
+
+
+def test_steps_much_dearer_than_at_start_up_are_believed() -> None:
+    """Costs measured ten times too low, per row forty times: the choice is by what steps take."""
+    pace = Pace(SHAPES, Costs((1, 64), (0.0004, 0.0006)), Costs((1, 64), (7e-5, 7e-5)))
+    chosen = live(pace, batch=8, acceptance=0.6, step=0.004, per_row=1e-3, draft_pass=7e-4)
+    assert most(chosen).steps <= 1
 
 
 def test_costs_never_fall_with_more_rows_and_extend_past_what_was_measured() -> None:

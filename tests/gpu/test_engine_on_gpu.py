@@ -31,7 +31,10 @@ DRAFTING = {
     "head chain": DraftConfig(drafter="head", steps=5, topk=1, nodes=6),
     "head tree": DraftConfig(drafter="head", steps=5, topk=4, nodes=16),
     "blend": DraftConfig(drafter="ngram+head", nodes=12),
+    "blend of chains": DraftConfig(drafter="ngram+head", steps=5, topk=1, nodes=10),
+    "narrow": DraftConfig(drafter="head", steps=2, topk=1, nodes=3),
     "auto": DraftConfig(),
+    "auto blend": DraftConfig(drafter="ngram+head"),
 }
 
 

@@ -63,6 +63,7 @@ DRAFTERS = (
     "paced",
     "paced head",
     "raises",
+    "raises, a head",
     "changing",
 )
 COMPILERS = {"modular": ModularCompiler()}
@@ -168,6 +169,8 @@ def new_drafter(case: Case, known: Known) -> Drafter:
             return restless_paced(model_drafter(dtype, slots, n, "target", topk=2))
         case "raises":
             return Raises(Oracle(n, known, decoys=True, seed=case.seed))
+        case "raises, a head":
+            return Raises(head_drafter("eagle3", dtype, slots, n, topk=2))
         case "changing":
             return Changing(
                 [
@@ -220,7 +223,7 @@ def run_case(case: Case, known: Known, tally: Tally, *, check: bool = False) -> 
             arrivals.setdefault(step, []).append(request)
         rounds.append(run(engine, (), arrivals=arrivals, check=check))
     stats = engine.stats()
-    fails = case.drafter == "raises"
+    fails = case.drafter.startswith("raises")
     assert fails or not engine.metrics.num_failed_steps, "a drafter failed unasked"
     tally.cases += 1
     tally.two_accepted += seen.most_accepted >= 2

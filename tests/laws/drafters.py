@@ -194,7 +194,7 @@ class Wrapper(Drafter):
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        self.sources, self.lookback, self.taps = inner.sources, inner.lookback, inner.taps
+        self.sources, self.taps = inner.sources, inner.taps
 
     @property
     def width(self) -> int:
@@ -242,7 +242,6 @@ class Changing(Drafter):
 
     def __init__(self, inner: Sequence[Drafter]) -> None:
         self.inner, self.calls = list(inner), 0
-        self.lookback = max(d.lookback for d in self.inner)
         self.taps = next((d.taps for d in self.inner if d.taps), ())
         nodes = max(d.width for d in self.inner)
         self.shape = Shape(nodes - 1, 1, nodes)

@@ -22,11 +22,9 @@ from eyas.draft import (
     BlendDrafter,
     Drafter,
     NgramDrafter,
-    PacedDrafter,
     RootDrafter,
     Shape,
     StepReport,
-    TreeDrafter,
 )
 from eyas.engine.build import connect
 from eyas.engine.drafting import pace

@@ -15,7 +15,6 @@ import torch
 
 from eyas.cache.store import LayerStore
 
-
 ALIGNMENT = 64
 """Bytes: torch's own."""
 

@@ -49,16 +49,14 @@ class CacheStats:
 class CacheManager:
     """admit, reserve, commit, release, check.
 
-    prefix_cache: share stored prefixes between sequences. lookback: how many of a sequence's last
-    stored positions are not offered for sharing (a drafter's own rows may lag behind by so many).
+    prefix_cache: share stored prefixes between sequences.
     """
 
-    def __init__(self, num_slots: int, *, prefix_cache: bool = True, lookback: int = 0) -> None:
+    def __init__(self, num_slots: int, *, prefix_cache: bool = True) -> None:
         self._pool = SlotPool(num_slots)
         self._tree = RadixTree()
         self._leases: set[Lease] = set()
         self._prefix_cache = prefix_cache
-        self._lookback = lookback
         self.num_slots = num_slots
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -133,7 +131,7 @@ class CacheManager:
         self._leases.remove(lease)
         num_kept = lease.num_shared
         if self._prefix_cache:
-            num_offered = min(lease.num_stored - self._lookback, len(tokens))
+            num_offered = min(lease.num_stored, len(tokens))
             if num_offered > lease.num_shared:
                 run = np.asarray(tokens[:num_offered], dtype=np.int64)
                 num_known, _ = self._tree.insert(run, lease.slots[:num_offered], lease.namespace)

@@ -16,8 +16,8 @@ from eyas.cli.options import MODEL, engine_config
 
 app = typer.Typer(help="Measure: decoding speed, the built-in model's answers, a long serve.")
 
-TASKS_OF_A_ROUND = 8
-"""Held-out prompts that every round has at least."""
+TASKS_OF_A_ROUND = 13
+"""Held-out prompts that every round has at least: one of every kind."""
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Also write the result to this JSON file.")

@@ -74,7 +74,7 @@ def decode(
             "--num-prompts",
             min=1,
             help="Prompts of a round, a batch at a time; by default the batch size (twice that with "
-            "--refill), and at least 8 with tasks.",
+            "--refill), and at least 13 with tasks.",
         ),
     ] = None,
     refill: Annotated[

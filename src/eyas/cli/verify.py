@@ -118,8 +118,8 @@ def status(quiet: bool) -> Iterator[Callable[[str], None]]:
     if quiet or not console.is_terminal:
         yield lambda text: None
         return
-    with console.status("") as status:
-        yield status.update
+    with console.status("") as shown:
+        yield shown.update
 
 
 def _show(result: dict[str, Any]) -> None:

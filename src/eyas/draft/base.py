@@ -55,12 +55,12 @@ class StepReport:
 
 
 class Drafter(ABC):
-    """lookback: how many of a sequence's last stored positions its own rows may lack (they are not
-    shared). taps: hidden states of the target it wants to observe. shape: how large trees are now.
-    sources: names of what proposes, by the numbers of `DraftTree.source_BW`."""
+    """taps: hidden states of the target it wants to observe. shape: how large trees are now.
+    sources: names of what proposes, by the numbers of `DraftTree.source_BW`. made_up_for: the last
+    proposal made many rows that were missing, so that its step says little about the next."""
 
     sources: tuple[str, ...] = ("draft",)
-    lookback: int = 0
+    made_up_for: bool = False
     taps: tuple[int, ...] = ()
     shape: Shape = Shape(0, 1, 1)
 

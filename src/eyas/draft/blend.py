@@ -32,7 +32,6 @@ class BlendDrafter(Drafter):
         self._width = nodes
         self.taps = readers[0].taps if readers else ()
         self.sources = tuple(source.sources[0] for source in sources)
-        self.lookback = max(source.lookback for source in sources)
         steps = max(source.shape.steps for source in sources)
         self.shape = Shape(steps, max(source.shape.topk for source in sources), nodes)
 
@@ -50,6 +49,7 @@ class BlendDrafter(Drafter):
         for source, own in zip(self._sources, self._shapes, strict=True):
             source.shape = own.capped(self.shape).within(nodes)
             trees.append(source.propose(batch))
+        self.made_up_for = any(source.made_up_for for source in self._sources)
         merged = roots_alone(batch)
         merged.source_BW = torch.zeros_like(merged.tokens_BW)
         most = max(tree.width for tree in trees)

@@ -63,7 +63,7 @@ class RowBook:
         self._known: dict[int, tuple[int, int]] = {}  # seat -> (seating, rows made for sure)
 
     def forget(self, batch: Batch) -> None:
-        """A step without drafting: the slots it writes have no rows."""
+        """The slots that a step writes get new content: they have no rows."""
         for span in batch.spans:
             self._is_made_S[span.context_slots] = False
             if span.node_slots is not None:
@@ -98,7 +98,6 @@ class RowBook:
 
 def plan_catch_up(book: RowBook, batch: Batch) -> CatchUp | None:
     """The rows that are missing for the sequences of a step; None when nothing is to be done."""
-    book.forget(batch)
     runs: list[Run] = []
     own: list[int] = []
     tails: list[tuple[int, int, int]] = []  # seat, first row for sure made, upper bound of the root
@@ -110,10 +109,11 @@ def plan_catch_up(book: RowBook, batch: Batch) -> CatchUp | None:
             ready = span.context_start + (0 if book.reads_features else span.context_count)
         drafts = span.node_slots is not None and span.root_low >= book.first_position
         drafts &= not (span.context_count and book.reads_features)
-        is_long = not drafts or span.root_high - known >= LONGEST_TAIL
+        is_long = not drafts or span.root_low - known >= LONGEST_TAIL
         if is_long and ready > known:
             stop = min(ready, known + room)
             if stop > known:
+                assert known >= book.first_position
                 runs.append(Run(span.seat, known, stop, _slots(span, known, stop)))
                 room -= stop - known
             drafts &= stop == ready
@@ -151,6 +151,7 @@ def _assemble(
     table.place_nodes(tail_seats_B, roots_B, batch.node_slots_BW[own_B, :1])
     positions_BP = starts_B.unsqueeze(1) + torch.arange(length, device=device)
     real_BP = positions_BP <= roots_B.unsqueeze(1)
+    positions_BP = torch.where(real_BP, positions_BP, 0)
     grid_BP = torch.arange(num * length, device=device).view(num, length)
     if device.type == "cpu" and not bool(real_BP.all()):
         grid_BP = torch.where(real_BP, (real_BP.view(-1).cumsum(0) - 1).view_as(grid_BP), -1)

@@ -1,7 +1,7 @@
 """What a step costs on this machine, by its number of rows: measured once, at start-up.
 
-Promises: the real model and the real drafting network are run, as they will be run; the measurement
-ends after a bounded time, and what it did not reach is extrapolated.
+Promises: the real model and the real drafting network are run, as they will be run; no pass begins
+after the time allowed, and what was not reached is extrapolated (from a single count: the same).
 Does not know: what a draft is worth (`pace` does).
 """
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_SECONDS = 2.0
-REPEATS = 3
+REPEATS = 4
+"""The first of them warms up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,16 @@ def measure_costs(
     seconds: list[float] = []
     deadline = time.perf_counter() + max_seconds
     for num_rows in (count for count in ROWS if count <= max(1, max_rows)):
-        run(num_rows)
         best = float("inf")
         for _ in range(REPEATS):
             started = time.perf_counter()
             run(num_rows)
             best = min(best, time.perf_counter() - started)
+            if time.perf_counter() > deadline:
+                break
         rows.append(num_rows)
         seconds.append(best)
-        if time.perf_counter() > deadline and len(rows) > 1:
+        if time.perf_counter() > deadline:
             break
     return Costs(tuple(rows), _ascending(seconds))
 

@@ -49,15 +49,16 @@ def rank(
         x_RV = logits_RU.new_full((len(logits_RU), params.vocab_size), NEVER)
         x_RV.index_copy_(1, target_ids_U, logits_RU)
     x_RV = process(x_RV, rows, params, None)
+    x_RV = x_RV.log_softmax(dim=1)
     if beta_B is None or not any(params.noisy):
-        scores_RC, ids_RC = x_RV.log_softmax(dim=1).topk(num_children, dim=1)
+        scores_RC, ids_RC = x_RV.topk(num_children, dim=1)
         return ids_RC, scores_RC
     values_RS, ids_RS = x_RV.topk(min(max(SHORTLIST, num_children), x_RV.shape[1]), dim=1)
     of_R = rows.sequence_R
     noise_RS = gumbel_at(params.seed_B[of_R], rows.position_R, params.choice_B[of_R], ids_RS)
     is_noisy_R1 = (params.temperature_B[of_R] > 0).unsqueeze(1)
-    seen_RS = beta_B[of_R].unsqueeze(1) * (values_RS + noise_RS)
-    scores_RS = torch.where(is_noisy_R1, seen_RS, values_RS).log_softmax(dim=1)
+    seen_RS = (beta_B[of_R].unsqueeze(1) * (values_RS + noise_RS)).log_softmax(dim=1)
+    scores_RS = torch.where(is_noisy_R1, seen_RS, values_RS)
     scores_RC, best_RC = scores_RS.topk(num_children, dim=1)
     return ids_RS.gather(1, best_RC), scores_RC
 

@@ -16,35 +16,43 @@ from dataclasses import dataclass, field
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, Shape, StepReport
 from eyas.draft.costs import Costs
+from eyas.draft.network import DraftNetwork
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 
 PLAIN = Shape(0, 1, 1)
+TREE_NODES = (8, 16)
+"""Sizes of trees that are weighed."""
 MIN_GAIN = 1.04
 """A shape must promise this much more than not drafting."""
 TRY_EVERY = 48
 TRY_AT_LEAST_EVERY = 384
 """Steps of a batch size between tries of another shape; the longer nothing better is found, the
 rarer."""
+NUM_PLAIN_FIRST = 2
+"""Steps of a batch size that show what not drafting costs, before anything is weighed."""
 SETTLED = 32
 HOLD = 4
 """After so many steps of a batch size its shape is weighed only every few steps."""
 WEIGHT = 0.08
 """How much one step counts in a running mean."""
+OUTLIER = 4.0
+"""A step counts as at most so many times what such steps cost so far."""
 PRIOR_ACCEPTANCE = 0.75
 """Of a chain's next token, before anything is known."""
 
 
 @dataclass(slots=True)
 class Running:
-    """A running mean that trusts its prior until a few values have come."""
+    """A running mean. trust: how many values its first one, a guess, is worth."""
 
     value: float
+    trust: int = 0
     num: int = 0
 
     def add(self, value: float) -> None:
         self.num += 1
-        self.value += max(WEIGHT, 1 / (self.num + 3)) * (value - self.value)
+        self.value += max(WEIGHT, 1 / (self.num + self.trust)) * (value - self.value)
 
 
 @dataclass(slots=True)
@@ -58,6 +66,7 @@ class _Batch:
     next_try: int = TRY_EVERY
     tried: dict[Shape, int] = field(default_factory=dict)
     trial: Shape | None = None
+    num_tries: int = 0
 
 
 class Pace:
@@ -67,7 +76,7 @@ class Pace:
         self.shapes = (PLAIN, *shapes)
         self._target, self._drafting = target, drafting
         deepest = max(shape.steps for shape in shapes)
-        self._by_depth = [Running(PRIOR_ACCEPTANCE) for _ in range(deepest)]
+        self._by_depth = [Running(PRIOR_ACCEPTANCE, trust=3) for _ in range(deepest)]
         self._yields: dict[Shape, Running] = {}
         self._corrections: dict[tuple[int, Shape], Running] = {}
         self._batches: dict[int, _Batch] = {}
@@ -80,6 +89,8 @@ class Pace:
         if batch.trial is not None:
             trial, batch.trial = batch.trial, None
             return trial
+        if batch.age <= NUM_PLAIN_FIRST:
+            return PLAIN
         if batch.age > SETTLED and batch.age % HOLD:
             return batch.held
         rates = {shape: self._rate(num_sequences, shape) for shape in self.shapes}
@@ -100,32 +111,42 @@ class Pace:
         return best
 
     def learn(
-        self, num_sequences: int, shape: Shape, accepted: Sequence[int], seconds: float | None
+        self,
+        num_sequences: int,
+        shape: Shape,
+        fates: Sequence[tuple[int, int]],
+        seconds: float | None,
+        *,
+        is_chain: bool,
     ) -> None:
-        """accepted: draft tokens by sequence that had a draft."""
-        if shape.steps and accepted:
-            if shape.topk == 1:
+        """fates: (tokens drafted, of them accepted) of each sequence that could have had a draft.
+        is_chain: the draft was a chain; seconds: None where the step did other work too."""
+        if shape.steps and fates:
+            if is_chain and shape.topk == 1:
                 for depth in range(shape.steps):
-                    reached = [count for count in accepted if count >= depth]
-                    if not reached:
-                        break
-                    share = sum(count > depth for count in reached) / len(reached)
-                    self._by_depth[depth].add(share)
+                    reached = [a for drafted, a in fates if a >= depth and drafted > depth]
+                    if reached:
+                        self._by_depth[depth].add(sum(a > depth for a in reached) / len(reached))
             else:
-                mean = sum(accepted) / len(accepted)
-                self._yields.setdefault(shape, Running(self._chain_yield(shape.steps))).add(mean)
+                mean = sum(accepted for _, accepted in fates) / len(fates)
+                known = Running(self._chain_yield(shape.steps), trust=3)
+                self._yields.setdefault(shape, known).add(mean)
         began_to_draft = shape.steps > 0 and self._last.steps == 0
         self._last = shape
         if seconds is not None and not began_to_draft:
             predicted = self._predicted(num_sequences, shape)
             key = (_bucket(num_sequences), shape)
-            ratio = min(4.0, seconds / max(predicted, 1e-9))
-            self._corrections.setdefault(key, Running(self._usual(shape))).add(ratio)
+            running = self._corrections.setdefault(key, Running(self._usual(shape)))
+            ratio = seconds / max(predicted, 1e-9)
+            running.add(min(ratio, OUTLIER * running.value) if running.num else ratio)
 
     def _another(self, batch: _Batch, rates: dict[Shape, float]) -> Shape:
-        """A shape that could be better than it looks, the one not tried for longest."""
+        """A shape that could be better than it looks, the one not tried for longest; now and then
+        any shape."""
         best = batch.held
-        likely = [s for s in self.shapes if s != best and 1.6 * rates[s] > rates[best]]
+        batch.num_tries += 1
+        far = float("inf") if batch.num_tries % 4 == 0 else 1.6
+        likely = [s for s in self.shapes if s != best and far * rates[s] > rates[best]]
         return min(likely, key=lambda s: batch.tried.get(s, 0), default=best)
 
     def _rate(self, num_sequences: int, shape: Shape) -> float:
@@ -178,43 +199,57 @@ class PacedDrafter(Drafter):
     def __init__(self, inner: Drafter, pace: Pace) -> None:
         self._inner = inner
         self._pace = pace
-        self.sources, self.lookback, self.taps = inner.sources, inner.lookback, inner.taps
+        self.sources, self.taps = inner.sources, inner.taps
+
+    @property
+    def networks(self) -> tuple[DraftNetwork, ...]:
+        return self._inner.networks
 
     @property
     def width(self) -> int:
         return self._inner.width
 
     def wish(self, num_sequences: int) -> int:
-        self._inner.shape = self._pace.choose(num_sequences)
+        if num_sequences:  # else prompts alone are stored: who steps next is not known yet
+            self._inner.shape = self._pace.choose(num_sequences)
         return self._inner.shape.nodes
 
     def propose(self, batch: Batch) -> DraftTree:
-        shape = self._inner.shape
+        shape = self._inner.shape.within(batch.width)
         tree = self._inner.propose(batch)
-        tree.shape = (shape.steps, shape.topk, shape.nodes)
+        if not self._inner.made_up_for:
+            tree.shape = (shape.steps, shape.topk, shape.nodes)
         return tree
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         self._inner.observe(batch, output, verdict)
 
     def learn(self, report: StepReport) -> None:
+        self._inner.learn(report)
         if report.tree.shape is None:
             return
-        shape = Shape(*report.tree.shape)
-        drafted = [
-            max(0, count - 1)
+        fates = [
+            (size - 1, max(0, count - 1))
             for count, size in zip(report.counts, report.sizes, strict=True)
-            if size > 1
+            if size > 1 or report.seconds is not None  # others may have had prompts to store
         ]
-        self._pace.learn(len(report.counts), shape, drafted, report.seconds)
-        self._inner.learn(report)
+        self._pace.learn(
+            len(report.counts),
+            Shape(*report.tree.shape),
+            fates,
+            report.seconds,
+            is_chain=report.tree.is_chain,
+        )
 
 
 def usual_shapes(steps: int, topk: int, nodes: int) -> list[Shape]:
     """What to choose among: every chain up to `steps`, and trees of a few sizes up to `nodes`."""
     shapes = [Shape(depth, 1, depth + 1) for depth in range(1, min(steps, nodes - 1) + 1)]
     if topk > 1:
-        for count in (8, 16, 32, 64):
-            if count <= nodes:
-                shapes.append(Shape(min(steps, count - 1), topk, count))
+        most = 1 + topk + (steps - 1) * topk * topk
+        shapes += [
+            Shape(min(steps, count - 1), topk, count)
+            for count in TREE_NODES
+            if count <= min(nodes, most)
+        ]
     return shapes

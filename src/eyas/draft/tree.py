@@ -69,6 +69,7 @@ class TreeDrafter(Drafter):
         self._width = shape.nodes
         self._book = RowBook(network.first_position, bool(network.taps), first_scratch, max_rows)
         self._sees_noise = sees_noise
+        self._proposed_for: Batch | None = None
         self.shape = shape
         self.taps = network.taps
         self.sources = ("head" if network.taps else "model",)
@@ -83,12 +84,15 @@ class TreeDrafter(Drafter):
 
     def propose(self, batch: Batch) -> DraftTree:
         shape = self.shape.within(batch.width)
+        self.made_up_for = False
+        self._proposed_for = batch
+        self._book.forget(batch)
         if shape.steps == 0:  # rows are made up for when drafting goes on
-            self._book.forget(batch)
             return roots_alone(batch)
         catch_up = plan_catch_up(self._book, batch)
         if catch_up is None:
             return roots_alone(batch)
+        self.made_up_for = bool(catch_up.runs)
         slots_T = catch_up.previous_slots_T
         features_TF = None if slots_T is None else self._network.recall(slots_T)
         logits_BU, states_TF = self._network.forward(catch_up.rows, features_TF)
@@ -100,6 +104,8 @@ class TreeDrafter(Drafter):
         return _among_all(batch, tree, catch_up.own_B)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        if batch is not self._proposed_for:  # it ran without this drafter
+            self._book.forget(batch)
         if self.taps:
             self._network.remember(output)
 

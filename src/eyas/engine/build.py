@@ -17,7 +17,7 @@ from eyas.cache import CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import ConstraintCompiler
 from eyas.draft import Drafter
-from eyas.engine.drafting import Drafting, build_drafter, decide_drafting
+from eyas.engine.drafting import Drafting, build_drafter, decide_drafting, load_network
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
@@ -53,19 +53,11 @@ def build_engine(
     tokenizer = Tokenizer.from_directory(directory)
     dtype = resolve_dtype(config.model.dtype, place.device)
     drafting = None if own_drafter else decide_drafting(config, directory, spec)
+    max_rows = config.scheduler.max_batch_tokens
     order = find_row_order(
-        list(spec.linear_shapes) + list(drafting.linear_shapes if drafting else ()),
-        dtype,
-        place.device,
-        config.scheduler.max_batch_tokens,
-        heads=[spec.head_shape, *(drafting.head_shapes if drafting else ())],
+        spec.linear_shapes, dtype, place.device, max_rows, heads=[spec.head_shape]
     )
     max_length = _max_length(config, spec, drafting)
-    width = own_drafter.width if own_drafter else 1
-    per_slot = KVStore.bytes_per_slot(spec.stores, dtype)
-    if drafting is not None:
-        per_slot += drafting.bytes_per_slot(dtype)
-        width = 1 if drafting.names == ("root",) else drafting.shape.nodes
     model = load_model(
         directory,
         dtype=dtype,
@@ -74,15 +66,24 @@ def build_engine(
         order=order.order,
         progress=progress,
     )
-    num_slots, max_length = _size_cache(config, per_slot, place.device, max_length, width)
+    per_slot, scratch, width, network = KVStore.bytes_per_slot(spec.stores, dtype), 0, 1, None
+    if drafting is not None:
+        draft_order = find_row_order(
+            drafting.linear_shapes, dtype, place.device, max_rows, heads=drafting.head_shapes
+        )
+        network = load_network(drafting, model, directory, draft_order.order, progress)
+        per_slot += drafting.bytes_per_slot(dtype)
+        scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, dtype)
+        width = 1 if drafting.names == ("root",) else drafting.shape.nodes
+    elif own_drafter is not None:
+        width = own_drafter.width
+    num_slots, max_length = _size_cache(config, per_slot, scratch, place.device, max_length, width)
     kv = KVStore(spec.stores, num_slots, dtype=dtype, device=place.device)
     runner = ModelRunner(model, ReferenceAttention(kv), order.order)
     drafter = own_drafter
     if drafter is None:
         assert drafting is not None
-        drafter = build_drafter(
-            drafting, config, runner, directory, num_slots, max_length, progress
-        )
+        drafter = build_drafter(drafting, config, runner, network, num_slots, max_length)
     exact = check_exactness(runner, order, max_length, num_slots)
     log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
     defaults = read_generation_defaults(directory)
@@ -117,9 +118,7 @@ def connect(
 ) -> Engine:
     """Put an engine together from its parts."""
     device = runner.model.device
-    cache = CacheManager(
-        info.num_slots, prefix_cache=config.cache.prefix_cache, lookback=drafter.lookback
-    )
+    cache = CacheManager(info.num_slots, prefix_cache=config.cache.prefix_cache)
     scheduling = config.scheduler
     table = SequenceTable(scheduling.max_num_seqs, info.max_model_len, drafter.width, device)
     scheduler = Scheduler(
@@ -162,20 +161,29 @@ def _max_length(config: EngineConfig, spec: ModelSpec, drafting: Drafting | None
 
 
 def _size_cache(
-    config: EngineConfig, per_slot: int, device: torch.device, max_length: int, width: int
+    config: EngineConfig,
+    per_slot: int,
+    scratch: int,
+    device: torch.device,
+    max_length: int,
+    width: int,
 ) -> tuple[int, int]:
-    """(number of slots, longest sequence). One sequence of that length always fits."""
+    """(number of slots, longest sequence). One sequence of that length always fits.
+
+    per_slot, scratch: bytes of a slot, and of what drafting needs besides.
+    """
     num_slots = config.cache.num_slots
     if num_slots is None:
         table_bytes = 16 * config.scheduler.max_num_seqs * (max_length + 3 * width)
-        budget = cache_budget(device, config.cache.memory_fraction) - table_bytes
+        budget = cache_budget(device, config.cache.memory_fraction) - table_bytes - scratch
         most_useful = config.scheduler.max_num_seqs * (max_length + 2 * width)
         num_slots = min(budget // per_slot, most_useful)
     longest = min(max_length, num_slots - 2 * width)
     if longest < 2:
         raise ValueError(
-            f"cache.num_slots: {num_slots} slots hold no useful sequence; give more memory "
-            "(--memory-fraction) or a smaller --max-num-seqs"
+            f"cache.num_slots: {max(0, num_slots)} slots hold no useful sequence; give more memory "
+            "(--memory-fraction), a smaller --max-num-seqs, or smaller drafts (--draft-nodes, "
+            "--draft-steps, --draft-topk)"
         )
     if longest < max_length:
         log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,8 +36,17 @@ from eyas.draft.costs import NOTHING, Costs, measure_costs
 from eyas.draft.network import DraftNetwork
 from eyas.draft.pace import Pace, usual_shapes
 from eyas.draft.tree import num_scratch
-from eyas.models import ModelSpec, load_model, read_spec
-from eyas.models.heads import HeadSpec, has_mtp, is_head, load_head, locate_head, read_head
+from eyas.layers.row_order import RowOrder
+from eyas.models import Decoder, ModelSpec, load_model, read_spec
+from eyas.models.heads import (
+    DraftHead,
+    HeadSpec,
+    has_mtp,
+    is_head,
+    load_head,
+    locate_head,
+    read_head,
+)
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import ModelRunner
 
@@ -45,7 +54,6 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
-MAX_NGRAM_TOKENS = 8
 COST_POSITION = 128
 """Where in a text the rows stand whose cost is measured."""
 
@@ -83,6 +91,11 @@ class Drafting:
         network = self.model or self.head
         return (network.head_shape,) if network is not None else ()
 
+    def scratch_bytes(self, max_num_seqs: int, dtype: torch.dtype) -> int:
+        """Keys and values of the inner nodes of all trees."""
+        per_slot = KVStore.bytes_per_slot(self.stores, dtype)
+        return max_num_seqs * num_scratch(self.shape) * per_slot
+
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
         """Keys, values and features of one token."""
         feature_size = self.head.feature_size if self.head is not None else 0
@@ -92,105 +105,126 @@ class Drafting:
 def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> Drafting:
     """Resolve the drafting settings for the target in `directory`."""
     draft = config.draft
-    names, found = draft.names, _find(config, directory)
+    names = draft.names
+    found = _find(config, directory) if not names or {"model", "head"} & set(names) else None
     if not names:
-        names = (
-            ("root",) if found is None else ("head",) if _is_head(found, directory) else ("model",)
-        )
-    shape = Shape(draft.steps, draft.topk, draft.max_nodes)
-    shape = shape.within(shape.nodes)
-    drafting = Drafting(names, shape, draft.nodes == "auto")
+        names = ("root",) if found is None else ("head" if _is_head(found, directory) else "model",)
+    largest = Shape(draft.steps, draft.topk, draft.max_nodes)
+    drafting = Drafting(names, largest.within(largest.nodes), draft.nodes == "auto")
     if draft.token_map is not None and "head" not in names:
         raise ValueError("draft.token_map: cuts the vocabulary of a head; pass --drafter head")
     if "model" in names:
         assert found is not None
-        return _with_model(drafting, config, found, spec)
+        return replace(drafting, directory=found, model=_read_model(config, found, spec))
     if "head" in names:
-        if found is None or not _is_head(found, directory):
-            what = "it has none" if found is None else f"{found} holds no head"
+        if found is None:
             raise ValueError(
-                f"draft.model: drafter 'head' needs a head for {config.model.path}, and {what}; "
+                f"draft.model: drafter 'head' needs a head, and {config.model.path} brings none along; "
                 "name one with --draft-model"
             )
         token_map = None if draft.token_map is None else Path(draft.token_map)
-        head = read_head(found, spec, target_directory=directory, token_map=token_map)
-        return Drafting(names, shape, drafting.is_paced, found, head=head, token_map=token_map)
+        try:
+            head = read_head(found, spec, target_directory=directory, token_map=token_map)
+        except ValueError as error:
+            raise ValueError(f"draft.model: {error}") from error
+        return replace(drafting, directory=found, head=head, token_map=token_map)
     return drafting
 
 
 def _find(config: EngineConfig, directory: Path) -> Path | None:
     """Where the draft model or head is, if there is one."""
-    draft = config.draft
-    if draft.model == "builtin" and draft.names != ("model",):
+    draft, wants_head = config.draft, "model" not in config.draft.names
+    if draft.model == "builtin" and wants_head:
         return builtin.head_path()
     if draft.model is not None:
         return locate_head(draft.model, None, config.model.offline)
-    if has_mtp(directory):
-        return directory
     if config.model.path == "builtin":
         return builtin.head_path()
+    if has_mtp(directory) or "head" in draft.names:  # reading it says what is wrong with it
+        return directory
     return None
 
 
 def _is_head(found: Path, directory: Path) -> bool:
-    return is_head(found) or (found == directory and has_mtp(directory))
+    return is_head(found) or (found.resolve() == directory.resolve() and has_mtp(directory))
 
 
-def _with_model(
-    drafting: Drafting, config: EngineConfig, directory: Path, spec: ModelSpec
-) -> Drafting:
-    draft_spec = read_spec(directory)
+def _read_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> ModelSpec:
+    """The facts of a draft model; it must share the target's vocabulary."""
+    try:
+        draft_spec = read_spec(directory)
+    except ValueError as error:
+        raise ValueError(f"draft.model: {error}") from error
     if draft_spec.vocab_size != spec.vocab_size:
         raise ValueError(
             f"draft.model: {config.draft.model} has a vocabulary of {draft_spec.vocab_size}, the "
             f"target one of {spec.vocab_size}; a draft model must share the target's tokenizer"
         )
-    return Drafting(drafting.names, drafting.shape, drafting.is_paced, directory, model=draft_spec)
+    if draft_spec.max_position < spec.max_position:
+        log.warning("the draft model limits the context to %d tokens", draft_spec.max_position)
+    return draft_spec
+
+
+def load_network(
+    drafting: Drafting,
+    target: Decoder,
+    target_directory: Path,
+    order: RowOrder,
+    progress: Progress | None = None,
+) -> Decoder | DraftHead | None:
+    """The weights of what drafts, in the target's type and place; None where nothing is loaded."""
+    if drafting.directory is None:
+        return None
+    if drafting.model is not None:
+        return load_model(
+            drafting.directory,
+            dtype=target.dtype,
+            device=target.device,
+            max_model_len=target.max_model_len,
+            order=order,
+            progress=progress,
+        )
+    return load_head(
+        drafting.directory,
+        target,
+        target_directory,
+        dtype=target.dtype,
+        device=target.device,
+        max_model_len=target.max_model_len,
+        order=order,
+        token_map=drafting.token_map,
+        progress=progress,
+    )
 
 
 def build_drafter(
     drafting: Drafting,
     config: EngineConfig,
     runner: ModelRunner,
-    target_directory: Path,
+    loaded: Decoder | DraftHead | None,
     num_slots: int,
     max_length: int,
-    progress: Progress | None,
 ) -> Drafter:
-    """Load what drafts, and put the drafter together."""
+    """Put the drafter together around what was loaded for it."""
     if drafting.names == ("root",):
         return RootDrafter()
-    shape = drafting.shape
+    shape, max_num_seqs = drafting.shape, config.scheduler.max_num_seqs
     sources: list[Drafter] = []
     for name in drafting.names:
         if name == "ngram":
-            num_tokens = shape.nodes - 1
-            if drafting.is_paced:
-                num_tokens = min(num_tokens, MAX_NGRAM_TOKENS)
-            sources.append(NgramDrafter(num_tokens))
+            sources.append(NgramDrafter(min(config.draft.steps, shape.nodes - 1)))
             continue
-        scratch = config.scheduler.max_num_seqs * num_scratch(shape)
-        network = _network(
-            drafting, runner, target_directory, num_slots, scratch, max_length, progress
-        )
-        sources.append(
-            TreeDrafter(
-                network,
-                shape,
-                first_scratch=num_slots + 1,
-                max_rows=config.scheduler.max_batch_tokens,
-            )
-        )
-    nodes = max(source.width for source in sources)
+        assert loaded is not None
+        num_scratch_slots = max_num_seqs * num_scratch(shape)
+        network = _network(drafting, loaded, num_slots, num_scratch_slots)
+        max_rows = config.scheduler.max_batch_tokens
+        sources.append(TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=max_rows))
+    nodes = shape.nodes if len(sources) > 1 else sources[0].width
     drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, nodes)
-    if not drafting.is_paced:
-        return drafter
-    return pace(drafter, runner, config.scheduler.max_num_seqs, max_length)
+    return pace(drafter, runner, max_num_seqs, max_length) if drafting.is_paced else drafter
 
 
-def pace(
-    drafter: Drafter, runner: ModelRunner, max_num_seqs: int, max_length: int
-) -> PacedDrafter:
+def pace(drafter: Drafter, runner: ModelRunner, max_num_seqs: int, max_length: int) -> PacedDrafter:
     """The drafter with its shape chosen step by step, by what steps and passes cost here."""
     shape = drafter.shape
     most = max_num_seqs * shape.nodes
@@ -205,42 +239,15 @@ def pace(
 
 
 def _network(
-    drafting: Drafting,
-    runner: ModelRunner,
-    target_directory: Path,
-    num_slots: int,
-    num_scratch_slots: int,
-    max_length: int,
-    progress: Progress | None,
+    drafting: Drafting, loaded: Decoder | DraftHead, num_slots: int, num_scratch_slots: int
 ) -> DraftNetwork:
-    target, order = runner.model, runner.order
     kv = KVStore(
-        drafting.stores, num_slots + num_scratch_slots, dtype=target.dtype, device=target.device
+        drafting.stores, num_slots + num_scratch_slots, dtype=loaded.dtype, device=loaded.device
     )
     backend = ReferenceAttention(kv)
-    assert drafting.directory is not None
-    if drafting.model is not None:
-        model = load_model(
-            drafting.directory,
-            dtype=target.dtype,
-            device=target.device,
-            max_model_len=max_length,
-            order=order,
-            progress=progress,
-        )
-        return ModelNetwork(model, backend, order)
-    head = load_head(
-        drafting.directory,
-        target,
-        target_directory,
-        dtype=target.dtype,
-        device=target.device,
-        max_model_len=max_length,
-        order=order,
-        token_map=drafting.token_map,
-        progress=progress,
-    )
-    return HeadNetwork(head, backend, order, num_slots)
+    if isinstance(loaded, DraftHead):
+        return HeadNetwork(loaded, backend, loaded.order, num_slots)
+    return ModelNetwork(loaded, backend, loaded.order)
 
 
 def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> ForwardRows:

@@ -128,11 +128,11 @@ class Engine:
         batch = Batch(self.table, plan.spans, self._batch_params(plan), plan.width, plan.max_length)
         tree = drafter.propose(batch)
         rows = pack(batch, tree)
-        output = self.runner.forward(rows, drafter.taps)
+        output = self.runner.forward(rows, self.drafter.taps)
         mask_RK, flight.is_legal_BW = self._masks(plan, tree, rows)
         flight.prompt_rows = self._score_prompts(plan, rows, output)
         if not batch.rooted:
-            self._observe(drafter, batch, output, None)
+            self._observe(batch, output, None)
             return
         assert output.logits_RV is not None
         logits_RV = output.logits_RV[: rows.num_node_rows]
@@ -145,13 +145,12 @@ class Engine:
             is_chain=tree.is_chain,
         )
         flight.tree, flight.verdict, flight.drafter = tree, verdict, drafter
-        self._observe(drafter, batch, output, verdict)
+        self._observe(batch, output, verdict)
 
-    def _observe(
-        self, drafter: Drafter, batch: Batch, output: Output, verdict: Verdict | None
-    ) -> None:
+    def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        """The drafter sees every step, also one that ran without its draft."""
         try:
-            drafter.observe(batch, output, verdict)
+            self.drafter.observe(batch, output, verdict)
         except Exception:
             log.exception("the drafter failed to observe a step")
 

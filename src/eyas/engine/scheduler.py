@@ -195,6 +195,7 @@ class Scheduler:
         start = sequence.num_planned
         if count:
             self.table.write_slots(sequence.seat, start, context)
+            lease.slots[start : start + count] = context  # known before the step lands
         plan.sequences.append(sequence)
         low = sequence.num_tokens - 1
         plan.spans.append(
