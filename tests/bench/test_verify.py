@@ -124,7 +124,7 @@ def test_what_cannot_be_verified_says_so(facts: dict[str, Any], words: str, tmp_
 
 def test_a_head_that_does_not_fit_is_refused_in_the_users_words(tmp_path: Path) -> None:
     target = save_target(tmp_path / "target")
-    with pytest.raises(ValueError, match=r"--head: .* holds no head"):
+    with pytest.raises(ValueError, match=r"--head: .* not a draft head"):
         choose_drafting(plan(target, head=str(target)), target)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -560,7 +559,7 @@ def test_a_token_map_is_looked_for_bounded_and_never_run(
 
     with pytest.raises(ValueError, match=r"nothing\.pt does not exist"):
         read("nothing.pt")
-    (tmp_path / "code.pt").write_bytes(pickle.dumps([Runs()], protocol=2))
+    torch.save([Runs()], tmp_path / "code.pt")
     with pytest.raises(ValueError, match="holds more than tensors and is never run"):
         read("code.pt")
     with (tmp_path / "big.pt").open("wb") as file:
