@@ -134,6 +134,19 @@ def test_steps_much_dearer_than_at_start_up_are_believed() -> None:
     assert most(chosen).steps <= 1
 
 
+def test_upkeep_that_eats_the_gain_ends_drafting() -> None:
+    """Long prompts, short answers: rows for the prompts cost more than drafts save."""
+    pace = new_pace()
+    world = {"batch": 1, "step": 0.004, "per_row": 1e-4, "draft_pass": 7e-4}
+    assert most(live(pace, acceptance=0.9, steps=300, **world)).steps == 5  # pyrefly: ignore
+    for _ in range(300):
+        pace.keep_up(5, 0.02)
+    assert most(live(pace, acceptance=0.9, steps=300, **world)) == PLAIN  # pyrefly: ignore
+    for _ in range(1000):
+        pace.keep_up(5, 0.0)
+    assert most(live(pace, acceptance=0.9, steps=900, **world)).steps == 5  # pyrefly: ignore
+
+
 def test_costs_never_fall_with_more_rows_and_extend_past_what_was_measured() -> None:
     costs = measure_costs(lambda num_rows: None, 16)
     assert costs.rows == (1, 2, 4, 8, 16)

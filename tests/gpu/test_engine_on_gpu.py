@@ -90,7 +90,7 @@ def test_gpu_gives_the_tokens_of_the_cpu_whatever_drafts(
                 assert abs(a.logprob - b.logprob) < 2e-3
     stats = llm.engine.stats()
     assert llm.engine.metrics.num_failed_steps == 0
-    if drafter not in ("root", "ngram"):
+    if drafter not in ("root", "ngram", "auto", "auto blend"):
         assert stats.num_accepted_tokens > 50
     if drafter in ("head chain", "head tree"):
         steps = sum(output.choices[0].usage.num_steps for output in found)

@@ -1,15 +1,17 @@
 """How large to draft: the tree shape that yields most tokens a second, not drafting included.
 
 Promises: the choice weighs what a step of each shape costs (measured at start-up, corrected by the
-steps that were run) against what it yields (a running acceptance by depth for chains, a running yield
-for trees). Not drafting is chosen unless a shape is clearly better. Every so often another shape is
-tried, so that a changed workload is noticed; tries are rare enough not to matter. (A model of goodput
-that may choose 0: Liu et al., "SmartSpec", arXiv 2406.14066.)
+steps that were run) and what keeping up with prompts costs besides, against what it yields (a running
+acceptance by depth for chains, a running yield for trees). Not drafting is chosen unless a shape is
+clearly better. Every so often another shape is tried, so that a changed workload is noticed; tries are
+rare enough not to matter. (A model of goodput that may choose 0: Liu et al., "SmartSpec", arXiv
+2406.14066.)
 Does not know: networks, requests.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,10 +25,17 @@ from eyas.runner.runner import Output
 PLAIN = Shape(0, 1, 1)
 TREE_NODES = (8, 16)
 """Sizes of trees that are weighed."""
+FADING = 0.99
+"""What is left of an upkeep's weight a step later."""
+TRIAL_STEPS = 3
+"""Steps of a try: the first may have to catch up, the last overlaps with what comes after it."""
+CATCH_UP_SHARE = 0.01
+"""Of the time, at most so much goes into catching up for tries."""
 MIN_GAIN = 1.04
 """A shape must promise this much more than not drafting."""
 TRY_EVERY = 48
 TRY_AT_LEAST_EVERY = 384
+MAX_WAIT = 20_000
 """Steps of a batch size between tries of another shape; the longer nothing better is found, the
 rarer."""
 NUM_PLAIN_FIRST = 2
@@ -58,7 +67,7 @@ class Running:
 @dataclass(slots=True)
 class _Batch:
     """What is known of one batch size. age: its steps so far; held: the shape in use; patience: steps
-    until the try after the next; tried: when each shape ran last; trial: runs in the next step."""
+    until the try after the next; tried: when each shape ran last; trial: what runs until trial_end."""
 
     age: int = 0
     held: Shape = PLAIN
@@ -66,7 +75,25 @@ class _Batch:
     next_try: int = TRY_EVERY
     tried: dict[Shape, int] = field(default_factory=dict)
     trial: Shape | None = None
+    trial_end: int = 0
     num_tries: int = 0
+
+
+@dataclass(slots=True)
+class _Upkeep:
+    """What drafting costs beside its steps: seconds spent on rows of prompts, and tokens that steps
+    with drafts gave meanwhile; old ones fade."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        self.tokens = FADING * self.tokens + tokens
+        self.seconds = FADING * self.seconds + seconds
+
+    @property
+    def per_token(self) -> float:
+        return self.seconds / self.tokens if self.tokens else 0.0
 
 
 class Pace:
@@ -80,15 +107,15 @@ class Pace:
         self._yields: dict[Shape, Running] = {}
         self._corrections: dict[tuple[int, Shape], Running] = {}
         self._batches: dict[int, _Batch] = {}
-        self._last = PLAIN
+        self._upkeep = _Upkeep()
 
     def choose(self, num_sequences: int) -> Shape:
         """The shape of the next step."""
         batch = self._batches.setdefault(_bucket(num_sequences), _Batch())
         batch.age += 1
-        if batch.trial is not None:
-            trial, batch.trial = batch.trial, None
-            return trial
+        if batch.trial is not None and batch.age < batch.trial_end:
+            return batch.trial
+        batch.trial = None
         if batch.age <= NUM_PLAIN_FIRST:
             return PLAIN
         if batch.age > SETTLED and batch.age % HOLD:
@@ -105,7 +132,7 @@ class Pace:
             another = self._another(batch, rates)
             if another != best:
                 batch.tried[another] = batch.age
-                batch.trial = another  # twice: the first step may have to catch up
+                batch.trial, batch.trial_end = another, batch.age + TRIAL_STEPS
                 return another
         batch.tried[best] = batch.age
         return best
@@ -131,14 +158,24 @@ class Pace:
                 mean = sum(accepted for _, accepted in fates) / len(fates)
                 known = Running(self._chain_yield(shape.steps), trust=3)
                 self._yields.setdefault(shape, known).add(mean)
-        began_to_draft = shape.steps > 0 and self._last.steps == 0
-        self._last = shape
-        if seconds is not None and not began_to_draft:
+        if seconds is not None:
             predicted = self._predicted(num_sequences, shape)
             key = (_bucket(num_sequences), shape)
             running = self._corrections.setdefault(key, Running(self._usual(shape)))
             ratio = seconds / max(predicted, 1e-9)
             running.add(min(ratio, OUTLIER * running.value) if running.num else ratio)
+
+    def keep_up(self, num_tokens: int, seconds: float) -> None:
+        """A step with drafts gave so many tokens; of its time so much went into rows of prompts."""
+        self._upkeep.add(num_tokens, seconds)
+
+    def spend(self, num_sequences: int, seconds: float) -> None:
+        """A step went mostly into catching up: the longer it took, the later the next try."""
+        batch = self._batches.setdefault(_bucket(num_sequences), _Batch())
+        plain = self._corrections.get((_bucket(num_sequences), PLAIN))
+        usual = (plain.value if plain else 1.0) * self._predicted(num_sequences, PLAIN)
+        wait = int(seconds / max(usual, 1e-9) / CATCH_UP_SHARE)
+        batch.next_try = max(batch.next_try, batch.age + min(wait, MAX_WAIT))
 
     def _another(self, batch: _Batch, rates: dict[Shape, float]) -> Shape:
         """A shape that could be better than it looks, the one not tried for longest; now and then
@@ -150,9 +187,12 @@ class Pace:
         return min(likely, key=lambda s: batch.tried.get(s, 0), default=best)
 
     def _rate(self, num_sequences: int, shape: Shape) -> float:
+        """Tokens a second."""
         correction = self._corrections.get((_bucket(num_sequences), shape))
         factor = correction.value if correction else self._usual(shape)
-        return (1 + self._yield(shape)) / (factor * self._predicted(num_sequences, shape))
+        num_tokens = max(1, num_sequences) * (1 + self._yield(shape))
+        per_token = factor * self._predicted(num_sequences, shape) / num_tokens
+        return 1 / (per_token + (self._upkeep.per_token if shape.steps else 0.0))
 
     def _predicted(self, num_sequences: int, shape: Shape) -> float:
         """Seconds of a step by the costs of its parts."""
@@ -200,6 +240,10 @@ class PacedDrafter(Drafter):
         self._inner = inner
         self._pace = pace
         self.sources, self.taps = inner.sources, inner.taps
+        self._launched: tuple[int, int, int] | None = None
+        self._drafted_before = False
+        self._usual_seconds: dict[Shape, float] = {}
+        self._upkeep_seconds = 0.0
 
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:
@@ -216,9 +260,17 @@ class PacedDrafter(Drafter):
 
     def propose(self, batch: Batch) -> DraftTree:
         shape = self._inner.shape.within(batch.width)
+        started = time.perf_counter()
         tree = self._inner.propose(batch)
+        seconds = time.perf_counter() - started
+        usual = self._usual_seconds.get(shape, seconds)
         if not self._inner.made_up_for:
             tree.shape = (shape.steps, shape.topk, shape.nodes)
+            self._usual_seconds[shape] = min(1.1 * usual, seconds)
+        elif self._drafted_before:
+            self._upkeep_seconds += max(0.0, seconds - usual)
+        self._drafted_before = shape.steps > 0
+        self._launched = tree.shape
         return tree
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
@@ -226,18 +278,25 @@ class PacedDrafter(Drafter):
 
     def learn(self, report: StepReport) -> None:
         self._inner.learn(report)
+        num_sequences = len(report.counts)
+        if report.tree.width > 1 or self._upkeep_seconds:
+            self._pace.keep_up(sum(max(0, n) for n in report.counts), self._upkeep_seconds)
+            self._upkeep_seconds = 0.0
         if report.tree.shape is None:
+            if report.seconds is not None:
+                self._pace.spend(num_sequences, report.seconds)
             return
+        is_steady = report.tree.shape == self._launched  # else two shapes shared the time
         fates = [
             (size - 1, max(0, count - 1))
             for count, size in zip(report.counts, report.sizes, strict=True)
             if size > 1 or report.seconds is not None  # others may have had prompts to store
         ]
         self._pace.learn(
-            len(report.counts),
+            num_sequences,
             Shape(*report.tree.shape),
             fates,
-            report.seconds,
+            report.seconds if is_steady else None,
             is_chain=report.tree.is_chain,
         )
 
