@@ -27,8 +27,9 @@ TREE_NODES = (8, 16)
 """Sizes of trees that are weighed."""
 FADING = 0.99
 """What is left of an upkeep's weight a step later."""
-TRIAL_STEPS = 3
-"""Steps of a try: the first may have to catch up, the last overlaps with what comes after it."""
+TRIAL_STEPS = 4
+"""Steps of a try: the first may have to catch up and to prepare what is new, the last overlaps with
+what comes after it."""
 CATCH_UP_SHARE = 0.01
 """Of the time, at most so much goes into catching up for tries."""
 MIN_GAIN = 1.04
@@ -38,15 +39,16 @@ TRY_AT_LEAST_EVERY = 384
 MAX_WAIT = 20_000
 """Steps of a batch size between tries of another shape; the longer nothing better is found, the
 rarer."""
-NUM_PLAIN_FIRST = 2
+NUM_PLAIN_FIRST = 3
 """Steps of a batch size that show what not drafting costs, before anything is weighed."""
 SETTLED = 32
 HOLD = 4
 """After so many steps of a batch size its shape is weighed only every few steps."""
 WEIGHT = 0.08
 """How much one step counts in a running mean."""
-OUTLIER = 4.0
-"""A step counts as at most so many times what such steps cost so far."""
+FEW = 4
+OUTLIER = 2.0
+"""After a few steps, one counts as at most so many times what such steps cost so far."""
 PRIOR_ACCEPTANCE = 0.75
 """Of a chain's next token, before anything is known."""
 
@@ -107,6 +109,7 @@ class Pace:
         self._yields: dict[Shape, Running] = {}
         self._corrections: dict[tuple[int, Shape], Running] = {}
         self._batches: dict[int, _Batch] = {}
+        self._warm: set[tuple[int, Shape]] = set()
         self._upkeep = _Upkeep()
 
     def choose(self, num_sequences: int) -> Shape:
@@ -127,9 +130,10 @@ class Pace:
         if best != batch.held:
             batch.held, batch.patience = best, TRY_EVERY
         if batch.age >= batch.next_try:
-            batch.next_try = batch.age + batch.patience
-            batch.patience = min(2 * batch.patience, TRY_AT_LEAST_EVERY)
             another = self._another(batch, rates)
+            batch.next_try = batch.age + batch.patience
+            if another in batch.tried:
+                batch.patience = min(2 * batch.patience, TRY_AT_LEAST_EVERY)
             if another != best:
                 batch.tried[another] = batch.age
                 batch.trial, batch.trial_end = another, batch.age + TRIAL_STEPS
@@ -161,9 +165,13 @@ class Pace:
         if seconds is not None:
             predicted = self._predicted(num_sequences, shape)
             key = (_bucket(num_sequences), shape)
-            running = self._corrections.setdefault(key, Running(self._usual(shape)))
+            if key not in self._warm:  # a first time prepares what later ones use
+                self._warm.add(key)
+                return
             ratio = seconds / max(predicted, 1e-9)
-            running.add(min(ratio, OUTLIER * running.value) if running.num else ratio)
+            running = self._corrections.setdefault(key, Running(ratio))
+            least = min(ratio, running.value)  # of a few, the quickest says most: noise only delays
+            running.add(least if running.num < FEW else min(ratio, OUTLIER * running.value))
 
     def keep_up(self, num_tokens: int, seconds: float) -> None:
         """A step with drafts gave so many tokens; of its time so much went into rows of prompts."""
@@ -178,13 +186,16 @@ class Pace:
         batch.next_try = max(batch.next_try, batch.age + min(wait, MAX_WAIT))
 
     def _another(self, batch: _Batch, rates: dict[Shape, float]) -> Shape:
-        """A shape that could be better than it looks, the one not tried for longest; now and then
-        any shape."""
+        """A shape that could be better than it looks: the best of those never tried, else the one
+        not tried for longest; now and then any shape."""
         best = batch.held
         batch.num_tries += 1
         far = float("inf") if batch.num_tries % 4 == 0 else 1.6
         likely = [s for s in self.shapes if s != best and far * rates[s] > rates[best]]
-        return min(likely, key=lambda s: batch.tried.get(s, 0), default=best)
+        new = [s for s in likely if s not in batch.tried]
+        if new:
+            return max(new, key=rates.__getitem__)
+        return min(likely, key=batch.tried.__getitem__, default=best)
 
     def _rate(self, num_sequences: int, shape: Shape) -> float:
         """Tokens a second."""
