@@ -52,7 +52,9 @@ COMMANDS: dict[str, list[str]] = {
     ],
     "verify": ["verify", "builtin", "--num-prompts", "8", "--repeats", "5"],
     "builtin_answers": ["bench", "builtin", "--num-per-family", "50"],
-    "serve_soak": ["bench", "serve-soak", "--clients", "64", "--seconds", "120"],
+    "serve_soak": [
+        *("bench", "serve-soak", "--clients", "64", "--seconds", "120", "--drafter", "auto"),
+    ],
 }
 """By the name of its result."""
 

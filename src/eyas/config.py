@@ -15,8 +15,9 @@ Auto = Literal["auto"]
 DrafterName = Literal["root", "ngram", "model", "head"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
-AUTO_NODES = 16
-"""Most nodes of a tree whose size is chosen by cost."""
+AUTO_NODES, AUTO_STEPS = 16, 8
+"""Most nodes and levels of a tree whose size is chosen by cost."""
+USUAL_STEPS = 5
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,13 +58,13 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: a draft model or a draft head: "builtin", a directory, or a hub name.
     steps, topk, nodes: levels of a tree, children a node proposes, nodes in all with the root
     (SGLang's num_steps, eagle_topk, num_draft_tokens). nodes "auto" chooses by cost for every batch,
-    not to draft included.
+    not to draft included. steps "auto" is 5, or where nodes are chosen by cost up to 8.
     token_map: file with the ids an EAGLE-2 head may propose (FR-Spec).
     """
 
     drafter: str = "auto"
     model: str | None = None
-    steps: int = 5
+    steps: int | Auto = "auto"
     topk: int = 4
     nodes: int | Auto = "auto"
     token_map: str | None = None
@@ -74,6 +75,13 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.drafter == "auto":
             return ()
         return tuple(cast(DrafterName, name) for name in self.drafter.split("+"))
+
+    @property
+    def max_steps(self) -> int:
+        """Most levels below the root."""
+        if self.steps != "auto":
+            return self.steps
+        return AUTO_STEPS if self.nodes == "auto" else USUAL_STEPS
 
     @property
     def max_nodes(self) -> int:
@@ -118,7 +126,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "or --drafter head"
             )
         for name, value, low, high in (
-            ("draft.steps", draft.steps, 1, 32),
+            ("draft.steps", draft.max_steps, 1, 32),
             ("draft.topk", draft.topk, 1, 32),
             ("draft.nodes", None if draft.nodes == "auto" else draft.nodes, 2, 128),
             ("scheduler.max_num_seqs", scheduler.max_num_seqs, 1, 1024),

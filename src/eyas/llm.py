@@ -47,7 +47,7 @@ class LLM:
         *,
         drafter: str | Drafter = "auto",
         draft_model: str | None = None,
-        draft_steps: int = 5,
+        draft_steps: int | Auto = "auto",
         draft_topk: int = 4,
         draft_nodes: int | Auto = "auto",
         draft_token_map: str | None = None,

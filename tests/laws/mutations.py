@@ -286,8 +286,8 @@ MUTATIONS = [
     Mutation(
         "a query does not see itself",
         "attention/reference.py",
-        "seen = columns_L <= positions_CQ.unsqueeze(-1)",
-        "seen = columns_L < positions_CQ.unsqueeze(-1)",
+        "seen = columns_L <= positions_CQ1\n",
+        "seen = columns_L < positions_CQ1\n",
         ATTENTION + "a_scale_of_the_layer_is_used",
     ),
     Mutation(

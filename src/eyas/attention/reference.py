@@ -132,15 +132,17 @@ class _Answers:
         num_rows: int,
     ) -> None:
         self._tiles = [_Tiles(lanes, store, heights, dtype) for lanes in groups]
-        rows = torch.cat([tiles.rows for tiles in self._tiles])
+        parts = [tiles.rows for tiles in self._tiles]
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        self._num_rows = num_rows
+        self._index_T: torch.Tensor | None = None
+        if rows.device.type == "cpu" and len(rows) >= num_rows:
+            if all(row == place or row < 0 for place, row in enumerate(rows.tolist())):
+                return
         places = torch.arange(len(rows), device=rows.device)
         index = torch.zeros(num_rows + 1, dtype=torch.int64, device=rows.device)
         index[torch.where(rows >= 0, rows, num_rows)] = places
-        self._num_rows = num_rows
-        self._index_T: torch.Tensor | None = index[:num_rows]
-        if rows.device.type == "cpu" and len(places) >= num_rows:
-            if bool(((rows == places) | (rows < 0)).all()):
-                self._index_T = None
+        self._index_T = index[:num_rows]
 
     def run(self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor) -> torch.Tensor:
         """[T, N, H] the answers of all rows."""
@@ -164,19 +166,23 @@ class _Tiles:
         self._height = next((h for h in heights if h >= num_queries), heights[-1])
         self._num_tiles = -(-num_queries // self._height)
         missing = self._num_tiles * self._height - num_queries
-        positions_CQ = pad(lanes.positions_CQ, (0, missing))
-        self.rows = pad(lanes.rows_CQ, (0, missing), value=-1).reshape(-1)
+        positions_CQ, rows_CQ = lanes.positions_CQ, lanes.rows_CQ
+        if missing:
+            positions_CQ = pad(positions_CQ, (0, missing))
+            rows_CQ = pad(rows_CQ, (0, missing), value=-1)
+        self.rows = rows_CQ.reshape(-1)
         self._query_rows = self.rows.clamp(min=0)
         self._slots = lanes.slots_CL.reshape(-1)
         self._num_columns = lanes.slots_CL.shape[1]
         columns_L = torch.arange(self._num_columns, device=self.rows.device)
-        seen = columns_L <= positions_CQ.unsqueeze(-1)
+        positions_CQ1 = positions_CQ.unsqueeze(-1)
+        seen = columns_L <= positions_CQ1
         if store.window is not None:
-            seen &= columns_L > positions_CQ.unsqueeze(-1) - store.window
+            seen &= columns_L > positions_CQ1 - store.window
         if store.first_position:
-            seen &= (columns_L >= store.first_position) | (columns_L == positions_CQ.unsqueeze(-1))
-        mask = torch.zeros(seen.shape, dtype=dtype, device=self.rows.device)
-        mask.masked_fill_(~seen, float("-inf"))
+            seen &= (columns_L >= store.first_position) | (columns_L == positions_CQ1)
+        shown = torch.zeros((), dtype=dtype, device=self.rows.device)
+        mask = torch.where(seen, shown, shown - torch.inf)
         # [C * M, 1, P * U, L]: the query heads of a group are rows of a tile
         self._num_places = self._num_lanes * self._num_tiles
         mask = mask.view(self._num_places, 1, self._height, self._num_columns)

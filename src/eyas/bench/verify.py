@@ -110,7 +110,7 @@ def choose_drafting(plan: Plan, directory: Path) -> tuple[DraftConfig, str]:
 def _scheduling(plan: Plan, draft: DraftConfig) -> SchedulerConfig:
     num_prompts = plan.num_prompts if plan.entries is None else len(plan.entries)
     num_seqs = max(*SPEED_BATCHES, min(num_prompts, plan.num_prompts))
-    shape = Shape(draft.steps, draft.topk, draft.max_nodes)
+    shape = Shape(draft.max_steps, draft.topk, draft.max_nodes)
     return msgspec.structs.replace(
         plan.engine.scheduler,
         max_num_seqs=num_seqs,
@@ -180,8 +180,8 @@ def _lineups(stage: Stage) -> list[Lineup]:
     if stage.kind == "ngram":
         return [stage.plain(), stage.ngram(), stage.auto()]
     config = stage.llm.config.draft
-    tree = Shape(config.steps, config.topk, config.max_nodes).within(config.max_nodes)
-    chain = normal(Shape(min(config.steps, config.max_nodes - 1), 1, 2))
+    tree = Shape(config.max_steps, config.topk, config.max_nodes).within(config.max_nodes)
+    chain = normal(Shape(min(config.max_steps, config.max_nodes - 1), 1, 2))
     lineups = [stage.plain(), stage.fixed("chain", chain)]
     if tree.topk > 1:
         lineups.append(stage.fixed("tree", tree))

@@ -36,12 +36,12 @@ PLAIN = "plain"
 class Shown(DraftOptions):
     """The drafting that is shown: the model's own head, in small trees that pay on a CPU."""
 
-    draft_steps: options.DraftSteps = 7
+    draft_steps: options.DraftSteps = "7"
     draft_topk: options.DraftTopk = 2
     draft_nodes: options.DraftNodes = "8"
 
 
-COPYING = Shown(drafter="ngram", draft_steps=8, draft_topk=1, draft_nodes="9")
+COPYING = Shown(drafter="ngram", draft_steps="8", draft_topk=1, draft_nodes="9")
 """What stands in the text already, shown beside the head."""
 
 

@@ -93,11 +93,13 @@ DraftModel = Annotated[
     ),
 ]
 DraftSteps = Annotated[
-    int,
+    str,
     typer.Option(
         "--draft-steps",
+        metavar="<int>|auto",
         help="Levels of a draft tree, counted as SGLang does: that many passes of the drafter, of "
-        "which the first also catches up with what was accepted.",
+        "which the first also catches up with what was accepted. auto is 5, or up to 8 where "
+        "--draft-nodes is auto.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -208,7 +210,7 @@ class DraftOptions:
 
     drafter: Drafter = DRAFT.drafter
     draft_model: DraftModel = DRAFT.model
-    draft_steps: DraftSteps = DRAFT.steps
+    draft_steps: DraftSteps = str(DRAFT.steps)
     draft_topk: DraftTopk = DRAFT.topk
     draft_nodes: DraftNodes = str(DRAFT.nodes)
     draft_token_map: DraftTokenMap = DRAFT.token_map
@@ -272,7 +274,7 @@ def engine_config(
     max_model_len: int | None = MODEL.max_model_len,
     drafter: str = DRAFT.drafter,
     draft_model: str | None = DRAFT.model,
-    draft_steps: int = DRAFT.steps,
+    draft_steps: str | int = DRAFT.steps,
     draft_topk: int = DRAFT.topk,
     draft_nodes: str | int = DRAFT.nodes,
     draft_token_map: str | None = DRAFT.token_map,
@@ -307,19 +309,19 @@ def engine_config(
         draft=DraftConfig(
             drafter=drafter,
             model=draft_model,
-            steps=draft_steps,
+            steps=_count("draft.steps", draft_steps),
             topk=draft_topk,
-            nodes=_nodes(draft_nodes),
+            nodes=_count("draft.nodes", draft_nodes),
             token_map=draft_token_map,
         ),
         device=DeviceConfig(device=device, num_threads=threads),
     )
 
 
-def _nodes(text: str | int) -> int | Literal["auto"]:
+def _count(setting: str, text: str | int) -> int | Literal["auto"]:
     if text == "auto":
         return "auto"
     try:
         return int(text)
     except ValueError as error:
-        raise ValueError(f"draft.nodes: a whole number or auto, not {text!r}") from error
+        raise ValueError(f"{setting}: a whole number or auto, not {text!r}") from error

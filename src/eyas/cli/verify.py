@@ -40,7 +40,7 @@ def verify(
         typer.Option("--head", help="An EAGLE or MTP head: a directory or a hub name."),
     ] = None,
     draft_model: options.DraftModel = None,
-    draft_steps: options.DraftSteps = DRAFT.steps,
+    draft_steps: options.DraftSteps = str(DRAFT.steps),
     draft_topk: options.DraftTopk = DRAFT.topk,
     draft_nodes: Annotated[
         int,

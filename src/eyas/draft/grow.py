@@ -30,7 +30,7 @@ SHORTLIST = 64
 def rank(
     logits_RU: torch.Tensor,
     target_ids_U: torch.Tensor | None,
-    rows: Rows,
+    rows: Rows | None,
     params: BatchParams,
     beta_B: torch.Tensor | None,
     num_children: int,
@@ -38,10 +38,10 @@ def rank(
     """The best next tokens of each row: target ids [R, C] and log-probabilities [R, C], best first;
     -inf for what may not be chosen.
 
-    target_ids_U: the target's id of each draft id; None where they are the same. beta_B: None ranks
-    without noise (plain top-k).
+    target_ids_U: the target's id of each draft id; None where they are the same. rows: None where no
+    parameter acts. beta_B: None ranks without noise (plain top-k).
     """
-    if params.is_plain:
+    if rows is None:
         scores_RC, best_RC = logits_RU.log_softmax(dim=1).topk(num_children, dim=1)
         return (best_RC if target_ids_U is None else target_ids_U[best_RC]), scores_RC
     x_RV = logits_RU
@@ -110,11 +110,15 @@ class Pool:
         else:
             score_BK, best_BK = cumulative_BE.sort(dim=1, descending=True, stable=True)
             score_BK, best_BK = score_BK[:, :keep], best_BK[:, :keep]
-        parent_BK = best_BK // num_children
         depth = frontier.path_BKD.shape[2]
-        above_BKD = frontier.path_BKD.gather(1, parent_BK.unsqueeze(2).expand(-1, -1, depth))
-        own_BK1 = tokens_BE.gather(1, best_BK).unsqueeze(2)
-        path_BKD = torch.cat([above_BKD, own_BK1], dim=2)
+        if width == 1:
+            parent_BK = torch.zeros_like(best_BK)
+            above_BKD = frontier.path_BKD.expand(-1, best_BK.shape[1], -1)
+        else:
+            parent_BK = best_BK // num_children
+            above_BKD = frontier.path_BKD.gather(1, parent_BK.unsqueeze(2).expand(-1, -1, depth))
+        own_BK = tokens_BE if best_BK.shape == tokens_BE.shape else tokens_BE.gather(1, best_BK)
+        path_BKD = torch.cat([above_BKD, own_BK.unsqueeze(2)], dim=2)
         return Frontier(start + best_BK, score_BK, path_BKD), parent_BK
 
     def tree(self, roots_B1: torch.Tensor, nodes: int, *, is_chain: bool) -> DraftTree:

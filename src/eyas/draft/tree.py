@@ -212,8 +212,10 @@ class TreeDrafter(Drafter):
             num_leading=num * topk,
         )
 
-    def _sampling_rows(self, growth: _Growth, frontier: Frontier, depth: int) -> Rows:
-        """Where the frontier's nodes stand, as the sampler sees it."""
+    def _sampling_rows(self, growth: _Growth, frontier: Frontier, depth: int) -> Rows | None:
+        """Where the frontier's nodes stand, as the sampler sees it; None where nobody looks."""
+        if growth.batch.params.is_plain:
+            return None
         batch, width = growth.batch, frontier.pool_BK.shape[1]
         path_RD = frontier.path_BKD.flatten(0, 1)
         return Rows(

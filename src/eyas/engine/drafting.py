@@ -109,7 +109,7 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
     found = _find(config, directory) if not names or {"model", "head"} & set(names) else None
     if not names:
         names = ("root",) if found is None else ("head" if _is_head(found, directory) else "model",)
-    largest = Shape(draft.steps, draft.topk, draft.max_nodes)
+    largest = Shape(draft.max_steps, draft.topk, draft.max_nodes)
     drafting = Drafting(names, largest.within(largest.nodes), draft.nodes == "auto")
     if draft.token_map is not None and "head" not in names:
         raise ValueError("draft.token_map: cuts the vocabulary of a head; pass --drafter head")
@@ -212,7 +212,7 @@ def build_drafter(
     sources: list[Drafter] = []
     for name in drafting.names:
         if name == "ngram":
-            sources.append(NgramDrafter(min(config.draft.steps, shape.nodes - 1)))
+            sources.append(NgramDrafter(min(config.draft.max_steps, shape.nodes - 1)))
             continue
         assert loaded is not None
         num_scratch_slots = max_num_seqs * num_scratch(shape)
