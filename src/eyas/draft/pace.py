@@ -34,11 +34,11 @@ CATCH_UP_SHARE = 0.01
 """Of the time, at most so much goes into catching up for tries."""
 MIN_GAIN = 1.04
 """A shape must promise this much more than not drafting."""
-TRY_EVERY = 48
-TRY_AT_LEAST_EVERY = 384
-MAX_WAIT = 20_000
+TRY_EVERY, TRY_AT_LEAST_EVERY = 48, 384
 """Steps of a batch size between tries of another shape; the longer nothing better is found, the
 rarer."""
+MAX_WAIT = 20_000
+"""Steps that the cost of catching up may put a try off."""
 NUM_PLAIN_FIRST = 3
 """Steps of a batch size that show what not drafting costs, before anything is weighed."""
 SETTLED = 32
@@ -178,7 +178,7 @@ class Pace:
         self._upkeep.add(num_tokens, seconds)
 
     def spend(self, num_sequences: int, seconds: float) -> None:
-        """A step went mostly into catching up: the longer it took, the later the next try."""
+        """A try began with a step that caught up: the longer it took, the later the next try."""
         batch = self._batches.setdefault(_bucket(num_sequences), _Batch())
         plain = self._corrections.get((_bucket(num_sequences), PLAIN))
         usual = (plain.value if plain else 1.0) * self._predicted(num_sequences, PLAIN)
@@ -253,6 +253,7 @@ class PacedDrafter(Drafter):
         self.sources, self.taps = inner.sources, inner.taps
         self._launched: tuple[int, int, int] | None = None
         self._drafted_before = False
+        self._resumed: DraftTree | None = None
         self._usual_seconds: dict[Shape, float] = {}
         self._upkeep_seconds = 0.0
 
@@ -280,6 +281,8 @@ class PacedDrafter(Drafter):
             self._usual_seconds[shape] = min(1.1 * usual, seconds)
         elif self._drafted_before:
             self._upkeep_seconds += max(0.0, seconds - usual)
+        else:
+            self._resumed = tree
         self._drafted_before = shape.steps > 0
         self._launched = tree.shape
         return tree
@@ -294,7 +297,7 @@ class PacedDrafter(Drafter):
             self._pace.keep_up(sum(max(0, n) for n in report.counts), self._upkeep_seconds)
             self._upkeep_seconds = 0.0
         if report.tree.shape is None:
-            if report.seconds is not None:
+            if report.tree is self._resumed and report.seconds is not None:
                 self._pace.spend(num_sequences, report.seconds)
             return
         is_steady = report.tree.shape == self._launched  # else two shapes shared the time
