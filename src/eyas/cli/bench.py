@@ -14,6 +14,9 @@ from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import MODEL, engine_config
 
+SOAK_SLOTS = 16384
+"""Few enough that the prefix cache is full long before memory is compared."""
+
 app = typer.Typer(help="Measure: decoding speed, the built-in model's answers, a long serve.")
 
 TASKS_OF_A_ROUND = 13
@@ -99,7 +102,7 @@ def serve_soak(
     arguments = [
         *("--clients", str(clients), "--seconds", str(seconds), "--vanish", str(vanish)),
         *("--max-growth", str(max_growth), "--seed", str(seed)),
-        *("--", "--drafter", drafter, "--log-level", "warning"),
+        *("--", "--drafter", drafter, "--num-slots", str(SOAK_SLOTS), "--log-level", "warning"),
     ]
     with contextlib.redirect_stdout(printed):
         status = bench.main(arguments)

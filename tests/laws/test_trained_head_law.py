@@ -1,0 +1,88 @@
+"""The drafter law with the built-in model and its trained head, as users run them.
+
+Here most drafts are accepted, several tokens at a time: tokens, texts, log-probabilities and endings are
+those of plain decoding all the same.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+
+from eyas.config import CacheConfig, DraftConfig, EngineConfig, SchedulerConfig
+from eyas.core import SamplingParams
+from eyas.llm import LLM
+from eyas.outputs import GenerationOutput
+
+QUESTIONS = (
+    "Write the numbers from 0 to 27.",
+    "What is the capital of France?",
+    "Fill a JSON object with the field city set to Oslo and the field count set to 12.",
+    "Repeat this text exactly: seven green boats, seven red boats, seven green boats.",
+    "Hello! Who are you?",
+    "A shop has 12 apples and sells 5 of them. How many are left?",
+)
+DRAFTING = {
+    "chain": DraftConfig(drafter="head", steps=5, topk=1, nodes=6),
+    "tree": DraftConfig(drafter="head", steps=5, topk=4, nodes=16),
+    "auto": DraftConfig(),
+    "blend": DraftConfig(drafter="ngram+head", nodes=12),
+    "itself": DraftConfig(drafter="model", model="builtin", steps=4, topk=2, nodes=9),
+}
+
+
+def make(draft: DraftConfig, flights: int = 0) -> LLM:
+    return LLM(
+        config=EngineConfig(
+            cache=CacheConfig(num_slots=3000),
+            draft=draft,
+            scheduler=SchedulerConfig(flights=flights, max_batch_tokens=96, max_num_seqs=4),
+        )
+    )
+
+
+def ask(llm: LLM, temperature: float) -> list[GenerationOutput]:
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    params = [
+        SamplingParams(
+            temperature=temperature,
+            top_p=0.95 if i % 3 == 0 else 1.0,
+            frequency_penalty=0.2 if i % 3 == 1 else 0.0,
+            max_tokens=48,
+            seed=5 + i,
+            logprobs=1,
+            n=2 if i == 1 else 1,
+            stop=("boats, seven red",) if i == 3 else (),
+        )
+        for i in range(len(chats))
+    ]
+    return llm.chat(chats, params)
+
+
+@lru_cache(maxsize=1)
+def plain() -> dict[float, list[GenerationOutput]]:
+    llm = make(DraftConfig(drafter="root"))
+    return {temperature: ask(llm, temperature) for temperature in (0.0, 0.7, 1.0)}
+
+
+@pytest.mark.parametrize("flights", [0, 1])
+@pytest.mark.parametrize("name", DRAFTING)
+def test_the_trained_head_changes_nothing_and_finds_much(name: str, flights: int) -> None:
+    llm = make(DRAFTING[name], flights)
+    for _ in range(2):  # the second time every prompt is a prefix hit
+        for temperature, expected in plain().items():
+            found = ask(llm, temperature)
+            for one, other in zip(found, expected, strict=True):
+                for a, b in zip(one.choices, other.choices, strict=True):
+                    assert a.token_ids == b.token_ids
+                    assert (a.text, a.finish_reason) == (b.text, b.finish_reason)
+                    assert a.logprobs == b.logprobs
+    stats = llm.engine.stats()
+    assert llm.engine.metrics.num_failed_steps == 0
+    assert stats.num_prefix_hit_tokens > 0
+    drafts = stats.drafts
+    assert sum(drafts.accepted_by_depth) == stats.num_accepted_tokens
+    assert stats.num_accepted_tokens > (2.0 if name != "auto" else 0.3) * drafts.num_drafts
+    assert drafts.endings.keys() <= {"leaf", "target", "stop"}
+    llm.engine.check()
