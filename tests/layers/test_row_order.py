@@ -17,6 +17,12 @@ def test_padding_reaches_the_minimum_and_fills_buckets() -> None:
     assert [RowOrder(2).pad(n) for n in (0, 1, 2, 3)] == [2, 2, 2, 3]
     assert [RowOrder(32, 32).pad(n) for n in (1, 32, 33, 64, 65)] == [32, 32, 64, 64, 96]
     assert all(RowOrder(8).pad(RowOrder(8).pad(n)) == RowOrder(8).pad(n) for n in range(100))
+    stepped = RowOrder(2, is_stepped=True)
+    assert [stepped.pad(n) for n in (1, 16, 17, 64, 65, 128, 129, 161)] == [
+        *(2, 16, 20, 64),
+        *(72, 128, 160, 192),
+    ]
+    assert all(stepped.pad(stepped.pad(n)) == stepped.pad(n) >= n for n in range(600))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -55,8 +61,8 @@ def fake_linear(differs: Callable[[int], bool]) -> type:
 @pytest.mark.parametrize(
     ("differs", "order", "exact"),
     [
-        (lambda count: count == 1, RowOrder(2), True),
-        (lambda count: count in (3, 5, 7), RowOrder(8), True),
+        (lambda count: count == 1, RowOrder(2, is_stepped=True), True),
+        (lambda count: count in (3, 5, 7), RowOrder(8, is_stepped=True), True),
         (lambda count: count % 2 == 1, RowOrder(32, 32), True),
     ],
     ids=["one row", "few rows", "odd counts"],

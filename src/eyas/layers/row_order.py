@@ -18,6 +18,8 @@ from eyas.layers.linear import Linear, LogitsHead
 
 CPU_BUCKET = 32
 """Rows of one product where only a fixed count is exact."""
+STEPS = ((16, 1), (64, 4), (128, 8), (1 << 62, 32))
+"""Up to so many rows, counts are multiples of so many."""
 MAX_PROBE_PRODUCTS = 200_000_000
 """Multiply-adds spent on one shape beyond the row counts that are always tried."""
 MAX_SHUFFLED_ROWS = 48
@@ -28,16 +30,22 @@ class RowOrder:
     """How many rows a forward must carry.
 
     minimum: at least this many. bucket: a multiple of this many, and every product runs in pieces
-    of exactly this many; None lets a product take all rows at once.
+    of exactly this many; None lets a product take all rows at once. is_stepped: larger counts are
+    rounded up to few (`STEPS`), because the CPU's products are prepared once for every count, which
+    takes milliseconds and memory.
     """
 
     minimum: int = 1
     bucket: int | None = None
+    is_stepped: bool = False
 
     def pad(self, num_rows: int) -> int:
         """The row count to run `num_rows` rows with; never less."""
         padded = max(num_rows, self.minimum)
-        return padded if self.bucket is None else -(-padded // self.bucket) * self.bucket
+        step = self.bucket or 1
+        if self.bucket is None and self.is_stepped:
+            step = next(step for most, step in STEPS if padded <= most)
+        return -(-padded // step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,7 @@ def find_row_order(
     if bucket is None and is_cpu:
         bucket = CPU_BUCKET
     minimums = (2, 8) if is_cpu else (1, 2, 4, 8, 16, 32)
+    max_rows = RowOrder(minimums[0], is_stepped=is_cpu).pad(max_rows)
     failures: list[tuple[int, str]] = []
     with torch.inference_mode():
         for label, layer, in_features, work in _probes(shapes, heads, dtype, device):
@@ -79,13 +88,13 @@ def find_row_order(
             if count:
                 failures.append((count, label))
     if not failures:
-        order = RowOrder(minimums[0])
+        order = RowOrder(minimums[0], is_stepped=is_cpu)
         return RowOrderReport(order, True, f"every shape agrees from {minimums[0]} rows up")
     worst, label = max(failures)
     for minimum in minimums:
         if worst < minimum:
             reason = f"every shape agrees from {minimum} rows up ({label} differs at {worst})"
-            return RowOrderReport(RowOrder(minimum), True, reason)
+            return RowOrderReport(RowOrder(minimum, is_stepped=is_cpu), True, reason)
     reason = f"{label} differs at {worst} rows"
     if bucket is None:
         return RowOrderReport(RowOrder(minimums[0]), False, reason)
