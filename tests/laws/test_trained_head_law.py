@@ -1,7 +1,7 @@
 """The drafter law with the built-in model and its trained head, as users run them.
 
-Here most drafts are accepted, several tokens at a time: tokens, texts, log-probabilities and endings are
-those of plain decoding all the same.
+Here most drafts are accepted, several tokens at a time: tokens, texts, log-probabilities and endings
+are those of plain decoding all the same.
 """
 
 from __future__ import annotations
