@@ -19,7 +19,7 @@ import torch
 from eyas.attention.base import ContextRun, Layout
 from eyas.cache.slots import NULL_SLOT
 from eyas.runner.batch import Batch, Span
-from eyas.runner.rows import ForwardRows
+from eyas.runner.rows import ForwardRows, ragged_rows
 
 LONGEST_TAIL = 24
 """Rows of a sequence that are made as a short chain beside those of the others; what is missing beyond
@@ -114,7 +114,7 @@ def plan_catch_up(book: RowBook, batch: Batch) -> CatchUp | None:
             stop = min(ready, known + room)
             if stop > known:
                 assert known >= book.first_position
-                runs.append(Run(span.seat, known, stop, _slots(span, known, stop)))
+                runs.append(Run(span.seat, known, stop, span.stored_slots[known:stop]))
                 room -= stop - known
             drafts &= stop == ready
             known = stop
@@ -126,15 +126,6 @@ def plan_catch_up(book: RowBook, batch: Batch) -> CatchUp | None:
     if not runs and not own:
         return None
     return _assemble(book, batch, runs, own, tails)
-
-
-def _slots(span: Span, start: int, stop: int) -> np.ndarray:
-    """Slots of positions [start, stop), stored before or stored by this very step."""
-    stored = span.context_start if span.context_count else stop
-    parts = [span.stored_slots[start : min(stop, stored)]]
-    if stop > stored:
-        parts.append(span.context_slots[max(0, start - stored) : stop - stored])
-    return np.concatenate(parts)
 
 
 def _assemble(
@@ -152,12 +143,7 @@ def _assemble(
     positions_BP = starts_B.unsqueeze(1) + torch.arange(length, device=device)
     real_BP = positions_BP <= roots_B.unsqueeze(1)
     positions_BP = torch.where(real_BP, positions_BP, 0)
-    grid_BP = torch.arange(num * length, device=device).view(num, length)
-    if device.type == "cpu" and not bool(real_BP.all()):
-        grid_BP = torch.where(real_BP, (real_BP.view(-1).cumsum(0) - 1).view_as(grid_BP), -1)
-        picked = real_BP.view(-1).nonzero().squeeze(1)
-    else:
-        picked = None
+    grid_BP, picked = ragged_rows(real_BP)
     root_rows_B = grid_BP.gather(1, (roots_B - starts_B).unsqueeze(1)).squeeze(1)
     seat_parts = [tail_seats_B.unsqueeze(1).expand(num, length).reshape(-1)]
     position_parts = [positions_BP.reshape(-1)]

@@ -4,12 +4,14 @@ Promises: a row's numbers depend on its token, its position and what `attend` le
 the other rows; the number of rows must be one that `order.pad` returns.
 Does not know: sequences, trees, slots; which family it is running.
 
-Legend: T rows of a forward, R rows that want logits, D hidden size, V vocabulary, H head dim.
+Legend: T rows of a forward, R rows that want logits, D hidden size, I input size of attention,
+V vocabulary, H head dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,23 +25,34 @@ from eyas.layers.rope import RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models.spec import ModelSpec
 
+if TYPE_CHECKING:
+    from eyas.models.heads.spec import HeadSpec
+
 
 class DecoderLayer:
-    """Pre-norm attention and feed-forward, each added to the residual stream."""
+    """Attention and feed-forward, each added to the residual stream.
+
+    input_size: of what attention reads, where that is not the stream. norms_input: attention reads the
+    stream normalised.
+    """
 
     def __init__(
         self,
-        spec: ModelSpec,
+        spec: ModelSpec | HeadSpec,
         index: int,
         *,
         dtype: torch.dtype,
         device: torch.device,
         order: RowOrder,
+        input_size: int | None = None,
+        norms_input: bool = True,
     ) -> None:
         self._index = index
-        self._attention_norm = RMSNorm(
-            spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device
-        )
+        self._attention_norm: RMSNorm | None = None
+        if norms_input:
+            self._attention_norm = RMSNorm(
+                spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device
+            )
         self._attention = SelfAttention(
             spec.hidden_size,
             spec.num_query_heads,
@@ -51,6 +64,7 @@ class DecoderLayer:
             dtype=dtype,
             device=device,
             order=order,
+            input_size=input_size,
         )
         self._mlp_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device)
         self._mlp = GatedMlp(
@@ -63,12 +77,11 @@ class DecoderLayer:
         )
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        return {
-            "attention_norm.weight": self._attention_norm.parameter(),
-            "mlp_norm.weight": self._mlp_norm.parameter(),
-            **{f"attention.{name}": view for name, view in self._attention.parameters().items()},
-            **{f"mlp.{name}": view for name, view in self._mlp.parameters().items()},
-        }
+        found = {"mlp_norm.weight": self._mlp_norm.parameter()}
+        if self._attention_norm is not None:
+            found["attention_norm.weight"] = self._attention_norm.parameter()
+        found |= {f"attention.{name}": view for name, view in self._attention.parameters().items()}
+        return found | {f"mlp.{name}": view for name, view in self._mlp.parameters().items()}
 
     def seal(self) -> None:
         self._attention.seal()
@@ -80,11 +93,14 @@ class DecoderLayer:
         cosine_T1H: torch.Tensor,
         sine_T1H: torch.Tensor,
         attend: Attend,
+        input_TI: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        normed_TD = self._attention_norm(hidden_TD)
-        hidden_TD = hidden_TD + self._attention(
-            self._index, normed_TD, cosine_T1H, sine_T1H, attend
-        )
+        """input_TI: what attention reads; None is the stream."""
+        if input_TI is None:
+            input_TI = hidden_TD
+            if self._attention_norm is not None:
+                input_TI = self._attention_norm(hidden_TD)
+        hidden_TD = hidden_TD + self._attention(self._index, input_TI, cosine_T1H, sine_T1H, attend)
         return hidden_TD + self._mlp(self._mlp_norm(hidden_TD))
 
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eyas.cache.store import LayerStore
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
+
+if TYPE_CHECKING:
+    from eyas.models.heads.spec import HeadSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +73,7 @@ class ModelSpec:
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:
         """The distinct (out, in) of the layers' products, fused as they run; without the head."""
-        query_width = self.num_query_heads * self.head_dim
-        qkv_width = query_width + 2 * self.num_kv_heads * self.head_dim
-        shapes = (
-            (qkv_width, self.hidden_size),
-            (self.hidden_size, query_width),
-            (2 * self.intermediate_size, self.hidden_size),
-            (self.hidden_size, self.intermediate_size),
-        )
-        return tuple(dict.fromkeys(shapes))
+        return tuple(dict.fromkeys(layer_products(self, self.hidden_size)))
 
     @property
     def head_shape(self) -> tuple[int, int]:
@@ -97,6 +93,18 @@ class ModelSpec:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         layer = attention + mlp + 2 * self.hidden_size
         return embeddings + self.num_layers * layer + self.hidden_size
+
+
+def layer_products(spec: ModelSpec | HeadSpec, input_size: int) -> tuple[tuple[int, int], ...]:
+    """(out, in) of a layer's products, fused as they run. input_size: of what attention reads."""
+    query_width = spec.num_query_heads * spec.head_dim
+    qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
+    return (
+        (qkv_width, input_size),
+        (spec.hidden_size, query_width),
+        (2 * spec.intermediate_size, spec.hidden_size),
+        (spec.hidden_size, spec.intermediate_size),
+    )
 
 
 def generation_defaults(config: ConfigFile) -> GenerationDefaults:

@@ -26,7 +26,7 @@ class Span:
     it has node slots, a draft tree whose node 0 is the sequence's last token.
 
     wants_context_logits: prompt log-probabilities were asked for.
-    stored_slots: slots of the positions that are stored already, as far as the host knows.
+    stored_slots: slots of the positions that are stored or being stored, as far as the host knows.
     root_low, root_high: bounds of the root's position, equal where no step is under way.
     """
 

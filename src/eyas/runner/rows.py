@@ -81,20 +81,17 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
         table.place_nodes(batch.seats_B, batch.roots_B, node_slots_BW)
     else:
         positions_BW = batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW)
-    picked_R = _real_nodes(tree, device)
+    node_rows_BW, picked_R = ragged_rows(
+        torch.arange(width, device=device) < tree.sizes_B.unsqueeze(1)
+    )
     num_node_rows = num_rooted * width if picked_R is None else len(picked_R)
     parts = [
         [tree.tokens_BW.reshape(-1), positions_BW.reshape(-1), node_slots_BW.reshape(-1)],
     ]
-    grid_R = torch.arange(num_rooted * width, device=device)
     if picked_R is None:
-        node_rows_BW = grid_R.view(num_rooted, width)
-        picked_R = grid_R
+        picked_R = node_rows_BW.view(-1)
     else:
         parts[0] = [part[picked_R] for part in parts[0]]
-        flat = torch.full((num_rooted * width,), -1, dtype=torch.int64, device=device)
-        flat[picked_R] = torch.arange(num_node_rows, device=device)
-        node_rows_BW = flat.view(num_rooted, width)
     runs, wanted, context_runs, row = [], [], [], num_node_rows
     for i, span in enumerate(batch.spans):
         count = span.context_count
@@ -135,12 +132,14 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
     )
 
 
-def _real_nodes(tree: DraftTree, device: torch.device) -> torch.Tensor | None:
-    """Flat indices of the nodes that are not padding; None when that is all, or not known here."""
-    if tree.width == 1 or device.type != "cpu":
-        return None
-    real_BW = torch.arange(tree.width) < tree.sizes_B.unsqueeze(1)
-    return None if bool(real_BW.all()) else real_BW.view(-1).nonzero().squeeze(1)
+def ragged_rows(real_BW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """[B, W] the row of each entry of a ragged grid, -1 for padding, and the flat indices of those that
+    are none. Where all are real, or the host cannot see it, everything is a row and the indices None.
+    """
+    if real_BW.device.type == "cpu" and not bool(real_BW.all()):
+        rows_BW = torch.where(real_BW, (real_BW.view(-1).cumsum(0) - 1).view_as(real_BW), -1)
+        return rows_BW, real_BW.view(-1).nonzero().squeeze(1)
+    return torch.arange(real_BW.numel(), device=real_BW.device).view(real_BW.shape), None
 
 
 def _layout(

@@ -15,96 +15,22 @@ from collections.abc import Sequence
 import torch
 
 from eyas.attention.base import Attend
-from eyas.layers.attention import SelfAttention
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
-from eyas.layers.mlp import GatedMlp
 from eyas.layers.norm import RMSNorm
 from eyas.layers.rope import RopeTable
 from eyas.layers.row_order import RowOrder
+from eyas.models.decoder import DecoderLayer
 from eyas.models.heads.spec import HeadSpec
-
-
-class HeadLayer:
-    """Attention and feed-forward, each added to the residual stream.
-
-    The first layer of an EAGLE-3 head attends with embedding and feature side by side, the first of
-    an EAGLE-1 head with the stream as it is; every other layer is a plain pre-norm layer. (For
-    further EAGLE-3 layers engines differ: this is the rule of vLLM and of speculators, the one
-    trainer that makes such heads.)
-    """
-
-    def __init__(
-        self,
-        spec: HeadSpec,
-        index: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        order: RowOrder,
-    ) -> None:
-        self._index = index
-        self._attention_norm: RMSNorm | None = None
-        if index > 0 or spec.first_attention_norm:
-            self._attention_norm = RMSNorm(
-                spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device
-            )
-        self._attention = SelfAttention(
-            spec.hidden_size,
-            spec.num_query_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            qkv_bias=spec.qkv_bias,
-            output_bias=spec.output_bias,
-            qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
-            dtype=dtype,
-            device=device,
-            order=order,
-            input_size=spec.attention_input_size(index),
-        )
-        self._mlp_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device)
-        self._mlp = GatedMlp(
-            spec.hidden_size,
-            spec.intermediate_size,
-            bias=spec.mlp_bias,
-            dtype=dtype,
-            device=device,
-            order=order,
-        )
-
-    def parameters(self) -> dict[str, torch.Tensor]:
-        found = {"mlp_norm.weight": self._mlp_norm.parameter()}
-        if self._attention_norm is not None:
-            found["attention_norm.weight"] = self._attention_norm.parameter()
-        found |= {f"attention.{name}": view for name, view in self._attention.parameters().items()}
-        return found | {f"mlp.{name}": view for name, view in self._mlp.parameters().items()}
-
-    def seal(self) -> None:
-        self._attention.seal()
-        self._mlp.seal()
-
-    def __call__(
-        self,
-        stream_TD: torch.Tensor,
-        joined_T2D: torch.Tensor | None,
-        cosine_T1H: torch.Tensor,
-        sine_T1H: torch.Tensor,
-        attend: Attend,
-    ) -> torch.Tensor:
-        """joined_T2D: what to attend with instead of the stream; None is the stream."""
-        if joined_T2D is None:
-            joined_T2D = stream_TD
-            if self._attention_norm is not None:
-                joined_T2D = self._attention_norm(stream_TD)
-        stream_TD = stream_TD + self._attention(
-            self._index, joined_T2D, cosine_T1H, sine_T1H, attend
-        )
-        return stream_TD + self._mlp(self._mlp_norm(stream_TD))
 
 
 class DraftHead:
     """A head with room for its weights: fill `parameters()`, call `seal()`, then only run it.
 
+    The first layer of an EAGLE-3 head attends with embedding and feature side by side, the first of
+    an EAGLE-1 head with the stream as it is; every other layer is a plain pre-norm layer. (For
+    further EAGLE-3 layers engines differ: this is the rule of vLLM and of speculators, the one
+    trainer that makes such heads.)
     embedding, head: the target's, for a head that brings none. target_ids_V: int64, the target's id
     of each draft id; None where the vocabularies are equal.
     """
@@ -149,7 +75,15 @@ class DraftHead:
             if "norm" in name and not name.startswith("layers.")
         }
         self._layers = [
-            HeadLayer(spec, index, dtype=dtype, device=self.device, order=order)
+            DecoderLayer(
+                spec,
+                index,
+                dtype=dtype,
+                device=self.device,
+                order=order,
+                input_size=spec.attention_input_size(index),
+                norms_input=index > 0 or spec.first_attention_norm,
+            )
             for index in range(spec.num_layers)
         ]
         self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device)
@@ -225,7 +159,7 @@ class DraftHead:
             stream_TD = self._fc(torch.cat(pair, -1))
         cosine_T1H, sine_T1H = self._rope.gather((positions_T - 1).clamp_(min=0))
         for layer in self._layers:
-            stream_TD = layer(stream_TD, joined_T2D, cosine_T1H, sine_T1H, attend)
+            stream_TD = layer(stream_TD, cosine_T1H, sine_T1H, attend, joined_T2D)
             joined_T2D = None
         hidden_TD = self._norms["norm"](stream_TD) if spec.final_norm else stream_TD
         return hidden_TD, hidden_TD if spec.norm_output else stream_TD

@@ -16,6 +16,7 @@ from typing import Literal
 
 from eyas.cache.store import LayerStore
 from eyas.layers.rope import RopeSpec
+from eyas.models.spec import layer_products
 
 HeadKind = Literal["eagle", "eagle3", "mtp"]
 
@@ -120,15 +121,9 @@ class HeadSpec:
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:
         """The distinct (out, in) of the products, fused as they run; without the logits head."""
-        query_width = self.num_query_heads * self.head_dim
-        qkv_width = query_width + 2 * self.num_kv_heads * self.head_dim
-        shapes = (
-            self.fc_shape,
-            *((qkv_width, self.attention_input_size(layer)) for layer in range(self.num_layers)),
-            (self.hidden_size, query_width),
-            (2 * self.intermediate_size, self.hidden_size),
-            (self.hidden_size, self.intermediate_size),
-        )
+        shapes = [self.fc_shape]
+        for layer in range(self.num_layers):
+            shapes += layer_products(self, self.attention_input_size(layer))
         return tuple(dict.fromkeys(shapes))
 
     @property
