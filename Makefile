@@ -18,6 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (once)"
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps xgrammar apache-tvm-ffi # without triton, which only its GPU kernels use
 	@touch $@
 
 demo: $(STAMP)

@@ -1,13 +1,28 @@
 """eyas: an LLM inference engine built around draft trees; speculation never changes the output."""
 
-from eyas.core import Delta, OutputSpec, Request, RequestError, SamplingParams, TokenLogprob, Usage
+from eyas.core import (
+    Delta,
+    GrammarError,
+    Request,
+    RequestError,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
+from eyas.grammar import OutputSpec
+from eyas.typed import Grammar, JsonSchema, OutputIncomplete, Regex
 
 __version__ = "0.2.0"
 
 __all__ = [
     "LLM",
     "Delta",
+    "Grammar",
+    "GrammarError",
+    "JsonSchema",
+    "OutputIncomplete",
     "OutputSpec",
+    "Regex",
     "Request",
     "RequestError",
     "SamplingParams",

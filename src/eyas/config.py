@@ -12,7 +12,8 @@ from typing import Literal, cast, get_args
 import msgspec
 
 Auto = Literal["auto"]
-DrafterName = Literal["root", "ngram", "model", "head"]
+DrafterName = Literal["root", "ngram", "model", "head", "forced"]
+GrammarBackend = Literal["llguidance", "xgrammar"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 AUTO_NODES, AUTO_STEPS = 16, 8
@@ -52,9 +53,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who proposes the tree of a step, and how large it may be.
 
-    drafter: "auto", or one or more of root, ngram, model, head joined by "+" (first names first served
-    where nodes run out). "auto" is the head that the model brings along (the built-in model's, or an
-    MTP layer), or what `model` turns out to be, else plain decoding.
+    drafter: "auto", or one or more of root, ngram, model, head, forced joined by "+" (first names first
+    served where nodes run out; forced, what a grammar leaves no choice about, is added to the others'
+    trees). "auto" is the head that the model brings along (the built-in model's, or an MTP layer), or
+    what `model` turns out to be, and forced.
     model: a draft model or a draft head: "builtin", a directory, or a hub name.
     steps, topk, nodes: levels of a tree, children a node proposes, nodes in all with the root
     (SGLang's num_steps, eagle_topk, num_draft_tokens). nodes "auto" chooses by cost for every batch,
@@ -89,6 +91,21 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return AUTO_NODES if self.nodes == "auto" else self.nodes
 
 
+class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How outputs are held to a grammar.
+
+    compile_seconds: a grammar that takes longer is refused. cache_bytes: memory for compiled grammars.
+    num_threads: that compile; masks are filled by as many as the device has CPU threads. mask_seconds:
+    what masks of one step may take before the rest of its draft is left out.
+    """
+
+    backend: GrammarBackend = "llguidance"
+    compile_seconds: float = 5.0
+    cache_bytes: int = 256 * 2**20
+    num_threads: int = 1
+    mask_seconds: float = 0.02
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """device: "auto" takes the GPU where there is one; num_threads: CPU threads; None is
     all cores but one, which is left to the HTTP process and to everything else that runs here."""
@@ -105,9 +122,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     scheduler: SchedulerConfig = SchedulerConfig()
     draft: DraftConfig = DraftConfig()
     device: DeviceConfig = DeviceConfig()
+    grammar: GrammarConfig = GrammarConfig()
 
     def __post_init__(self) -> None:
-        draft, scheduler, cache = self.draft, self.scheduler, self.cache
+        draft, scheduler, cache, grammar = self.draft, self.scheduler, self.cache, self.grammar
         names = draft.names
         if unknown := [name for name in names if name not in get_args(DrafterName)]:
             raise ValueError(
@@ -134,12 +152,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("cache.num_slots", cache.num_slots, 16, None),
             ("model.max_model_len", self.model.max_model_len, 8, None),
             ("device.num_threads", self.device.num_threads, 1, 1024),
+            ("grammar.compile_seconds", grammar.compile_seconds, 0.01, 600),
+            ("grammar.cache_bytes", grammar.cache_bytes, 2**20, None),
+            ("grammar.num_threads", grammar.num_threads, 1, 64),
+            ("grammar.mask_seconds", grammar.mask_seconds, 0.0001, 10),
         ):
             if value is not None and (value < low or (high is not None and value > high)):
                 limit = f"between {low} and {high}" if high is not None else f"at least {low}"
                 raise ValueError(f"{name}: must be {limit}, not {value}")
         if not 0.05 <= cache.memory_fraction <= 0.98:
             raise ValueError(f"cache.memory_fraction: 0.05 to 0.98, not {cache.memory_fraction}")
+        if grammar.backend not in get_args(GrammarBackend):
+            known = ", ".join(get_args(GrammarBackend))
+            raise ValueError(f"grammar.backend: one of {known}, not {grammar.backend!r}")
         if scheduler.flights not in ("auto", 0, 1):
             raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {scheduler.flights!r}")
 
@@ -160,5 +185,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     exact_reason: str
     num_flights: int
+    grammar_backend: GrammarBackend | None = None
+    """What enforces grammars; None where nothing does."""
     directory: str = ""
     """Where the model's tokenizer, chat template and generation config are."""

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from eyas.grammar import OutputSpec
+
 if TYPE_CHECKING:
     import torch
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+GrammarFault = Literal["invalid", "unsupported", "too_complex", "timeout"]
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -32,6 +35,18 @@ class RequestError(ValueError):
         super().__init__(message)
         self.message = message
         self.param = param
+
+
+class GrammarError(RequestError):
+    """An output that cannot be enforced, said before the request is admitted.
+
+    fault: invalid (it is malformed), unsupported (a keyword that would be ignored), too_complex (over a
+    limit), timeout (the compiler's deadline passed).
+    """
+
+    def __init__(self, message: str, fault: GrammarFault, *, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.fault = fault
 
 
 def _check(condition: bool, param: str, message: str) -> None:
@@ -133,17 +148,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
 
-class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the output may be, from its first generated token to its last; compiled by `constraint`.
-
-    kind names a constraint compiler that the engine was given; source is its input (a schema, a
-    regular expression, a grammar).
-    """
-
-    kind: str
-    source: str
-
-
 class Request(msgspec.Struct, kw_only=True):
     """One prompt and how to continue it. `id` is unique among live requests."""
 
@@ -151,6 +155,8 @@ class Request(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int]
     params: SamplingParams = msgspec.field(default_factory=SamplingParams)
     output: OutputSpec | None = None
+    with_marks: bool = False
+    """Deltas say where control tokens stand in their text."""
     cache_salt: str = ""
     """Prefix-cache namespace: requests with different salts never share stored prefixes."""
 
@@ -194,11 +200,21 @@ class Usage(msgspec.Struct, kw_only=True):
     drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
 
 
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A control token in a delta's text: it stands at `offset` and shows as `length` characters there
+    (0 where special tokens are skipped)."""
+
+    offset: int
+    token_id: int
+    length: int
+
+
 class Delta(msgspec.Struct, kw_only=True):
     """What one step added to one choice of one request.
 
     text: newly final text; never part of a stop string, never half a character.
     token_ids: the tokens whose text is final (with stop strings they are held back like their text).
+    marks: the control tokens in `text`, in order, when the request asked for them.
     The last delta of a choice has finish_reason set, and usage filled in.
     stop_reason: the stop string or token id that ended it, None for the end-of-sequence token.
     """
@@ -207,6 +223,7 @@ class Delta(msgspec.Struct, kw_only=True):
     index: int = 0
     token_ids: list[int] = msgspec.field(default_factory=list)
     text: str = ""
+    marks: list[Mark] = msgspec.field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """On the first delta only, when asked for; entry 0 is None (nothing precedes it)."""

@@ -2,13 +2,14 @@
 
 Promises: `generate`, `chat` and `stream` go through the same engine as the server; prompts are checked
 before any work; text never becomes a control token, only the chat template makes those.
-Does not know: HTTP, processes.
+Does not know: HTTP, processes, formats of families of models.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from eyas.config import (
@@ -22,14 +23,26 @@ from eyas.config import (
     SchedulerConfig,
 )
 from eyas.core import Delta, Request, RequestError, SamplingParams
+from eyas.dialect import Segmenter, Wanted, find_dialect, tool_specs
 from eyas.draft import Drafter
 from eyas.engine.build import Progress, build_engine
+from eyas.grammar import OutputSpec
 from eyas.models import locate_model
 from eyas.outputs import Choice, GenerationOutput
 from eyas.text import ChatTemplate, Tokenizer, sampling_defaults
+from eyas.typed import OutputIncomplete, Typed, typed
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt and what its answer must be. new_segmenter: None where the text is not split."""
+
+    prompt: list[int]
+    output: OutputSpec | None = None
+    new_segmenter: Callable[[], Segmenter] | None = None
 
 
 class LLM:
@@ -83,9 +96,11 @@ class LLM:
         directory = locate_model(chosen.path, chosen.revision, chosen.offline)
         self.tokenizer = Tokenizer.from_directory(directory)
         self._template = ChatTemplate.from_directory(directory, self.tokenizer)
+        source = None if self._template is None else self._template.source
         self._defaults = sampling_defaults(directory)
         self.engine = build_engine(self.config, progress, own_drafter)
         self.info = self.engine.info
+        self.dialect = find_dialect(self.tokenizer, source, self.info.architecture)
         self._num_requests = 0
         self._inboxes: dict[str, deque[Delta]] = {}
 
@@ -98,10 +113,19 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[GenerationOutput]:
-        """Continue prompts (texts or token ids); one output a prompt, in order."""
+        *,
+        output: Any = None,
+    ) -> Any:
+        """Continue prompts (texts or token ids); one GenerationOutput a prompt, in order.
+
+        output: what the continuation must be, as in `chat`.
+        """
         listed = _as_prompts(prompts)
-        return self._run([self._encode(prompt) for prompt in listed], params)
+        wanted = None if output is None else typed(output)
+        spec = None if wanted is None else OutputSpec(root=wanted.node, param="output")
+        asked = [Asked(self._encode(prompt), spec) for prompt in listed]
+        is_one = isinstance(prompts, str) or bool(prompts and isinstance(prompts[0], int))
+        return _read_back(self._run(asked, params), wanted, is_one=is_one)
 
     def chat(
         self,
@@ -109,17 +133,41 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: Any = None,
         **template_options: Any,
-    ) -> list[GenerationOutput]:
-        """Answer one conversation, or several. template_options go to the chat template, such as
-        enable_thinking."""
-        conversations = _as_conversations(messages)
-        prompts = [self.encode_chat(c, tools=tools, **template_options) for c in conversations]
-        return self._run(prompts, params)
+    ) -> Any:
+        """Answer one conversation, or several: one GenerationOutput each, in order.
+
+        tools: functions as OpenAI writes them; tool_choice: none, auto (the default), required, or the
+        name of one. max_reasoning_tokens: after so many the reasoning is closed. template_options go to
+        the chat template, such as enable_thinking.
+
+        output: what the content must be: a pydantic class, a dataclass, a Literal, Regex(...),
+        Grammar(...) or JsonSchema(...). Then the value comes back itself (a list of values for several
+        conversations), and OutputIncomplete is raised where an answer did not come to its end.
+        """
+        wanted = None if output is None else typed(output)
+        asked = Wanted(
+            answer=None if wanted is None else wanted.node,
+            tools=tool_specs(tools),
+            choice=tool_choice or ("auto" if tools else "none"),
+            parallel=parallel_tool_calls,
+            max_reasoning_tokens=max_reasoning_tokens,
+        )
+        shown = None if asked.choice == "none" else tools
+        chats = [
+            self._asked_chat(self.encode_chat(each, tools=shown, **template_options), asked)
+            for each in _as_conversations(messages)
+        ]
+        is_one = isinstance(messages[0], Mapping)
+        return _read_back(self._run(chats, params), wanted, is_one=is_one)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Deltas of one prompt as they become final. Leaving the loop early ends the request."""
-        return self._stream(self._encode(prompt), params)
+        return self._stream(Asked(self._encode(prompt)), params)
 
     def stream_chat(
         self,
@@ -130,7 +178,8 @@ class LLM:
         **template_options: Any,
     ) -> Iterator[Delta]:
         """Deltas of one conversation's answer as they become final."""
-        return self._stream(self.encode_chat(messages, tools=tools, **template_options), params)
+        prompt = self.encode_chat(messages, tools=tools, **template_options)
+        return self._stream(Asked(prompt), params)
 
     def encode_chat(
         self,
@@ -163,46 +212,66 @@ class LLM:
             return self.tokenizer.encode_prompt(prompt)
         return list(prompt)
 
-    def _request(self, prompt: list[int], params: SamplingParams | None) -> Request:
+    def _asked_chat(self, prompt: list[int], wanted: Wanted) -> Asked:
+        return Asked(
+            prompt,
+            self.dialect.output(wanted, prompt),
+            lambda: self.dialect.segmenter(wanted, prompt),
+        )
+
+    def _request(self, asked: Asked, params: SamplingParams | None) -> Request:
         self._num_requests += 1
         return Request(
             id=f"offline-{self._num_requests}",
-            prompt_token_ids=prompt,
+            prompt_token_ids=asked.prompt,
             params=params if params is not None else self.default_params(),
+            output=asked.output,
+            with_marks=asked.new_segmenter is not None,
         )
 
     def _run(
-        self,
-        prompts: list[list[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        self, asked: list[Asked], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[GenerationOutput]:
         if params is None or isinstance(params, SamplingParams):
-            each: list[SamplingParams | None] = [params] * len(prompts)
+            each: list[SamplingParams | None] = [params] * len(asked)
         else:
             each = list(params)
-            if len(each) != len(prompts):
+            if len(each) != len(asked):
                 raise RequestError(
-                    f"params: {len(each)} for {len(prompts)} prompts; give one, or one each",
+                    f"params: {len(each)} for {len(asked)} prompts; give one, or one each",
                     param="params",
                 )
-        requests = [self._request(p, s) for p, s in zip(prompts, each, strict=True)]
+        requests = [self._request(a, s) for a, s in zip(asked, each, strict=True)]
         outputs: list[GenerationOutput] = []
         try:
             for request in requests:
                 self._open(request)
-            for request in requests:
-                choices = [Choice(index) for index in range(request.params.n)]
-                output = GenerationOutput(request.prompt_token_ids, choices)
-                for delta in self._deltas(request):
-                    output.absorb(delta)
-                outputs.append(output)
+            for request, own in zip(requests, asked, strict=True):
+                outputs.append(self._collect(request, own))
         finally:
             for request in requests:
                 self._close(request)
         return outputs
 
-    def _stream(self, prompt: list[int], params: SamplingParams | None) -> Iterator[Delta]:
-        deltas = self._open_and_close(self._request(prompt, params))
+    def _collect(self, request: Request, asked: Asked) -> GenerationOutput:
+        """One request's answers, read to their ends."""
+        num_choices = request.params.n
+        choices = [Choice(index) for index in range(num_choices)]
+        output = GenerationOutput(request.prompt_token_ids, choices)
+        new = asked.new_segmenter
+        segmenters = [new() for _ in choices] if new is not None else None
+        for delta in self._deltas(request):
+            events = None
+            if segmenters is not None:
+                segmenter = segmenters[delta.index]
+                events = segmenter.push(delta.text, delta.marks)
+                if delta.finish_reason is not None:
+                    events += segmenter.finish()
+            output.absorb(delta, events)
+        return output
+
+    def _stream(self, asked: Asked, params: SamplingParams | None) -> Iterator[Delta]:
+        deltas = self._open_and_close(self._request(asked, params))
         next(deltas)  # opens now; one that has begun also closes if nobody ever reads it
         return deltas
 
@@ -256,3 +325,18 @@ def _as_conversations(
     if isinstance(listed[0], Mapping):
         return [listed]  # type: ignore[list-item]
     return listed  # type: ignore[return-value]
+
+
+def _read_back(outputs: list[GenerationOutput], wanted: Typed | None, *, is_one: bool) -> Any:
+    """The outputs, or the values that their texts mean; the value alone of one prompt."""
+    if wanted is None:
+        return outputs
+    values = []
+    for output in outputs:
+        read = []
+        for choice in output.choices:
+            if choice.finish_reason != "stop":
+                raise OutputIncomplete(choice.content, choice.finish_reason, choice.error)
+            read.append(wanted.parse(choice.content))
+        values.append(read[0] if len(read) == 1 else read)
+    return values[0] if is_one else values

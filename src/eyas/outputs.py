@@ -5,17 +5,34 @@ Promises: the same numbers the stream carried, put together. Does not know: engi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eyas.core import Delta, FinishReason, TokenLogprob, Usage
+from eyas.dialect import Event
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A function that an answer calls. arguments: JSON text."""
+
+    name: str
+    arguments: str = ""
 
 
 @dataclass(slots=True)
 class Choice:
-    """One answer. finish_reason: stop, length, abort or error (then `error` says why)."""
+    """One answer. finish_reason: stop, length, abort or error (then `error` says why).
+
+    text: as the model wrote it. For answers of `chat` it is split as well into reasoning, content and
+    tool_calls; otherwise content is the text.
+    """
 
     index: int
     text: str = ""
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish_reason: FinishReason | None = None
@@ -41,10 +58,22 @@ class GenerationOutput:
     def token_ids(self) -> list[int]:
         return self.choices[0].token_ids
 
-    def absorb(self, delta: Delta) -> None:
-        """Append one delta to its choice."""
+    def absorb(self, delta: Delta, events: Sequence[Event] | None = None) -> None:
+        """Append one delta to its choice. events: what its text is, where that is known."""
         choice = self.choices[delta.index]
         choice.text += delta.text
+        if events is None:
+            choice.content += delta.text
+        for event in events or ():
+            match event.kind:
+                case "reasoning":
+                    choice.reasoning += event.text
+                case "content":
+                    choice.content += event.text
+                case "tool_call":
+                    choice.tool_calls.append(ToolCall(event.name))
+                case "arguments":
+                    choice.tool_calls[event.index].arguments += event.text
         choice.token_ids += delta.token_ids
         if delta.logprobs is not None:
             choice.logprobs = (choice.logprobs or []) + delta.logprobs

@@ -16,6 +16,23 @@ from eyas.core import Delta, DraftCounts, Request
 Refusal = Literal["invalid", "overloaded", "internal"]
 
 
+class GrammarStats(msgspec.Struct, kw_only=True):
+    """Output grammars since the engine started. num_refused: by fault. mask_seconds: spent in filling
+    masks, of num_masks rows. num_pruned: drafted tokens that a grammar refused before the forward.
+    num_replays: automata built anew because a resource limit was hit."""
+
+    num_compiled: int = 0
+    num_hits: int = 0
+    num_refused: dict[str, int] = msgspec.field(default_factory=dict)
+    compile_seconds: float = 0.0
+    num_cached: int = 0
+    cache_bytes: int = 0
+    num_masks: int = 0
+    mask_seconds: float = 0.0
+    num_pruned: int = 0
+    num_replays: int = 0
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
     """Counts since the engine started, and gauges (running, waiting, slots) of this moment."""
 
@@ -33,6 +50,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
+    grammar: GrammarStats = msgspec.field(default_factory=GrammarStats)
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,14 +6,22 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import torch
 from hypothesis import strategies as st
 
-from eyas.core import OutputSpec, Request, SamplingParams
-from eyas.draft import BlendDrafter, Drafter, NgramDrafter, PacedDrafter, RootDrafter
+from eyas.core import Request, SamplingParams
+from eyas.draft import (
+    BlendDrafter,
+    Drafter,
+    ForcedDrafter,
+    NgramDrafter,
+    PacedDrafter,
+    RootDrafter,
+)
 from eyas.draft.costs import Costs
 from eyas.draft.pace import Pace, usual_shapes
-from tests.laws.automata import ModularCompiler
+from tests.laws.automata import toy
 from tests.laws.drafters import (
     Adversary,
     Changing,
@@ -65,8 +73,14 @@ DRAFTERS = (
     "raises",
     "raises, a head",
     "changing",
+    "forced",
+    "forced with an oracle",
+    "forced with a paced head",
 )
-COMPILERS = {"modular": ModularCompiler()}
+TOYS = (
+    *("modular 5", "modular 7", "modular 2", "modular 4:9"),
+    *("liar 5", "lane 7", "lane 11", "fused 5:60"),
+)
 STOPS = ("e", "ab", "on", "12", "er a", "\u20ac", "kv", "mc", "vin", "abc", "j1", "1", "er", "verm")
 Known = dict[tuple[int, int, tuple[int, ...]], list[int]]
 
@@ -167,6 +181,17 @@ def new_drafter(case: Case, known: Known) -> Drafter:
             return restless_paced(head_drafter("eagle3", dtype, slots, n, topk=2))
         case "paced":
             return restless_paced(model_drafter(dtype, slots, n, "target", topk=2))
+        case "forced":
+            return ForcedDrafter(RootDrafter(), n)
+        case "forced with an oracle":
+            half = n // 2
+            oracle = Oracle(half, known, decoys=True, seed=case.seed) if half else RootDrafter()
+            return ForcedDrafter(oracle, n - half)
+        case "forced with a paced head":
+            if n == 1:
+                return ForcedDrafter(RootDrafter(), n)
+            head = head_drafter("eagle3", dtype, slots, n - n // 2, topk=2)
+            return ForcedDrafter(restless_paced(head), n // 2)
         case "raises":
             return Raises(Oracle(n, known, decoys=True, seed=case.seed))
         case "raises, a head":
@@ -199,7 +224,7 @@ def restless_paced(inner: Drafter) -> PacedDrafter:
 def root_answers(case: Case) -> tuple[Answers, Known]:
     """What plain decoding gives: all requests at once, nothing shared, room for everything."""
     plain = Setting(dtype=case.setting.dtype, max_model_len=case.setting.max_model_len)
-    engine = new_engine(replace(plain, prefix_cache=False), RootDrafter(), compilers=COMPILERS)
+    engine = new_engine(replace(plain, prefix_cache=False), RootDrafter())
     answers = run(engine, case.requests, check=False)
     known: Known = {}
     for request in case.requests:
@@ -215,7 +240,7 @@ def run_case(case: Case, known: Known, tally: Tally, *, check: bool = False) -> 
     """Run it as it says; one set of answers a round."""
     seen = Seen()
     drafter = Watched(new_drafter(case, known), seen)
-    engine = new_engine(case.setting, drafter, compilers=COMPILERS)
+    engine = new_engine(case.setting, drafter)
     rounds = []
     for _ in range(case.rounds):
         arrivals: dict[int, list[Request]] = {}
@@ -322,10 +347,10 @@ def requests(draw: st.DrawFn, *, most: int = 5) -> tuple[Request, ...]:
         prompt = common + own if draw(st.booleans()) else own
         output = None
         if draw(st.sampled_from([False, False, False, True])):
-            output = OutputSpec(
-                kind="modular", source=draw(st.sampled_from(["5", "7", "2", "4:9"]))
-            )
+            output = toy(draw(st.sampled_from(TOYS)))
         params = draw(sampling_params())
+        if output is not None:  # the grammar says where the text ends
+            params = msgspec.structs.replace(params, ignore_eos=False)
         salt = draw(st.sampled_from(["", "", "", "other"]))
         made.append(
             Request(

@@ -200,8 +200,8 @@ class Wrapper(Drafter):
     def width(self) -> int:
         return self.inner.width
 
-    def wish(self, num_sequences: int) -> int:
-        return self.inner.wish(num_sequences)
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
+        return self.inner.wish(num_sequences, num_constrained)
 
     def propose(self, batch: Batch) -> DraftTree:
         return self.inner.propose(batch)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from eyas.core import Request, SamplingParams
-from tests.laws.automata import ModularCompiler
 from tests.laws.cases import Oracle, assert_same, walk_text
 from tests.laws.drafters import RandomTrees
 from tests.laws.world import Answers, Setting, model_drafter, new_engine, run
@@ -133,7 +132,7 @@ def test_salts_never_share() -> None:
 
 def test_a_shared_slot_is_never_written_again() -> None:
     """Keys and values of a published prefix keep their bits while others decode from it."""
-    engine = new_engine(PLAIN, RandomTrees(4, 1), compilers={"modular": ModularCompiler()})
+    engine = new_engine(PLAIN, RandomTrees(4, 1))
     prompt = walk_text(97, 30, [0, 1])
     params = SamplingParams(temperature=1.3, max_tokens=12, seed=0, n=3)
     run(engine, [Request(id="first", prompt_token_ids=prompt, params=params)])

@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 
-from eyas.core import OutputSpec, Request, SamplingParams
+from eyas.core import Request, SamplingParams
+from tests.laws.automata import toy
 from tests.laws.cases import DRAFTERS, MAX_LENGTH, Case, Tally, assert_obeys, cases, walk_text
 from tests.laws.world import EOS, STOP_ID, Setting, dtypes
 
@@ -77,13 +78,15 @@ def _grid_requests() -> tuple[Request, ...]:
     )
     greedy = SamplingParams(temperature=0, max_tokens=40, logprobs=0, seed=3)
     warm = SamplingParams(temperature=1.3, max_tokens=30, seed=5)
-    spec = OutputSpec(kind="modular", source="5")
+    spec = toy("modular 5")
     return (
         Request(id="everything", prompt_token_ids=prompt, params=everything),
         Request(id="greedy", prompt_token_ids=[*prompt[:20], 49, 50, 49], params=greedy),
         Request(id="warm", prompt_token_ids=[EOS], params=warm),
         Request(id="formed", prompt_token_ids=prompt[:9], params=warm, output=spec),
         Request(id="formed greedy", prompt_token_ids=prompt[:9], params=greedy, output=spec),
+        Request(id="lane", prompt_token_ids=prompt[:9], params=warm, output=toy("lane 7")),
+        Request(id="liar", prompt_token_ids=prompt[:9], params=greedy, output=toy("liar 5")),
     )
 
 
@@ -95,7 +98,7 @@ def test_every_drafter_leaves_a_batch_of_everything_alone(drafter: str, flights:
         drafter=drafter,
         num_tokens=5,
         requests=asked,
-        arrivals=(0, 0, 2, 3, 3),
+        arrivals=(0, 0, 2, 3, 3, 4, 4),
         setting=Setting(
             dtype=dtypes()[-1],
             num_slots=MAX_LENGTH + 40,
@@ -122,7 +125,7 @@ def test_the_root_drafter_agrees_with_itself_in_every_setting() -> None:
                 flights=flights,
                 max_batch_tokens=max_batch_tokens,
             )
-            case = Case("root", 1, _grid_requests(), (0, 0, 1, 1, 1), setting)
+            case = Case("root", 1, _grid_requests(), (0, 0, 1, 1, 1, 1, 1), setting)
             assert_obeys(case, tally)
             assert_obeys(replace(case, setting=replace(setting, num_slots=2048)), tally)
     assert tally.preempted >= 2 and tally.hits >= 2

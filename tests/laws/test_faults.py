@@ -15,15 +15,15 @@ import pytest
 import torch
 
 import eyas.engine.engine as engine_module
-from eyas.constraint import Constraint
-from eyas.core import OutputSpec, Request, RequestError, SamplingParams, Verdict
+from eyas.constraint import ConstraintFailure
+from eyas.core import Request, RequestError, SamplingParams, Verdict
 from eyas.engine.engine import Engine
 from eyas.engine.flight import Flight, Landed
 from eyas.text import Detokenizer
-from tests.laws.automata import Modular, ModularCompiler
-from tests.laws.cases import COMPILERS, Known, Oracle, assert_same, walk_text
+from tests.laws.automata import InstantPool, ToyGrammar, Toys, toy
+from tests.laws.cases import Known, Oracle, assert_same, walk_text
 from tests.laws.drafters import HostDrafter, Raises, RandomTrees
-from tests.laws.world import Answers, Setting, model_drafter, new_engine, run, tokenizer
+from tests.laws.world import VOCAB, Answers, Setting, model_drafter, new_engine, run, tokenizer
 
 VICTIM_SEED = 77
 PLAIN = Setting(max_model_len=120)
@@ -38,7 +38,7 @@ def victim(**changes: object) -> Request:
 
 
 def neighbours() -> list[Request]:
-    spec = OutputSpec(kind="modular", source="5")
+    spec = toy("modular 5")
     made = []
     for i, temperature in enumerate([0.0, 0.7, 1.3, 0.7]):
         params = SamplingParams(
@@ -57,7 +57,7 @@ def neighbours() -> list[Request]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Answers:
-    return run(new_engine(PLAIN, compilers=COMPILERS), [victim(), *neighbours()], check=False)
+    return run(new_engine(PLAIN), [victim(), *neighbours()], check=False)
 
 
 def known_of(answers: Answers, asked: Sequence[Request]) -> Known:
@@ -71,7 +71,7 @@ def known_of(answers: Answers, asked: Sequence[Request]) -> Known:
 
 
 def faulty_engine(
-    drafter: str, flights: int, undisturbed: Answers, compilers: dict[str, object] | None = None
+    drafter: str, flights: int, undisturbed: Answers, toys: Toys | None = None
 ) -> Engine:
     known = known_of(undisturbed, [victim(), *neighbours()])
     setting = replace(PLAIN, flights=flights)
@@ -81,7 +81,7 @@ def faulty_engine(
         "oracle chain": lambda: Oracle(6, known, decoys=False, honesty=1.0),
         "model": lambda: model_drafter(setting.dtype, setting.num_slots, 4, "target"),
     }[drafter]()
-    return new_engine(setting, made, compilers={**COMPILERS, **(compilers or {})})  # type: ignore[dict-item]
+    return new_engine(setting, made, grammars=InstantPool(toys))
 
 
 def assert_neighbours_unharmed(answers: Answers, undisturbed: Answers) -> None:
@@ -114,9 +114,7 @@ def assert_cut_short(answers: Answers, undisturbed: Answers, num_tokens: int | N
 def test_a_drafter_that_raises_costs_speed_alone(
     undisturbed: Answers, flights: int, every: int
 ) -> None:
-    engine = new_engine(
-        replace(PLAIN, flights=flights), Raises(RandomTrees(5, 1), every), compilers=COMPILERS
-    )
+    engine = new_engine(replace(PLAIN, flights=flights), Raises(RandomTrees(5, 1), every))
     assert_same(run(engine, [victim(), *neighbours()]), undisturbed)
     assert engine.metrics.num_failed_steps > 0
 
@@ -131,7 +129,7 @@ def test_a_drafter_that_raises_for_one_sequence_harms_none(
                 raise RuntimeError("not this one")
             return [(0, 97)]
 
-    engine = new_engine(replace(PLAIN, flights=flights), Picky(3), compilers=COMPILERS)
+    engine = new_engine(replace(PLAIN, flights=flights), Picky(3))
     assert_same(run(engine, [victim(), *neighbours()]), undisturbed)
 
 
@@ -195,52 +193,55 @@ def test_one_number_that_is_none_is_enough(
 # Constraints
 
 
-class Failing(Modular):
-    """Raises in its `calls`-th fill or advance; allows everything a plain text has."""
+class Failing:
+    """Raises in its `calls`-th fill or move; allows everything a plain text has. "mask": nothing is
+    legal after so many tokens."""
 
-    def __init__(self, where: str, calls: int) -> None:
-        super().__init__(1)
-        self.where, self.calls = where, calls
+    def __init__(self, grammar: ToyGrammar, where: str, calls: list[int], count: int = 0) -> None:
+        self.grammar, self.where, self.calls, self.count = grammar, where, calls, count
 
-    def fill(self, tokens_W: Sequence[int], parents_W: Sequence[int], rows_WK: np.ndarray) -> None:
-        rows_WK[:] = -1
-        if self.where == "fill":
+    def after(self, token: int) -> Failing:
+        if self.where == "after":
             self._count_down()
-        if self.where == "mask" and self.count >= self.calls:
-            rows_WK[:] = 0
+        return Failing(self.grammar, self.where, self.calls, self.count + 1)
 
-    def advance(self, tokens: Sequence[int]) -> None:
-        self.count += len(tokens)
-        if self.where == "advance":
+    def row(self) -> np.ndarray:
+        if self.where in ("fill", "limit"):
             self._count_down()
+        return np.full(VOCAB, self.where != "mask" or self.count < self.calls[0])
+
+    def forced(self, limit: int) -> list[int]:
+        return []
 
     def _count_down(self) -> None:
-        self.calls -= 1
-        if self.calls == 0:
+        self.calls[0] -= 1
+        if self.calls[0] <= 0:
+            if self.where == "limit":
+                raise ConstraintFailure("a limit, on purpose")
             raise MemoryError("an automaton's fault, on purpose")
 
 
-class FailingCompiler:
-    def compile(self, spec: OutputSpec) -> Constraint:
-        where, _, calls = spec.source.partition(":")
-        if where == "compile":
-            raise RequestError("output: no such thing", param="output")
-        if where == "crash":
-            raise RuntimeError("a compiler's fault, on purpose")
-        return Failing(where, int(calls))
+def failing(grammar: ToyGrammar, source: str) -> Failing:
+    where, _, calls = source.partition(":")
+    if where == "compile":
+        raise RequestError("output: no such thing", param="output")
+    if where == "crash":
+        raise RuntimeError("a compiler's fault, on purpose")
+    return Failing(grammar, where, grammar.shared.setdefault("calls", [int(calls)]))
 
 
 @FLIGHTS
 @DRAFTERS
 @pytest.mark.parametrize(
-    "where", ["fill:1", "fill:4", "advance:1", "advance:3", "mask:0", "mask:5"]
+    "where",
+    ["fill:1", "fill:4", "after:1", "after:3", "mask:0", "mask:5", "limit:1", "limit:6"],
 )
 def test_a_constraint_that_fails_ends_its_request(
     undisturbed: Answers, flights: int, drafter: str, where: str
 ) -> None:
-    engine = faulty_engine(drafter, flights, undisturbed, {"failing": FailingCompiler()})
-    asked = victim()
-    asked.output = OutputSpec(kind="failing", source=where)
+    engine = faulty_engine(drafter, flights, undisturbed, Toys(failing=failing))
+    asked = victim(ignore_eos=False)
+    asked.output = toy(f"failing {where}")
     answers = run(engine, [asked, *neighbours()])
     assert_cut_short(answers, undisturbed)
     assert_neighbours_unharmed(answers, undisturbed)
@@ -251,22 +252,41 @@ def test_a_constraint_that_fails_ends_its_request(
 def test_a_compiler_that_raises_takes_nothing_up(
     undisturbed: Answers, source: str, error: type[Exception]
 ) -> None:
-    engine = faulty_engine("root", 0, undisturbed, {"failing": FailingCompiler()})
-    asked = victim(n=3)
-    asked.output = OutputSpec(kind="failing", source=source)
+    engine = faulty_engine("root", 0, undisturbed, Toys(failing=failing))
+    asked = victim(n=3, ignore_eos=False)
+    asked.output = toy(f"failing {source}")
     with pytest.raises(error):
         engine.add(asked)
     assert not engine.has_work()
     assert_serves_on(engine, undisturbed)
     asked.output = None
-    assert run(engine, [asked])["victim", 0].finish_reason == "length"
+    assert run(engine, [asked])["victim", 0].finish_reason in ("stop", "length")
 
 
-def test_an_output_nobody_can_enforce_is_refused(undisturbed: Answers) -> None:
-    engine = new_engine(PLAIN, compilers={"modular": ModularCompiler()})
-    asked = victim()
-    asked.output = OutputSpec(kind="poem", source="")
-    with pytest.raises(RequestError, match="poem"):
+@FLIGHTS
+@pytest.mark.parametrize("drafter", ["oracle tree", "oracle chain"])
+def test_a_limit_that_drafts_use_up_ends_no_request(
+    undisturbed: Answers, flights: int, drafter: str
+) -> None:
+    """Looking ahead costs the automaton; what it costs is no reason to end a text that plain decoding
+    would have finished."""
+    engine = faulty_engine(drafter, flights, undisturbed)
+    plain = new_engine(PLAIN)
+    asked = victim(ignore_eos=False)
+    asked.output = toy("fused 5:30")
+    expected = run(plain, [asked])["victim", 0]
+    assert expected.finish_reason in ("stop", "length")
+    answers = run(engine, [asked, *neighbours()])
+    assert_same({("victim", 0): answers["victim", 0]}, {("victim", 0): expected})
+    assert_neighbours_unharmed(answers, undisturbed)
+    assert engine.metrics.grammar.num_replays > 0
+
+
+def test_an_output_that_cannot_go_with_the_parameters_is_refused(undisturbed: Answers) -> None:
+    engine = new_engine(PLAIN)
+    asked = victim(ignore_eos=True)
+    asked.output = toy("modular 5")
+    with pytest.raises(RequestError, match="ignore_eos"):
         engine.add(asked)
     assert not engine.has_work()
 
@@ -393,7 +413,7 @@ def test_results_that_cannot_be_read_end_their_batch(
 def test_a_forward_that_raises_spares_those_who_wait(
     undisturbed: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = new_engine(replace(PLAIN, max_num_seqs=1), compilers=COMPILERS)
+    engine = new_engine(replace(PLAIN, max_num_seqs=1))
     forward, calls = engine.runner.forward, [0]
 
     def faulty(rows, taps=()):  # type: ignore[no-untyped-def]
@@ -417,7 +437,7 @@ def test_an_abort_at_any_moment_ends_one_request(
     undisturbed: Answers, flights: int, drafter: str
 ) -> None:
     draw = random.Random(flights)
-    for moment in (0, 1, 2, draw.randint(3, 9)):
+    for moment in (0, 1, 2, draw.randint(3, 5)):
         engine = faulty_engine(drafter, flights, undisturbed)
         aborted: list[int] = []
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from eyas.core import OutputSpec, Request, SamplingParams
-from tests.laws.automata import is_legal
+from eyas.core import Request, SamplingParams
+from tests.laws.automata import is_legal, toy
 from tests.laws.cases import (
-    COMPILERS,
     Case,
     Tally,
     assert_obeys,
@@ -70,7 +69,7 @@ def test_a_siblings_token_is_not_penalised() -> None:
 @pytest.mark.parametrize("drafter", ["oracle tree", "oracle chain", "random trees"])
 def test_each_node_has_its_own_mask(drafter: str) -> None:
     params = SamplingParams(temperature=1.0, seed=2, max_tokens=40)
-    spec = OutputSpec(kind="modular", source="5")
+    spec = toy("modular 5")
     case = case_of(drafter, params, output=spec)
     tally = Tally()
     assert_obeys(case, tally)
@@ -101,7 +100,7 @@ def assert_second_turn_is_plain(case: Case, expected: Answers) -> None:
     from tests.laws.cases import new_drafter
 
     known = root_answers(case)[1]
-    engine = new_engine(case.setting, new_drafter(case, known), compilers=COMPILERS)
+    engine = new_engine(case.setting, new_drafter(case, known))
     assert_same(run(engine, case.requests), expected)
     turns = [
         Request(

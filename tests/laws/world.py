@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache import KVStore
 from eyas.config import CacheConfig, EngineConfig, EngineInfo, SchedulerConfig
-from eyas.constraint import ConstraintCompiler
 from eyas.core import Delta, Request, TokenLogprob, Usage
 from eyas.draft import Drafter, ModelNetwork, RootDrafter, Shape, TreeDrafter
 from eyas.draft.tree import num_scratch
@@ -266,10 +265,12 @@ def new_engine(
     setting: Setting,
     drafter: Drafter | None = None,
     *,
-    compilers: Mapping[str, ConstraintCompiler] | None = None,
+    grammars: object | None = None,
     with_text: bool = True,
 ) -> Engine:
-    """An engine of its own, ready to step."""
+    """An engine of its own, ready to step, with toy grammars."""
+    from tests.laws.automata import InstantPool
+
     drafter = drafter if drafter is not None else RootDrafter()
     assert setting.max_model_len <= setting.num_slots - 2 * drafter.width, (
         "no room for one sequence"
@@ -299,7 +300,8 @@ def new_engine(
         num_flights=setting.flights,
     )
     text = tokenizer() if with_text else None
-    return connect(config, runner, drafter, info, text, compilers)
+    grammars = grammars or InstantPool()
+    return connect(config, runner, drafter, info, text, grammars)  # type: ignore[arg-type]
 
 
 @dataclass

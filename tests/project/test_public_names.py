@@ -11,7 +11,12 @@ import eyas
 PUBLIC = {
     "LLM",
     "Delta",
+    "Grammar",
+    "GrammarError",
+    "JsonSchema",
+    "OutputIncomplete",
     "OutputSpec",
+    "Regex",
     "Request",
     "RequestError",
     "SamplingParams",

@@ -1,7 +1,14 @@
-"""A live server over a fake engine, and the real openai client."""
+"""A live server over a fake engine, one with the built-in model, and the real openai client."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +17,11 @@ import openai
 import pytest
 
 from tests.server.fakes import FakeClient, LiveServer, live_server, model_directory
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINT = ROOT / "src" / "eyas" / "builtin" / "checkpoint" / "model.safetensors"
+NEEDS_CHECKPOINT = pytest.mark.skipif(not CHECKPOINT.exists(), reason="needs the built-in model")
+SERVE = "from eyas.cli import main; main()"
 
 
 @pytest.fixture(scope="session")
@@ -47,4 +59,43 @@ def api(server: LiveServer) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def http(server: LiveServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def live_url() -> Iterator[str]:
+    """`eyas serve` with the built-in model, which ends well when it is told to."""
+    command = [sys.executable, "-c", SERVE, "serve", "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stderr is not None
+        lines.extend(iter(process.stderr.readline, ""))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    deadline = time.monotonic() + 90
+    address = None
+    try:
+        while address is None or httpx.get(f"{address}/ready").status_code != 200:
+            assert time.monotonic() < deadline and process.poll() is None, "".join(lines)
+            time.sleep(0.1)
+            found = re.search(r"listening on (http://\S+);", "".join(lines))
+            address = found[1] if found else None
+        yield address
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, "".join(lines)
+    finally:
+        process.kill()
+        process.wait(10)
+        reader.join(10)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.fixture
+def live_api(live_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live_url}/v1", api_key="x", max_retries=0) as client:
         yield client

@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import Future
 
 from eyas.config import EngineConfig, EngineInfo
-from eyas.core import Delta, Request, RequestError, Usage
+from eyas.constraint import Grammar
+from eyas.core import Delta, GrammarError, Request, RequestError, Usage
 from eyas.engine.worker import main
+from eyas.grammar import OutputSpec
 from eyas.wire import EngineStats
 from tests.server.fakes import engine_info
 
@@ -29,11 +32,20 @@ class CountingEngine:
         self._num_steps = 0
         self._is_broken = False
 
-    def add(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         if request.cache_salt == "refuse":
             raise RequestError("prompt: is refused", param="prompt")
         if request.cache_salt == "bug":
             raise KeyError("secret detail")
+
+    def compile(self, spec: OutputSpec) -> Future[Grammar]:
+        """No grammar can be compiled here."""
+        future: Future[Grammar] = Future()
+        future.set_exception(GrammarError("regex: is malformed", "invalid", param=spec.param))
+        return future
+
+    def add(self, request: Request, grammar: Grammar | None = None) -> None:
+        self.check_request(request)
         self._live[request.id] = (request, 0)
 
     def abort(self, request_id: str) -> None:

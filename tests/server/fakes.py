@@ -12,13 +12,15 @@ from pathlib import Path
 import uvicorn
 
 from eyas.config import EngineConfig, EngineInfo, ModelConfig
-from eyas.core import Delta, DraftCounts, Request, RequestError, TokenLogprob, Usage
+from eyas.core import Delta, DraftCounts, Mark, Request, RequestError, TokenLogprob, Usage
+from eyas.grammar import Marker
 from eyas.server.client import EngineHealth
+from eyas.server.free_text import Spelling
 from eyas.server.launch import uvicorn_config
 from eyas.server.options import ServerOptions
 from eyas.server.service import Service
 from eyas.text import Detokenizer, Tokenizer
-from eyas.wire import EngineStats
+from eyas.wire import EngineStats, GrammarStats
 from tests.text import small_tokenizers as small
 
 ANSWER = "The capital of France is Paris. Zebras and quokkas say: 你好 🎉"
@@ -90,6 +92,9 @@ class FakeClient:
                 num_draft_tokens=15,
                 num_accepted_tokens=5,
                 drafts=DRAFTS,
+                grammar=GrammarStats(
+                    num_compiled=3, num_hits=2, num_refused={"timeout": 1}, mask_seconds=0.5
+                ),
             ),
         )
 
@@ -119,9 +124,17 @@ class FakeClient:
             if not is_finished:
                 self.aborted.append(request.id)
 
+    def ids_of(self, text: str) -> list[int]:
+        """Tokens of a model's text, control tokens where it spells them."""
+        ids: list[int] = []
+        for piece in Spelling(self.tokenizer).pieces(text):
+            is_control = isinstance(piece, Marker)
+            ids += [piece.token_id] if is_control else self.tokenizer.encode_text(piece.text)
+        return ids
+
     def _deltas(self, request: Request, index: int) -> Iterator[Delta]:
         params = request.params
-        ids = self.tokenizer.encode_text(self.answer(request, index))
+        ids = self.ids_of(self.answer(request, index))
         limit = params.max_tokens or len(ids)
         text = Detokenizer(self.tokenizer, params.skip_special_tokens)
         for place, token_id in enumerate(ids[:limit]):
@@ -132,6 +145,8 @@ class FakeClient:
                 return
             delta = Delta(request_id=request.id, index=index, token_ids=[token_id])
             delta.text = text.push(token_id)
+            if request.with_marks and token_id in self.tokenizer.control_ids:
+                delta.marks = [Mark(0, token_id, len(delta.text))]
             if params.logprobs is not None:
                 delta.logprobs = [logprob(token_id, params.logprobs)]
             if place == 0 and index == 0 and params.prompt_logprobs is not None:

@@ -17,7 +17,8 @@ import zmq
 
 from eyas import wire
 from eyas.config import EngineConfig, ModelConfig
-from eyas.core import Delta, Request, RequestError, SamplingParams
+from eyas.core import Delta, Mark, Request, RequestError, SamplingParams
+from eyas.grammar import OutputSpec, Regex
 from eyas.server.client import (
     EngineOverloaded,
     EngineProcess,
@@ -110,6 +111,26 @@ def test_a_refused_request_raises_and_others_go_on():
             assert len(await collect(client, request("c"))) >= 1
 
     run(test)
+
+
+def test_a_grammar_that_cannot_be_compiled_is_a_refusal_that_names_the_field():
+    async def test():
+        async with engine() as client:
+            constrained = request("a")
+            constrained.output = OutputSpec(root=Regex("("), param="guided_regex")
+            with pytest.raises(RequestError, match="is malformed") as refused:
+                await collect(client, constrained)
+            assert refused.value.param == "guided_regex"
+            assert len(await collect(client, request("b"))) >= 1
+
+    run(test)
+
+
+def test_deltas_that_a_slow_reader_gets_as_one_keep_the_places_of_control_tokens():
+    first = Delta(request_id="a", text="ab<x>", token_ids=[1, 9], marks=[Mark(2, 9, 3)])
+    add_to(first, Delta(request_id="a", text="c<x>", token_ids=[2, 9], marks=[Mark(1, 9, 3)]))
+    assert first.text == "ab<x>c<x>"
+    assert first.marks == [Mark(2, 9, 3), Mark(6, 9, 3)]
 
 
 def test_closing_the_iterator_aborts_in_the_engine():

@@ -67,10 +67,13 @@ def test_a_chat_stream(http: httpx.Client, fake: FakeClient):
     )
 
 
-def usage(num_prompt: int, num_output: int) -> str:
+def usage(num_prompt: int, num_output: int, num_reasoning: int | None = 0) -> str:
+    """num_reasoning: None where reasoning is not told apart."""
+    details = f',"completion_tokens_details":{{"reasoning_tokens":{num_reasoning}}}'
     return (
         f'{{"prompt_tokens":{num_prompt},"completion_tokens":{num_output},'
-        f'"total_tokens":{num_prompt + num_output},"prompt_tokens_details":{{"cached_tokens":1}}}}'
+        f'"total_tokens":{num_prompt + num_output},"prompt_tokens_details":{{"cached_tokens":1}}'
+        f"{'' if num_reasoning is None else details}}}"
     )
 
 
@@ -118,7 +121,7 @@ def test_a_whole_completion(http: httpx.Client, fake: FakeClient):
         '{"index":0,"text":"Paris","logprobs":{"tokens":["Paris"],'
         f'"token_logprobs":[{logprob}],"top_logprobs":[{{"Paris":{logprob}}}],"text_offset":[0]}},'
         '"finish_reason":"stop","stop_reason":null,"seed":1}],'
-        f'"usage":{usage(1, 1)}}}'
+        f'"usage":{usage(1, 1, None)}}}'
     )
 
 

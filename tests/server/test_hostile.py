@@ -12,6 +12,7 @@ from tests.server.fakes import FakeClient
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+ALL_PATHS = (CHAT, TEXT, "/generate", "/tokenize", "/detokenize")
 USER = [{"role": "user", "content": "x"}]
 
 
@@ -29,6 +30,7 @@ def messages(*values: Any) -> tuple[str, bytes]:
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 HUGE = 10**400
+NESTED = '{"a":' * 50_000
 FIELDS: dict[str, list[Any]] = {
     "model": [1, [], {}, True, "other", "x" * 5000, "../../etc/passwd", "tiny\n", ""],
     "stream": [1, "true", [], "yes"],
@@ -66,20 +68,56 @@ FIELDS: dict[str, list[Any]] = {
     "best_of": [1, 2, "x"],
     "use_beam_search": [True, 1.5, "x"],
     "response_format": [
-        {"type": "json_object"},
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
         "text",
         [],
+        {},
         {"type": "text", "x": 1},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"schema": {}}},
+        {"type": "json_schema", "json_schema": {"name": "x"}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": "{}"}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strnig"}}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/nowhere"}}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://x/y"}}},
+        {"type": "json_schema", "json_schema": {"name": "x" * 999, "schema": {}}},
+        {"type": "structural_tag"},
+        {"type": "structural_tag", "format": {"type": "any_text", "max_tokens": 5}},
+        {"type": "structural_tag", "structures": [], "triggers": []},
     ],
     "unknown_field": [1, {}, False],
     "__class__": [1],
-    "guided_json": [{}],
-    "guided_regex": ["("],
-    "structured_outputs": [{"regex": "x"}],
-    "regex": ["a"],
-    "ebnf": ["root ::= x"],
-    "json_schema": ["{}"],
+    "guided_json": [5, [], "", "{", "[]", "null", "\ud800", NESTED, {"enum": []}, {"type": {}}],
+    "guided_regex": [5, "", [], {}, "x" * 100_000],
+    "guided_choice": [5, "x", [], [5], [""], [["x"]], {}, ["x"] * 20_000],
+    "guided_grammar": [5, "", " ", "{}", "{", '{"grammars": 5}', [], "x" * 1_100_000],
+    "guided_decoding_backend": [5, "x" * 1000],
+    "guided_whitespace_pattern": [5, " ", "(", "[ ]?"],
+    "structured_outputs": [
+        5,
+        [],
+        {},
+        "x",
+        {"regex": 5},
+        {"regex": "x", "choice": ["y"]},
+        {"json": []},
+        {"json": ""},
+        {"json": NESTED},
+        {"choice": "xy"},
+        {"grammar": ""},
+        {"json_object": "yes"},
+        {"structural_tag": 5},
+        {"structural_tag": "x"},
+        {"structural_tag": {"format": {"type": "token", "token": 5}}},
+        {"unknown": 1},
+        {"regex": "x", "whitespace_pattern": "x*"},
+        {"json": {}, "whitespace_pattern": "("},
+    ],
+    "regex": [5, "", [], {}, "x" * 100_000],
+    "ebnf": [5, "", " ", "{}", "{", [], "x" * 1_100_000],
+    "json_schema": [5, [], "", "{", "[]", "true", NESTED, '{"a": NaN}', {"minimum": "x"}],
+    "structural_tag": [5, [], "", "{", {}, NESTED, {"format": 5}, {"format": {"type": "xml"}}],
+    "grammar": ["root ::= x", {"type": "json", "value": {}}],
+    "format": ["json", {}],
     "lora_request": [{"x": 1}],
     "chat_template": ["{{ 1 }}"],
     "functions": [[]],
@@ -89,9 +127,35 @@ CHAT_FIELDS: dict[str, list[Any]] = {
     "messages": [None, [], {}, "x", 5, [5], [[]], ["x"], [None], [{}], [USER]],
     "tools": [{}, "x", [5], [{}], [{"type": "function"}], [TOOL | {"x": 1}], [TOOL] * 1000]
     + [[{"type": "function", "function": {"name": name}}] for name in ("", 5, None, "x" * 300)]
-    + [[{"type": "function", "function": {"name": "f", "strict": True}}]]
+    + [
+        [{"type": "function", "function": {"name": name}}]
+        for name in ("a b", "f\n", "f\0", "\u00e9")
+    ]
+    + [[TOOL, TOOL], [{"type": "function", "function": {"name": "f", "strict": "yes"}}]]
+    + [
+        [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
+        for schema in ({"type": "string"}, {"type": "strnig"}, {"properties": []}, {"not": {}})
+    ]
     + [[{"type": "function", "function": {"name": "f", "parameters": "x"}}]],
-    "tool_choice": ["required", "x", 5, {"type": "function", "function": {"name": "f"}}, [], True],
+    "tool_choice": [
+        "required",
+        "x",
+        5,
+        {"type": "function", "function": {"name": "f"}},
+        [],
+        True,
+        {},
+        {"type": "function"},
+        {"type": "function", "function": {"name": 5}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+    ],
+    "parallel_tool_calls": ["x", 1],
+    "max_reasoning_tokens": [-1, "x", 1.5, True, HUGE],
+    "thinking_budget": [-1, "x"],
+    "thinking_token_budget": [-1, "x"],
+    "separate_reasoning": ["x", 1],
+    "include_reasoning": ["x", 1],
+    "stream_reasoning": ["x", 1],
     "logprobs": [1, "true", 5],
     "top_logprobs": [1, -1, 21, "x"],
     "max_completion_tokens": [0, -1, "x"],
@@ -109,7 +173,7 @@ CHAT_FIELDS: dict[str, list[Any]] = {
         [],
         "x",
     ],
-    "reasoning_effort": ["high", 5],
+    "reasoning_effort": ["hi", 5, True, "x" * 1000],
     "modalities": [["audio"], "text"],
     "audio": [{}],
     "echo": [True],
@@ -208,6 +272,43 @@ BYTES = [
 ]
 
 
+NATIVE_FIELDS: dict[str, list[Any]] = {
+    "text": [None, 5, [], [5], [""], {}, "", "word " * 5000, ["x"] * 200],
+    "sampling_params": [5, "x", [], [{}], {"unknown": 1}, {"response_format": {}}],
+    "stream": ["x", 1],
+    "return_logprob": ["x", 1],
+    "logprob_start_len": [0, 5, "x"],
+    "top_logprobs_num": [-1, 21, "x"],
+    "rid": [5, ["x"], "x" * 1000],
+    "image_data": ["x"],
+    "lora_path": ["x"],
+    "messages": [USER],
+}
+SAMPLING_PARAMS: dict[str, list[Any]] = {
+    "max_new_tokens": [0, -1, "x", 2**31, True],
+    "min_new_tokens": [-1, "x", 1000],
+    "max_tokens": [5],
+    "temperature": [-1, "x", 101],
+    "top_p": [0, 2],
+    "top_k": [-2, "x"],
+    "n": [0, 129],
+    "stop": [5, [5], ["x"] * 17],
+    "sampling_seed": ["x", 2**64],
+    "regex": [5, ""],
+    "ebnf": [5, "", "{}"],
+    "json_schema": [5, "", "{", NESTED],
+    "structural_tag": [5, "x", {"format": 5}],
+    "logit_bias": [{"a": 1}],
+    "custom_params": [{}],
+    "stop_regex": ["x"],
+    "spaces_between_special_tokens": [False],
+}
+
+
+def generate(**fields: Any) -> tuple[str, bytes]:
+    return "/generate", json.dumps({"text": "x", **fields}).encode()
+
+
 def deep_tool() -> tuple[str, bytes]:
     deep: Any = {"type": "string"}
     for _ in range(200):
@@ -224,16 +325,37 @@ def corpus() -> list[tuple[str, bytes]]:
     found += [chat(**{name: value}) for name, values in CHAT_FIELDS.items() for value in values]
     found += [text(**{name: value}) for name, values in TEXT_FIELDS.items() for value in values]
     found += [messages(message) for message in MESSAGES]
-    found += [(path, body) for body in BYTES for path in (CHAT, TEXT, "/tokenize", "/detokenize")]
+    found += [(path, body) for body in BYTES for path in ALL_PATHS]
     found += [
         chat(max_tokens=1, max_completion_tokens=2),
         chat(min_tokens=5, max_tokens=2),
         chat(stream=True, prompt_logprobs=1),
-        chat(tools=[TOOL], parallel_tool_calls=False),
+        chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
+        chat(tools=[TOOL], separate_reasoning=False),
+        chat(regex="a", ignore_eos=True),
+        chat(tools=[TOOL], ignore_eos=True),
+        chat(regex="a", ebnf='root ::= "a"'),
+        chat(regex="a", response_format={"type": "json_object"}),
+        chat(guided_json={"type": "object"}, json_schema={"type": "array"}),
+        chat(max_reasoning_tokens=5, thinking_budget=6),
+        text(regex="a", ignore_eos=True),
+        text(guided_choice=["a"], structured_outputs={"choice": ["b"]}),
         chat(continue_final_message=True, add_generation_prompt=True),
         text(prompt=["x"] * 60, n=3),
         text(echo=True, stream=True, logprobs=1),
         deep_tool(),
+        *(generate(**{name: value}) for name, values in NATIVE_FIELDS.items() for value in values),
+        *(
+            generate(sampling_params={name: value})
+            for name, values in SAMPLING_PARAMS.items()
+            for value in values
+        ),
+        ("/generate", b"{}"),
+        generate(input_ids=[1]),
+        generate(top_logprobs_num=2),
+        generate(sampling_params={"regex": "a", "ignore_eos": True}),
+        generate(sampling_params={"regex": "a", "ebnf": 'root ::= "a"'}),
+        generate(text=["x"] * 60, sampling_params={"n": 3}),
         ("/tokenize", b"{}"),
         ("/tokenize", b'{"prompt": "x", "messages": [{"role": "user", "content": "x"}]}'),
         ("/tokenize", b'{"prompt": 5}'),

@@ -285,6 +285,19 @@ def test_metrics_tell_what_became_of_drafts(http: httpx.Client):
     assert not any('position="3"' in line for line in lines)
 
 
+def test_metrics_tell_what_output_grammars_cost(http: httpx.Client, fake: FakeClient):
+    lines = http.get("/metrics").text.splitlines()
+    for line in (
+        'eyas:grammar_compiles_total{model_name="tiny"} 3.0',
+        'eyas:grammar_cache_hits_total{model_name="tiny"} 2.0',
+        'eyas:grammar_refusals_total{fault="timeout",model_name="tiny"} 1.0',
+        'eyas:grammar_compile_seconds_total{model_name="tiny"} 0.0',
+        'eyas:grammar_mask_seconds_total{model_name="tiny"} 0.5',
+        'eyas:spec_decode_num_pruned_tokens_total{model_name="tiny"} 0.0',
+    ):
+        assert line in lines, line
+
+
 def test_labels_of_metrics_stay_few():
     from eyas.core import DraftCounts
     from eyas.server.client import EngineHealth

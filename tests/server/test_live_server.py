@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import openai
@@ -19,57 +13,27 @@ import pytest
 
 import eyas.text
 from eyas import LLM, SamplingParams
+from tests.server.conftest import CHECKPOINT, NEEDS_CHECKPOINT
 
-ROOT = Path(__file__).parents[2]
-CHECKPOINT = ROOT / "src" / "eyas" / "builtin" / "checkpoint" / "model.safetensors"
 USER = [{"role": "user", "content": "What is the capital of France?"}]
-SERVE = "from eyas.cli import main; main()"
 
-pytestmark = pytest.mark.skipif(not CHECKPOINT.exists(), reason="needs the built-in model")
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    command = [sys.executable, "-c", SERVE, "serve", "--port", "0", "--drafter", "ngram"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    lines: list[str] = []
-
-    def read() -> None:
-        assert process.stderr is not None
-        lines.extend(iter(process.stderr.readline, ""))
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    deadline = time.monotonic() + 90
-    address = None
-    try:
-        while address is None or httpx.get(f"{address}/ready").status_code != 200:
-            assert time.monotonic() < deadline and process.poll() is None, "".join(lines)
-            time.sleep(0.1)
-            found = re.search(r"listening on (http://\S+);", "".join(lines))
-            address = found[1] if found else None
-        yield address
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, "".join(lines)
-    finally:
-        process.kill()
-        process.wait(10)
-        reader.join(10)
-        assert process.stderr is not None
-        process.stderr.close()
-
-
-@pytest.fixture
-def api(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
-        yield client
+pytestmark = NEEDS_CHECKPOINT
 
 
 @pytest.fixture(scope="module")
 def offline() -> Iterator[LLM]:
     with LLM("builtin") as llm:
         yield llm
+
+
+@pytest.fixture
+def api(live_api: openai.OpenAI) -> openai.OpenAI:
+    return live_api
+
+
+@pytest.fixture
+def url(live_url: str) -> str:
+    return live_url
 
 
 def streamed(api: openai.OpenAI, **fields: object) -> str:

@@ -63,8 +63,8 @@ class SwitchDrafter(Drafter):
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.current.sources
 
-    def wish(self, num_sequences: int) -> int:
-        return self.current.wish(num_sequences)
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
+        return self.current.wish(num_sequences, num_constrained)
 
     def propose(self, batch: Batch) -> DraftTree:
         return self.current.propose(batch)

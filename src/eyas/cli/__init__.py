@@ -11,7 +11,19 @@ import sys
 
 import typer
 
-from eyas.cli import bench, decode, demo, generate, models, ranking, serve, train, tune, verify
+from eyas.cli import (
+    bench,
+    decode,
+    demo,
+    generate,
+    grammar,
+    models,
+    ranking,
+    serve,
+    train,
+    tune,
+    verify,
+)
 from eyas.cli.errors import report
 from eyas.cli.options import Debug
 from eyas.cli.refusals import PeersCommand
@@ -32,6 +44,7 @@ app.command("verify")(verify.verify)
 bench.app.command("decode")(decode.decode)
 bench.app.command("tune")(tune.tune)
 bench.app.command("ranking")(ranking.ranking)
+bench.app.command("grammar")(grammar.grammar)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

@@ -21,11 +21,20 @@ from eyas.config import (
     DeviceConfig,
     DraftConfig,
     EngineConfig,
+    GrammarConfig,
     ModelConfig,
     SchedulerConfig,
 )
 
 MODEL_PANEL, DRAFT_PANEL, RESOURCE_PANEL = "Model", "Drafting", "Resources"
+GRAMMAR_PANEL = "Grammars, reasoning, tools"
+
+
+class GrammarChoice(StrEnum):
+    """A grammar library."""
+
+    llguidance = "llguidance"
+    xgrammar = "xgrammar"
 
 
 class DtypeChoice(StrEnum):
@@ -79,8 +88,9 @@ Drafter = Annotated[
         "--drafter",
         "-d",
         help="Who proposes tokens: root (nobody: plain decoding), ngram (prompt lookup), model (a "
-        "smaller model), head (EAGLE or MTP), several joined by + such as ngram+head, or auto: the "
-        "model's own head or what --draft-model is, else root. The tokens are the same with any.",
+        "smaller model), head (EAGLE or MTP), forced (what a grammar leaves no choice about), several "
+        "joined by + such as ngram+head, or auto: forced and the model's own head or what "
+        "--draft-model is. The tokens are the same with any.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -191,6 +201,7 @@ CACHE = CacheConfig()
 SCHEDULER = SchedulerConfig()
 DRAFT = DraftConfig()
 DEVICE = DeviceConfig()
+GRAMMAR = GrammarConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +225,29 @@ class DraftOptions:
     draft_topk: DraftTopk = DRAFT.topk
     draft_nodes: DraftNodes = str(DRAFT.nodes)
     draft_token_map: DraftTokenMap = DRAFT.token_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrammarOptions:
+    """Who enforces grammars."""
+
+    grammar_backend: Annotated[
+        GrammarChoice,
+        typer.Option(
+            "--grammar-backend",
+            help="Library that enforces schemas, patterns and grammars; xgrammar needs the extra of "
+            "that name.",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = GrammarChoice.llguidance
+    grammar_timeout: Annotated[
+        float,
+        typer.Option(
+            "--grammar-timeout",
+            help="Seconds that compiling one may take.",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = GRAMMAR.compile_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,6 +320,8 @@ def engine_config(
     max_batch_tokens: int = SCHEDULER.max_batch_tokens,
     prefix_cache: bool = CACHE.prefix_cache,
     flights: str = "auto",
+    grammar_backend: str = GRAMMAR.backend,
+    grammar_timeout: float = GRAMMAR.compile_seconds,
 ) -> EngineConfig:
     """The configuration that options ask for. Raises ValueError that begins with the setting."""
     if flights not in ("auto", "0", "1"):
@@ -315,6 +351,9 @@ def engine_config(
             token_map=draft_token_map,
         ),
         device=DeviceConfig(device=device, num_threads=threads),
+        grammar=GrammarConfig(
+            backend=GrammarChoice(grammar_backend).value, compile_seconds=grammar_timeout
+        ),
     )
 
 

@@ -155,6 +155,10 @@ class PeerOptions:
     no_enable_prefix_caching: Annotated[
         bool | None, _option("--no-enable-prefix-caching", says="vLLM: --no-prefix-cache.")
     ] = None
+    enable_auto_tool_choice: Annotated[
+        bool | None,
+        _option("--enable-auto-tool-choice", says="vLLM: models may always choose to call tools."),
+    ] = None
     tensor_parallel_size: Annotated[
         int | None,
         _option("--tensor-parallel-size", "--tp-size", "--tp", says="Both: only 1."),

@@ -11,9 +11,9 @@ from typing import Any
 from typer.core import TyperCommand
 
 _ONE_DEVICE = "eyas runs on one device (--device); leave it out"
-_NOT_CONSTRAINED = (
-    "this release neither constrains output nor parses reasoning and tool calls; leave it out"
-)
+_GRAMMARS = "choose who enforces grammars with --grammar-backend, or leave it out"
+_WHITE_SPACE = "white space in JSON is free unless a request's schema says otherwise; leave it out"
+_PARSERS = "formats are built in: choose with --reasoning-parser and --tool-call-parser"
 _KERNELS = "eyas chooses its own kernels and checks at the start that they are exact; leave it out"
 _CHUNKS = (
     "prompt chunks and draft trees share the rows of a step; bound them with --max-batch-tokens"
@@ -89,12 +89,17 @@ _FLAGS_BY_REASON = {
         "--sampling-defaults --preferred-sampling-params --hf-token"
     ),
     "downloads go where HF_HOME says; set that": "--download-dir",
-    _NOT_CONSTRAINED: (
-        "--grammar-backend --guided-decoding-backend --structured-outputs-config "
-        "--constrained-json-whitespace-pattern --constrained-json-disable-any-whitespace "
-        "--reasoning-parser --reasoning-parser-plugin --reasoning-config --enable-reasoning "
-        "--tool-call-parser --tool-parser-plugin --tool-server --enable-auto-tool-choice "
-        "--enable-strict-thinking --enable-custom-logit-processor --logits-processors"
+    _GRAMMARS: "--guided-decoding-backend --structured-outputs-config",
+    _WHITE_SPACE: (
+        "--constrained-json-whitespace-pattern --constrained-json-disable-any-whitespace"
+    ),
+    _PARSERS: (
+        "--reasoning-parser-plugin --reasoning-config --enable-reasoning --tool-parser-plugin "
+        "--enable-strict-thinking"
+    ),
+    "eyas calls no tools itself; leave it out": "--tool-server",
+    "requests set bias and grammars, not code; leave it out": (
+        "--enable-custom-logit-processor --logits-processors"
     ),
     _CHUNKS: (
         "--chunked-prefill-size --max-prefill-tokens --prefill-max-requests "

@@ -10,7 +10,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.options import (
+    GRAMMAR_PANEL,
     DraftOptions,
+    GrammarOptions,
     ModelOptions,
     ResourceOptions,
     engine_config,
@@ -85,6 +87,25 @@ def serve(
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 30.0,
+    grammars: GrammarOptions,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--reasoning-parser",
+            help="How the model writes its reasoning, in the peers' names (qwen3, deepseek-r1, glm45, "
+            "gpt-oss, ...); chosen from the model's files by default.",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--tool-call-parser",
+            help="How the model writes tool calls, in the peers' names (qwen25, hermes, llama3_json, "
+            "deepseekv3, glm45, gpt-oss, ...); chosen from the model's files by default.",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = None,
     log_level: Annotated[
         LogLevel, typer.Option("--log-level", help="How much is logged.")
     ] = LogLevel.info,
@@ -108,7 +129,13 @@ def serve(
     from eyas.server.options import ServerOptions
 
     said = in_our_words(peers, chosen.model, _given(context))
-    settings = {**vars(chosen), **vars(drafting), **vars(resources), **said.settings}
+    settings = {
+        **vars(chosen),
+        **vars(drafting),
+        **vars(grammars),
+        **vars(resources),
+        **said.settings,
+    }
     no_prefix_cache = settings.pop("no_prefix_cache", no_prefix_cache)
     try:
         config = engine_config(**settings, prefix_cache=not no_prefix_cache, flights=flights)
@@ -122,6 +149,8 @@ def serve(
         max_body_bytes=max_body_bytes,
         max_queued=config.scheduler.max_num_seqs + max_waiting,
         drain_seconds=drain_timeout,
+        reasoning_parser=reasoning_parser,
+        tool_call_parser=tool_call_parser,
         log_level=log_level.value,
     )
     raise typer.Exit(run_server(config, server_options))

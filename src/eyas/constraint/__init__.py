@@ -1,5 +1,39 @@
-"""The door through which an output format enters a step; compilers of formats register here."""
+"""The door through which an output grammar enters a step; grammar libraries stand behind it."""
 
-from eyas.constraint.base import Constraint, ConstraintCompiler, ConstraintFailure
+from __future__ import annotations
 
-__all__ = ["Constraint", "ConstraintCompiler", "ConstraintFailure"]
+from eyas.constraint.base import Backend, ConstraintFailure, Grammar, State
+from eyas.constraint.pool import CompilePool, PoolStats
+from eyas.constraint.vocabulary import Vocabulary
+
+BACKENDS = ("llguidance", "xgrammar")
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "CompilePool",
+    "ConstraintFailure",
+    "Grammar",
+    "PoolStats",
+    "State",
+    "Vocabulary",
+    "build_backend",
+]
+
+
+def build_backend(
+    name: str, vocabulary: Vocabulary, num_threads: int = 1, *, deadline_seconds: float = 5.0
+) -> Backend:
+    """num_threads: that fill masks. deadline_seconds: of a compilation, where the backend enforces it.
+    ValueError for a name that is none, or whose library is not installed."""
+    if name == "llguidance":
+        from eyas.constraint.llguidance import LlguidanceBackend
+
+        return LlguidanceBackend(vocabulary, num_threads=num_threads)
+    if name == "xgrammar":
+        from eyas.constraint.xgrammar import XgrammarBackend
+
+        return XgrammarBackend(
+            vocabulary, num_threads=num_threads, deadline_seconds=deadline_seconds
+        )
+    raise ValueError(f"there is no grammar backend {name!r}; choose one of {', '.join(BACKENDS)}")

@@ -1,10 +1,9 @@
-"""The doors of constrained output: a compiler makes one automaton a request; it masks tree nodes.
+"""The doors of constrained output: a backend compiles a grammar; its states mask tree nodes.
 
-Promises: `fill` looks at a tree and leaves the automaton where it was; `advance` moves it over tokens
-that were chosen. What it allows after a prefix depends on the prefix alone.
-Does not know: models, drafters, sampling.
+Promises: a state never changes, and what it allows depends on the tokens that led to it alone.
+Does not know: models, drafters, sampling, requests.
 
-Legend: W tree nodes, K 32-bit words of a mask row (bit i of word j: token 32 * j + i is allowed).
+Legend: N mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed).
 """
 
 from __future__ import annotations
@@ -14,36 +13,62 @@ from typing import Protocol
 
 import numpy as np
 
-from eyas.core import OutputSpec
+from eyas.grammar import OutputSpec
 
 
 class ConstraintFailure(Exception):
-    """This automaton cannot go on (a resource limit); ends the request it belongs to and no other."""
+    """This automaton cannot go on (a resource limit, never an illegal token)."""
 
 
-class Constraint(Protocol):
-    """The automaton of one choice, standing after the tokens it was advanced over."""
+class State(Protocol):
+    """An automaton after some tokens. The text may end here where it allows an end-of-sequence token;
+    after that token nothing is legal."""
 
-    def fill(self, tokens_W: Sequence[int], parents_W: Sequence[int], rows_WK: np.ndarray) -> None:
-        """Write the mask of each node into the zeroed int32 rows_WK: what may follow node w. Node 0
-        is where the automaton stands (its token is not consumed again). A node that is not a legal
-        continuation, and everything below it, keeps its zero row."""
-        ...
+    @property
+    def grammar(self) -> Grammar: ...
 
-    def advance(self, tokens: Sequence[int]) -> None:
-        """Consume tokens that were chosen, all of them legal."""
+    def after(self, token: int) -> State | None:
+        """The state one token later; None where the token is not legal. ConstraintFailure where a
+        resource limit is hit."""
         ...
 
     def forced(self, limit: int) -> list[int]:
-        """Up to `limit` tokens that begin the only continuation there is; [] when there are more."""
-        ...
-
-    def fork(self) -> Constraint:
-        """An independent automaton at the same place."""
+        """Up to `limit` tokens that spell the only text that can follow; [] when there is a choice.
+        A guess for drafts: nothing has to come of it."""
         ...
 
 
-class ConstraintCompiler(Protocol):
-    """Turns an output specification into an automaton; raises RequestError with the remedy."""
+class Grammar(Protocol):
+    """A compiled grammar.
 
-    def compile(self, spec: OutputSpec) -> Constraint: ...
+    num_bytes: about how much memory it takes. canonical: grammars that allow less, with the usual white
+    space only, so that more of the text is forced; drafts follow them as long as the text does.
+    """
+
+    num_bytes: int
+
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def canonical(self) -> Sequence[Grammar]: ...
+
+    def start(self, *, fresh: bool = False) -> State:
+        """Before the first token. fresh: share nothing with other states that could count against a
+        resource limit."""
+        ...
+
+
+class Backend(Protocol):
+    """A grammar library over one tokenizer; used from several threads."""
+
+    name: str
+
+    def compile(self, spec: OutputSpec) -> Grammar:
+        """`eyas.core.GrammarError` says what is wrong with it and where."""
+        ...
+
+    def fill(self, states: Sequence[State], mask_NK: np.ndarray) -> list[int]:
+        """Write the mask of states[i] into the zeroed int32 row i, over all cores, without the
+        interpreter's lock. The rows of states that hit a resource limit stay zero; returns their
+        indices."""
+        ...

@@ -2,6 +2,7 @@
 
 from eyas.draft.base import Drafter, Shape, StepReport
 from eyas.draft.blend import BlendDrafter
+from eyas.draft.forced import ForcedDrafter
 from eyas.draft.network import HeadNetwork, ModelNetwork
 from eyas.draft.ngram import NgramDrafter
 from eyas.draft.pace import PacedDrafter
@@ -11,6 +12,7 @@ from eyas.draft.tree import TreeDrafter
 __all__ = [
     "BlendDrafter",
     "Drafter",
+    "ForcedDrafter",
     "HeadNetwork",
     "ModelNetwork",
     "NgramDrafter",

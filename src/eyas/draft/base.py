@@ -45,13 +45,16 @@ class Shape:
 class StepReport:
     """A landed step, for drafters that learn from it. counts: tokens that each rooted sequence got.
 
-    seconds: how long the step took; None where it did other work too.
+    sizes: nodes that were proposed, the root included, what a grammar refused as well. seconds: how
+    long the step took; None where it did other work too. accepted: who had proposed (an index into the
+    drafter's sources) each accepted node of a sequence, from the root down.
     """
 
     tree: DraftTree
     counts: Sequence[int]
     sizes: Sequence[int]
     seconds: float | None
+    accepted: Sequence[Sequence[int]] = ()
 
 
 class Drafter(ABC):
@@ -74,8 +77,9 @@ class Drafter(ABC):
         """Most nodes it ever proposes, the root included."""
         return self.shape.nodes
 
-    def wish(self, num_sequences: int) -> int:
-        """How many nodes it wants for a step of so many rooted sequences; 1 is not to draft."""
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
+        """How many nodes it wants for a step of so many rooted sequences, so many of them with a
+        grammar; 1 is not to draft."""
         return self.shape.nodes
 
     @abstractmethod

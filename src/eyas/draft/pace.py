@@ -265,7 +265,7 @@ class PacedDrafter(Drafter):
     def width(self) -> int:
         return self._inner.width
 
-    def wish(self, num_sequences: int) -> int:
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
         if num_sequences:  # else prompts alone are stored: who steps next is not known yet
             self._inner.shape = self._pace.choose(num_sequences)
         return self._inner.shape.nodes

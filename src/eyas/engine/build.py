@@ -8,14 +8,14 @@ Does not know: requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache import CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo
-from eyas.constraint import ConstraintCompiler
+from eyas.constraint import CompilePool, Vocabulary, build_backend
 from eyas.draft import Drafter
 from eyas.engine.drafting import Drafting, build_drafter, decide_drafting, load_network
 from eyas.engine.engine import Engine
@@ -74,7 +74,7 @@ def build_engine(
         network = load_network(drafting, model, directory, draft_order.order, progress)
         per_slot += drafting.bytes_per_slot(dtype)
         scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, dtype)
-        width = 1 if drafting.names == ("root",) else drafting.shape.nodes
+        width = drafting.width
     elif own_drafter is not None:
         width = own_drafter.width
     num_slots, max_length = _size_cache(config, per_slot, scratch, place.device, max_length, width)
@@ -90,6 +90,7 @@ def build_engine(
     info = EngineInfo(
         model=config.model.path,
         directory=str(directory),
+        grammar_backend=config.grammar.backend if defaults.eos_token_ids else None,
         architecture=spec.architecture,
         num_parameters=spec.num_parameters,
         device=str(place.device),
@@ -105,7 +106,31 @@ def build_engine(
         if config.scheduler.flights == "auto"
         else config.scheduler.flights,
     )
-    return connect(config, runner, drafter, info, tokenizer)
+    return connect(config, runner, drafter, info, tokenizer, compile_pool(config, info, tokenizer))
+
+
+def compile_pool(
+    config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer
+) -> CompilePool | None:
+    """What compiles grammars for this model's vocabulary; None where a grammar could not end an output.
+    ValueError names a library that is missing."""
+    grammar = config.grammar
+    if not info.eos_token_ids:
+        log.warning("the model has no end-of-sequence token, so outputs cannot be constrained")
+        return None
+    vocabulary = Vocabulary.of(tokenizer, info.vocab_size, info.eos_token_ids)
+    backend = build_backend(
+        grammar.backend,
+        vocabulary,
+        torch.get_num_threads(),
+        deadline_seconds=grammar.compile_seconds,
+    )
+    return CompilePool(
+        backend,
+        num_threads=grammar.num_threads,
+        deadline_seconds=grammar.compile_seconds,
+        max_cache_bytes=grammar.cache_bytes,
+    )
 
 
 def connect(
@@ -114,7 +139,7 @@ def connect(
     drafter: Drafter,
     info: EngineInfo,
     tokenizer: Tokenizer | None,
-    compilers: Mapping[str, ConstraintCompiler] | None = None,
+    grammars: CompilePool | None = None,
 ) -> Engine:
     """Put an engine together from its parts."""
     device = runner.model.device
@@ -143,7 +168,10 @@ def connect(
         info=info,
         num_flights=info.num_flights,
         make_sink=make_sink,
-        compilers=compilers,
+        grammars=grammars,
+        mask_seconds=config.grammar.mask_seconds,
+        token_bytes=tokenizer.token_bytes if tokenizer is not None else lambda token: b"",
+        control_ids=tokenizer.control_ids if tokenizer is not None else frozenset(),
     )
 
 

@@ -14,6 +14,7 @@ from eyas.cache import CacheManager
 from eyas.core import Delta, FinishReason
 from eyas.engine.fate import DraftFate, count_draft, describe_draft
 from eyas.engine.flight import Flight, Landed
+from eyas.engine.masks import advance
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
@@ -119,8 +120,8 @@ class Committer:
         tokens = landed.tokens[b][:count]
         shown = sequence.stops.push(tokens, landed.logprobs[b] if landed.logprobs else None)
         taken = tokens[: shown.num_taken]
-        if sequence.constraint is not None and shown.finish_reason is None:
-            sequence.constraint.advance(taken)
+        if shown.finish_reason is None:
+            advance(sequence, taken, self._metrics.grammar)
         sequence.tokens += taken
         sequence.num_planned = max(sequence.num_planned, sequence.num_tokens - 1)
         usage = sequence.usage
@@ -138,7 +139,7 @@ class Committer:
         delta = self._delta(sequence, shown)
         if shown.finish_reason is not None:
             self._finish(sequence, shown.finish_reason)
-        elif not (delta.token_ids or delta.text or delta.prompt_logprobs):
+        elif not (delta.token_ids or delta.text or delta.marks or delta.prompt_logprobs):
             return None
         return delta
 
@@ -157,6 +158,7 @@ class Committer:
             index=sequence.index,
             token_ids=shown.token_ids,
             text=shown.text,
+            marks=shown.marks,
             logprobs=shown.logprobs if params.logprobs is not None else None,
             finish_reason=shown.finish_reason,
             stop_reason=shown.stop_reason,

@@ -24,6 +24,7 @@ from eyas.config import DrafterName, EngineConfig
 from eyas.draft import (
     BlendDrafter,
     Drafter,
+    ForcedDrafter,
     HeadNetwork,
     ModelNetwork,
     NgramDrafter,
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
+MAX_FORCED = 24
+"""Nodes of a tree that forced spans may add."""
 COST_POSITION = 128
 """Where in a text the rows stand whose cost is measured."""
 
@@ -72,6 +75,15 @@ class Drafting:
     model: ModelSpec | None = None
     head: HeadSpec | None = None
     token_map: Path | None = None
+
+    @property
+    def width(self) -> int:
+        """Most nodes of a tree."""
+        if self.names == ("root",):
+            return 1
+        if self.names == ("forced",):
+            return 1 + MAX_FORCED
+        return self.shape.nodes + MAX_FORCED * ("forced" in self.names)
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
@@ -107,8 +119,11 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
     draft = config.draft
     names = draft.names
     found = _find(config, directory) if not names or {"model", "head"} & set(names) else None
-    if not names:
-        names = ("root",) if found is None else ("head" if _is_head(found, directory) else "model",)
+    if not names and found is None:
+        names = ("forced",)
+    elif not names:
+        assert found is not None
+        names = ("head" if _is_head(found, directory) else "model", "forced")
     largest = Shape(draft.max_steps, draft.topk, draft.max_nodes)
     drafting = Drafting(names, largest.within(largest.nodes), draft.nodes == "auto")
     if draft.token_map is not None and "head" not in names:
@@ -211,6 +226,8 @@ def build_drafter(
     shape, max_num_seqs = drafting.shape, config.scheduler.max_num_seqs
     sources: list[Drafter] = []
     for name in drafting.names:
+        if name == "forced":
+            continue
         if name == "ngram":
             sources.append(NgramDrafter(min(config.draft.max_steps, shape.nodes - 1)))
             continue
@@ -219,9 +236,13 @@ def build_drafter(
         network = _network(drafting, loaded, num_slots, num_scratch_slots)
         max_rows = config.scheduler.max_batch_tokens
         sources.append(TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=max_rows))
+    if not sources:
+        return ForcedDrafter(RootDrafter(), MAX_FORCED)
     nodes = shape.nodes if len(sources) > 1 else sources[0].width
     drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, nodes)
-    return pace(drafter, runner, max_num_seqs, max_length) if drafting.is_paced else drafter
+    if drafting.is_paced:
+        drafter = pace(drafter, runner, max_num_seqs, max_length)
+    return ForcedDrafter(drafter, MAX_FORCED) if "forced" in drafting.names else drafter
 
 
 def pace(drafter: Drafter, runner: ModelRunner, max_num_seqs: int, max_length: int) -> PacedDrafter:

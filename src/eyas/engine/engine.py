@@ -3,7 +3,8 @@
 A step comes in two halves. `launch` plans a batch, lets the drafter propose a tree for each sequence,
 runs the model over all rows, masks them, verifies, and advances the device's own state; `land` waits
 for the result and tells the sequences. With `num_flights` = 1 the next launch goes out before the last
-one landed; with 0 they are called one after the other.
+one landed; with 0 they are called one after the other. Automata read landed tokens, so a step with a
+constrained sequence lands what is under way once its drafter has been started.
 
 Promises: the tokens of a request depend on its prompt, parameters and seed alone; a row's fault ends
 that row's request and no other; whatever a client sends, the step goes on.
@@ -16,24 +17,26 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
 import torch
 
 from eyas.cache import CacheManager
 from eyas.config import EngineInfo
-from eyas.constraint import ConstraintCompiler
+from eyas.constraint import CompilePool, Grammar
+from eyas.constraint.automaton import Automaton
 from eyas.core import Delta, DraftTree, Request, RequestError, Verdict
 from eyas.draft import Drafter, RootDrafter, StepReport
 from eyas.engine.commit import STEP_FAILED, Committer
-from eyas.engine.flight import Flight, PromptRows
-from eyas.engine.masks import fill_masks
+from eyas.engine.flight import Flight, Landed, PromptRows
+from eyas.engine.masks import TreeMasks
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Plan, Scheduler
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.stops import StopChecker, TextSink
 from eyas.engine.verifier import raw_logprobs, verify
+from eyas.grammar import OutputSpec
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
@@ -46,7 +49,10 @@ log = logging.getLogger(__name__)
 
 class Engine:
     """add, abort, step. make_sink: makes an incremental detokenizer that skips special tokens or
-    not; None without a tokenizer. compilers: what output specifications this engine can enforce."""
+    not; None without a tokenizer. grammars: compiles what outputs are to be; None where none can be.
+    mask_seconds: when a step's masks take longer, the rest of its draft is left out.
+    token_bytes: what a token stands for. control_ids: tokens that a request can have marked in its
+    text."""
 
     def __init__(
         self,
@@ -59,7 +65,10 @@ class Engine:
         info: EngineInfo,
         num_flights: int,
         make_sink: Callable[[bool], TextSink] | None = None,
-        compilers: Mapping[str, ConstraintCompiler] | None = None,
+        grammars: CompilePool | None = None,
+        mask_seconds: float = 0.05,
+        token_bytes: Callable[[int], bytes] = lambda token: b"",
+        control_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -70,7 +79,12 @@ class Engine:
         self.num_flights = num_flights
         self.metrics = Metrics()
         self._make_sink = make_sink
-        self._compilers = dict(compilers or {})
+        self._grammars = grammars
+        self._mask_seconds = mask_seconds
+        self._token_bytes = token_bytes
+        self._control_ids = control_ids
+        # Masks are filled beside a forward that keeps this thread busy; a device leaves it free.
+        self._mask_worker = ThreadPoolExecutor(1, "masks") if table.device.type == "cpu" else None
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self._drafters: tuple[Drafter, ...] = (drafter, *fallback)
         self._flights: deque[Flight] = deque()
@@ -125,11 +139,16 @@ class Engine:
     def _run(self, plan: Plan, flight: Flight, drafter: Drafter) -> None:
         """One step up to its verdict. Nothing is changed before the verdict, so a step that failed
         with what a drafter proposed runs again without a draft."""
-        batch = Batch(self.table, plan.spans, self._batch_params(plan), plan.width, plan.max_length)
-        tree = drafter.propose(batch)
+        batch = self._batch(plan)
+        flight.drafted = tree = drafter.propose(batch)
+        masks = self._walk(plan, tree)
+        if masks is not None:
+            tree, flight.refusals = masks.tree, masks.refusals
         rows = pack(batch, tree)
+        if masks is not None:
+            masks.begin(rows, self._mask_worker)
         output = self.runner.forward(rows, self.drafter.taps)
-        mask_RK, flight.is_legal_BW = self._masks(plan, tree, rows)
+        mask_RK = None if masks is None else masks.finish(rows)
         flight.prompt_rows = self._score_prompts(plan, rows, output)
         if not batch.rooted:
             self._observe(batch, output, None)
@@ -146,6 +165,40 @@ class Engine:
         )
         flight.tree, flight.verdict, flight.drafter = tree, verdict, drafter
         self._observe(batch, output, verdict)
+
+    def _batch(self, plan: Plan) -> Batch:
+        params = self._batch_params(plan)
+        is_constrained = any(sequence.constraint is not None for sequence in plan.rooted)
+
+        def automata() -> list[Automaton | None]:
+            self._land_all()
+            return [
+                sequence.constraint if sequence.status is Status.RUNNING else None
+                for sequence in plan.rooted
+            ]
+
+        return Batch(
+            self.table,
+            plan.spans,
+            params,
+            plan.width,
+            plan.max_length,
+            automata if is_constrained else None,
+        )
+
+    def _walk(self, plan: Plan, tree: DraftTree) -> TreeMasks | None:
+        """What the automata say of a step's trees; None where nobody is constrained."""
+        rooted = plan.rooted
+        if all(sequence.constraint is None for sequence in rooted):
+            return None
+        self._land_all()
+        masks = TreeMasks(tree, self.info.vocab_size, self._mask_seconds, self.metrics.grammar)
+        masks.walk(rooted, prunes=self.table.device.type == "cpu")
+        return masks
+
+    def _land_all(self) -> None:
+        while self._flights:
+            self._ready += self.land(self._flights.popleft())
 
     def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         """The drafter sees every step, also one that ran without its draft."""
@@ -164,30 +217,44 @@ class Engine:
         """Tell the drafter what became of its tree."""
         now, before = time.perf_counter(), self._landed_at
         self._landed_at = now
-        landed, tree, drafter = flight.landed, flight.tree, flight.drafter
+        landed, tree, drafter = flight.landed, flight.drafted, flight.drafter
         if flight.error is not None or landed is None or tree is None or drafter is None:
             return
         is_pure = not any(span.context_count for span in flight.plan.spans)
         seconds = now - max(flight.started, before) if is_pure else None
+        accepted = [landed.sources_of(b) for b in range(len(landed.counts))]
         try:
-            drafter.learn(StepReport(tree, landed.counts, landed.sizes, seconds))
+            drafter.learn(StepReport(tree, landed.counts, _sizes(tree, landed), seconds, accepted))
         except Exception:
             log.exception("the drafter failed to learn from a step")
 
-    def add(self, request: Request) -> None:
-        """Take up a request. Raises RequestError, with nothing changed, when it can never be served."""
+    def compile(self, spec: OutputSpec) -> Future[Grammar]:
+        """Start compiling what an output is to be, off this thread. The future may hold a
+        GrammarError."""
+        if self._grammars is None:
+            raise RequestError("output: this engine cannot enforce grammars", param=spec.param)
+        return self._grammars.compile(spec)
+
+    def add(self, request: Request, grammar: Grammar | None = None) -> None:
+        """Take up a request. Raises RequestError, with nothing changed, when it can never be served.
+
+        grammar: the request's output, compiled; waited for here if it is not given.
+        """
         if request.id in self._requests:
             raise RequestError(f"request id {request.id!r} is in use", param="id")
-        self._check(request)
+        self.check_request(request)
         params = request.params
+        if request.output is not None and grammar is None:
+            grammar = self.compile(request.output).result()
         seed = params.seed if params.seed is not None else secrets.randbits(53)
         max_length = min(
             self.info.max_model_len,
             len(request.prompt_token_ids) + (params.max_tokens or self.info.max_model_len),
         )
         first = None
-        if request.output is not None:
-            first = self._compilers[request.output.kind].compile(request.output)
+        if grammar is not None:
+            assert request.output is not None
+            first = Automaton(grammar, request.output.budget, self._token_bytes)
         sequences: list[Sequence] = []
         for index in range(params.n):
             sequences.append(
@@ -222,7 +289,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts for `/metrics`."""
-        return self.metrics.stats(self.scheduler, self.cache)
+        return self.metrics.stats(self.scheduler, self.cache, self._grammars)
 
     def check(self) -> None:
         """Raises AssertionError when a slot is lost or held twice."""
@@ -232,6 +299,10 @@ class Engine:
         """Forget everything; nothing may be stepped afterwards."""
         self._flights.clear()
         self._requests.clear()
+        if self._grammars is not None:
+            self._grammars.close()
+        if self._mask_worker is not None:
+            self._mask_worker.shutdown(wait=False)
 
     def _batch_params(self, plan: Plan) -> BatchParams:
         """Parameters of the rooted sequences, kept while the same ones step together."""
@@ -251,18 +322,6 @@ class Engine:
             sequence.num_prompt_tokens,
             sequence.stops.barred_token_ids,
         )
-
-    def _masks(
-        self, plan: Plan, tree: DraftTree, rows: PackedRows
-    ) -> tuple[torch.Tensor | None, np.ndarray | None]:
-        """Mask words of the node rows, and which nodes are legal. Automata read landed tokens, so
-        flights land first here."""
-        rooted = plan.rooted
-        if all(sequence.constraint is None for sequence in rooted):
-            return None, None
-        while self._flights:
-            self._ready += self.land(self._flights.popleft())
-        return fill_masks(rooted, tree, rows, self.info.vocab_size)
 
     def _score_prompts(self, plan: Plan, rows: PackedRows, output: Output) -> dict[int, PromptRows]:
         """Log-probabilities of prompt tokens, for the chunks that asked for them."""
@@ -287,9 +346,10 @@ class Engine:
             frozenset(self.info.eos_token_ids),
             max_length - len(request.prompt_token_ids),
             None if make_sink is None else lambda: make_sink(skip),
+            self._control_ids if request.with_marks else frozenset(),
         )
 
-    def _check(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         """Everything that can be refused is refused here, before any work."""
         prompt, params, info = request.prompt_token_ids, request.params, self.info
         if not prompt:
@@ -316,9 +376,10 @@ class Engine:
                 )
         if params.stop and self._make_sink is None:
             raise RequestError("stop: this engine has no tokenizer to find strings", param="stop")
-        if request.output is not None and request.output.kind not in self._compilers:
+        if request.output is not None and params.ignore_eos:
             raise RequestError(
-                f"output: this engine cannot enforce {request.output.kind!r}", param="output"
+                "ignore_eos: cannot go with a constrained output, whose grammar says where it ends",
+                param="ignore_eos",
             )
 
     def _forget_if_done(self, delta: Delta) -> None:
@@ -327,3 +388,10 @@ class Engine:
             return
         if all(s.status is Status.FINISHED for s in sequences):
             del self._requests[delta.request_id]
+
+
+def _sizes(tree: DraftTree, landed: Landed) -> list[int]:
+    """How many nodes the drafter proposed, what a grammar refused included."""
+    if tree.sizes_B.device.type == "cpu":
+        return tree.sizes_B.tolist()
+    return landed.sizes  # nothing is left out on a device

@@ -35,14 +35,15 @@ def describe_draft(flight: Flight, landed: Landed, b: int) -> DraftFate | None:
         depths[node] = depths[parents[node]] + 1
     path = landed.nodes[b][1:count]
     last = landed.nodes[b][count - 1]
-    below = [node for node in range(1, size) if parents[node] == last]
-    legal = flight.is_legal_BW
-    if not below:
-        ending = "leaf"
-    elif legal is not None and not legal[b, below].any():
+    refusals = flight.refusals
+    illegal = refusals.illegal[b] if refusals is not None else set()
+    below = [node for node in range(1, size) if parents[node] == last and node not in illegal]
+    if below:
+        ending = "target"
+    elif refusals is not None and last in refusals.below[b]:
         ending = "grammar"
     else:
-        ending = "target"
+        ending = "leaf"
     return DraftFate(
         max(depths),
         [names[sources[node]] for node in range(1, size)],

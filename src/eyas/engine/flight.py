@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from eyas.core import DraftTree, TokenLogprob, Verdict
 from eyas.draft import Drafter
+from eyas.engine.prune import Refusals
 from eyas.engine.scheduler import Plan
 
 
@@ -44,19 +44,26 @@ class Landed:
     logprobs: list[list[TokenLogprob]] | None
     prompt_logprobs: dict[int, list[TokenLogprob]]
 
+    def sources_of(self, b: int) -> list[int]:
+        """The sources of the accepted nodes of sequence `b`, from the root down."""
+        path = self.nodes[b][1 : max(1, self.counts[b])]
+        return [0] * len(path) if self.sources is None else [self.sources[b][w] for w in path]
+
 
 @dataclass(slots=True, eq=False)
 class Flight:
     """plan: whose step it is. prompt_rows: by index of the span. error: the launch itself failed.
 
     drafter: whose tree it is. started: when it was launched (seconds of a monotonic clock).
-    is_legal_BW: which nodes the constraints allow; None where there are none. landed: once read.
+    drafted: its tree, as it was proposed; tree: what is left of it. refusals: what the constraints left
+    out; None where there are none. landed: once read.
     """
 
     plan: Plan
     started: float = 0.0
     drafter: Drafter | None = None
-    is_legal_BW: np.ndarray | None = None
+    drafted: DraftTree | None = None
+    refusals: Refusals | None = None
     landed: Landed | None = None
     tree: DraftTree | None = None
     verdict: Verdict | None = None

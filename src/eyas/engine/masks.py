@@ -1,60 +1,169 @@
-"""Masks of constrained node rows, filled on the host while the device runs the forward.
+"""What the automata of a step say of its trees: which nodes are legal, and the mask of each row.
 
-Promises: a row without a constraint is all ones; rows start zeroed, so a node its automaton refuses
-allows nothing; an automaton that fails takes its own sequence down and no other.
+The walk comes before the forward, so nodes that cannot be chosen cost no rows where the host sees the
+tree in time; the masks are filled while the forward runs.
+
+Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
+refuses, or whose mask did not come in time, allows nothing and is never walked into; a root's mask is
+always waited for. An automaton that fails takes its own sequence down and no other.
 Does not know: what the automata recognise.
 
-Legend: R node rows, K 32-bit mask words.
+Legend: B rooted sequences, W nodes, R node rows, N points, K 32-bit mask words.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence as Series
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from eyas.constraint import ConstraintFailure
+from eyas.constraint.automaton import Point
+from eyas.constraint.fill import fill_points
 from eyas.core import DraftTree
+from eyas.engine.prune import Refusals, prune
 from eyas.engine.sequence import Sequence, Status
 from eyas.runner.rows import PackedRows
+from eyas.wire import GrammarStats
 
 log = logging.getLogger(__name__)
 
+FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
-def fill_masks(
-    rooted: Series[Sequence], tree: DraftTree, rows: PackedRows, vocab_size: int
-) -> tuple[torch.Tensor, np.ndarray]:
-    """[R, K] int32 on the rows' device, and bool [B, W] on the host: which nodes are legal."""
-    num_words = -(-vocab_size // 32)
-    mask_BWK = np.zeros((len(rooted), tree.width, num_words), dtype=np.int32)
-    tokens, parents, sizes = (
-        tree.tokens_BW.tolist(),
-        tree.parents_BW.tolist(),
-        tree.sizes_B.tolist(),
-    )
-    for b, sequence in enumerate(rooted):
-        if sequence.constraint is None:
-            mask_BWK[b] = -1
-            continue
-        if sequence.status is not Status.RUNNING or sequence.failure is not None:
-            continue
-        size = sizes[b]
+
+@dataclass(slots=True)
+class _Walked:
+    """One sequence's tree: where each node stands. None in `points`: not legal."""
+
+    sequence: Sequence
+    points: list[Point | None]
+
+
+@dataclass(slots=True, eq=False)
+class TreeMasks:
+    """The automata of one step. walked[b] is None for a sequence that is not constrained (or has
+    ended: `silent`)."""
+
+    tree: DraftTree
+    vocab_size: int
+    deadline_seconds: float
+    stats: GrammarStats
+    walked: list[_Walked | None] = field(default_factory=list)
+    silent: set[int] = field(default_factory=set)
+    refusals: Refusals = field(default_factory=Refusals)
+    _sizes: list[int] = field(default_factory=list)
+    _filled: Future[np.ndarray] | None = None
+
+    def walk(self, rooted: Series[Sequence], *, prunes: bool) -> DraftTree:
+        """Follow every constrained sequence's draft; the tree, without refused nodes if `prunes`."""
+        tree = self.tree
+        tokens, parents = tree.tokens_BW.tolist(), tree.parents_BW.tolist()
+        self._sizes = tree.sizes_B.tolist()
+        for b, sequence in enumerate(rooted):
+            self.walked.append(None)
+            if sequence.constraint is None:
+                continue
+            if sequence.status is not Status.RUNNING or sequence.failure is not None:
+                self.silent.add(b)
+                continue
+            size = self._sizes[b]
+            try:
+                points = sequence.constraint.walk(tokens[b][:size], parents[b][:size])
+            except Exception:
+                self._fail(b, sequence)
+                continue
+            self.walked[b] = _Walked(sequence, points)
+        legal = [
+            None if each is None else [p is not None for p in each.points] for each in self.walked
+        ]
+        self.tree, self.refusals = prune(tree, tokens, parents, self._sizes, legal, prunes=prunes)
+        if prunes:
+            for each in self.walked:
+                if each is not None:
+                    each.points = [point for point in each.points if point is not None]
+            self._sizes = self.tree.sizes_B.tolist() if self.refusals.num_nodes else self._sizes
+        self.stats.num_pruned += self.refusals.num_nodes
+        return self.tree
+
+    def begin(self, rows: PackedRows, worker: ThreadPoolExecutor | None) -> None:
+        """Start filling; with a worker beside the forward, else when the masks are asked for."""
+        if worker is not None:
+            self._filled = worker.submit(self._fill, rows.num_node_rows)
+
+    def finish(self, rows: PackedRows) -> torch.Tensor:
+        """[R, K] int32 on the rows' device."""
+        filled = self._fill(rows.num_node_rows) if self._filled is None else self._filled.result()
+        return torch.from_numpy(filled).to(rows.tokens_T.device)
+
+    def _fill(self, num_rows: int) -> np.ndarray:
+        started = time.perf_counter()
+        mask_RK = np.zeros((num_rows, -(-self.vocab_size // 32)), dtype=np.int32)
+        width = self.tree.width
+        is_grid = num_rows == len(self._sizes) * width
+        first, roots, later = 0, [], []
+        for b, size in enumerate(self._sizes):
+            each = self.walked[b]
+            if each is not None:
+                places = [(first + node, point) for node, point in enumerate(each.points) if point]
+                roots += places[:1]
+                later += places[1:]
+            elif b not in self.silent:
+                mask_RK[first : first + size] = -1
+            first += width if is_grid else size
+        self._fill_points(roots, mask_RK, None)
+        for b, each in enumerate(self.walked):
+            if each is not None and each.points[0] is not None and each.points[0].mask is None:
+                self._retry(b, each, mask_RK, (b * width if is_grid else sum(self._sizes[:b])))
+        self._fill_points(later, mask_RK, started + self.deadline_seconds)
+        self.stats.mask_seconds += time.perf_counter() - started
+        return mask_RK
+
+    def _fill_points(
+        self, places: list[tuple[int, Point]], mask_RK: np.ndarray, deadline: float | None
+    ) -> None:
+        """Rows of points, in order, until the deadline."""
+        points = (point for _, point in places)
+        self.stats.num_masks += fill_points(points, mask_RK.shape[1], deadline)
+        for row, point in places:
+            if point.mask is not None:
+                mask_RK[row] = point.mask
+
+    def _retry(self, b: int, each: _Walked, mask_RK: np.ndarray, row: int) -> None:
+        """A root without a mask hit a limit: once more in a fresh automaton."""
+        automaton = each.sequence.constraint
+        assert automaton is not None
         try:
-            sequence.constraint.fill(tokens[b][:size], parents[b][:size], mask_BWK[b, :size])
+            automaton.replay()
+            self.stats.num_replays += 1
         except Exception:
-            log.exception("a constraint failed; its request ends")
-            sequence.failure = "the output constraint failed while it was enforced"
-            mask_BWK[b] = 0
-    masks = torch.from_numpy(mask_BWK).to(rows.tokens_T.device)
-    is_legal_BW = _legal_nodes(mask_BWK, np.array(tokens), np.array(parents))
-    return masks[rows.sampling.sequence_R, rows.node_R], is_legal_BW
+            self._fail(b, each.sequence)
+        else:
+            self._fill_points([(row, automaton.root)], mask_RK, None)
+            if automaton.root.mask is None:
+                self._fail(b, each.sequence)
+        if each.sequence.failure is not None:
+            self.walked[b] = None
+            self.silent.add(b)
+
+    def _fail(self, b: int, sequence: Sequence) -> None:
+        log.warning("an output grammar failed; its request ends", exc_info=log.isEnabledFor(10))
+        sequence.failure = FAILED
+        self.silent.add(b)
 
 
-def _legal_nodes(mask_BWK: np.ndarray, tokens_BW: np.ndarray, parents_BW: np.ndarray) -> np.ndarray:
-    """Whether the mask of its parent allows each node; roots are."""
-    rows_B1 = np.arange(len(tokens_BW))[:, None]
-    word_BW = mask_BWK[rows_B1, parents_BW.clip(min=0), tokens_BW // 32]
-    is_legal_BW = ((word_BW.view(np.uint32) >> (tokens_BW % 32).astype(np.uint32)) & 1).astype(bool)
-    is_legal_BW[:, :1] = True
-    return is_legal_BW
+def advance(sequence: Sequence, tokens: list[int], stats: GrammarStats) -> None:
+    """Move a sequence's automaton over chosen tokens; what cannot go on fails the sequence later."""
+    automaton = sequence.constraint
+    if automaton is None:
+        return
+    before = automaton.num_replays
+    try:
+        automaton.advance(tokens)
+    except ConstraintFailure:
+        sequence.failure = FAILED
+    stats.num_replays += automaton.num_replays - before

@@ -6,9 +6,10 @@ Promises: plain integers, updated when steps land. Does not know: how they are e
 from __future__ import annotations
 
 from eyas.cache import CacheManager
+from eyas.constraint import CompilePool
 from eyas.core import DraftCounts, FinishReason
 from eyas.engine.scheduler import Scheduler
-from eyas.wire import EngineStats
+from eyas.wire import EngineStats, GrammarStats
 
 
 class Metrics:
@@ -22,6 +23,7 @@ class Metrics:
         self.num_accepted_tokens = 0
         self.num_failed_steps = 0
         self.drafts = DraftCounts()
+        self.grammar = GrammarStats()
         self.finished: dict[str, int] = {}
 
     def count_step(self, num_drafted: int, num_accepted: int, num_taken: int) -> None:
@@ -34,8 +36,18 @@ class Metrics:
     def count_finish(self, reason: FinishReason) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
 
-    def stats(self, scheduler: Scheduler, cache: CacheManager) -> EngineStats:
+    def stats(
+        self, scheduler: Scheduler, cache: CacheManager, grammars: CompilePool | None
+    ) -> EngineStats:
         slots = cache.stats()
+        if grammars is not None:
+            compiled = grammars.stats()
+            self.grammar.num_compiled = compiled.num_compiled
+            self.grammar.num_hits = compiled.num_hits
+            self.grammar.num_refused = dict(compiled.num_refused)
+            self.grammar.compile_seconds = compiled.compile_seconds
+            self.grammar.num_cached = compiled.num_cached
+            self.grammar.cache_bytes = compiled.num_bytes
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
@@ -51,4 +63,5 @@ class Metrics:
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             drafts=self.drafts,
+            grammar=self.grammar,
         )

@@ -44,7 +44,7 @@ class Plan:
 
 class Scheduler:
     """max_width: most tree nodes of the drafter in use. wish: how many of them it wants for a step of
-    so many sequences. namespace is the sequence's cache salt."""
+    so many sequences, of which so many are constrained. namespace is the sequence's cache salt."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_width: int,
         shares_prompts: bool,
-        wish: Callable[[int], int] | None = None,
+        wish: Callable[[int, int], int] | None = None,
     ) -> None:
         self.cache = cache
         self.table = table
@@ -63,7 +63,7 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_width = max_width
         self.shares_prompts = shares_prompts
-        self.wish = wish or (lambda num_sequences: max_width)
+        self.wish = wish or (lambda num_sequences, num_constrained: max_width)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -77,7 +77,7 @@ class Scheduler:
         storing = [s for s in self.running if s.is_storing_context]
         budget = self.max_batch_tokens
         share = budget * 3 // 4 if storing or self.waiting else budget
-        wish = self.wish(len(stepping))
+        wish = self.wish(len(stepping), sum(s.constraint is not None for s in stepping))
         width = max(1, min(wish, self.max_width, share // max(1, len(stepping))))
         plan = Plan([], [], width, 1)
         starved: Sequence | None = None

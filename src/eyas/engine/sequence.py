@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass, field
 
 from eyas.cache.manager import Lease
-from eyas.constraint.base import Constraint
+from eyas.constraint.automaton import Automaton
 from eyas.core import Request, TokenLogprob, Usage
 from eyas.engine.stops import StopChecker
 
@@ -38,7 +38,7 @@ class Sequence:
     num_prompt_tokens: int
     max_length: int
     stops: StopChecker
-    constraint: Constraint | None = None
+    constraint: Automaton | None = None
     leader: Sequence | None = None
     status: Status = Status.WAITING
     seat: int = -1

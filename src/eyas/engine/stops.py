@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from eyas.core import FinishReason, SamplingParams, TokenLogprob
+from eyas.core import FinishReason, Mark, SamplingParams, TokenLogprob
 
 _MOST_KEPT = 4096
 """Characters already shown that are kept before they are dropped, so that no step copies more."""
@@ -34,13 +34,15 @@ class Shown:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
+    marks: list[Mark] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
 
 class StopChecker:
     """max_tokens: the output's cap, the context's included. eos_token_ids: what the model ends with.
-    make_sink: None when the engine has no tokenizer (then there is no text and no stop string)."""
+    make_sink: None when the engine has no tokenizer (then there is no text and no stop string).
+    marked_ids: tokens whose places in the text are wanted."""
 
     def __init__(
         self,
@@ -48,7 +50,10 @@ class StopChecker:
         eos_token_ids: frozenset[int],
         max_tokens: int,
         make_sink: Callable[[], TextSink] | None,
+        marked_ids: frozenset[int] = frozenset(),
     ) -> None:
+        self._marked = marked_ids
+        self._marks: deque[Mark] = deque()
         self._params = params
         self._eos = frozenset() if params.ignore_eos else eos_token_ids
         self._stop_ids = frozenset(params.stop_token_ids)
@@ -94,7 +99,10 @@ class StopChecker:
             self._pending.append((len(self._text), token_id, logprob))
             return
         if self._sink is not None:
+            begin = len(self._text)
             self._text += self._sink.push(token_id)
+            if token_id in self._marked:
+                self._marks.append(Mark(begin, token_id, len(self._text) - begin))
         self._pending.append((len(self._text), token_id, logprob))
         stop = self._find_stop() if self.num_output >= self._params.min_tokens else None
         if stop is not None:
@@ -126,8 +134,16 @@ class StopChecker:
         end = len(self._text)
         if shown.finish_reason is None:
             end -= self._held_back()
-        if end > self._num_shown:
-            shown.text = self._text[self._num_shown : end]
+        start = self._num_shown
+        is_over = shown.finish_reason is not None
+        while self._marks and (self._marks[0].offset + self._marks[0].length <= end or is_over):
+            mark = self._marks.popleft()
+            if mark.offset + mark.length <= end:  # not cut off by a stop string
+                shown.marks.append(Mark(mark.offset - start, mark.token_id, mark.length))
+        if self._marks:
+            end = min(end, self._marks[0].offset)  # a mark's text is never shown without it
+        if end > start:
+            shown.text = self._text[start:end]
             self._num_shown = end
         while self._pending and (shown.finish_reason is not None or self._pending[0][0] <= end):
             _, token_id, logprob = self._pending.popleft()
@@ -143,6 +159,7 @@ class StopChecker:
         self._text = self._text[gone:]
         self._num_searched = max(0, self._num_searched - gone)
         self._pending = deque((at - gone, i, logprob) for at, i, logprob in self._pending)
+        self._marks = deque(Mark(m.offset - gone, m.token_id, m.length) for m in self._marks)
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that a stop string begins with."""

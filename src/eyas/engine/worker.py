@@ -1,6 +1,7 @@
 """The engine process: commands in, steps, deltas out.
 
-Promises: a request always hears something back; a step that raises ends the requests that were
+Promises: a request always hears something back; its output's grammar is compiled off this thread, and
+steps go on meanwhile; a step that raises ends the requests that were
 alive with an error and the loop goes on, unless the engine's own check fails; the process ends when
 its parent does (its standard input closes), when it is told to, or with a reason that was sent.
 Does not know: HTTP, tokenizers, how a step works.
@@ -8,12 +9,14 @@ Does not know: HTTP, tokenizers, how a step works.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from typing import Protocol
 
 import msgspec
@@ -21,7 +24,9 @@ import zmq
 
 from eyas import wire
 from eyas.config import EngineConfig, EngineInfo
+from eyas.constraint import Grammar
 from eyas.core import Delta, Request, RequestError
+from eyas.grammar import OutputSpec
 
 log = logging.getLogger("eyas.engine")
 
@@ -41,7 +46,9 @@ class EngineDoor(Protocol):
 
     @property
     def info(self) -> EngineInfo: ...
-    def add(self, request: Request) -> None: ...
+    def check_request(self, request: Request) -> None: ...
+    def compile(self, spec: OutputSpec) -> Future[Grammar]: ...
+    def add(self, request: Request, grammar: Grammar | None = None) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Delta]: ...
     def has_work(self) -> bool: ...
@@ -65,7 +72,15 @@ class _Link:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(lifeline, zmq.POLLIN)
+        self._wake_end, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        self._poller.register(self._wake_end, zmq.POLLIN)
         self.is_parent_gone = False
+
+    def wake(self) -> None:
+        """End a wait in `receive`; from any thread."""
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._waker, b".")
 
     def send(self, reply: wire.Reply) -> None:
         """Blocks while the parent reads nothing; after a minute of that it counts as gone."""
@@ -80,6 +95,8 @@ class _Link:
         ready = dict(self._poller.poll(int(timeout_seconds * 1000)))
         if self._lifeline in ready and not os.read(self._lifeline, 4096):
             self.is_parent_gone = True
+        if self._wake_end in ready:
+            os.read(self._wake_end, 4096)
         commands: list[wire.Command] = []
         while self._socket in ready and len(commands) < MAX_COMMANDS_PER_STEP:
             try:
@@ -93,6 +110,8 @@ class _Link:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
+        for end in (self._wake_end, self._waker):
+            os.close(end)
 
 
 class Worker:
@@ -102,6 +121,7 @@ class Worker:
         self._engine = engine
         self._link = link
         self._live: dict[str, set[int]] = {}
+        self._compiling: dict[str, tuple[Request, Future[Grammar]]] = {}
         self._num_failed_steps = 0
         self._last_step_seconds = 0.0
         self._is_told_to_stop = False
@@ -115,6 +135,7 @@ class Worker:
             has_work = engine.has_work()
             for command in link.receive(0.0 if has_work else HEARTBEAT_SECONDS / 2):
                 self._obey(command)
+            self._add_compiled()
             if engine.has_work():
                 self._idle_since = time.monotonic()
                 self._step()
@@ -130,25 +151,55 @@ class Worker:
             case wire.Submit(request):
                 self._submit(request)
             case wire.Abort(request_id):
+                self._compiling.pop(request_id, None)
                 if self._live.pop(request_id, None) is not None:
                     self._engine.abort(request_id)
             case wire.Shutdown():
                 self._is_told_to_stop = True
 
     def _submit(self, request: Request) -> None:
-        if request.id in self._live:
-            refusal = wire.Refused(request.id, "id: a request with this id is under way", "id")
+        if request.id in self._live or request.id in self._compiling:
+            message = "id: a request with this id is under way"
+            self._link.send(wire.Refused(request.id, message, "id"))
+        elif request.output is None:
+            self._add(request, None)
         else:
             try:
-                self._engine.add(request)
-            except RequestError as error:
-                refusal = wire.Refused(request.id, error.message, error.param)
-            except Exception:
-                log.exception("request %s could not be added", request.id)
-                refusal = wire.Refused(request.id, ENGINE_FAILED, None, "internal")
-            else:
-                self._live[request.id] = set(range(request.params.n))
+                self._engine.check_request(request)
+                future = self._engine.compile(request.output)
+            except Exception as error:
+                self._refuse(request, error)
                 return
+            self._compiling[request.id] = (request, future)
+            future.add_done_callback(lambda _: self._link.wake())
+
+    def _add_compiled(self) -> None:
+        """Take up the requests whose grammars are there."""
+        for request, future in list(self._compiling.values()):
+            if not future.done():
+                continue
+            del self._compiling[request.id]
+            try:
+                grammar = future.result()
+            except (Exception, CancelledError) as error:
+                self._refuse(request, error)
+            else:
+                self._add(request, grammar)
+
+    def _add(self, request: Request, grammar: Grammar | None) -> None:
+        try:
+            self._engine.add(request, grammar)
+        except Exception as error:
+            self._refuse(request, error)
+        else:
+            self._live[request.id] = set(range(request.params.n))
+
+    def _refuse(self, request: Request, error: BaseException) -> None:
+        if isinstance(error, RequestError):
+            refusal = wire.Refused(request.id, error.message, error.param)
+        else:
+            log.error("request %s could not be added", request.id, exc_info=error)
+            refusal = wire.Refused(request.id, ENGINE_FAILED, None, "internal")
         self._link.send(refusal)
 
     def _step(self) -> None:

@@ -9,11 +9,13 @@ Legend: B rooted spans, W width.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from eyas.constraint.automaton import Automaton
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams
 
@@ -47,6 +49,8 @@ class Batch:
 
     width: how many nodes a tree may have. seats_B, roots_B (position of node 0) and node_slots_BW
     are on the device. max_length: upper bound of any sequence's length once this step has landed.
+    automata: of the rooted sequences, standing at their roots (waits for the steps under way); None
+    where no sequence is constrained.
     """
 
     table: SequenceTable
@@ -54,6 +58,7 @@ class Batch:
     params: BatchParams
     width: int
     max_length: int
+    automata: Callable[[], Sequence[Automaton | None]] | None = None
     rooted: list[Span] = field(init=False)
     seats_B: torch.Tensor = field(init=False)
     roots_B: torch.Tensor = field(init=False)

@@ -54,7 +54,7 @@ def process(
     if mask_RK is not None:
         x.masked_fill_(~unpack_mask(mask_RK, x.shape[1]), NEVER)
     if params.barred:
-        _bar(x, rows, params)
+        _bar(x, rows, params, is_masked=mask_RK is not None)
     if any(params.noisy):
         temperature_R1 = params.temperature_B[rows.sequence_R].unsqueeze(1)
         x = x / torch.where(temperature_R1 > 0, temperature_R1, 1.0)
@@ -110,11 +110,15 @@ def _penalise(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
     x[picked] = logits
 
 
-def _bar(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
-    """No end before `min_tokens`: a row at position p follows p - prompt + 1 output tokens."""
+def _bar(x: torch.Tensor, rows: Rows, params: BatchParams, *, is_masked: bool) -> None:
+    """No end before `min_tokens`: a row at position p follows p - prompt + 1 output tokens. Where the
+    mask leaves nothing but the end, the text is whole and may end."""
     for b, (min_tokens, ids) in params.barred.items():
         early = rows.position_R - params.num_prompt_B[b] + 1 < min_tokens
         picked = (early & (rows.sequence_R == b)).nonzero()
+        if is_masked:
+            others_RV = x[picked.squeeze(1)].index_fill(1, ids, NEVER)
+            picked = picked[(others_RV > NEVER).any(dim=1)]
         x[picked, ids] = NEVER
 
 

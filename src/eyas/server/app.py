@@ -22,18 +22,22 @@ from eyas.core import RequestError
 from eyas.server import metrics
 from eyas.server.answer import Answer
 from eyas.server.body import Body, parse, read_body
-from eyas.server.chat import (
-    ChatFormat,
-    chat_request,
-    plain_messages,
-    plain_tools,
-    template_options,
-)
+from eyas.server.chat import chat_of
+from eyas.server.chat_format import ChatFormat
 from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.errors import ApiError
 from eyas.server.gate import Gate
+from eyas.server.generate import GenerateFormat, generate_requests
+from eyas.server.messages import plain_messages, plain_tools, template_options
 from eyas.server.sampling import includes_usage
-from eyas.server.schema import ChatBody, CompletionBody, DetokenizeBody, Sampled, TokenizeBody
+from eyas.server.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerateBody,
+    Sampled,
+    TokenizeBody,
+)
 from eyas.server.service import Service
 from eyas.server.texts import ModelTexts
 
@@ -51,6 +55,7 @@ def create_app(service: Service) -> ASGIApp:
         ("GET", "/v1/models/{name:path}", routes.model),
         ("POST", "/v1/chat/completions", routes.chat),
         ("POST", "/v1/completions", routes.completions),
+        ("POST", "/generate", routes.generate),
         ("POST", "/tokenize", routes.tokenize),
         ("POST", "/detokenize", routes.detokenize),
     ]
@@ -112,17 +117,15 @@ class _Routes:
         body, texts = await self._read(http, ChatBody)
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
         salt = self._salt(http, body)
-        request = await self._service.workers.run(
-            lambda: chat_request(body, texts, answer_id, salt)
-        )
+        chat = await self._service.workers.run(lambda: chat_of(body, texts, answer_id, salt))
         with_usage = includes_usage(body)
         shape = ChatFormat(
-            texts.tokenizer, answer_id, body.model or self._service.names[0], request, with_usage
+            texts.tokenizer, answer_id, body.model or self._service.names[0], chat, with_usage
         )
         answer = Answer(
             self._service,
             answer_id,
-            [request],
+            [chat.request],
             shape,
             with_drafts=bool(body.return_draft_details),
         )
@@ -147,6 +150,17 @@ class _Routes:
             with_drafts=bool(body.return_draft_details),
         )
         return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
+
+    async def generate(self, http: HttpRequest) -> Response:
+        body, texts = await self._read(http, GenerateBody)
+        answer_id = secrets.token_hex(16)
+        salt = self._salt(http, body)
+        requests = await self._service.workers.run(
+            lambda: generate_requests(body, texts, answer_id, salt)
+        )
+        shape = GenerateFormat(texts.tokenizer, answer_id, requests, body, texts.eos_token_ids)
+        answer = Answer(self._service, answer_id, requests, shape)
+        return await answer.respond(http, streams=bool(body.stream), includes_usage=False)
 
     async def tokenize(self, http: HttpRequest) -> Response:
         body, texts = await self._read(http, TokenizeBody)
@@ -183,7 +197,7 @@ class _Routes:
         self._service.check_ready()
         return body, self._service.texts
 
-    def _salt(self, http: HttpRequest, body: Sampled) -> str:
+    def _salt(self, http: HttpRequest, body: Sampled | GenerateBody) -> str:
         return self._service.cache_salt(body.cache_salt, http.headers.get("authorization", ""))
 
 

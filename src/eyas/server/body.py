@@ -19,14 +19,9 @@ from eyas.server.errors import BODY_TOO_LATE, ApiError
 Body = TypeVar("Body", bound=BaseModel)
 
 _UNSUPPORTED = {
-    **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-        "this release does not constrain output yet",
-    ),
-    **dict.fromkeys(
-        ("regex", "ebnf", "json_schema", "grammar", "format"),
-        "this release does not constrain output yet",
-    ),
+    "grammar": "is not supported; send ebnf, or structured_outputs with grammar",
+    "format": "is not supported; send response_format",
+    "guided_options_request": "is not supported; send structured_outputs",
     **dict.fromkeys(
         ("functions", "function_call"), "is OpenAI's old form; send tools and tool_choice"
     ),
@@ -66,7 +61,7 @@ async def read_body(request: Request, max_bytes: int, timeout_seconds: float) ->
 
 def parse(body: bytes, kind: type[Body]) -> Body:
     """The body as `kind`. ApiError 400 names the field and what is wrong with it."""
-    value = _json_object(body)
+    value = json_object(body)
     for name in value:
         if name in _UNSUPPORTED and name not in kind.model_fields:
             if value[name] is None:
@@ -85,16 +80,22 @@ def parse(body: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, "the body is nested too deep") from error
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def json_object(text: str | bytes, param: str | None = None) -> dict[str, Any]:
+    """A JSON object's text, read. ApiError 400 says where it is wrong. param: the field that holds the
+    text; None is the body."""
+    subject = "the body" if param is None else f"{param}:"
     try:
-        value = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError as error:
-        raise ApiError(400, "the body is nested too deep") from error
+        raise ApiError(400, f"{subject} is nested too deep", param=param) from error
     except ValueError as error:
-        raise ApiError(400, f"the body is not valid JSON: {_place_of(error)}") from error
+        raise ApiError(
+            400, f"{subject} is not valid JSON: {_place_of(error)}", param=param
+        ) from error
     if not isinstance(value, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    return _without_lone_surrogates(value) if b"\\u" in body else value
+        raise ApiError(400, f"{subject} must be a JSON object", param=param)
+    has_escapes = "\\u" in text if isinstance(text, str) else b"\\u" in text
+    return _without_lone_surrogates(value) if has_escapes else value
 
 
 def _place_of(error: ValueError) -> str:

@@ -26,6 +26,7 @@ from eyas import wire
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, Request, RequestError
 from eyas.server import errors
+from eyas.server.formats import moved
 
 log = logging.getLogger("eyas.server")
 
@@ -76,6 +77,7 @@ class EngineClient(Protocol):
 def add_to(earlier: Delta, later: Delta) -> None:
     """Make `earlier` say what the two of them said, one after the other."""
     earlier.token_ids.extend(later.token_ids)
+    earlier.marks.extend(moved(later.marks, len(earlier.text)))
     earlier.text += later.text
     if later.logprobs is not None:
         earlier.logprobs = (earlier.logprobs or []) + later.logprobs

@@ -1,7 +1,8 @@
 """/v1/completions: raw prompts in, one request a prompt; deltas in, text completion objects out.
 
 Promises: golden shapes of OpenAI's text completions, `echo` and its log-probabilities included. A
-raw prompt is text: control tokens in it are spelled out; who wants them sends token ids.
+raw prompt is text: control tokens in it are spelled out; who wants them sends token ids. A constraint
+covers the whole output.
 Does not know: HTTP, chat templates.
 """
 
@@ -16,6 +17,7 @@ from eyas.server.formats import Choice, ending, finite, prompt_logprobs
 from eyas.server.sampling import includes_usage, refuse_unsupported, sampling_params
 from eyas.server.schema import CompletionBody
 from eyas.server.texts import ModelTexts
+from eyas.server.wanted import constraint_of, whole_output
 from eyas.text import Detokenizer, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
@@ -46,11 +48,13 @@ def completion_requests(
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if scores_prompt else body.prompt_logprobs,
     )
+    output = whole_output(constraint_of(body, texts.spelling), ignore_eos=params.ignore_eos)
     return [
         Request(
             id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
             prompt_token_ids=texts.prompt_ids(prompt, "prompt"),
             params=params,
+            output=output,
             cache_salt=cache_salt,
         )
         for place, prompt in enumerate(prompts)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Protocol
 
-from eyas.core import Delta, TokenLogprob, Usage
+from eyas.core import Delta, Mark, TokenLogprob, Usage
 from eyas.text import Tokenizer
 
 
@@ -22,12 +22,16 @@ class Choice:
     place: int
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    num_chars: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
     last: Delta | None = None
 
     def add(self, delta: Delta) -> None:
+        self.marks += moved(delta.marks, self.num_chars)
         self.texts.append(delta.text)
+        self.num_chars += len(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
         if delta.prompt_logprobs is not None:
@@ -39,6 +43,24 @@ class Choice:
     def text(self) -> str:
         return "".join(self.texts)
 
+    def joined(self) -> Delta:
+        """All of it as one delta, the last."""
+        assert self.last is not None
+        return Delta(
+            request_id=self.last.request_id,
+            text=self.text,
+            token_ids=self.token_ids,
+            marks=self.marks,
+            logprobs=self.logprobs,
+            finish_reason=self.last.finish_reason,
+            stop_reason=self.last.stop_reason,
+        )
+
+
+def moved(marks: Sequence[Mark], num_chars: int) -> list[Mark]:
+    """Marks of a text that comes after `num_chars` characters."""
+    return [Mark(mark.offset + num_chars, mark.token_id, mark.length) for mark in marks]
+
 
 class Format(Protocol):
     """How an answer is written: as a stream of chunks, or whole."""
@@ -49,7 +71,7 @@ class Format(Protocol):
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]: ...
 
-    def response(self, choices: list[Choice], usage: dict[str, Any]) -> dict[str, Any]: ...
+    def response(self, choices: list[Choice], usage: dict[str, Any]) -> Any: ...
 
 
 def ending(delta: Delta, seed: int | None) -> dict[str, Any]:

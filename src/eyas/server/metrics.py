@@ -42,6 +42,7 @@ class _EngineCollector(Collector):
                 used / stats.num_slots if stats.num_slots else 0.0,
             ),
             "kv_cache_slots": ("Cache slots", stats.num_slots),
+            "grammar_cache_bytes": ("Compiled grammars held", stats.grammar.cache_bytes),
             "engine_ready": ("1 when the engine steps", int(health.state == "ready")),
             "engine_idle_seconds": ("Since the engine's loop turned", health.idle_seconds),
             "last_step_seconds": ("Duration of the last step", health.last_step_seconds),
@@ -56,6 +57,19 @@ class _EngineCollector(Collector):
             "spec_decode_num_drafts": ("Steps with a draft", stats.drafts.num_drafts),
             "spec_decode_num_draft_tokens": ("Tokens drafted", stats.num_draft_tokens),
             "spec_decode_num_accepted_tokens": ("Drafts accepted", stats.num_accepted_tokens),
+            "spec_decode_num_pruned_tokens": (
+                "Tokens drafted that a grammar refused before the step",
+                stats.grammar.num_pruned,
+            ),
+            "grammar_compiles": ("Output grammars compiled", stats.grammar.num_compiled),
+            "grammar_cache_hits": ("Output grammars found compiled", stats.grammar.num_hits),
+            "grammar_compile_seconds": ("Spent compiling", stats.grammar.compile_seconds),
+            "grammar_replays": (
+                "Grammars read anew because a limit was hit",
+                stats.grammar.num_replays,
+            ),
+            "grammar_masks": ("Rows of logits masked", stats.grammar.num_masks),
+            "grammar_mask_seconds": ("Spent filling masks", stats.grammar.mask_seconds),
         }
         names, values = list(self._labels), list(self._labels.values())
         for name, (text, value) in gauges.items():
@@ -66,6 +80,12 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"eyas:{name}", text, labels=names)
             counter.add_metric(values, value)
             yield counter
+        refused = CounterMetricFamily(
+            "eyas:grammar_refusals", "Output grammars refused", labels=[*names, "fault"]
+        )
+        for fault, count in _few(stats.grammar.num_refused).items():
+            refused.add_metric([*values, fault], count)
+        yield refused
         yield from self._draft_counters(stats.drafts)
 
     def _draft_counters(self, drafts: DraftCounts) -> Iterator[Metric]:

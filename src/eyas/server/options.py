@@ -17,6 +17,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_seconds: how long running answers may take to finish after SIGTERM.
     write_timeout_seconds: a client that takes nothing for so long is dropped.
     stall_seconds: /ready says no when the engine's loop has not turned for so long.
+    reasoning_parser, tool_call_parser: the format of reasoning and of tool calls, by the names that
+    vLLM and SGLang have for them; None is the one that the checkpoint shows.
     """
 
     host: str = "127.0.0.1"
@@ -32,6 +34,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     read_timeout_seconds: float = 60.0
     text_timeout_seconds: float = 60.0
     stall_seconds: float = 60.0
+    reasoning_parser: str | None = None
+    tool_call_parser: str | None = None
     log_level: str = "info"
 
     def __post_init__(self) -> None:

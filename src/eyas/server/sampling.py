@@ -12,7 +12,6 @@ from typing import Any
 from eyas.core import RequestError, SamplingParams
 from eyas.server.schema import Sampled
 
-NOT_CONSTRAINED = "this release does not constrain output yet"
 SEED_BITS = 53
 """Drawn seeds survive readers that keep numbers as doubles."""
 
@@ -23,12 +22,6 @@ def refuse_unsupported(body: Sampled) -> None:
         raise RequestError("best_of: is not supported; ask for n answers", param="best_of")
     if body.use_beam_search not in (None, False):
         raise RequestError("use_beam_search: is not supported", param="use_beam_search")
-    wanted = body.response_format
-    if wanted is not None and wanted != {"type": "text"}:
-        raise RequestError(
-            f'response_format: {NOT_CONSTRAINED}; only {{"type": "text"}} is accepted',
-            param="response_format",
-        )
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: is for stream: true only", param="stream_options")
     if body.return_draft_details and body.stream and not includes_usage(body):

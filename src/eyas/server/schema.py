@@ -8,20 +8,35 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from eyas.core import MAX_CHOICES, MAX_LOGIT_BIAS_ENTRIES, MAX_LOGPROBS, MAX_STOP_STRINGS
+from eyas.core import (
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS_ENTRIES,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+)
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 512
 MAX_PROMPTS = MAX_CHOICES
 MAX_PROMPT_TOKENS = 4_000_000
 MAX_NAME_CHARS = 256
+MAX_PATTERN_CHARS = 65_536
+MAX_GRAMMAR_CHARS = 1_048_576
+MAX_CONSTRAINT_CHOICES = 10_000
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARS)]
+Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARS)]],
+    Field(min_length=1, max_length=MAX_CONSTRAINT_CHOICES),
+]
 
 
 class Strict(BaseModel):
@@ -37,8 +52,65 @@ def _only_includes(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-class Sampled(Strict):
+class SchemaFormat(Strict):
+    """A JSON schema as OpenAI's response_format holds it. strict: false leaves out keywords that cannot
+    be enforced; they are an error otherwise."""
+
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    description: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """OpenAI's response_format, and the peers' structural tags in its place. schema: of the object that
+    json_object asks for, as some clients send it."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: SchemaFormat | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    format: dict[str, Any] | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
+
+
+class StructuredOutputs(Strict):
+    """vLLM's structured_outputs. What only chooses among its backends changes nothing here."""
+
+    json_: Annotated[Any, Field(alias="json")] = None
+    regex: Pattern | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    whitespace_pattern: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+    backend: Name | None = None
+
+
+class Constrained(Strict):
+    """The peers' ways to say what the output must be; `eyas.server.wanted` reads them. Those with
+    guided_ are vLLM's older ones, the last four are SGLang's."""
+
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Grammar | None = None
+    guided_whitespace_pattern: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
+    guided_decoding_backend: Name | None = None
+    regex: Pattern | None = None
+    ebnf: Grammar | None = None
+    json_schema: Any = None
+    structural_tag: Any = None
+
+
+class Sampled(Constrained):
     """The fields that both kinds of completion share."""
+
+    response_format: ResponseFormat | None = None
 
     model: Name | None = None
     stream: bool | None = None
@@ -56,7 +128,7 @@ class Sampled(Strict):
     max_tokens: Count | None = None
     min_tokens: Count | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -74,7 +146,6 @@ class Sampled(Strict):
 
     best_of: Any = None
     use_beam_search: Any = None
-    response_format: Any = None
 
 
 class TextPart(Strict):
@@ -106,7 +177,7 @@ class Message(Strict):
 
 
 class Function(Strict):
-    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/\-]{1,256}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -117,16 +188,48 @@ class Tool(Strict):
     function: Function
 
 
+class NamedFunction(Strict):
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+
+
+class NamedToolChoice(Strict):
+    """Exactly this function is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _as_tool_choice(value: Any) -> Any:
+    """Checked by hand, for one error that names the field and all its forms."""
+    if value in (None, "none", "auto", "required"):
+        return value
+    try:
+        return NamedToolChoice.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(
+            "must be 'none', 'auto', 'required' or "
+            '{"type": "function", "function": {"name": "..."}}'
+        ) from error
+
+
 class ChatBody(Sampled):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, AfterValidator(_as_tool_choice)] = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
-    reasoning_effort: Name | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    max_reasoning_tokens: Count | None = None
+    thinking_budget: Count | None = None
+    thinking_token_budget: Count | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[Literal["text"]] | None = None
@@ -145,6 +248,47 @@ class CompletionBody(Sampled):
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: Any = None
+
+
+class GenerateParams(Constrained):
+    """sampling_params of /generate, by SGLang's names."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS_ENTRIES)] | None = None
+    sampling_seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    no_stop_trim: bool | None = None
+
+
+class GenerateBody(Strict):
+    """SGLang's native request. logprob_start_len: -1 is all it takes, the output's only."""
+
+    model: Name | None = None
+    text: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
+    input_ids: (
+        TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)] | None
+    ) = None
+    sampling_params: GenerateParams | None = None
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: Literal[-1] | None = None
+    top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_text_in_logprobs: bool | None = None
+    rid: Name | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
 class TokenizeBody(Strict):

@@ -36,11 +36,17 @@ class Service:
         self._live: dict[str, list[str]] = {}
 
     async def load_texts(self) -> None:
-        """Once the engine is ready. ValueError names a broken file."""
+        """Once the engine is ready. ValueError names a broken file or an unknown parser."""
         info = self.client.info
         if info is not None and self._texts is None:
             directory = model_directory(self.config, info)
-            self._texts = await asyncio.to_thread(ModelTexts, directory, info)
+            self._texts = await asyncio.to_thread(
+                ModelTexts,
+                directory,
+                info,
+                self.options.reasoning_parser,
+                self.options.tool_call_parser,
+            )
 
     @property
     def info(self) -> EngineInfo:

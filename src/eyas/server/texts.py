@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import RequestError
+from eyas.dialect import Dialect, find_dialect, named_dialect
 from eyas.server import errors
+from eyas.server.free_text import Spelling
 from eyas.text import ChatTemplate, Tokenizer, sampling_defaults
 from eyas.text.template import require_template
 
@@ -26,13 +28,25 @@ Result = TypeVar("Result")
 
 
 class ModelTexts:
-    """What the server knows of a model: its tokenizer, template, sampling defaults and limits."""
+    """What the server knows of a model: its tokenizer, template, dialect, sampling defaults, limits."""
 
-    def __init__(self, directory: Path, info: EngineInfo) -> None:
-        """ValueError names a file that is missing or broken."""
+    def __init__(
+        self,
+        directory: Path,
+        info: EngineInfo,
+        reasoning_parser: str | None = None,
+        tool_call_parser: str | None = None,
+    ) -> None:
+        """ValueError names a file that is missing or broken, or a parser that is unknown. Without
+        parsers the checkpoint says what its dialect is."""
         self.tokenizer = Tokenizer.from_directory(directory)
         self.template = ChatTemplate.from_directory(directory, self.tokenizer)
+        self.dialect = _dialect(
+            self.tokenizer, self.template, info, reasoning_parser, tool_call_parser
+        )
+        self.spelling = Spelling(self.tokenizer, info.eos_token_ids)
         self.defaults = sampling_defaults(directory)
+        self.eos_token_ids = frozenset(info.eos_token_ids)
         self.max_model_len = info.max_model_len
         self.vocab_size = info.vocab_size
 
@@ -115,6 +129,19 @@ def model_directory(config: EngineConfig, info: EngineInfo) -> Path:
     if not directory.is_dir():
         raise ValueError(f"{config.model.path}: the engine does not say where its tokenizer is")
     return directory
+
+
+def _dialect(
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    info: EngineInfo,
+    reasoning_parser: str | None,
+    tool_call_parser: str | None,
+) -> Dialect:
+    source = template.source if template else ""
+    if reasoning_parser is None and tool_call_parser is None:
+        return find_dialect(tokenizer, source, info.architecture)
+    return named_dialect(tokenizer, reasoning_parser, tool_call_parser, source, info.architecture)
 
 
 def _texts_of(content: Any) -> list[str]:

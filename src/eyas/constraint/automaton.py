@@ -1,0 +1,185 @@
+"""The automaton of one choice: it stands at the root, looks into drafts, and moves once they landed.
+
+Points are shared: two choices that stand after the same tokens of the same automaton share a point,
+so its mask is filled once a step. A walk through a draft leaves its points behind for the step's masks,
+for forced spans, and for the move along the accepted tokens.
+
+Promises: what is legal depends on the tokens since the start alone. A resource limit that is hit inside
+a draft kills that branch; one that is hit at the root counts only if a fresh automaton hits it as well.
+Does not know: grammars, models, trees' tensors.
+
+Legend: W tree nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from eyas.constraint.base import ConstraintFailure, Grammar, State
+from eyas.constraint.budget import BudgetPoint
+from eyas.grammar import Budget
+
+
+class Point:
+    """A place in an output. mask: its row of words, once it was filled; None is not filled."""
+
+    __slots__ = ("__weakref__", "_later", "budget", "mask", "state")
+
+    def __init__(self, state: State, budget: BudgetPoint | None) -> None:
+        self.state = state
+        self.budget = budget
+        self.mask: np.ndarray | None = None
+        self._later: WeakValueDictionary[int, Point] = WeakValueDictionary()
+
+    def after(self, token: int) -> Point | None:
+        """One token later; None where the token is not legal. ConstraintFailure at a limit."""
+        known = self._later.get(token)
+        if known is not None:
+            return known
+        only, budget = self.only_token, self.budget
+        if only is not None and token != only:
+            return None
+        if budget is not None:
+            budget = budget.after(token)
+        state = self.state.after(token)
+        if state is None:
+            return None
+        point = self._later[token] = Point(state, budget)
+        return point
+
+    @property
+    def only_token(self) -> int | None:
+        """The token that a budget forces here; it waits until its text can close: not inside a
+        character or a header."""
+        token = None if self.budget is None else self.budget.must_follow
+        if token is None:
+            return None
+        try:
+            return None if self.state.after(token) is None else token
+        except ConstraintFailure:  # its mask will say so
+            return None
+
+
+class Automaton:
+    """grammar: what holds from the first generated token on. token_bytes: what a token stands for; only
+    read where there is a budget."""
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        budget: Budget | None = None,
+        token_bytes: Callable[[int], bytes] = lambda token: b"",
+    ) -> None:
+        self._grammar = grammar
+        self._budget = None if budget is None else BudgetPoint(budget, token_bytes)
+        self._tokens: list[int] = []
+        self._held: list[Point | None] = []
+        self._spelled: list[State] | None = None
+        self.num_replays = 0
+        self.root = Point(grammar.start(), self._budget)
+
+    def fork(self) -> Automaton:
+        """An independent automaton at the same place."""
+        twin = Automaton.__new__(Automaton)
+        twin._grammar, twin._budget = self._grammar, self._budget
+        twin._tokens, twin._held = list(self._tokens), []
+        twin._spelled = None if self._spelled is None else list(self._spelled)
+        twin.root, twin.num_replays = self.root, 0
+        return twin
+
+    def walk(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[Point | None]:
+        """Where each node of a draft stands; None for one that is not legal here or has hit a limit,
+        and for all below it. Node 0 is the root. The points live until the automaton moves."""
+        points: list[Point | None] = [self.root]
+        for token, parent in zip(tokens_W[1:], parents_W[1:], strict=True):
+            above = points[parent]
+            points.append(None if above is None else _try(above, token))
+        self._held += points
+        return points
+
+    def look(self, tokens: Sequence[int]) -> Point | None:
+        """Where a draft leads, as `walk` says it."""
+        point: Point | None = self.root
+        for token in tokens:
+            if point is None:
+                return None
+            point = _try(point, token)
+            self._held.append(point)
+        return point
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Move over tokens that were chosen. ConstraintFailure at a limit that holds for them alone."""
+        self._tokens += tokens
+        point: Point | None = self.root
+        try:
+            for token in tokens:
+                assert point is not None
+                point = point.after(token)
+        except ConstraintFailure:
+            self.replay()
+        else:
+            assert point is not None, "a chosen token is not legal"
+            self.root = point
+        self._held = []
+        if self._spelled is not None:
+            self._spelled = _all_after(self._spelled, tokens)
+
+    def replay(self) -> None:
+        """Stand at the same place in a fresh automaton, whose limits only this output has used."""
+        self.num_replays += 1
+        point: Point | None = Point(self._grammar.start(fresh=True), self._budget)
+        for token in self._tokens:
+            assert point is not None
+            point = point.after(token)
+        assert point is not None, "a chosen token is not legal"
+        self.root = point
+
+    def forced(
+        self, tokens_W: Sequence[int], parents_W: Sequence[int], limit: int
+    ) -> list[list[int]]:
+        """For each node of a draft, the span of at most `limit` tokens that is likely to follow
+        whatever the model prefers: a text without a choice, or with none but white space; [] for none.
+        """
+        if self._spelled is None and self._grammar.canonical:
+            starts = [grammar.start() for grammar in self._grammar.canonical]
+            self._spelled = _all_after(starts, self._tokens)
+        root: list[State] = [self.root.state, *(self._spelled or ())]
+        states: list[list[State]] = [root]
+        for token, parent in zip(tokens_W[1:], parents_W[1:], strict=True):
+            states.append(_all_after(states[parent], (token,)))
+        return [_span(each, limit) for each in states]
+
+
+def _try(point: Point, token: int) -> Point | None:
+    try:
+        return point.after(token)
+    except Exception:  # whatever a draft does to its automaton, it costs the draft alone
+        return None
+
+
+def _all_after(states: Sequence[State], tokens: Sequence[int]) -> list[State]:
+    """The states that follow, without those for which a token is not legal."""
+    left: list[State] = []
+    for first in states:
+        state: State | None = first
+        try:
+            for token in tokens:
+                state = state.after(token) if state is not None else None
+        except ConstraintFailure:
+            state = None
+        if state is not None:
+            left.append(state)
+    return left
+
+
+def _span(states: Sequence[State], limit: int) -> list[int]:
+    """The longest of what the states are sure of; the first of equal ones."""
+    spans: list[list[int]] = [[]]
+    for state in states:
+        with contextlib.suppress(ConstraintFailure):
+            spans.append(state.forced(limit))
+    return max(spans, key=len)

@@ -1,0 +1,130 @@
+"""What is wrong with a grammar, in words for the one who wrote it.
+
+Promises: one of the four faults of `GrammarError`; the text names the place (position, line and
+column, keyword), never the grammar around it.
+Does not know: grammar libraries' types, only their words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from eyas.core import GrammarError, GrammarFault
+from eyas.grammar import Json, Node, Regex, Source, leaves
+
+_UNSUPPORTED = re.compile(
+    r"unimplemented|not supported|unsupported|look-?around|backreference|not implemented"
+    r"|not present in a registry|unknown format",
+    re.IGNORECASE,
+)
+_TOO_COMPLEX = re.compile(
+    r"too big|too large|too many|too complex|limit|fuel|current row has|expressions constructed",
+    re.IGNORECASE,
+)
+_SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
+"""Where in its own sources a library found the fault."""
+MAX_MESSAGE_CHARS = 400
+
+
+def refused_leaf(root: Node, refusal: Callable[[Node], str | None]) -> GrammarError | None:
+    """The first leaf that `refusal` (the library's words, nothing when it is content) refuses."""
+    for leaf in leaves(root):
+        words = refusal(leaf)
+        if words:
+            return described(leaf, words)
+    return None
+
+
+def named(error: GrammarError, param: str | None) -> GrammarError:
+    """The error with the request's field in front."""
+    message = f"{param}: {error.message}" if param else error.message
+    return GrammarError(message, error.fault, param=param)
+
+
+def described(node: Node | None, words: str) -> GrammarError:
+    """A library's words about a node as an error."""
+    words = _SOURCE_PLACE.sub("", words.replace("<non-verbose/>", "")).strip()
+    fault = fault_of(words)
+    match node:
+        case Regex(pattern):
+            said = _about_regex(pattern, words)
+        case Json():
+            said = _about_schema(words)
+        case Source(syntax):
+            said = _about_source(words, has_places=syntax == "lark")
+        case _:
+            said = f"the output cannot be compiled: {_first_line(words)}"
+    return GrammarError(said[:MAX_MESSAGE_CHARS] + _remedy(fault), fault)
+
+
+def fault_of(words: str) -> GrammarFault:
+    """Which of the faults a library's words mean."""
+    if _UNSUPPORTED.search(words):
+        return "unsupported"
+    return "too_complex" if _TOO_COMPLEX.search(words) else "invalid"
+
+
+def _remedy(fault: GrammarFault) -> str:
+    match fault:
+        case "unsupported":
+            return "; leave it out or write it in another way"
+        case "too_complex":
+            return "; make it smaller: fewer alternatives, lower repetition counts and lengths"
+    return ""
+
+
+def _first_line(words: str) -> str:
+    return words.partition("\n")[0].strip()
+
+
+def _about_regex(pattern: str, words: str) -> str:
+    """With the position in the user's pattern, whose slashes the library has seen escaped."""
+    shown = re.search(r"regex parse error:\n {4}(.*)\n {4}( *)\^+\nerror: ([^\n]*)", words)
+    if shown is None:
+        return f"the regular expression is refused: {_about_pattern(words)}"
+    position = _unescaped_position(pattern, len(shown[2]))
+    near = pattern[max(0, position - 10) : position + 10]
+    return f"the regular expression is refused at position {position}, near {near!r}: {shown[3]}"
+
+
+def _about_pattern(words: str) -> str:
+    """The library's reason without the pattern and the grammar it quotes."""
+    reason = re.search(r"^error: ([^\n]*)", words, re.MULTILINE)
+    if reason is not None:
+        return reason[1]
+    named = re.search(
+        r"\(in regex\): ([^\n]*?)(?:; \w+)?(?: in regex [^\n]*)?$", words, re.MULTILINE
+    )
+    return named[1] if named else _first_line(words)
+
+
+def _unescaped_position(pattern: str, position: int) -> int:
+    """Where a position of the pattern with its slashes escaped lies in the pattern."""
+    num_added = 0
+    for found in re.finditer(r"(\\.)|/", pattern, re.DOTALL):
+        if found[1] is None and found.start() + num_added < position:
+            num_added += 1
+    return min(position - num_added, len(pattern))
+
+
+def _about_schema(words: str) -> str:
+    unknown = re.search(r"Unimplemented keys: \[([^\]]*)\]", words)
+    if unknown:
+        return f"the schema uses what cannot be enforced: {unknown[1].replace(chr(34), '')}"
+    remote = re.search(r"Resource '([^']*)' is not present in a registry", words)
+    if remote:
+        return f"the schema refers to {remote[1]!r}, which is not fetched; put it under $defs"
+    if "regex parse error" in words:
+        return f"the schema has a pattern that is refused: {_about_pattern(words)}"
+    return (
+        f"the schema is refused: {re.sub(r' at line [0-9]+ column [0-9]+', '', _first_line(words))}"
+    )
+
+
+def _about_source(words: str, *, has_places: bool) -> str:
+    found = re.match(r"(?:at )?(\d+)\((\d+)\): ([^\n]*)", words)
+    if found is None:
+        return f"the grammar is refused: {_first_line(words)}"
+    place = f"line {found[1]}, column {found[2]}: " if has_places else ""
+    return f"the grammar is refused: {place}{found[3]}"

@@ -1,0 +1,342 @@
+"""Grammar trees as llguidance's own text: named Lark grammars and JSON schemas.
+
+Promises: parts that are regular become one terminal, so that their borders are found by matching and
+not by the longest piece; a user's grammar keeps its own names, lines and columns, and never names a
+control token.
+Does not know: matchers, vocabularies, time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llguidance import gbnf_to_lark
+
+from eyas.constraint.freetext import free_text_regex
+from eyas.constraint.sources import check_source, check_text, checked_lark, parsed_json
+from eyas.core import GrammarError
+from eyas.grammar import (
+    Choice,
+    FreeText,
+    Json,
+    Literal,
+    Marker,
+    Node,
+    Regex,
+    Repeat,
+    Series,
+    Source,
+)
+
+_OPTIONS = '%llguidance {"no_forcing": true}'
+"""Masks allow every spelling of a text; otherwise they would call the tokenizer for the usual one."""
+
+
+def to_llguidance(root: Node) -> str:
+    """The JSON text that llguidance takes. GrammarError (without a field) for what cannot be said."""
+    return _Writer().document(root)
+
+
+class _Writer:
+    """Collects the rules, terminals and sub-grammars of one tree."""
+
+    def __init__(self) -> None:
+        self._rules: list[str] = []
+        self._names: dict[str, str] = {}
+        self._grammars: list[str] = []
+        self._grammar_names: dict[Node, str] = {}
+
+    def document(self, root: Node) -> str:
+        start = self._expression(root)
+        lark = "\n".join([_OPTIONS, f"start: {start}", *self._rules])
+        return _document([_lark_grammar("eyas_output", lark), *self._grammars])
+
+    def _expression(self, node: Node) -> str:
+        """What stands for the node in a rule."""
+        terminal = _terminal(node)
+        if terminal is not None:
+            return self._terminal(terminal)
+        match node:
+            case Marker():
+                return self._marker(node)
+            case FreeText(until, without):
+                return self._free_text(until, without)
+            case Json() | Source():
+                return self._grammar(node)
+            case Series(parts):
+                return self._series(parts)
+            case Choice(options):
+                return self._choice(options)
+            case Repeat(part, least, most):
+                return self._repeat(part, least, most)
+        raise AssertionError(node)
+
+    def _terminal(self, expression: str) -> str:
+        return expression if expression == '""' else self._named("T", expression)
+
+    def _named(self, prefix: str, expression: str, attributes: str = "") -> str:
+        """A rule or, in capitals, a terminal; equal ones are one."""
+        key = prefix + attributes + expression
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = f"{prefix}{len(self._names)}"
+            self._rules.append(f"{name}{attributes}: {expression}")
+        return name
+
+    def _marker(self, marker: Marker) -> str:
+        """With a token id; without one it is a terminal."""
+        forms = [f"<[{marker.token_id}]>"]
+        if marker.is_text:
+            forms.append(self._terminal(_string(marker.text)))
+        return _any_of(forms)
+
+    def _free_text(self, until: Sequence[Marker], without: Sequence[Marker]) -> str:
+        ends = list(dict.fromkeys(marker.text for marker in until if marker.is_text))
+        kept_out = list(dict.fromkeys(marker.text for marker in without))
+        for text in (*ends, *kept_out):
+            check_text(text, "a marker")
+        forms = []
+        if ends:
+            forms.append(self._named("T", f"/{free_text_regex(ends, kept_out)}/"))
+        body = self._named("T", f"/{free_text_regex((), [*ends, *kept_out])}/")
+        ids = [marker.token_id for marker in until if marker.token_id is not None]
+        if ids:
+            forms.append(f"{body} {_any_of([f'<[{token}]>' for token in dict.fromkeys(ids)])}")
+        return _any_of(forms) if forms else body
+
+    def _grammar(self, node: Json | Source) -> str:
+        name = self._grammar_names.get(node)
+        if name is None:
+            name = self._grammar_names[node] = f"eyas_{len(self._grammar_names)}"
+            self._grammars += (
+                [json_grammar(name, node)] if isinstance(node, Json) else _sources(name, node)
+            )
+        return f"@{name}"
+
+    def _series(self, parts: Sequence[Node]) -> str:
+        pieces: list[str] = []
+        run: list[str] = []
+        for part in _flat(parts):
+            terminal = _terminal(part)
+            if terminal is not None:
+                run.append(terminal)
+                continue
+            if run:
+                pieces.append(self._terminal(_joined(run)))
+                run = []
+            pieces.append(self._expression(part))
+        if run:
+            pieces.append(self._terminal(_joined(run)))
+        kept = [piece for piece in pieces if piece != '""']
+        return f"({' '.join(kept)})" if kept else '""'
+
+    def _choice(self, options: Sequence[Node]) -> str:
+        if not options:
+            raise GrammarError("a choice needs at least one option", "invalid")
+        terminals = [(option, _terminal(option)) for option in options]
+        regular = [terminal for _, terminal in terminals if terminal is not None]
+        forms = [self._terminal(_any_of(regular))] if regular else []
+        forms += [self._expression(option) for option, terminal in terminals if terminal is None]
+        return _any_of(forms)
+
+    def _repeat(self, part: Node, least: int, most: int | None) -> str:
+        times = _times(least, most)
+        return '""' if times is None else f"{self._named('r', self._expression(part))}{times}"
+
+
+WHITE_SPACE = r"[ \t]{0,4}(\r?\n[ \t]{0,64})?"
+"""Between the parts of JSON: a few blanks, or a line's end and an indentation. Bounded, because models
+that are at a loss can go on with blanks and lines forever."""
+
+
+def json_grammar(name: str, node: Json) -> str:
+    """A schema with the options of its node; the schema's text stays as it is, numbers and all."""
+    value = parsed_json(node.schema, "the schema")
+    if value is False:
+        raise GrammarError("the schema is false, so no output could match it", "invalid")
+    if not isinstance(value, dict) and value is not True:
+        raise GrammarError("a schema must be a JSON object", "invalid")
+    options: dict[str, Any] = {"lenient": node.lenient}
+    if node.separators is None:
+        options["whitespace_pattern"] = WHITE_SPACE
+    else:
+        item, key = node.separators
+        options |= {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
+    schema = "{}" if value is True else node.schema.strip()
+    comma = "," if schema[1:-1].strip() else ""
+    schema = f'{schema[:-1]}{comma}"x-guidance":{json.dumps(options)}}}'
+    return f'{{"name":{json.dumps(name)},"json_schema":{schema}}}'
+
+
+def _terminal(node: Node) -> str | None:
+    """A terminal's expression; None where the node is more than a regular text."""
+    match node:
+        case Literal(text):
+            return _string(text)
+        case Marker(text, token_id):
+            return _string(text) if token_id is None else None
+        case Regex(pattern):
+            return _regex(pattern)
+        case Series(parts):
+            inner = [_terminal(part) for part in parts]
+            return None if None in inner else _joined([text for text in inner if text])
+        case Choice(options) if options:
+            inner = [_terminal(option) for option in options]
+            return None if None in inner else _any_of([text for text in inner if text])
+        case Repeat(part, least, most):
+            inner_part, times = _terminal(part), _times(least, most)
+            if inner_part is None:
+                return None
+            return '""' if times is None else f"({inner_part}){times}"
+    return None
+
+
+def _flat(parts: Sequence[Node]) -> Iterator[Node]:
+    for part in parts:
+        if isinstance(part, Series):
+            yield from _flat(part.parts)
+        else:
+            yield part
+
+
+def _joined(pieces: Sequence[str]) -> str:
+    kept = [piece for piece in pieces if piece != '""']
+    return " ".join(kept) if kept else '""'
+
+
+def _any_of(forms: Sequence[str]) -> str:
+    return forms[0] if len(forms) == 1 else f"({' | '.join(forms)})"
+
+
+def _times(least: int, most: int | None) -> str | None:
+    """None: not once."""
+    if least < 0 or (most is not None and most < least):
+        raise GrammarError(f"a part cannot repeat {least} to {most} times", "invalid")
+    if most == 0:
+        return None
+    return f"{{{least},{'' if most is None else most}}}" if (least, most) != (0, None) else "*"
+
+
+def _string(text: str) -> str:
+    check_text(text, "a literal text")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _regex(pattern: str) -> str:
+    check_text(pattern, "the regular expression")
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise GrammarError(
+            f"the regular expression ends with a lone backslash at position {len(pattern) - 1}",
+            "invalid",
+        )
+    if not pattern:
+        return '""'
+    return "/" + re.sub(r"\\(.)|/", _in_our_words, pattern, flags=re.DOTALL) + "/"
+
+
+_ASCII_CLASSES = {
+    "d": "[0-9]",
+    "D": "[^0-9]",
+    "w": "[0-9A-Za-z_]",
+    "W": "[^0-9A-Za-z_]",
+}
+"""As in JSON Schema's patterns; what they allow is then the same in every other dialect as well."""
+
+
+def _in_our_words(found: re.Match[str]) -> str:
+    return _ASCII_CLASSES.get(found[1], found[0]) if found[1] else r"\/"
+
+
+def _lark_grammar(name: str, text: str) -> str:
+    return json.dumps({"name": name, "lark_grammar": text})
+
+
+def _document(grammars: Sequence[str]) -> str:
+    return f'{{"grammars":[{",".join(grammars)}]}}'
+
+
+def _sources(name: str, node: Source) -> list[str]:
+    """The grammars of a user's source, the first of them called `name`."""
+    check_source(node.text)
+    if node.syntax == "ebnf":
+        return [_lark_grammar(name, _from_ebnf(node.text))]
+    if node.syntax == "lark":
+        return [_lark_grammar(name, checked_lark(node.text, {}))]
+    return _from_llguidance(name, node.text)
+
+
+def _from_llguidance(name: str, text: str) -> list[str]:
+    value = parsed_json(text, "the grammar")
+    parts = value.get("grammars") if isinstance(value, dict) else None
+    shape = '{"grammars": [{"name": ..., "lark_grammar": ...} or {..., "json_schema": ...}]}'
+    if not isinstance(parts, list) or not parts or not all(isinstance(p, dict) for p in parts):
+        raise GrammarError(f"the grammar is not of the form {shape}", "invalid")
+    others = sorted(key for key in value if key != "grammars" and value[key] is not None)
+    if others:
+        raise GrammarError(
+            f"{others[0]} is not supported in a grammar; leave it out", "unsupported"
+        )
+    names = {
+        part["name"]: f"{name}_{i}" if i else name
+        for i, part in enumerate(parts)
+        if isinstance(part.get("name"), str)
+    }
+    written = []
+    for i, part in enumerate(parts):
+        own = f"{name}_{i}" if i else name
+        lark, schema = part.get("lark_grammar"), part.get("json_schema")
+        if isinstance(lark, str) and schema is None:
+            written.append(_lark_grammar(own, checked_lark(lark, names)))
+        elif isinstance(schema, (dict, bool)) and lark is None:
+            written.append(json.dumps({"name": own, "json_schema": schema}))
+        else:
+            raise GrammarError(f"the grammar is not of the form {shape}", "invalid")
+    return written
+
+
+def _from_ebnf(text: str) -> str:
+    """GBNF as Lark. A root that is a regular text becomes a terminal like any other rule."""
+    readable = re.sub(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", _character, text)
+    try:
+        rules = gbnf_to_lark.GrammarParser().parse(readable)
+        root = rules.pop("root", None)
+        if root is not None:
+            root.name = "eyas-root"
+            while root.name in rules:
+                root.name += "-"
+            rules[root.name] = root
+            for rule in list(rules.values()):
+                _rename(rule.alternatives, root.name)
+            rules["root"] = gbnf_to_lark.RuleNode("root", gbnf_to_lark.RuleRefNode(root.name), "")
+        gbnf_to_lark.resolve(rules)
+    except gbnf_to_lark.GbnfToLarkError as error:
+        raise GrammarError(str(error), "invalid") from None
+    except RecursionError:
+        raise GrammarError(
+            "the grammar is nested too deeply; split it into rules", "too_complex"
+        ) from None
+    except IndexError:
+        raise GrammarError("the grammar ends in the middle of a text", "invalid") from None
+    except Exception as error:  # the converter raises bare Exception
+        raise GrammarError(str(error), "invalid") from None
+    return "\n".join(str(rule) for rule in rules.values())
+
+
+def _rename(node: gbnf_to_lark.ASTNode, root: str) -> None:
+    if isinstance(node, gbnf_to_lark.RuleRefNode) and node.name == "root":
+        node.name = root
+    for child in node.children():
+        _rename(child, root)
+
+
+def _character(found: re.Match[str]) -> str:
+    digits = found[1] or found[2]
+    if digits is None:
+        return found[0]
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise GrammarError(f"{found[0]} is no character", "invalid")
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)

@@ -1,0 +1,337 @@
+"""The default backend: llguidance, which refuses what it cannot enforce.
+
+Promises: a state is a matcher that nobody advances, so it stays what it is; end-of-sequence tokens are
+handled here; padding and nameless ids are never legal; masks allow every spelling of a forced text and
+never call the tokenizer, so they need no interpreter.
+Does not know: who compiles when, budgets, trees.
+
+Legend: N mask rows, K 32-bit words of a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import llguidance
+import msgspec
+import numpy as np
+
+from eyas.constraint.base import ConstraintFailure, State
+from eyas.constraint.faults import described, named, refused_leaf
+from eyas.constraint.lark import to_llguidance
+from eyas.constraint.priority import give_way
+from eyas.constraint.vocabulary import Vocabulary
+from eyas.core import GrammarError
+from eyas.grammar import Json, Node, OutputSpec, leaves, replaced
+
+_T = TypeVar("_T")
+
+CANONICAL_SEPARATORS = ((", ", ": "), (",", ":"))
+MAX_ITEMS_IN_ROW = 20_000
+"""Ten times the library's own, for objects with thousands of optional properties. The other limits
+stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
+_PLAIN = r'"\\\x00-\x1F\x7F'
+_OPENERS = r"<\["
+SLICES = (
+    rf"[^{_PLAIN}{_OPENERS}/|][^{_PLAIN}{_OPENERS}]{{0,9}}",
+    rf"[^{_PLAIN}{_OPENERS}/|][^{_PLAIN}{_OPENERS}]{{0,29}}",
+    rf"[^{_PLAIN}{_OPENERS}/|][^{_PLAIN}{_OPENERS}]*",
+    rf"[^{_OPENERS}/|][^{_OPENERS}]*",
+    rf"[^{_OPENERS}]+",
+    *llguidance.LLTokenizer.general_slices(),
+)
+"""Classes of tokens whose legality the library may decide at once: its own and, before them, those in
+which no marker begins. The first mask of free text up to a marker takes 30 microseconds with them and
+1,200 without (152k tokens)."""
+_BORROWED_PAUSE_SECONDS = 0.0002
+
+
+class LlguidanceBackend:
+    """llguidance over one vocabulary."""
+
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary, *, num_threads: int = 1) -> None:
+        self.vocabulary = vocabulary
+        self.eos_token_ids = frozenset(vocabulary.eos_token_ids)
+        self._tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Tokens(vocabulary)),
+            eos_token=list(vocabulary.eos_token_ids),
+            slices=list(SLICES),
+        )
+        self._limits = llguidance.LLParserLimits(
+            verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW
+        )
+        # Alone, the calling thread is quicker than waking another.
+        self._executor = llguidance.LLExecutor(num_threads) if num_threads > 1 else None
+        self._num_words = vocabulary.num_mask_words
+        self._nameless = frozenset(
+            token for token, data in enumerate(vocabulary.tokens) if not data
+        )
+        self._background = ThreadPoolExecutor(
+            1, thread_name_prefix="eyas-canonical", initializer=give_way
+        )
+
+    def compile(self, spec: OutputSpec) -> LlguidanceGrammar:
+        return self._compile(spec.root, spec.param, _canonical_trees(spec.root))
+
+    def fill(self, states: Sequence[State], mask_NK: np.ndarray) -> list[int]:
+        assert mask_NK.dtype == np.int32 and mask_NK.flags.c_contiguous
+        assert mask_NK.shape[1] == self._num_words and len(states) <= len(mask_NK)
+        rows_of: dict[int, list[int]] = {}
+        matchers: dict[int, llguidance.LLMatcher] = {}
+        for row, state in enumerate(states):
+            assert isinstance(state, LlguidanceState)
+            if state.matcher is not None:
+                matchers[id(state.matcher)] = state.matcher
+                rows_of.setdefault(id(state.matcher), []).append(row)
+        work = [(matcher, rows_of[key][0]) for key, matcher in matchers.items()]
+        failed: list[int] = []
+        if work:
+            _when_free(lambda: self._compute(work, mask_NK))
+        for matcher, row in work:
+            others = rows_of[id(matcher)]
+            is_failed, is_dead = _when_free(lambda matcher=matcher: _fate(matcher))
+            if is_dead:
+                mask_NK[row] = 0
+            if is_failed:
+                failed += others
+            for other in others[1:]:
+                mask_NK[other] = mask_NK[row]
+        return sorted(failed)
+
+    def close(self) -> None:
+        """End the background thread; what it compiles now it finishes."""
+        self._background.shutdown(wait=False, cancel_futures=True)
+
+    def is_nameless(self, token: int) -> bool:
+        """Has no bytes: padding, or an id that the tokenizer leaves out."""
+        return not 0 <= token < len(self.vocabulary.tokens) or token in self._nameless
+
+    def matcher(self, text: str) -> llguidance.LLMatcher:
+        """A matcher that shares nothing with others; it may be in error."""
+        return llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+
+    def later(self, grammar: LlguidanceGrammar, trees: Sequence[Node]) -> None:
+        """Compile `trees` in the background for `grammar.canonical`."""
+
+        def compile_them() -> None:
+            try:
+                grammar.set_canonical([self._compile(tree, None, ()) for tree in trees])
+            except GrammarError:
+                grammar.set_canonical([])
+
+        try:
+            self._background.submit(compile_them)
+        except RuntimeError:  # closed
+            grammar.set_canonical([])
+
+    def forced_tokens(self, data: bytes) -> list[int]:
+        """The usual tokens of a text in bytes, which may end in the middle of a character."""
+        return self._tokenizer.tokenize_bytes(data)
+
+    def _compute(self, work: list[tuple[llguidance.LLMatcher, int]], mask_NK: np.ndarray) -> None:
+        num_bytes = self._num_words * 4
+        begin = mask_NK.ctypes.data
+        if self._executor is not None and len(work) > 1:
+            self._executor.unsafe_compute_mask_ptr(work, begin, num_bytes, len(mask_NK))
+            return
+        for matcher, row in work:
+            matcher.unsafe_compute_mask_ptr(begin + row * num_bytes, num_bytes)
+
+    def _compile(
+        self, root: Node, param: str | None, canonical: Sequence[Node]
+    ) -> LlguidanceGrammar:
+        begin = time.perf_counter()
+        try:
+            text = to_llguidance(root)
+        except GrammarError as error:
+            raise named(error, param) from None
+        except RecursionError:
+            error = GrammarError("the output is nested too deeply; flatten it", "too_complex")
+            raise named(error, param) from None
+        matcher = self.matcher(text)
+        if matcher.is_error():
+            error = refused_leaf(root, self._refusal) or described(None, matcher.get_error())
+            raise named(error, param)
+        compiled = time.perf_counter()
+        grammar = LlguidanceGrammar(self, text, matcher, canonical)
+        self._warm(matcher, grammar, param)
+        grammar.compile_seconds = compiled - begin
+        grammar.first_mask_seconds = time.perf_counter() - compiled
+        return grammar
+
+    def _warm(
+        self, matcher: llguidance.LLMatcher, grammar: LlguidanceGrammar, param: str | None
+    ) -> None:
+        """The first mask; it must not be empty."""
+        mask_NK = np.zeros((1, self._num_words), dtype=np.int32)
+        is_over = bool(self.fill([grammar.start()], mask_NK))
+        if is_over and not matcher.get_error().startswith(_NOTHING_FOLLOWS):
+            error = GrammarError(
+                "the grammar is too large to begin with: its first step is over the compiler's "
+                "limits; lower its repetition counts or lengths",
+                "too_complex",
+            )
+            raise named(error, param)
+        if not mask_NK.any():
+            error = GrammarError(
+                "no output can match: a rule or a schema refers to itself on every path; give it an "
+                "alternative that ends",
+                "invalid",
+            )
+            raise named(error, param)
+
+    def _refusal(self, node: Node) -> str | None:
+        """The library's words on one leaf by itself."""
+        text = to_llguidance(node)
+        return llguidance.LLMatcher.validate_grammar(text, self._tokenizer, limits=self._limits)
+
+
+class LlguidanceGrammar:
+    """A compiled grammar. compile_seconds is without the first mask, first_mask_seconds its time."""
+
+    compile_seconds = 0.0
+    first_mask_seconds = 0.0
+
+    def __init__(
+        self,
+        backend: LlguidanceBackend,
+        text: str,
+        matcher: llguidance.LLMatcher,
+        canonical_trees: Sequence[Node] = (),
+    ) -> None:
+        self._backend = backend
+        self._text = text
+        self._start = LlguidanceState(self, matcher)
+        self._canonical_trees = tuple(canonical_trees)
+        self._canonical: tuple[LlguidanceGrammar, ...] = ()
+        self.num_bytes = _num_bytes(text) * (1 + len(self._canonical_trees))
+
+    @property
+    def backend(self) -> LlguidanceBackend:
+        return self._backend
+
+    @property
+    def canonical(self) -> Sequence[LlguidanceGrammar]:
+        """Empty until the background thread has compiled them; asked for first, it begins."""
+        trees, self._canonical_trees = self._canonical_trees, ()
+        if trees:
+            self._backend.later(self, trees)
+        return self._canonical
+
+    def set_canonical(self, grammars: Sequence[LlguidanceGrammar]) -> None:
+        """What the background thread found."""
+        self._canonical = tuple(grammars)
+
+    def start(self, *, fresh: bool = False) -> LlguidanceState:
+        if not fresh:
+            return self._start
+        matcher = self._backend.matcher(self._text)
+        if matcher.is_error():
+            raise ConstraintFailure("the grammar could not be compiled a second time")
+        return LlguidanceState(self, matcher)
+
+
+class LlguidanceState:
+    """matcher: None after an end-of-sequence token."""
+
+    __slots__ = ("_grammar", "matcher")
+
+    def __init__(self, grammar: LlguidanceGrammar, matcher: llguidance.LLMatcher | None) -> None:
+        self._grammar = grammar
+        self.matcher = matcher
+
+    @property
+    def grammar(self) -> LlguidanceGrammar:
+        return self._grammar
+
+    def after(self, token: int) -> LlguidanceState | None:
+        if self.matcher is None:
+            return None
+        backend = self._grammar.backend
+        matcher = self._copy()
+        if matcher.is_error():
+            raise ConstraintFailure(_LIMIT_HIT)
+        if token in backend.eos_token_ids and matcher.is_accepting():
+            return LlguidanceState(self._grammar, None)
+        if backend.is_nameless(token):
+            return None
+        if matcher.try_consume_tokens([token]) == 1:
+            return LlguidanceState(self._grammar, matcher)
+        if matcher.is_error():
+            raise ConstraintFailure(_LIMIT_HIT)
+        return None
+
+    def forced(self, limit: int) -> list[int]:
+        if self.matcher is None or limit <= 0:
+            return []
+        data = self._copy().compute_ff_bytes()
+        return self._grammar.backend.forced_tokens(data)[:limit] if data else []
+
+    def _copy(self) -> llguidance.LLMatcher:
+        assert self.matcher is not None
+        return _when_free(self.matcher.deep_copy)
+
+
+def _when_free(call: Callable[[], _T]) -> _T:
+    """The call, as soon as no other thread uses the matchers that it reads."""
+    while True:
+        try:
+            return call()
+        except RuntimeError as error:
+            if "borrowed" not in str(error):
+                raise
+            time.sleep(_BORROWED_PAUSE_SECONDS)
+
+
+def _fate(matcher: llguidance.LLMatcher) -> tuple[bool, bool]:
+    """Has it hit a limit; can nothing, not even the end, follow?"""
+    is_failed = matcher.is_error()
+    return is_failed, is_failed or (matcher.is_stopped() and not matcher.is_accepting())
+
+
+_NOTHING_FOLLOWS = "NoExtension"
+"""How the library's error begins where no text can match."""
+_LIMIT_HIT = (
+    "the output grammar is too complex to go on from here; lower its repetition counts or lengths"
+)
+
+
+class _Tokens:
+    """A vocabulary in the shape in which the library's wrapper reads one."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        padding = vocabulary.vocab_size - len(vocabulary.tokens)
+        self.tokens = [*vocabulary.tokens, *[b""] * padding]
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._encode(text.decode("utf-8", "replace"))
+
+
+def _canonical_trees(root: Node) -> list[Node]:
+    """The tree with the usual separators in its schemas; none where it has no free white space."""
+    if not any(isinstance(leaf, Json) and leaf.separators is None for leaf in leaves(root)):
+        return []
+    return [
+        replaced(root, lambda leaf, pair=pair: _spaced(leaf, pair)) for pair in CANONICAL_SEPARATORS
+    ]
+
+
+def _spaced(leaf: Node, separators: tuple[str, str]) -> Node:
+    if isinstance(leaf, Json) and leaf.separators is None:
+        return msgspec.structs.replace(leaf, separators=separators)
+    return leaf
+
+
+def _num_bytes(text: str) -> int:
+    """A grammar, its lexer's automata and its caches, about."""
+    return 256 * 1024 + 64 * len(text)

@@ -1,0 +1,310 @@
+"""Grammars are compiled here, on threads that give way to the engine's, within a deadline.
+
+Promises: whoever waits is answered in time; one compilation at a time of any grammar, however many
+wait; a grammar that was refused is not compiled again at once; memory and threads are bounded.
+Does not know: grammar libraries, requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from eyas.constraint.base import Backend, Grammar
+from eyas.constraint.priority import give_way
+from eyas.core import GrammarError
+from eyas.grammar import OutputSpec
+
+log = logging.getLogger(__name__)
+
+MAX_REFUSALS = 1024
+REFUSAL_SECONDS = 60.0
+MAX_STUCK_THREADS = 8
+"""Threads past their deadline that are replaced by others; with more, compilations wait for them."""
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """num_compiled: grammars compiled. num_hits: answered from the cache or by a compilation under way.
+    num_refused: by fault. compile_seconds: spent in compilations, the refused ones too. num_bytes: what
+    the cache holds, about. num_waiting: not begun. num_stuck: past their deadline and still running."""
+
+    num_compiled: int = 0
+    num_hits: int = 0
+    num_refused: dict[str, int] = field(default_factory=dict)
+    compile_seconds: float = 0.0
+    num_cached: int = 0
+    num_bytes: int = 0
+    num_waiting: int = 0
+    num_stuck: int = 0
+
+
+_Waiters = list[tuple[Future[Grammar], str | None]]
+"""Each with the field that asked for it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A compilation. The deadline counts from when it was asked for."""
+
+    spec: OutputSpec
+    key: bytes
+    deadline: float
+    futures: _Waiters = field(default_factory=list)
+    is_running: bool = False
+    is_late: bool = False
+
+
+class CompilePool:
+    """Compiles for one backend; its futures raise `GrammarError`."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        num_threads: int = 1,
+        deadline_seconds: float = 5.0,
+        max_cache_bytes: int = 256 * 2**20,
+        max_waiting: int = 256,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """deadline_seconds: from `compile` to the answer. max_cache_bytes: of the grammars kept for
+        later requests (at least the newest is kept). max_waiting: compilations that have not begun."""
+        self._backend = backend
+        self._num_threads = num_threads
+        self._deadline_seconds = deadline_seconds
+        self._max_cache_bytes = max_cache_bytes
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting: deque[_Job] = deque()
+        self._jobs: dict[bytes, _Job] = {}
+        self._cache: OrderedDict[bytes, tuple[Grammar, int]] = OrderedDict()
+        self._refusals: OrderedDict[bytes, tuple[GrammarError, float]] = OrderedDict()
+        self._stats = PoolStats()
+        self._num_live = 0
+        self._is_closed = False
+        self._watch: threading.Thread | None = None
+
+    def compile(self, spec: OutputSpec) -> Future[Grammar]:
+        """The grammar, within the deadline. GrammarError of the future: what is wrong with it, or fault
+        "timeout" where it took too long or too many wait already."""
+        future: Future[Grammar] = Future()
+        future.set_running_or_notify_cancel()
+        key = spec.key
+        with self._lock:
+            answer = self._known(key, spec, future)
+        if answer is not None:
+            answer()
+        return future
+
+    def stats(self) -> PoolStats:
+        """The counters now."""
+        with self._lock:
+            stats = self._stats
+            return PoolStats(
+                num_compiled=stats.num_compiled,
+                num_hits=stats.num_hits,
+                num_refused=dict(stats.num_refused),
+                compile_seconds=stats.compile_seconds,
+                num_cached=len(self._cache),
+                num_bytes=stats.num_bytes,
+                num_waiting=len(self._waiting),
+                num_stuck=stats.num_stuck,
+            )
+
+    def close(self) -> None:
+        """Refuse what waits and end the threads; a compilation under way ends by itself."""
+        with self._lock:
+            self._is_closed = True
+            waiters: _Waiters = []
+            for job in self._jobs.values():
+                waiters += job.futures
+                job.futures = []
+            self._jobs.clear()
+            self._waiting.clear()
+            self._changed.notify_all()
+        _refuse(waiters, GrammarError("the engine is stopping; try again later", "timeout"))
+
+    def _known(
+        self, key: bytes, spec: OutputSpec, future: Future[Grammar]
+    ) -> Callable[[], None] | None:
+        """What answers the future at once; None where it waits. The lock is held."""
+        waiter = [(future, spec.param)]
+        if self._is_closed:
+            error = GrammarError("the engine is stopping; try again later", "timeout")
+            return lambda: _refuse(waiter, error)
+        cached = self._cache.get(key)
+        if cached is not None:
+            self._cache.move_to_end(key)
+            self._stats.num_hits += 1
+            grammar = cached[0]
+            return lambda: future.set_result(grammar)
+        refusal = self._refusals.get(key)
+        if refusal is not None and self._clock() < refusal[1]:
+            self._stats.num_hits += 1
+            refused = refusal[0]
+            self._count_refused(refused, 1)
+            return lambda: _refuse(waiter, refused)
+        job = self._jobs.get(key)
+        if job is not None:
+            self._stats.num_hits += 1
+            job.futures += waiter
+            return None
+        if len(self._waiting) >= self._max_waiting:
+            error = GrammarError(
+                f"{len(self._waiting)} other grammars wait to be compiled; try again later",
+                "timeout",
+            )
+            self._count_refused(error, 1)
+            return lambda: _refuse(waiter, error)
+        job = _Job(spec, key, self._clock() + self._deadline_seconds, waiter)
+        self._jobs[key] = job
+        self._waiting.append(job)
+        self._hire()
+        self._changed.notify_all()
+        return None
+
+    def _hire(self) -> None:
+        """Start the threads that are due. The lock is held."""
+        if self._watch is None:
+            self._watch = threading.Thread(target=self._watch_deadlines, daemon=True)
+            self._watch.name = "eyas-compile-deadlines"
+            self._watch.start()
+        due = self._num_threads + min(self._stats.num_stuck, MAX_STUCK_THREADS)
+        while self._num_live < due:
+            self._num_live += 1
+            threading.Thread(target=self._work, name="eyas-compile", daemon=True).start()
+
+    def _work(self) -> None:
+        give_way()
+        while True:
+            with self._lock:
+                while not self._waiting and not self._is_closed and not self._is_too_many():
+                    self._changed.wait()
+                if self._is_closed or self._is_too_many():
+                    self._num_live -= 1
+                    return
+                job = self._waiting.popleft()
+                job.is_running = True
+            self._run(job)
+
+    def _is_too_many(self) -> bool:
+        """Are there more threads than are due, after stuck ones came back? The lock is held."""
+        due = self._num_threads + min(self._stats.num_stuck, MAX_STUCK_THREADS)
+        return self._num_live > due
+
+    def _run(self, job: _Job) -> None:
+        begin = time.perf_counter()
+        result: Grammar | GrammarError
+        try:
+            result = self._backend.compile(job.spec)
+        except GrammarError as error:
+            result = error
+        except Exception:
+            log.exception("a grammar compiler failed")
+            result = GrammarError(
+                "the grammar compiler failed on it; write it in another way", "invalid"
+            )
+        seconds = time.perf_counter() - begin
+        with self._lock:
+            self._stats.compile_seconds += seconds
+            if job.is_late:
+                self._stats.num_stuck -= 1
+            self._keep(job.key, result, is_late=job.is_late)
+            if self._jobs.get(job.key) is job:
+                del self._jobs[job.key]
+            futures, job.futures = job.futures, []
+            if isinstance(result, GrammarError):
+                self._count_refused(result, len(futures))
+            self._changed.notify_all()
+        if isinstance(result, GrammarError):
+            _refuse(futures, result)
+        else:
+            for future, _ in futures:
+                future.set_result(result)
+
+    def _keep(self, key: bytes, result: Grammar | GrammarError, *, is_late: bool) -> None:
+        """For later requests. The lock is held."""
+        if isinstance(result, GrammarError):
+            if not (is_late and result.fault == "timeout"):
+                self._remember(key, result)
+            return
+        self._stats.num_compiled += 1
+        self._refusals.pop(key, None)
+        num_bytes = result.num_bytes + len(key)
+        self._cache[key] = (result, num_bytes)
+        self._stats.num_bytes += num_bytes
+        while self._stats.num_bytes > self._max_cache_bytes and len(self._cache) > 1:
+            _, (_, freed) = self._cache.popitem(last=False)
+            self._stats.num_bytes -= freed
+
+    def _remember(self, key: bytes, error: GrammarError) -> None:
+        """Refuse the same again for a while. The lock is held."""
+        self._refusals.pop(key, None)
+        self._refusals[key] = (error, self._clock() + REFUSAL_SECONDS)
+        while len(self._refusals) > MAX_REFUSALS:
+            self._refusals.popitem(last=False)
+
+    def _count_refused(self, error: GrammarError, count: int) -> None:
+        refused = self._stats.num_refused
+        refused[error.fault] = refused.get(error.fault, 0) + count
+
+    def _watch_deadlines(self) -> None:
+        """Answers in time whoever waits for what is not ready. A compilation under way goes on, on a
+        thread that another replaces."""
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    return
+                now = self._clock()
+                late = [job for job in self._jobs.values() if job.deadline <= now]
+                answers = [self._give_up(job) for job in late]
+                if late:
+                    self._hire()
+                    self._changed.notify_all()
+                else:
+                    first = min((job.deadline for job in self._jobs.values()), default=None)
+                    self._changed.wait(None if first is None else max(0.001, first - now))
+            for futures, error in answers:
+                _refuse(futures, error)
+
+    def _give_up(self, job: _Job) -> tuple[_Waiters, GrammarError]:
+        """Who is to be refused, and how. The lock is held."""
+        del self._jobs[job.key]
+        error = self._timeout(job)
+        futures, job.futures = job.futures, []
+        self._count_refused(error, len(futures))
+        if job.is_running:
+            job.is_late = True
+            self._stats.num_stuck += 1
+            self._remember(job.key, error)
+        else:
+            self._waiting.remove(job)
+        return futures, error
+
+    def _timeout(self, job: _Job) -> GrammarError:
+        if job.is_running:
+            words = (
+                f"compiling it took more than {self._deadline_seconds:g} seconds; make it smaller: "
+                "fewer alternatives, lower repetition counts and lengths"
+            )
+        else:
+            words = "too many grammars wait to be compiled; try again later"
+        return GrammarError(words, "timeout")
+
+
+def _refuse(waiters: _Waiters, error: GrammarError) -> None:
+    """Everybody gets an exception of their own, with their own field's name."""
+    for future, param in waiters:
+        own = error.message
+        if error.param is not None and own.startswith(f"{error.param}: "):
+            own = own[len(error.param) + 2 :]
+        text = f"{param}: {own}" if param else own
+        future.set_exception(GrammarError(text, error.fault, param=param))

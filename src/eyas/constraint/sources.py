@@ -1,0 +1,119 @@
+"""The texts that users write, read before any grammar library does.
+
+Promises: no NUL, no half of a surrogate pair, no control token named, no option that would do nothing;
+messages say the place.
+Does not know: grammar libraries, trees.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from eyas.core import GrammarError
+
+MAX_SOURCE_CHARS = 256 * 1024
+"""Of a user's own grammar; schemas have the compiler's limits."""
+
+
+def parsed_json(text: str, what: str) -> Any:
+    """GrammarError says where it is malformed."""
+    check_text(text, what)
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise GrammarError(
+            f"{what} holds half of a surrogate pair, which no text can spell; remove it", "invalid"
+        ) from None
+    except RecursionError:
+        raise GrammarError(f"{what} is nested too deeply; flatten it", "too_complex") from None
+    except ValueError as error:
+        raise GrammarError(f"{what} is not valid JSON: {error}", "invalid") from None
+    return value
+
+
+def check_text(text: str, what: str) -> None:
+    """No NUL, no half of a surrogate pair: GrammarError names the place."""
+    place = text.find("\0")
+    if place >= 0:
+        raise GrammarError(f"{what} holds a NUL character at position {place}", "invalid")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(
+            f"{what} holds half of a surrogate pair at position {error.start}; remove it", "invalid"
+        ) from None
+
+
+def check_source(text: str) -> None:
+    """A user's own grammar: its characters and its length."""
+    check_text(text, "the grammar")
+    if len(text) > MAX_SOURCE_CHARS:
+        raise GrammarError(
+            f"the grammar has {len(text)} characters, at most {MAX_SOURCE_CHARS} are taken",
+            "too_complex",
+        )
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+_PIECE = re.compile(
+    r"""(?P<skipped> (?:\#|//)[^\n]* | "(?:\\.|[^"\\\n])*" | /(?:\\.|[^/\\])+/ )
+    | (?P<json> %(?:json|llguidance|regex)\b )
+    | (?P<token> <[^<>\s]+> )
+    | (?P<reference> @[A-Za-z0-9_\-]+ )
+    | (?P<attribute> [\[,]\s*(?:stop|temperature)\s*= )""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def checked_lark(text: str, names: dict[str, str]) -> str:
+    """A user's Lark with its references renamed. Control tokens and options that would do nothing are
+    refused."""
+    written, place = [], 0
+    while found := _PIECE.search(text, place):
+        end = found.end()
+        if found["token"]:
+            raise GrammarError(
+                f"{_line_of(text, found.start())}: {found[0]} names a control token, which a grammar "
+                "must not; spell it as a text in quotes",
+                "unsupported",
+            )
+        if found["attribute"]:
+            raise GrammarError(
+                f"{_line_of(text, found.start())}: stop and temperature are not supported here; use "
+                "suffix or lazy, and the request's own temperature",
+                "unsupported",
+            )
+        if found["json"]:
+            end = _end_of_json(text, end)
+        piece = text[found.start() : end]
+        if found["reference"]:
+            if piece[1:] not in names:
+                raise GrammarError(
+                    f"{_line_of(text, found.start())}: there is no grammar called {piece}",
+                    "invalid",
+                )
+            piece = "@" + names[piece[1:]]
+        written += [text[place : found.start()], piece]
+        place = end
+    return "".join([*written, text[place:]])
+
+
+def _end_of_json(text: str, place: int) -> int:
+    """Where the JSON value after a keyword ends; malformed values are left to the compiler."""
+    begin = place + len(text[place:]) - len(text[place:].lstrip())
+    try:
+        return json.JSONDecoder().raw_decode(text, begin)[1]
+    except (ValueError, RecursionError):
+        return place
+
+
+def _line_of(text: str, place: int) -> str:
+    line = text.count("\n", 0, place)
+    return f"line {line + 1}, column {place - text.rfind(chr(10), 0, place)}"

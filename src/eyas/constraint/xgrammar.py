@@ -1,0 +1,315 @@
+"""The second backend: xgrammar, an extra (`eyas[xgrammar]`).
+
+Promises: what it would ignore in a schema is refused beforehand; control tokens are no text, and none
+that the tree does not name is ever legal; compilations run in a process that is killed at the deadline.
+Its grammars have no canonical ones: a compilation takes too long to do it three times.
+Does not know: who compiles when, budgets, trees.
+
+Legend: N mask rows, K 32-bit words of a row.
+"""
+
+from __future__ import annotations
+
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from eyas.constraint.base import State
+from eyas.constraint.faults import described, named
+from eyas.constraint.sources import parsed_json
+from eyas.constraint.vocabulary import Vocabulary
+from eyas.constraint.xgrammar_worker import Answer, Hello, tokenizer_info
+from eyas.core import GrammarError
+from eyas.grammar import FreeText, Json, Marker, Node, OutputSpec, leaves
+
+START_SECONDS = 120.0
+
+
+class XgrammarBackend:
+    """xgrammar over one vocabulary."""
+
+    name = "xgrammar"
+
+    def __init__(
+        self, vocabulary: Vocabulary, *, num_threads: int = 1, deadline_seconds: float = 5.0
+    ) -> None:
+        """deadline_seconds: of one compilation, without waiting for others. ValueError where the
+        library is not there."""
+        try:
+            import xgrammar
+        except ImportError as error:
+            raise ValueError(
+                "the grammar backend xgrammar is not installed; install eyas[xgrammar] or choose "
+                "llguidance"
+            ) from error
+        self.vocabulary = vocabulary
+        self.eos_token_ids = frozenset(vocabulary.eos_token_ids)
+        special = vocabulary.special_ids
+        hello = Hello(
+            tokens=[
+                b"\xff" + data if token in special else bytes(data)
+                for token, data in enumerate(vocabulary.tokens)
+            ],
+            vocab_size=vocabulary.vocab_size,
+            stop_token_ids=list(vocabulary.eos_token_ids),
+        )
+        self._xgrammar = xgrammar
+        self._info = tokenizer_info(xgrammar, hello)
+        self._compiler = _Compiler(hello, deadline_seconds)
+        self._batch = xgrammar.BatchGrammarMatcher(max_threads=max(1, num_threads))
+        self.lock = threading.Lock()
+        """Matchers are read and copied by one thread at a time."""
+
+    def compile(self, spec: OutputSpec) -> XgrammarGrammar:
+        try:
+            _check_schemas(spec.root)
+            compiled = self._compiled(spec.root)
+            grammar = XgrammarGrammar(self, compiled, self._allowed_row(spec.root))
+            mask_NK = np.zeros((1, self.vocabulary.num_mask_words), dtype=np.int32)
+            self.fill([grammar.start()], mask_NK)
+            if not mask_NK.any():
+                raise GrammarError(
+                    "no output can match: a rule or a schema refers to itself on every path; give it "
+                    "an alternative that ends",
+                    "invalid",
+                )
+        except GrammarError as error:
+            raise named(error, spec.param) from None
+        return grammar
+
+    def fill(self, states: Sequence[State], mask_NK: np.ndarray) -> list[int]:
+        assert mask_NK.dtype == np.int32 and mask_NK.flags.c_contiguous
+        assert mask_NK.shape[1] == self.vocabulary.num_mask_words
+        first: dict[int, int] = {}
+        filled: list[tuple[int, XgrammarState]] = []
+        copies: list[tuple[int, int]] = []
+        for row, state in enumerate(states):
+            assert isinstance(state, XgrammarState)
+            if state.matcher is None:
+                continue
+            if id(state.matcher) in first:
+                copies.append((row, first[id(state.matcher)]))
+            else:
+                first[id(state.matcher)] = row
+                filled.append((row, state))
+        if filled:
+            matchers, rows = [state.matcher for _, state in filled], [row for row, _ in filled]
+            with self.lock:
+                self._batch.batch_fill_next_token_bitmask(matchers, mask_NK, rows)
+        for row, state in filled:
+            mask_NK[row] &= state.grammar.allowed_K
+        for row, source in copies:
+            mask_NK[row] = mask_NK[source]
+        return []
+
+    def close(self) -> None:
+        """End the compiling process."""
+        self._compiler.close()
+
+    def matcher(self, compiled: Any) -> Any:
+        """A new matcher of a compiled grammar."""
+        return self._xgrammar.GrammarMatcher(compiled)
+
+    def _compiled(self, root: Node) -> Any:
+        answer = self._compiler.ask(msgspec.json.encode(root))
+        if answer.grammar is not None:
+            return self._xgrammar.CompiledGrammar.deserialize_json(answer.grammar, self._info)
+        words = answer.error or "it failed without a word"
+        if answer.fault is not None:
+            raise GrammarError(words, answer.fault)
+        parts = leaves(root)
+        raise described(parts[0] if len(parts) == 1 else None, words)
+
+    def _allowed_row(self, root: Node) -> np.ndarray:
+        """[K]: every token but the control tokens that no marker of the tree names, and padding."""
+        vocabulary = self.vocabulary
+        allowed = np.zeros(vocabulary.num_mask_words * 32, dtype=bool)
+        allowed[: len(vocabulary.tokens)] = [bool(data) for data in vocabulary.tokens]
+        allowed[list(vocabulary.special_ids - _marker_ids(root))] = False
+        allowed[list(vocabulary.eos_token_ids)] = True
+        return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
+class XgrammarGrammar:
+    """A compiled grammar. allowed_K: the tokens that may be legal anywhere in it."""
+
+    canonical: Sequence[XgrammarGrammar] = ()
+
+    def __init__(self, backend: XgrammarBackend, compiled: Any, allowed_K: np.ndarray) -> None:
+        self._backend = backend
+        self._compiled = compiled
+        self.allowed_K = allowed_K
+        self.num_bytes = int(compiled.memory_size_bytes) + allowed_K.nbytes
+        self._start = XgrammarState(self, backend.matcher(compiled))
+
+    @property
+    def backend(self) -> XgrammarBackend:
+        return self._backend
+
+    def start(self, *, fresh: bool = False) -> XgrammarState:
+        return XgrammarState(self, self._backend.matcher(self._compiled)) if fresh else self._start
+
+    def allows(self, token: int) -> bool:
+        """May the token be legal anywhere?"""
+        return 0 <= token < len(self._backend.vocabulary.tokens) and bool(
+            (int(self.allowed_K[token // 32]) >> (token % 32)) & 1
+        )
+
+
+class XgrammarState:
+    """matcher: None after an end-of-sequence token."""
+
+    __slots__ = ("_grammar", "matcher")
+
+    def __init__(self, grammar: XgrammarGrammar, matcher: Any) -> None:
+        self._grammar = grammar
+        self.matcher = matcher
+
+    @property
+    def grammar(self) -> XgrammarGrammar:
+        return self._grammar
+
+    def after(self, token: int) -> XgrammarState | None:
+        if self.matcher is None or not self._grammar.allows(token):
+            return None
+        backend = self._grammar.backend
+        with backend.lock:
+            if token in backend.eos_token_ids and self.matcher.is_completed():
+                return XgrammarState(self._grammar, None)
+            matcher = self.matcher.fork()
+            if token not in backend.eos_token_ids and matcher.accept_token(token):
+                return XgrammarState(self._grammar, matcher)
+        return None
+
+    def forced(self, limit: int) -> list[int]:
+        if self.matcher is None or limit <= 0:
+            return []
+        backend = self._grammar.backend
+        with backend.lock:
+            text = self.matcher.find_jump_forward_string()
+        return backend.vocabulary.encode(text)[:limit] if text else []
+
+
+class _Compiler:
+    """The process that compiles, started anew after it was killed."""
+
+    def __init__(self, hello: Hello, deadline_seconds: float) -> None:
+        self._hello = msgspec.json.encode(hello) + b"\n"
+        self._deadline_seconds = deadline_seconds
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._process = self._spawn()
+        self._is_ready = False
+
+    def ask(self, question: bytes) -> Answer:
+        """GrammarError with fault "timeout" at the deadline."""
+        with self._lock:
+            if self._is_closed:
+                raise GrammarError("the engine is stopping; try again later", "timeout")
+            try:
+                if not self._is_ready:
+                    self._exchange(self._hello, START_SECONDS)
+                    self._is_ready = True
+                line = self._exchange(question + b"\n", self._deadline_seconds)
+            except TimeoutError:
+                self._replace()
+                raise GrammarError(
+                    f"compiling it took more than {self._deadline_seconds:g} seconds; make it smaller: "
+                    "fewer alternatives, lower repetition counts and lengths",
+                    "timeout",
+                ) from None
+            except OSError:
+                self._replace()
+                raise GrammarError(
+                    "the compiler died of it; make it smaller", "too_complex"
+                ) from None
+            return msgspec.json.decode(line, type=Answer)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._kill()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "eyas.constraint.xgrammar_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+
+    def _replace(self) -> None:
+        self._kill()
+        self._is_ready = False
+        if not self._is_closed:
+            self._process = self._spawn()
+
+    def _kill(self) -> None:
+        process = self._process
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _exchange(self, line: bytes, seconds: float) -> bytes:
+        """A line there, a line back. TimeoutError; OSError where the process ends."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        writer = threading.Thread(target=_write, args=(process.stdin, line), daemon=True)
+        writer.start()
+        return _read_line(process.stdout, seconds)
+
+
+def _write(pipe: Any, data: bytes) -> None:
+    """All of it; a process that is gone shows when its answer is read."""
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[pipe.write(view) :]
+    except (OSError, ValueError):
+        pass
+
+
+def _read_line(pipe: Any, seconds: float) -> bytes:
+    deadline = time.monotonic() + seconds
+    pieces: list[bytes] = []
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while not (pieces and pieces[-1].endswith(b"\n")):
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise TimeoutError
+            piece = pipe.read(1 << 20)
+            if not piece:
+                raise OSError("the compiling process ended")
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _check_schemas(root: Node) -> None:
+    """Refuse what the library would ignore without a word."""
+    from eyas import schemas
+
+    check = getattr(schemas, "check_ignored", None)
+    for leaf in leaves(root):
+        if not isinstance(leaf, Json):
+            continue
+        parsed_json(leaf.schema, "the schema")
+        if check is not None and not leaf.lenient:
+            check(leaf.schema)
+
+
+def _marker_ids(root: Node) -> frozenset[int]:
+    markers = [leaf for leaf in leaves(root) if isinstance(leaf, Marker)]
+    markers += [
+        marker for leaf in leaves(root) if isinstance(leaf, FreeText) for marker in leaf.until
+    ]
+    return frozenset(marker.token_id for marker in markers if marker.token_id is not None)

@@ -1,0 +1,188 @@
+"""A process that compiles for the xgrammar backend and may be killed at any time.
+
+Promises: reads and writes one JSON value a line; says "ready" when it has read the vocabulary.
+Does not know: requests, masks. Run as `python -m eyas.constraint.xgrammar_worker`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import IO, Any
+
+import msgspec
+
+from eyas.constraint.freetext import free_text_grammar
+from eyas.constraint.priority import give_way
+from eyas.constraint.sources import check_source, checked_lark, parsed_json
+from eyas.core import GrammarError, GrammarFault
+from eyas.grammar import (
+    Choice,
+    FreeText,
+    Json,
+    Literal,
+    Marker,
+    Node,
+    Regex,
+    Repeat,
+    Series,
+    Source,
+)
+
+_LOOSE_CHARACTERS = re.compile(r"^(\w+_characters) ::= \(\(\[\^\\\"\\\\\\r\\n\]\)\)$", re.MULTILINE)
+"""The rule of strings with a length, which lets control characters in; JSON does not."""
+
+
+class Hello(msgspec.Struct):
+    """The first line: the vocabulary, its bytes in base64."""
+
+    tokens: list[bytes]
+    vocab_size: int
+    stop_token_ids: list[int]
+
+
+class Answer(msgspec.Struct):
+    """What came of a tree. error: the library's words; fault: where the fault is known already."""
+
+    grammar: str | None = None
+    error: str | None = None
+    fault: GrammarFault | None = None
+
+
+def format_of(node: Node, xgrammar: Any) -> dict[str, Any]:
+    """The tree as a structural tag's format. GrammarError for what this library cannot say."""
+    match node:
+        case Literal(text):
+            return {"type": "const_string", "value": text}
+        case Marker():
+            return _any_of(_marker_forms(node))
+        case FreeText():
+            return _free_text(node)
+        case Json():
+            return _ebnf(_schema_grammar(node, xgrammar))
+        case Regex(pattern):
+            return {"type": "regex", "pattern": pattern}
+        case Source():
+            return _source(node, xgrammar)
+        case Series(parts):
+            return {"type": "sequence", "elements": [format_of(part, xgrammar) for part in parts]}
+        case Choice(options):
+            return _any_of([format_of(option, xgrammar) for option in options])
+        case Repeat(part, least, most):
+            if most == 0:
+                return {"type": "const_string", "value": ""}
+            most = -1 if most is None else most
+            inner = format_of(part, xgrammar)
+            return {"type": "repeat", "min": least, "max": most, "content": inner}
+    raise AssertionError(node)
+
+
+def _marker_forms(marker: Marker) -> list[dict[str, Any]]:
+    forms: list[dict[str, Any]] = []
+    if marker.token_id is not None:
+        forms.append({"type": "token", "token": marker.token_id})
+    if marker.is_text:
+        forms.append({"type": "const_string", "value": marker.text})
+    return forms
+
+
+def _free_text(node: FreeText) -> dict[str, Any]:
+    ends = [marker.text for marker in node.until if marker.is_text]
+    without = [marker.text for marker in node.without]
+    tokens = [
+        {"type": "token", "token": marker.token_id}
+        for marker in node.until
+        if marker.token_id is not None
+    ]
+    forms: list[dict[str, Any]] = []
+    if ends or not tokens:
+        forms.append(_ebnf(free_text_grammar(ends, without)))
+    if tokens:
+        body = _ebnf(free_text_grammar((), [*without, *ends]))
+        forms.append({"type": "sequence", "elements": [body, _any_of(tokens)]})
+    return _any_of(forms)
+
+
+MAX_WHITE_SPACE = 64
+"""Characters of white space between two parts of JSON."""
+
+
+def _schema_grammar(node: Json, xgrammar: Any) -> str:
+    parsed_json(node.schema, "the schema")
+    grammar = xgrammar.Grammar.from_json_schema(
+        node.schema,
+        any_whitespace=node.separators is None,
+        max_whitespace_cnt=MAX_WHITE_SPACE if node.separators is None else None,
+        separators=node.separators,
+        strict_mode=False,
+    )
+    return _LOOSE_CHARACTERS.sub(r"\1 ::= (([^\\0-\\x1f\\\"\\\\]))", str(grammar))
+
+
+def _source(node: Source, xgrammar: Any) -> dict[str, Any]:
+    check_source(node.text)
+    match node.syntax:
+        case "ebnf":
+            return _ebnf(str(xgrammar.Grammar.from_ebnf(node.text)))
+        case "lark":
+            return _ebnf(str(xgrammar.Grammar.from_lark(checked_lark(node.text, {}))))
+    raise GrammarError(
+        "llguidance's own grammars need that backend; write it as lark", "unsupported"
+    )
+
+
+def _ebnf(grammar: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": grammar}
+
+
+def _any_of(forms: list[dict[str, Any]]) -> dict[str, Any]:
+    if not forms:
+        raise GrammarError("a choice needs at least one option", "invalid")
+    return forms[0] if len(forms) == 1 else {"type": "or", "elements": forms}
+
+
+def tokenizer_info(xgrammar: Any, hello: Hello) -> Any:
+    """The library's view of a vocabulary whose control tokens are no UTF-8."""
+    return xgrammar.TokenizerInfo(
+        hello.tokens,
+        xgrammar.VocabType.RAW,
+        vocab_size=hello.vocab_size,
+        stop_token_ids=hello.stop_token_ids,
+    )
+
+
+def _answer(line: bytes, compiler: Any, xgrammar: Any) -> Answer:
+    try:
+        root = msgspec.json.decode(line, type=Node)
+        form = {"type": "structural_tag", "format": format_of(root, xgrammar)}
+        return Answer(grammar=compiler.compile_structural_tag(form).serialize_json())
+    except GrammarError as error:
+        return Answer(error=error.message, fault=error.fault)
+    except RecursionError:
+        return Answer(error="it is nested too deeply; flatten it", fault="too_complex")
+    except Exception as error:  # the library raises what it likes
+        return Answer(error=str(error) or type(error).__name__)
+
+
+def serve(read: IO[bytes], write: IO[bytes]) -> None:
+    """Answer until the input ends."""
+    import xgrammar
+
+    give_way()
+    hello = msgspec.json.decode(read.readline(), type=Hello)
+    compiler = xgrammar.GrammarCompiler(
+        tokenizer_info(xgrammar, hello), max_threads=1, cache_enabled=False
+    )
+    write.write(b'"ready"\n')
+    write.flush()
+    for line in read:
+        write.write(msgspec.json.encode(_answer(line, compiler, xgrammar)) + b"\n")
+        write.flush()
+
+
+if __name__ == "__main__":
+    # Whatever the library prints must not stand between the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)

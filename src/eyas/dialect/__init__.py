@@ -1,0 +1,19 @@
+"""How families of models write reasoning, answers and tool calls: one file for each family."""
+
+from eyas.dialect.base import Dialect, Event, Segmenter, ToolSpec, Vocabulary, Wanted
+from eyas.dialect.choose import find_dialect, named_dialect
+from eyas.dialect.offer import tool_specs
+from eyas.dialect.segment import merged
+
+__all__ = [
+    "Dialect",
+    "Event",
+    "Segmenter",
+    "ToolSpec",
+    "Vocabulary",
+    "Wanted",
+    "find_dialect",
+    "merged",
+    "named_dialect",
+    "tool_specs",
+]

@@ -1,0 +1,198 @@
+"""Which dialect a model speaks: seen from its files, or named as other servers name their parsers.
+
+Promises: a way to reason and a way to call tools can come from different families, except Harmony's,
+which are one.
+Does not know: how a request is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from eyas.dialect.base import Dialect, Vocabulary
+from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.deepseek import (
+    DeepSeekCalls,
+    deepseek,
+    deepseek_v31,
+    v31_reasoning,
+    writes_fences,
+)
+from eyas.dialect.generic import generic, generic_reasoning
+from eyas.dialect.glm import GlmCalls, glm, glm_reasoning
+from eyas.dialect.harmony import harmony
+from eyas.dialect.llama3 import LlamaCalls, llama3
+from eyas.dialect.qwen3 import HermesCalls, qwen3
+from eyas.dialect.reasoning import ReasoningFormat
+from eyas.dialect.tools import ToolFormat
+
+_REASONING_NAMES = {
+    "qwen3": "qwen3",
+    "qwen3-thinking": "qwen3",
+    "qwq": "qwen3",
+    "deepseek-r1": "deepseek",
+    "deepseek-v3": "deepseek_v31",
+    "deepseek-v31": "deepseek_v31",
+    "glm45": "glm",
+    "glm4-moe": "glm",
+    "gpt-oss": "harmony",
+    "openai-gptoss": "harmony",
+    "gptoss": "harmony",
+    "harmony": "harmony",
+    "generic": "generic",
+    "none": "none",
+}
+_TOOL_NAMES = {
+    "qwen3": "hermes",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "hermes": "hermes",
+    "generic": "hermes",
+    "llama3": "llama3",
+    "llama3-json": "llama3",
+    "deepseekv3": "deepseek",
+    "deepseek-v3": "deepseek",
+    "deepseek-r1": "deepseek",
+    "deepseekv31": "deepseek_v31",
+    "deepseek-v31": "deepseek_v31",
+    "glm": "glm",
+    "glm45": "glm",
+    "glm4-moe": "glm",
+    "gpt-oss": "harmony",
+    "openai-gptoss": "harmony",
+    "openai": "harmony",
+    "harmony": "harmony",
+    "none": "none",
+}
+_FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
+    "qwen3": qwen3,
+    "llama3": llama3,
+    "deepseek": deepseek,
+    "deepseek_v31": deepseek_v31,
+    "glm": glm,
+    "harmony": harmony,
+    "generic": generic,
+}
+_PARTS = {
+    # family: (its way to reason, its way to call tools)
+    "qwen3": ("qwen3", "hermes"),
+    "llama3": ("none", "llama3"),
+    "deepseek": ("deepseek", "deepseek"),
+    "deepseek_v31": ("deepseek_v31", "deepseek_v31"),
+    "glm": ("glm", "glm"),
+    "generic": ("generic", "hermes"),
+}
+
+
+def find_dialect(
+    tokenizer: Vocabulary, template_source: str | None, architecture: str | None
+) -> Dialect:
+    """The dialect that a checkpoint's tokenizer, chat template and architecture show."""
+    family = _family(tokenizer, template_source or "", architecture or "")
+    if family in _PARTS and not _thinks(tokenizer, template_source or ""):
+        calls = _tools(tokenizer, _PARTS[family][1])
+        return ComposedDialect(family, tokenizer, generic_reasoning(tokenizer), calls)
+    return _FAMILIES[family](tokenizer)
+
+
+def named_dialect(
+    tokenizer: Vocabulary,
+    reasoning_parser: str | None,
+    tool_call_parser: str | None,
+    template_source: str | None,
+    architecture: str | None,
+) -> Dialect:
+    """The dialect of these names ("none" is none, None is found as `find_dialect` does). ValueError
+    lists the names there are."""
+    if reasoning_parser is None and tool_call_parser is None:
+        return find_dialect(tokenizer, template_source, architecture)
+    family = _family(tokenizer, template_source or "", architecture or "")
+    reasoning = _known("reasoning-parser", reasoning_parser, _REASONING_NAMES)
+    tools = _known("tool-call-parser", tool_call_parser, _TOOL_NAMES)
+    if "harmony" in (reasoning, tools):
+        if {reasoning, tools} - {"harmony", None}:
+            raise ValueError(
+                f"--reasoning-parser {reasoning_parser} with --tool-call-parser {tool_call_parser}: "
+                "Harmony's reasoning and calls are one format; name it for both or for one alone"
+            )
+        return harmony(tokenizer)
+    found_reasoning, found_tools = _PARTS.get(family, _PARTS["generic"])
+    if not _thinks(tokenizer, template_source or ""):
+        found_reasoning = "generic"
+    reasoning, tools = reasoning or found_reasoning, tools or found_tools
+    for name, parts in _PARTS.items():
+        if parts == (reasoning, tools):
+            return _FAMILIES[name](tokenizer)
+    return ComposedDialect(
+        f"{reasoning}+{tools}",
+        tokenizer,
+        _reasoning(tokenizer, reasoning),
+        _tools(tokenizer, tools),
+    )
+
+
+def _family(tokenizer: Vocabulary, template: str, architecture: str) -> str:
+    """What the template writes counts first, because fine-tuned models keep tokens they do not use."""
+
+    def has(text: str) -> bool:
+        return tokenizer.control_id(text) is not None
+
+    if has("<|channel|>") and has("<|message|>"):
+        return "harmony"
+    if "<arg_key>" in template:
+        return "glm"
+    if "tool▁calls▁begin" in template:
+        return "deepseek" if writes_fences(template) else "deepseek_v31"
+    if "<tool_call>" in template:
+        return "qwen3"
+    if "<|python_tag|>" in template or '"parameters": ' in template:
+        return "llama3"
+    if has("<arg_key>") or architecture.startswith("Glm4Moe"):
+        return "glm"
+    if has("<｜tool▁calls▁begin｜>") or architecture.startswith("Deepseek"):
+        return "deepseek"
+    if has("<tool_call>") or architecture.startswith(("Qwen2", "Qwen3")):
+        return "qwen3"
+    if has("<|python_tag|>"):
+        return "llama3"
+    return "generic"
+
+
+def _thinks(tokenizer: Vocabulary, template: str) -> bool:
+    """May the model open reasoning by itself?"""
+    return tokenizer.control_id("<think>") is not None or "<think>" in template
+
+
+def _known(option: str, name: str | None, names: dict[str, str]) -> str | None:
+    if name is None:
+        return None
+    found = names.get(name.lower().replace("_", "-"))
+    if found is None:
+        raise ValueError(f"--{option} {name}: is not known; name one of {', '.join(sorted(names))}")
+    return found
+
+
+def _reasoning(tokenizer: Vocabulary, name: str) -> ReasoningFormat | None:
+    match name:
+        case "none":
+            return None
+        case "glm":
+            return glm_reasoning(tokenizer)
+        case "deepseek_v31":
+            return v31_reasoning(tokenizer)
+        case "generic":
+            return generic_reasoning(tokenizer)
+    return ReasoningFormat.of(tokenizer)
+
+
+def _tools(tokenizer: Vocabulary, name: str) -> ToolFormat | None:
+    match name:
+        case "none":
+            return None
+        case "glm":
+            return GlmCalls(tokenizer)
+        case "llama3":
+            return LlamaCalls(tokenizer)
+        case "deepseek" | "deepseek_v31":
+            return DeepSeekCalls(tokenizer, fences=name == "deepseek")
+    return HermesCalls(tokenizer)

@@ -1,0 +1,255 @@
+"""A dialect put together from a way to reason and a way to call tools.
+
+Promises: what may come is decided once (`Plan`), for the grammar and the segmenter alike.
+Does not know: any family's markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal as OneOf
+
+from eyas.core import GrammarError, RequestError
+from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
+from eyas.dialect.beginning import may_begin_with, may_begin_with_white
+from eyas.dialect.reasoning import PromptEnd, ReasoningFormat, prompt_end
+from eyas.dialect.segment import Reader, Reading, StreamSegmenter, Writer
+from eyas.dialect.tools import ToolFormat
+from eyas.grammar import (
+    Budget,
+    Choice,
+    FreeText,
+    Literal,
+    Marker,
+    Node,
+    OutputSpec,
+    Regex,
+    Repeat,
+    Series,
+)
+
+ReasoningState = OneOf["none", "opened", "optional", "required", "refused"]
+
+_WHITE_GAP = Regex(r"[ \t\r\n]{0,8}")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one output may be.
+
+    reasoning: none; it goes on from the prompt ("opened"); the model may ("optional"), has to
+    ("required") or must not ("refused") open it. trims: nothing of it is in the prompt yet. has_lead:
+    the gap stands before everything. is_gap_exact: the gap is the family's, to the letter, because the
+    answer may begin with white space. must_call: nothing but calls. answer: what else it may be; None
+    is free text.
+    """
+
+    reasoning: ReasoningState
+    trims: bool
+    has_lead: bool
+    is_gap_exact: bool
+    must_call: bool
+    answer: Node | None
+    tools: tuple[ToolSpec, ...]
+    several: bool
+
+    @property
+    def is_free(self) -> bool:
+        """May it be any text?"""
+        return self.answer is None and not self.must_call
+
+
+class ComposedDialect(Dialect):
+    """Reasoning between markers, then text, an answer or calls."""
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Vocabulary,
+        reasoning: ReasoningFormat | None,
+        tools: ToolFormat | None,
+    ) -> None:
+        self.name = name
+        self.reasoning = reasoning
+        self.tools = tools
+        self._tokenizer = tokenizer
+
+    def output(self, wanted: Wanted, prompt_token_ids: Sequence[int]) -> OutputSpec | None:
+        plan = self._plan(wanted, prompt_token_ids)
+        budget = self._budget(plan, wanted.max_reasoning_tokens)
+        has_limit = budget is not None or plan.reasoning == "refused"
+        if plan.is_free and not plan.tools and not has_limit:
+            return None
+        return OutputSpec(root=_series(self._parts(plan)), budget=budget)
+
+    def segmenter(self, wanted: Wanted, prompt_token_ids: Sequence[int]) -> Segmenter:
+        plan = self._plan(wanted, prompt_token_ids)
+        return StreamSegmenter(lambda reader, writer: self._read(plan, reader, writer))
+
+    def _plan(self, wanted: Wanted, prompt_token_ids: Sequence[int]) -> Plan:
+        tools, must_call = chosen_tools(wanted, self.name, self.tools is not None)
+        answer = None if must_call else wanted.answer
+        end = PromptEnd("none")
+        if self.reasoning is not None:
+            end = prompt_end(self._tokenizer, self.reasoning, prompt_token_ids)
+        if tools and answer is not None:
+            self._check_distinct(answer)
+        return Plan(
+            reasoning=self._how_to_reason(end, answer, wanted.max_reasoning_tokens),
+            trims=not end.after.strip(),
+            has_lead=self._has_lead(end),
+            is_gap_exact=answer is not None and may_begin_with_white(answer),
+            must_call=must_call,
+            answer=answer,
+            tools=tools,
+            several=wanted.parallel and wanted.choice in ("auto", "required"),
+        )
+
+    def _how_to_reason(
+        self, end: PromptEnd, answer: Node | None, limit: int | None
+    ) -> ReasoningState:
+        if self.reasoning is None or end.reasoning == "closed":
+            return "none"
+        if end.reasoning == "opened":
+            return "opened"
+        if not self.reasoning.may_open:
+            return "none"
+        if limit is not None:
+            return "required" if limit > 0 else "refused"
+        opening = self.reasoning.open
+        if opening.is_text and answer is not None and may_begin_with(answer, opening.text):
+            return "none"
+        return "optional"
+
+    def _has_lead(self, end: PromptEnd) -> bool:
+        if self.reasoning is None:
+            return False
+        if end.reasoning == "closed":
+            return not end.after
+        return end.reasoning == "none" and self.reasoning.leads
+
+    def _check_distinct(self, answer: Node) -> None:
+        """Calls and an answer must differ from their first character on."""
+        assert self.tools is not None
+        for opening in self.tools.openings:
+            if opening.is_text and may_begin_with(answer, opening.text):
+                raise GrammarError(
+                    f"tool_choice: with 'auto', an answer that may begin with {opening.text!r} "
+                    "cannot be told from a call of this model; ask for 'required' or 'none', or for "
+                    "a JSON schema",
+                    "unsupported",
+                    param="tool_choice",
+                )
+
+    def _budget(self, plan: Plan, limit: int | None) -> Budget | None:
+        if limit is None or self.reasoning is None:
+            return None
+        if plan.reasoning not in ("opened", "required"):
+            return None
+        if plan.reasoning == "required":
+            limit += self.reasoning.num_opening_tokens(self._tokenizer)
+        return Budget(limit, (self.reasoning.close,), self.reasoning.closing(self._tokenizer))
+
+    def _parts(self, plan: Plan) -> list[Node]:
+        body = self._body(plan)
+        if self.reasoning is None:
+            return [body]
+        gap = [] if plan.is_free else self._gap(plan)
+        lead = gap if plan.has_lead else []
+        if plan.is_free and plan.has_lead and self.reasoning.gap:
+            lead = [Repeat(Literal(self.reasoning.gap), 0, 1)]
+        match plan.reasoning:
+            case "none" | "refused":
+                return [*(gap if plan.has_lead else []), body]
+            case "opened":
+                return [self.reasoning.inside(), *gap, body]
+            case "required":
+                return [*lead, self.reasoning.whole(), *gap, body]
+        if plan.is_free:
+            return [Repeat(_series([*lead, self.reasoning.whole()]), 0, 1), body]
+        return [*lead, Repeat(_series([self.reasoning.whole(), *gap]), 0, 1), body]
+
+    def _body(self, plan: Plan) -> Node:
+        """What follows reasoning and the gap."""
+        if plan.must_call:
+            assert self.tools is not None
+            return self.tools.only_calls(plan.tools, plan.several)
+        if plan.answer is not None:
+            if not plan.tools:
+                return plan.answer
+            assert self.tools is not None
+            return Choice((plan.answer, self.tools.calls(plan.tools, plan.several)))
+        without: tuple[Marker, ...] = ()
+        if self.reasoning is not None and plan.reasoning in ("optional", "refused"):
+            without = (self.reasoning.open,) if self.reasoning.open.is_text else ()
+        if not plan.tools:
+            return FreeText(without=without)
+        assert self.tools is not None
+        gap = self.reasoning.gap if self.reasoning is not None else ""
+        return self.tools.text_or_calls(plan.tools, plan.several, without, gap)
+
+    def _gap(self, plan: Plan) -> list[Node]:
+        assert self.reasoning is not None
+        if not plan.is_gap_exact:
+            return [_WHITE_GAP]
+        return [Literal(self.reasoning.gap)] if self.reasoning.gap else []
+
+    def _read(self, plan: Plan, reader: Reader, writer: Writer) -> Reading[None]:
+        reasoning = self.reasoning
+        if reasoning is not None:
+            has_reasoned = plan.reasoning == "opened"
+            white = ""
+            if plan.has_lead:
+                yield from self._read_gap(plan, reader)
+            elif plan.reasoning in ("optional", "required"):
+                white = yield from reader.white()
+            if plan.reasoning in ("optional", "required"):
+                has_reasoned = (yield from reader.at(reasoning.open)) is not None
+                if not has_reasoned:
+                    reader.unread(white)
+            if has_reasoned:
+                yield from reasoning.read(reader, writer, trims=plan.trims)
+                yield from self._read_gap(plan, reader)
+        if not plan.tools:
+            yield from reader.until((), writer.content)
+            return
+        assert self.tools is not None
+        yield from self.tools.read(reader, writer, plan.tools, answers=plan.answer is not None)
+
+    def _read_gap(self, plan: Plan, reader: Reader) -> Reading[None]:
+        if not plan.is_gap_exact:
+            yield from reader.white()
+        elif self.reasoning is not None and self.reasoning.gap:
+            yield from reader.at(Marker(self.reasoning.gap))
+
+
+def chosen_tools(wanted: Wanted, name: str, has_calls: bool) -> tuple[tuple[ToolSpec, ...], bool]:
+    """The functions that may be called, and whether one must be."""
+    if wanted.choice == "none" or not wanted.tools:
+        if wanted.choice not in ("none", "auto"):
+            raise RequestError(
+                f"tool_choice: {wanted.choice!r} needs functions to call; give tools",
+                param="tool_choice",
+            )
+        return (), False
+    if not has_calls:
+        raise RequestError(
+            f"tools: the dialect {name!r} has no tool calls; start the server with "
+            "--tool-call-parser",
+            param="tools",
+        )
+    if wanted.choice in ("auto", "required"):
+        return wanted.tools, wanted.choice == "required"
+    named = tuple(tool for tool in wanted.tools if tool.name == wanted.choice)
+    if not named:
+        raise RequestError(
+            f"tool_choice: names {wanted.choice!r}, which is not among the tools; name one of "
+            + ", ".join(tool.name for tool in wanted.tools),
+            param="tool_choice",
+        )
+    return named[:1], True
+
+
+def _series(parts: list[Node]) -> Node:
+    return parts[0] if len(parts) == 1 else Series(tuple(parts))

@@ -1,0 +1,100 @@
+"""DeepSeek R1, V3 and V3.1: <think> reasoning, calls between markers of their own.
+
+    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
+    ```json
+    {...}
+    ```<｜tool▁call▁end｜>
+    <｜tool▁call▁begin｜>...<｜tool▁calls▁end｜>
+
+V3.1 leaves out the word function, the fence and the new lines.
+"""  # noqa: RUF002
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
+from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.json_text import read_value
+from eyas.dialect.reasoning import ReasoningFormat, marker
+from eyas.dialect.segment import Reader, Reading, Writer
+from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
+from eyas.grammar import Literal, Marker, Node, Repeat, Series
+
+_FENCE = Marker("```json")
+_LINE_END = Marker("\n")
+
+
+class DeepSeekCalls(MarkedCalls):
+    """fences: the form of V3 and R1; without them, that of V3.1."""
+
+    def __init__(self, tokenizer: Vocabulary, *, fences: bool) -> None:
+        self.fences = fences
+        self.begin: Marker = marker(tokenizer, "<｜tool▁calls▁begin｜>")
+        self.end: Marker = marker(tokenizer, "<｜tool▁calls▁end｜>")
+        self.call_begin: Marker = marker(tokenizer, "<｜tool▁call▁begin｜>")
+        self.call_end: Marker = marker(tokenizer, "<｜tool▁call▁end｜>")
+        self.separator: Marker = marker(tokenizer, "<｜tool▁sep｜>")
+
+    def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
+        call = one_of([self._call(tool) for tool in tools])
+        first = Series((self.call_begin, call, self.call_end))
+        if not several:
+            return Series((first, self.end))
+        apart = Repeat(Literal("\n"), 0, 1) if self.fences else None
+        following = first if apart is None else Series((apart, first))
+        return Series((first, Repeat(following), self.end))
+
+    def _call(self, tool: ToolSpec) -> Node:
+        if not self.fences:
+            return Series((Literal(tool.name), self.separator, arguments(tool)))
+        begin = Literal(f"{tool.name}\n```json\n")
+        end = Literal("\n```")
+        return Series((Literal("function"), self.separator, begin, arguments(tool), end))
+
+    def read_after_begin(
+        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec]
+    ) -> Reading[None]:
+        while True:
+            yield from reader.white()
+            if (yield from reader.at(self.call_begin)) is None:
+                break
+            yield from self._read_call(reader, writer)
+        yield from reader.at(self.end)
+
+    def _read_call(self, reader: Reader, writer: Writer) -> Reading[None]:
+        """From after its marker up to and with the one that ends it."""
+        ends = (self.call_end, self.end)
+        name, found = yield from reader.collect(self.separator, *ends)
+        if found == self.separator and self.fences:
+            name, found = yield from reader.collect(_LINE_END, *ends)
+        if found not in (self.separator, _LINE_END):
+            return
+        writer.call(name.strip())
+        yield from reader.white()
+        if self.fences and (yield from reader.at(_FENCE)) is not None:
+            yield from reader.white()
+        yield from read_value(reader, writer.arguments)
+        yield from reader.until(ends, ignore)
+
+
+def deepseek(tokenizer: Vocabulary) -> Dialect:
+    """R1 and V3."""
+    calls = DeepSeekCalls(tokenizer, fences=True)
+    return ComposedDialect("deepseek", tokenizer, ReasoningFormat.of(tokenizer), calls)
+
+
+def deepseek_v31(tokenizer: Vocabulary) -> Dialect:
+    """V3.1."""
+    calls = DeepSeekCalls(tokenizer, fences=False)
+    return ComposedDialect("deepseek_v31", tokenizer, v31_reasoning(tokenizer), calls)
+
+
+def v31_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:
+    """Nothing stands between reasoning and answer."""
+    return ReasoningFormat.of(tokenizer, gap="")
+
+
+def writes_fences(template_source: str) -> bool:
+    """Does a chat template write calls as V3 and R1 do?"""
+    return "```json" in template_source

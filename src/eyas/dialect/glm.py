@@ -1,0 +1,123 @@
+"""GLM 4.5: <think> reasoning, calls of key and value pairs.
+
+    <tool_call>NAME
+    <arg_key>k</arg_key>
+    <arg_value>v</arg_value>
+    ...</tool_call>
+
+Strings are written as they are, other values as JSON; clients get one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
+from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.glm_arguments import Pairs
+from eyas.dialect.json_text import read_value
+from eyas.dialect.reasoning import ReasoningFormat, marker
+from eyas.dialect.segment import Reader, Reading, Writer
+from eyas.dialect.tools import MarkedCalls, ignore, one_of
+from eyas.grammar import Literal, Marker, Node, Repeat, Series
+
+_LINE_END = Marker("\n")
+
+
+class GlmCalls(MarkedCalls):
+    """A name, then keys and values between markers."""
+
+    def __init__(self, tokenizer: Vocabulary) -> None:
+        self.begin: Marker = marker(tokenizer, "<tool_call>")
+        self.end: Marker = marker(tokenizer, "</tool_call>")
+        self.key: Marker = marker(tokenizer, "<arg_key>")
+        self.key_end: Marker = marker(tokenizer, "</arg_key>")
+        self.value: Marker = marker(tokenizer, "<arg_value>")
+        self.value_end: Marker = marker(tokenizer, "</arg_value>")
+
+    def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
+        call = Series((one_of([self._call(tool) for tool in tools]), self.end))
+        if not several:
+            return call
+        return Series((call, Repeat(Series((Literal("\n"), self.begin, call)))))
+
+    def _call(self, tool: ToolSpec) -> Node:
+        pairs = Pairs.of(tool).grammar(self._around, self.value_end)
+        return Series((Literal(f"{tool.name}\n"), *pairs))
+
+    def _around(self, key: Node) -> Node:
+        return Series((self.key, key, self.key_end, Literal("\n"), self.value))
+
+    def read_after_begin(
+        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec]
+    ) -> Reading[None]:
+        name, found = yield from reader.collect(_LINE_END, self.key, self.end)
+        name = name.strip()
+        if found is None or not name:
+            return
+        pairs = next((Pairs.of(tool) for tool in tools if tool.name == name), None)
+        writer.call(name)
+        writer.arguments("{")
+        separator = ""
+        while True:
+            if found not in (self.key, self.end):
+                found = yield from reader.until((self.key, self.end), ignore)
+            if found != self.key:
+                break
+            key, found = yield from reader.collect(self.key_end, self.end)
+            if found != self.key_end:
+                break
+            found = yield from reader.until((self.value, self.end), ignore)
+            if found != self.value:
+                break
+            writer.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+            separator = ", "
+            is_text = pairs is not None and pairs.is_text(key)
+            found = yield from self._read_value(reader, writer, is_text)
+            if found != self.value_end:
+                break
+        if found is not None:
+            writer.arguments("}")
+
+    def _read_value(self, reader: Reader, writer: Writer, is_text: bool) -> Reading[Marker | None]:
+        if is_text:
+            writer.arguments('"')
+            found = yield from reader.until(
+                (self.value_end,), lambda text: writer.arguments(_escaped(text))
+            )
+            writer.arguments("" if found is None else '"')
+            return found
+        pieces: list[str] = []
+        yield from reader.white()
+        yield from read_value(reader, pieces.append)
+        rest, found = yield from reader.collect(self.value_end)
+        if found is not None:
+            text = ("".join(pieces) + rest).strip()
+            writer.arguments(text if _is_json(text) else json.dumps(text))
+        return found
+
+
+def glm(tokenizer: Vocabulary) -> Dialect:
+    return ComposedDialect("glm", tokenizer, glm_reasoning(tokenizer), GlmCalls(tokenizer))
+
+
+def glm_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:
+    """A new line stands before reasoning and before the answer."""
+    return ReasoningFormat.of(tokenizer, gap="\n", leads=True)
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")

@@ -1,0 +1,155 @@
+"""The arguments of a call as key and value pairs of which strings are written as they are.
+
+Promises: what a schema says of its properties holds for the pairs, or is refused for strict functions.
+Does not know: markers' tokens, streams.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from eyas.core import GrammarError
+from eyas.dialect.base import ToolSpec
+from eyas.dialect.tools import one_of, parameters
+from eyas.grammar import FreeText, Json, Literal, Marker, Node, Regex, Repeat, Series
+
+Schema = dict[str, Any] | bool
+
+_KNOWN = {"type", "properties", "required", "additionalProperties"}
+_KNOWN_OF_STRINGS = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
+_NOTES = {
+    "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default",
+    "examples", "deprecated", "readOnly", "writeOnly", "nullable",
+}  # fmt: skip
+_NUM_REFERENCES = 16
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of one function. properties: by key, in the schema's order; extra: the schema of
+    other keys, None where there are none."""
+
+    tool: ToolSpec
+    properties: dict[str, Schema]
+    required: frozenset[str]
+    extra: Schema | None
+    definitions: dict[str, Any]
+
+    @classmethod
+    def of(cls, tool: ToolSpec) -> Pairs:
+        schema = parameters(tool)
+        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        resolved = _resolved(schema, definitions)
+        resolved = resolved if isinstance(resolved, dict) else {}
+        _refuse_unknown(tool, resolved, _KNOWN | _NOTES, "the arguments of a call")
+        properties = resolved.get("properties") or {}
+        required = frozenset(resolved.get("required") or ())
+        extra = resolved.get("additionalProperties", not properties)
+        missing = dict.fromkeys(
+            sorted(required - set(properties)), True if extra is False else extra
+        )
+        return cls(
+            tool,
+            properties | missing,
+            required,
+            None if extra is False or properties else extra,
+            definitions,
+        )
+
+    def is_text(self, key: str) -> bool:
+        """Is the value of this key a string, written without quotes?"""
+        schema = self.properties.get(key, True if self.extra is None else self.extra)
+        return _is_string(_resolved(schema, self.definitions))
+
+    def grammar(self, key_to: Callable[[Node], Node], close: Marker) -> list[Node]:
+        """All pairs, in order. key_to: puts a key into what goes before a value; close: ends one."""
+        parts: list[Node] = []
+        for key, schema in self.properties.items():
+            pair = Series((key_to(Literal(key)), self._value(schema, close), Literal("\n")))
+            parts.append(pair if key in self.required else Repeat(pair, 0, 1))
+        if self.extra is not None:
+            key = Regex(r"[A-Za-z0-9_.-]{1,64}")
+            pair = Series((key_to(key), self._value(self.extra, close), Literal("\n")))
+            parts.append(Repeat(pair))
+        return parts
+
+    def _value(self, schema: Schema, close: Marker) -> Node:
+        """A value and the marker that ends it."""
+        resolved = _resolved(schema, self.definitions)
+        if isinstance(resolved, dict) and _is_string(resolved):
+            return self._string(resolved, close)
+        whole = schema if isinstance(schema, bool) else {**schema, **self.definitions}
+        text = json.dumps(whole, ensure_ascii=False)
+        return Series((Json(text, lenient=not self.tool.strict), close))
+
+    def _string(self, schema: dict[str, Any], close: Marker) -> Node:
+        _refuse_unknown(self.tool, schema, _KNOWN_OF_STRINGS | _NOTES, "a string argument")
+        said = [schema["const"]] if "const" in schema else schema.get("enum")
+        if said is not None:
+            return Series((one_of([Literal(text) for text in said]), close))
+        pattern = _pattern(schema)
+        if pattern is None or close.is_text:
+            if self.tool.strict and schema.keys() & {"pattern", "minLength", "maxLength"}:
+                raise _unsupported(self.tool, "pattern or length", "this string argument")
+            return FreeText(until=(close,))
+        return Series((Regex(pattern), close))
+
+
+def _pattern(schema: dict[str, Any]) -> str | None:
+    """A regular expression of the whole string; None where the schema cannot be said in one."""
+    pattern = schema.get("pattern")
+    if schema.keys() & {"minLength", "maxLength"}:
+        if pattern is not None:
+            return None
+        most = schema.get("maxLength", "")
+        return f"(?s:.{{{schema.get('minLength', 0)},{most}}})"
+    if pattern is None:
+        return None
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern[begins : len(pattern) - ends]
+    if ((begins or ends) and "|" in inner) or "^" in inner.replace("[^", "") or "$" in inner:
+        return None
+    return ("" if begins else "(?s:.*)") + f"(?:{inner})" + ("" if ends else "(?s:.*)")
+
+
+def _is_string(schema: Schema) -> bool:
+    if isinstance(schema, bool):
+        return False
+    if "const" in schema:
+        return isinstance(schema["const"], str)
+    if "enum" in schema:
+        said = schema["enum"]
+        return bool(said) and all(isinstance(value, str) for value in said)
+    return schema.get("type") == "string"
+
+
+def _resolved(schema: Schema, definitions: dict[str, Any]) -> Schema:
+    """The schema that a chain of references ends in."""
+    for _ in range(_NUM_REFERENCES):
+        if isinstance(schema, bool) or "$ref" not in schema or len(schema.keys() - _NOTES) > 1:
+            return schema
+        found: Any = definitions
+        for step in str(schema["$ref"]).removeprefix("#/").split("/"):
+            found = found.get(step) if isinstance(found, dict) else None
+        if not isinstance(found, (dict, bool)):
+            return schema
+        schema = found
+    return schema
+
+
+def _refuse_unknown(tool: ToolSpec, schema: Schema, known: set[str], what: str) -> None:
+    unknown = sorted(schema.keys() - known) if isinstance(schema, dict) else []
+    if unknown and tool.strict:
+        raise _unsupported(tool, ", ".join(unknown), what)
+
+
+def _unsupported(tool: ToolSpec, keywords: str, what: str) -> GrammarError:
+    return GrammarError(
+        f"tools: {tool.name!r} is strict, and {keywords} of {what} cannot be enforced in this model's "
+        "calls; leave it out, or leave out strict",
+        "unsupported",
+        param="tools",
+    )

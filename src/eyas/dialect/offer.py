@@ -1,0 +1,57 @@
+"""From functions as OpenAI writes them to what a dialect calls.
+
+Promises: distinct names, and parameters that are schemas of objects, each fault named by its field.
+Does not know: how calls are written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eyas.core import GrammarError, RequestError
+from eyas.dialect.base import ToolSpec
+from eyas.schemas import prepare
+
+NO_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+CHOICES = ("none", "auto", "required")
+
+
+def tool_specs(tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
+    """The functions of `tools`, each {"type": "function", "function": {name, parameters, strict}}.
+
+    RequestError, or GrammarError for parameters that cannot be enforced, names the field. Keywords that
+    cannot be enforced are left out of functions that are not strict.
+    """
+    specs: dict[str, ToolSpec] = {}
+    for place, tool in enumerate(tools or ()):
+        param = f"tools[{place}].function"
+        function = tool.get("function")
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(
+                f'{param}: must be {{"type": "function", "function": {{"name": ...}}}}', param=param
+            )
+        name = function["name"]
+        if not name or name in specs or name in CHOICES:
+            reason = "is there twice" if name in specs else "cannot be a function's name"
+            raise RequestError(f"{param}.name: {name!r} {reason}", param=f"{param}.name")
+        specs[name] = _tool(name, function, f"{param}.parameters")
+    return tuple(specs.values())
+
+
+def _tool(name: str, function: Mapping[str, Any], param: str) -> ToolSpec:
+    schema = function.get("parameters")
+    schema = NO_PARAMETERS if schema is None else schema
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        raise GrammarError(
+            f"{param}: must be a schema of an object; arguments are one", "invalid", param=param
+        )
+    strict = bool(function.get("strict"))
+    # Without its type a schema allows values of every type.
+    text = prepare({"type": "object", **schema}, param=param, lenient=not strict)
+    return ToolSpec(name, json.loads(text), strict)

@@ -1,0 +1,63 @@
+"""Qwen3, Qwen2.5, QwQ and the built-in model: <think> reasoning, Hermes calls.
+
+    <think>
+    ...
+    </think>
+
+    <tool_call>
+    {"name": "f", "arguments": {...}}
+    </tool_call>
+
+Text may stand before the first call; calls are a line apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
+from eyas.dialect.compose import ComposedDialect
+from eyas.dialect.json_text import read_call
+from eyas.dialect.reasoning import ReasoningFormat, marker
+from eyas.dialect.segment import Reader, Reading, Writer
+from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
+from eyas.grammar import Literal, Marker, Node, Repeat, Series
+
+
+class HermesCalls(MarkedCalls):
+    """Each call is a JSON object between <tool_call> and </tool_call>."""
+
+    def __init__(self, tokenizer: Vocabulary) -> None:
+        self.begin: Marker = marker(tokenizer, "<tool_call>")
+        self.end: Marker = marker(tokenizer, "</tool_call>")
+
+    def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
+        call = Series((one_of([_object(tool) for tool in tools]), self.end))
+        if not several:
+            return call
+        return Series((call, Repeat(Series((Literal("\n"), self.begin, call)))))
+
+    def read_after_begin(
+        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec]
+    ) -> Reading[None]:
+        while True:
+            num_calls = writer.num_calls
+            yield from reader.white()
+            yield from read_call(reader, writer)
+            if writer.num_calls == num_calls:
+                return
+            if (yield from reader.until((self.end, self.begin), ignore)) != self.begin:
+                return
+
+
+def qwen3(tokenizer: Vocabulary) -> Dialect:
+    return ComposedDialect(
+        "qwen3", tokenizer, ReasoningFormat.of(tokenizer), HermesCalls(tokenizer)
+    )
+
+
+def _object(tool: ToolSpec) -> Node:
+    name = json.dumps(tool.name, ensure_ascii=False)
+    begin = Literal(f'\n{{"name": {name}, "arguments": ')
+    return Series((begin, arguments(tool), Literal("}\n")))

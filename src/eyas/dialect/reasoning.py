@@ -1,0 +1,120 @@
+"""Reasoning between two markers, as most families write it, and what a prompt's end says about it.
+
+Promises: control tokens of earlier turns and text that only spells a marker never count as this turn's.
+Does not know: answers and tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from eyas.dialect.base import Vocabulary
+from eyas.dialect.segment import WHITE, Reader, Reading, Writer
+from eyas.grammar import FreeText, Marker, Node, Series
+
+_NUM_LAST_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Reasoning from `open` to `close`.
+
+    gap: what the family writes between the end of its reasoning and what follows. leads: it writes the
+    gap before its output, too, where the prompt opened nothing. may_open: the model may open reasoning
+    that the prompt did not.
+    """
+
+    open: Marker
+    close: Marker
+    gap: str = "\n\n"
+    leads: bool = False
+    may_open: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Vocabulary,
+        gap: str = "\n\n",
+        *,
+        leads: bool = False,
+        may_open: bool = True,
+    ) -> ReasoningFormat:
+        """<think> and </think>; the closing one may be spelled in ordinary tokens as well."""
+        close = "</think>"
+        return cls(
+            open=marker(tokenizer, "<think>"),
+            close=Marker(close, tokenizer.control_id(close), spelled=True),
+            gap=gap,
+            leads=leads,
+            may_open=may_open,
+        )
+
+    def inside(self) -> Node:
+        """From after the opening marker up to and with the closing one."""
+        return FreeText(until=(self.close,))
+
+    def whole(self) -> Node:
+        return Series((self.open, self.inside()))
+
+    def read(self, reader: Reader, writer: Writer, *, trims: bool = True) -> Reading[None]:
+        """Reads what `inside` allows. trims: new lines at its beginning are the format's."""
+        if trims:
+            yield from reader.span("\r\n")
+        yield from reader.until((self.close,), writer.reasoning, trim="\r\n")
+
+    def closing(self, tokenizer: Vocabulary) -> tuple[int, ...]:
+        """The tokens that end reasoning wherever it is."""
+        if self.close.token_id is None:
+            return tuple(tokenizer.encode_text(self.close.text + self.gap, continues=True))
+        return (self.close.token_id, *tokenizer.encode_text(self.gap, continues=True))
+
+    def num_opening_tokens(self, tokenizer: Vocabulary) -> int:
+        """How many tokens an output has before its reasoning where the prompt opened none."""
+        lead = len(tokenizer.encode_text(self.gap, continues=True)) if self.leads else 0
+        if self.open.token_id is None:
+            return lead + len(tokenizer.encode_text(self.open.text, continues=True))
+        return lead + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEnd:
+    """What the prompt already holds of the answer. after: the text that follows the last marker."""
+
+    reasoning: Literal["none", "opened", "closed"]
+    after: str = ""
+
+
+def prompt_end(
+    tokenizer: Vocabulary, reasoning: ReasoningFormat, prompt_token_ids: Sequence[int]
+) -> PromptEnd:
+    """Reads the end of a prompt, back to the control token that began the answer's turn.
+
+    Where a marker is no control token, only one that ends the prompt counts: any other may be a
+    user's text.
+    """
+    open_id, close_id = reasoning.open.token_id, reasoning.close.token_id
+    if open_id is not None or close_id is not None:
+        for place in range(len(prompt_token_ids) - 1, -1, -1):
+            token = prompt_token_ids[place]
+            if token in (open_id, close_id):
+                after = tokenizer.decode(prompt_token_ids[place + 1 :], False, continues=True)
+                return PromptEnd("opened" if token == open_id else "closed", after)
+            if token in tokenizer.control_ids:
+                return PromptEnd("none")
+        return PromptEnd("none")
+    tail = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], False, continues=True)
+    text = tail.rstrip(WHITE)
+    after = tail[len(text) :]
+    if text.endswith(reasoning.open.text):
+        return PromptEnd("opened", after)
+    if text.endswith(reasoning.close.text):
+        return PromptEnd("closed", after)
+    return PromptEnd("none")
+
+
+def marker(tokenizer: Vocabulary, text: str) -> Marker:
+    """The control token spelled so; where there is none, its text."""
+    token_id = tokenizer.control_id(text)
+    return Marker(text, token_id, spelled=token_id is None)

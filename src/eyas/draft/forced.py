@@ -1,0 +1,183 @@
+"""Drafts of what a grammar leaves no choice about, added to another drafter's tree.
+
+Wherever the tree so far leads to a place where one text must follow (a field's name, closing braces,
+the rest of an enum's only value), that text's tokens become a branch. Where only white space is free,
+the usual white space is proposed. A forced span below what another drafter proposed lets one step take
+a value and the next field's name together.
+
+Promises: only proposals: they are verified like any other node, so a wrong guess at the model's white
+space or at its cut into tokens costs rows, never the output.
+Does not know: grammars, networks.
+
+Legend: B sequences, W nodes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from eyas.constraint.automaton import Automaton
+from eyas.core import DraftTree, Verdict
+from eyas.draft.base import Drafter, Shape, StepReport, chain
+from eyas.draft.blend import merge
+from eyas.draft.network import DraftNetwork
+from eyas.runner.batch import Batch
+from eyas.runner.runner import Output
+
+MAX_SPAN = 24
+"""Most tokens of one span."""
+MAX_REMEMBERED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Extended:
+    """A tree made from another drafter's, and how many nodes that one had for each sequence."""
+
+    tree: DraftTree
+    inner: DraftTree
+    sizes: list[int]
+
+
+class ForcedDrafter(Drafter):
+    """inner: whose trees are extended. nodes: room for forced nodes, beside the inner drafter's."""
+
+    def __init__(self, inner: Drafter, nodes: int) -> None:
+        self._inner = inner
+        self._nodes = nodes
+        self._remembered: deque[_Extended] = deque(maxlen=MAX_REMEMBERED)
+        self.sources = (*inner.sources, "forced")
+        self.taps = inner.taps
+        self.shape = inner.shape
+
+    @property
+    def networks(self) -> tuple[DraftNetwork, ...]:
+        return self._inner.networks
+
+    @property
+    def width(self) -> int:
+        return self._inner.width + self._nodes
+
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
+        self._inner.shape = self.shape
+        nodes = self._inner.wish(num_sequences, num_constrained)
+        return nodes + (self._nodes if num_constrained else 0)
+
+    def propose(self, batch: Batch) -> DraftTree:
+        inner = self._inner.propose(batch)
+        self.made_up_for = self._inner.made_up_for
+        if batch.automata is None or not batch.rooted or batch.width == 1:
+            return inner
+        automata = batch.automata()
+        extended = _extend(inner, batch, automata, len(self._inner.sources), self._nodes)
+        if extended is None:
+            return inner
+        self._remembered.append(_Extended(extended, inner, inner.sizes_B.tolist()))
+        return extended
+
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        self._inner.observe(batch, output, verdict)
+
+    def learn(self, report: StepReport) -> None:
+        """The inner drafter hears of its own nodes alone."""
+        for known in self._remembered:
+            if known.tree is report.tree:
+                forced = len(self._inner.sources)
+                counts = [
+                    min(count, 1 + sum(source != forced for source in path))
+                    for count, path in zip(report.counts, report.accepted, strict=True)
+                ]
+                report = StepReport(
+                    known.inner, counts, known.sizes, report.seconds, report.accepted
+                )
+                break
+        self._inner.learn(report)
+
+
+def _extend(
+    tree: DraftTree,
+    batch: Batch,
+    automata: Sequence[Automaton | None],
+    source: int,
+    most: int,
+) -> DraftTree | None:
+    """The tree with forced spans, at most `most` new nodes a sequence; None where there are none.
+
+    On a device the tree's tokens are not known yet: there spans follow the root alone.
+    """
+    num, width = tree.tokens_BW.shape
+    sees_tree = tree.tokens_BW.device.type == "cpu"
+    sizes = tree.sizes_B.tolist() if sees_tree else [1] * num
+    tokens = tree.tokens_BW.tolist() if sees_tree else [[0]] * num
+    parents = tree.parents_BW.tolist() if sees_tree else [[-1]] * num
+    grown = [
+        _Growing(own[:size], above[:size])
+        for own, above, size in zip(tokens, parents, sizes, strict=True)
+    ]
+    for growing, automaton, size in zip(grown, automata, sizes, strict=True):
+        if automaton is None:
+            continue
+        found = automaton.forced(growing.tokens, growing.parents, MAX_SPAN)
+        for node, span in enumerate(found):
+            growing.add(node, span, min(batch.width, size + most))
+    if all(len(each.tokens) == size for each, size in zip(grown, sizes, strict=True)):
+        return None
+    if tree.source_BW is None:
+        tree.source_BW = torch.zeros_like(tree.tokens_BW)
+    if not sees_tree:
+        spans = _as_tree(grown, tree.tokens_BW.device)
+        return merge(tree, spans, source, min(batch.width, width + most))
+    extended = _as_tree(grown, tree.tokens_BW.device)
+    columns_W = torch.arange(min(width, extended.width))
+    source_BW = torch.full_like(extended.tokens_BW, source)
+    source_BW[:, : len(columns_W)] = torch.where(
+        columns_W < tree.sizes_B.unsqueeze(1), tree.source_BW[:, : len(columns_W)], source
+    )
+    extended.source_BW = source_BW
+    return extended
+
+
+def _as_tree(grown: list[_Growing], device: torch.device) -> DraftTree:
+    width = max(len(each.tokens) for each in grown)
+    tokens_BW = torch.tensor([_padded(each.tokens, width) for each in grown], device=device)
+    sizes_B = torch.tensor([len(each.tokens) for each in grown], device=device)
+    if all(each.is_chain for each in grown):
+        return chain(tokens_BW, sizes_B)
+    parents_BW = torch.tensor([_padded(each.parents, width) for each in grown], device=device)
+    return DraftTree(tokens_BW, parents_BW, sizes_B, is_chain=False)
+
+
+class _Growing:
+    """One sequence's tree, as a trie."""
+
+    def __init__(self, tokens: list[int], parents: list[int]) -> None:
+        self.tokens, self.parents = tokens, parents
+        self._children = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))
+            if node
+        }
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    def add(self, node: int, span: list[int], limit: int) -> None:
+        """A branch below a node, as far as there is room."""
+        for token in span:
+            child = self._children.get((node, token))
+            if child is None:
+                if len(self.tokens) >= limit:
+                    return
+                child = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(node)
+                self._children[node, token] = child
+            node = child
+
+
+def _padded(values: list[int], width: int) -> list[int]:
+    return values + [0] * (width - len(values))

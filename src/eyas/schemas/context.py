@@ -1,0 +1,58 @@
+"""What all rewrites of one schema share.
+
+Does not know: any keyword but $ref.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eyas.core import GrammarError
+from eyas.schemas.keywords import Schema
+from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, fail
+from eyas.schemas.references import References
+
+
+class Context:
+    """One schema on its way through.
+
+    param: the request's field, for errors. draft: the year or number of the schema's draft.
+    lenient: what cannot be enforced is left out instead of refused.
+    """
+
+    def __init__(self, root: Schema, param: str, draft: int, lenient: bool) -> None:
+        self.param = param
+        self.draft = draft
+        self.lenient = lenient
+        self.references = References(root, draft, param)
+        self._cases_left = MAX_CASES
+        self._schemas_left = MAX_SCHEMAS
+
+    def resolve(self, schema: dict[str, Any], place: str) -> tuple[Any, str]:
+        """The target of the schema's $ref, and where it stands."""
+        return self.references.resolve(schema["$ref"], schema, place)
+
+    def count(self) -> None:
+        """One more schema is rewritten."""
+        self._schemas_left -= 1
+        if self._schemas_left < 0:
+            message = f"{self.param}: has more than {MAX_SCHEMAS} schemas; make it smaller"
+            raise GrammarError(message, "too_complex", param=self.param)
+
+    def spend(self, place: str, amount: int = 1) -> None:
+        """Counts cases that are written out, so that no schema can ask for more than the limit."""
+        self._cases_left -= amount
+        if self._cases_left < 0:
+            message = (
+                "takes too many cases to write out; use fewer oneOf, not, if and dependencies, or "
+                "tell options apart by one required property with different const values"
+            )
+            raise fail(self.param, place, message, "too_complex")
+
+    def unsupported(self, place: str, message: str) -> GrammarError:
+        """The error for a keyword that would be ignored."""
+        return fail(self.param, place, message, "unsupported")
+
+    def invalid(self, place: str, message: str) -> GrammarError:
+        """The error for what means nothing."""
+        return fail(self.param, place, message, "invalid")

@@ -1,0 +1,258 @@
+"""Can one value satisfy two schemas?
+
+Promises: `are_disjoint` is True only where no value satisfies both; False means not known. Every
+keyword is read as a condition that must hold, so a keyword that is not understood never makes schemas
+disjoint.
+Does not know: how schemas are rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eyas.core import GrammarError
+from eyas.schemas.complement import Around
+from eyas.schemas.context import Context
+from eyas.schemas.keywords import ALL, Schema, has_type, types_of
+
+_MAX_CALLS = 3_000
+_MAX_DEPTH = 8
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What is certain about the values of several schemas taken together."""
+
+    types: frozenset[str] = ALL
+    values: list[Any] | None = None
+    required: set[str] = field(default_factory=set)
+    properties: dict[str, list[Schema]] = field(default_factory=dict)
+    allowed: set[str] | None = None
+    choices: list[list[Schema]] = field(default_factory=list)
+    low: dict[str, float] = field(default_factory=dict)
+    high: dict[str, float] = field(default_factory=dict)
+    items: list[Schema] = field(default_factory=list)
+    holding: set[int] = field(default_factory=set)
+
+
+class Disjointness:
+    """Proofs that schemas share no value, for one document."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._calls = _MAX_CALLS
+        self._known: dict[tuple[int, ...], tuple[list[Schema], _Facts]] = {}
+
+    def are_disjoint(self, one: Sequence[Schema], other: Sequence[Schema]) -> bool:
+        """Does no value satisfy all of `one` and all of `other`?"""
+        return self._apart(list(one), list(other), _MAX_DEPTH)
+
+    def all_told_apart(self, options: Sequence[Schema]) -> bool:
+        """Have all of these one required property in common whose listed values are different, option
+        by option? The quick way for many options."""
+        if not all(self.types([option]) == {"object"} for option in options):
+            return False
+        shared = set.intersection(*(self.names([option])[2] for option in options))
+        for name in sorted(shared):
+            seen: set[str] = set()
+            for option in options:
+                listed = self.values(self._facts([option]).properties.get(name, [True]))
+                own = {canonical(value) for value in listed or ()}
+                if not own or own & seen:
+                    break
+                seen |= own
+            else:
+                return True
+        return False
+
+    def types(self, schemas: Sequence[Schema]) -> frozenset[str]:
+        """Types that values of all of these schemas can have; others are impossible."""
+        return self._facts(list(schemas)).types
+
+    def values(self, schemas: Sequence[Schema]) -> list[Any] | None:
+        """The values that can satisfy all of these, where they are finitely many and all listed."""
+        facts = self._facts(list(schemas))
+        if facts.values is not None:
+            return [value for value in facts.values if has_type(value, facts.types)]
+        if facts.types <= {"boolean", "null"}:
+            listed = {"boolean": [False, True], "null": [None]}
+            return [value for name in sorted(facts.types) for value in listed[name]]
+        return None
+
+    def names(self, schemas: Sequence[Schema]) -> tuple[set[str], set[str] | None, set[str]]:
+        """Property names that objects of these schemas mention, those they are limited to (None: no
+        limit), and those they must have."""
+        facts = self._facts(list(schemas))
+        return set(facts.properties) | facts.required, facts.allowed, facts.required
+
+    def around(self, schemas: Sequence[Schema], mentioning: Schema) -> Around:
+        """What is known of the values that satisfy all of `schemas`; where these leave names of
+        properties open, those that `mentioning` has can come too."""
+        facts = self._facts(list(schemas))
+        if facts.allowed is not None:
+            names = facts.allowed
+        else:
+            names = set(facts.properties) | facts.required | self.names([mentioning])[0]
+        return Around(
+            facts.types,
+            frozenset(names),
+            facts.allowed is not None,
+            frozenset(facts.holding),
+            facts.properties,
+        )
+
+    def _apart(self, one: list[Schema], other: list[Schema], depth: int) -> bool:
+        self._calls -= 1
+        if depth == 0 or self._calls < 0:
+            return False
+        if any(schema is False for schema in (*one, *other)):
+            return True
+        a, b = self._facts(one), self._facts(other)
+        types = _common(a.types, b.types)
+        if not types or self._values_apart(a, b):
+            return True
+        if all(self._of_type_apart(name, a, b, depth) for name in types):
+            return True
+        for left, right in ((a, other), (b, one)):
+            rest = one if left is a else other
+            for options in left.choices:
+                if len(options) <= 64 and all(
+                    self._apart([option, *_without(rest, options)], right, depth - 1)
+                    for option in options
+                ):
+                    return True
+        return False
+
+    def _values_apart(self, a: _Facts, b: _Facts) -> bool:
+        for listed, facts in ((a, b), (b, a)):
+            if listed.values is None:
+                continue
+            fitting = [value for value in listed.values if has_type(value, listed.types)]
+            fitting = [value for value in fitting if has_type(value, facts.types)]
+            if facts.values is not None:
+                keys = {canonical(value) for value in facts.values}
+                fitting = [value for value in fitting if canonical(value) in keys]
+            if not fitting:
+                return True
+        return False
+
+    def _of_type_apart(self, name: str, a: _Facts, b: _Facts, depth: int) -> bool:
+        """Is there no common value of this type?"""
+        name = "number" if name == "integer" else name
+        bound = _max_bound(name, a, b)
+        if bound is not None and bound[0] > bound[1]:
+            return True
+        if name == "array":
+            least = max(a.low.get(name, 0), b.low.get(name, 0))
+            return least > 0 and self._apart(a.items or [True], b.items or [True], depth - 1)
+        if name != "object":
+            return False
+        for key in sorted(a.required | b.required):
+            if any(f.allowed is not None and key not in f.allowed for f in (a, b)):
+                return True
+            left, right = a.properties.get(key), b.properties.get(key)
+            if any(schemas and False in schemas for schemas in (left, right)):
+                return True
+            if left and right and self._apart(left, right, depth - 1):
+                return True
+        return False
+
+    def _facts(self, schemas: list[Schema]) -> _Facts:
+        """Reads keywords that must all hold, through $ref and allOf."""
+        key = tuple(map(id, schemas))
+        if key in self._known:
+            return self._known[key][1]
+        facts = _Facts()
+        self._known[key] = (schemas, facts)
+        seen: set[int] = set()
+        waiting = list(schemas)
+        while waiting:
+            schema = waiting.pop()
+            if schema is False:
+                facts.types = frozenset()
+            if not isinstance(schema, dict) or id(schema) in seen or len(seen) > 64:
+                continue
+            seen.add(id(schema))
+            facts.holding.add(id(schema))
+            self._read(schema, facts)
+            if isinstance(schema.get("allOf"), list):
+                waiting.extend(schema["allOf"])
+            if isinstance(schema.get("$ref"), str):
+                try:
+                    waiting.append(self._context.resolve(schema, "#")[0])
+                except GrammarError:
+                    continue  # told where the schema is rewritten
+        return facts
+
+    def _read(self, schema: dict[str, Any], facts: _Facts) -> None:
+        types = types_of(schema)
+        facts.types = _common(facts.types, types)
+        for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+            if isinstance(values, list):
+                keys = {canonical(value) for value in values}
+                known = values if facts.values is None else facts.values
+                facts.values = [value for value in known if canonical(value) in keys]
+        if isinstance(schema.get("required"), list):
+            facts.required.update(schema["required"])
+        properties = schema.get("properties", {})
+        for name, child in properties.items():
+            facts.properties.setdefault(name, []).append(child)
+        if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
+            names = set(properties)
+            facts.allowed = names if facts.allowed is None else facts.allowed & names
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(schema.get(keyword), list):
+                facts.choices.append(schema[keyword])
+        for name, low, high in (
+            ("number", "minimum", "maximum"),
+            ("string", "minLength", "maxLength"),
+            ("array", "minItems", "maxItems"),
+            ("object", "minProperties", "maxProperties"),
+        ):
+            if low in schema:
+                facts.low[name] = max(schema[low], facts.low.get(name, float("-inf")))
+            if high in schema:
+                facts.high[name] = min(schema[high], facts.high.get(name, float("inf")))
+        prefix = schema.get("prefixItems") or schema.get("items")
+        first = prefix[0] if isinstance(prefix, list) and prefix else schema.get("items")
+        if isinstance(first, (dict, bool)):
+            facts.items.append(first)
+
+
+def canonical(value: Any) -> str:
+    """Equal for values that JSON Schema calls equal."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, list):
+        return f"[{','.join(canonical(item) for item in value)}]"
+    if isinstance(value, dict):
+        members = sorted(f"{json.dumps(key)}:{canonical(item)}" for key, item in value.items())
+        return f"{{{','.join(members)}}}"
+    return json.dumps(value)
+
+
+def _common(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+    """Types that both let through; number covers integer."""
+    both = one & other
+    if ("integer" in one and "number" in other) or ("number" in one and "integer" in other):
+        both |= {"integer"}
+    return both
+
+
+def _max_bound(name: str, a: _Facts, b: _Facts) -> tuple[float, float] | None:
+    lows = [facts.low[name] for facts in (a, b) if name in facts.low]
+    highs = [facts.high[name] for facts in (a, b) if name in facts.high]
+    return (max(lows), min(highs)) if lows and highs else None
+
+
+def _without(schemas: list[Schema], options: list[Schema]) -> list[Schema]:
+    """The schemas with their choice between `options` left out."""
+    kept: list[Schema] = []
+    for schema in schemas:
+        if isinstance(schema, dict):
+            schema = {k: v for k, v in schema.items() if v is not options}
+        kept.append(schema)
+    return kept

@@ -1,0 +1,145 @@
+"""How large a schema may be, and what no JSON text may hold.
+
+Promises: looks at every node once, without recursion, and stops at the first limit, so that anything a
+client sends is judged in time that the limits bound; what passes here can be recursed over.
+Does not know: keywords.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from eyas.core import GrammarError, GrammarFault
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 96
+"""Levels of arrays and objects; the backend's JSON reader goes to 128."""
+MAX_NODES = 30_000
+MAX_ENUM_VALUES = 10_000
+MAX_PROPERTIES = 1_000
+"""Of one object: the time to compile grows with their square."""
+MAX_SCHEMAS = 8_000
+"""That are rewritten; references count once."""
+MAX_CASES = 2_000
+"""Schemas that are looked at to write out what others do not allow."""
+MAX_OUTPUT_DEPTH = 124
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def fail(param: str, place: str, message: str, fault: GrammarFault) -> GrammarError:
+    """The error for what stands at `place`, a JSON pointer that begins with #."""
+    if len(place) > 200:
+        place = f"{place[:120]}...{place[-60:]}"
+    return GrammarError(f"{param}: {place}: {message}", fault, param=param)
+
+
+def shortened(value: object) -> str:
+    """A value as it stands in an error."""
+    text = repr(value) if not isinstance(value, (dict, list)) else f"{_NAMES[type(value)]}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_NAMES: dict[type, str] = {dict: "an object", list: "an array"}
+
+
+def under(place: str, *steps: str | int) -> str:
+    """The place below `place`."""
+    escaped = (str(step).replace("~", "~0").replace("/", "~1") for step in steps)
+    return "/".join((place, *escaped))
+
+
+def read(text: str, param: str) -> Any:
+    """The value of a JSON text of a schema."""
+    if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise _too_long(param)
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise _too_deep(param, "#") from None
+    except ValueError as error:
+        message = f"is not JSON ({error}); send a JSON schema"
+        raise GrammarError(f"{param}: {message}", "invalid", param=param) from None
+
+
+def check_size(schema: Any, param: str) -> None:
+    """Raises where a parsed schema is over a limit or holds what is not JSON."""
+    num_nodes = num_chars = 0
+    waiting: list[tuple[Any, str, int]] = [(schema, "#", 0)]
+    while waiting:
+        node, place, depth = waiting.pop()
+        num_nodes += 1
+        if depth > MAX_DEPTH:
+            raise _too_deep(param, place)
+        if isinstance(node, dict):
+            for key in node:
+                if not isinstance(key, str):
+                    raise fail(param, place, f"the key {key!r} must be a string", "invalid")
+                _check_text(key, param, place)
+                num_chars += len(key) + 4
+            waiting.extend((value, under(place, key), depth + 1) for key, value in node.items())
+            if len(node) > MAX_PROPERTIES:
+                message = f"has {len(node)} members; the limit is {MAX_PROPERTIES}"
+                raise fail(param, place, message, "too_complex")
+        elif isinstance(node, (list, tuple)):
+            if num_nodes + len(node) > MAX_NODES:
+                raise _too_many(param)
+            waiting.extend((value, place, depth + 1) for value in node)
+            num_chars += 2 * len(node)
+        elif isinstance(node, str):
+            _check_text(node, param, place)
+            num_chars += len(node) + 2
+        elif isinstance(node, float) and not -1e308 <= node <= 1e308:
+            raise fail(param, place, f"{node} is not a JSON number", "invalid")
+        elif isinstance(node, int) and not isinstance(node, bool) and abs(node) >= 10**308:
+            raise fail(param, place, "the number is too large", "invalid")
+        elif node is not None and not isinstance(node, (bool, int, float)):
+            message = f"{type(node).__name__} is not JSON; send a JSON schema"
+            raise fail(param, place, message, "invalid")
+        if num_chars > MAX_BYTES:
+            raise _too_long(param)
+        if num_nodes > MAX_NODES:
+            raise _too_many(param)
+
+
+def depth_of(value: Any) -> int:
+    """Levels of arrays and objects."""
+    deepest = 0
+    waiting = [(value, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        if isinstance(node, dict):
+            waiting.extend((child, depth + 1) for child in node.values())
+        elif isinstance(node, list):
+            waiting.extend((child, depth + 1) for child in node)
+    return deepest
+
+
+def _check_text(text: str, param: str, place: str) -> None:
+    if "\0" in text:
+        raise fail(param, place, "holds a NUL character; remove it", "invalid")
+    if _SURROGATE.search(text):
+        message = "holds half a surrogate pair, which no text can contain; remove it"
+        raise fail(param, place, message, "invalid")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _too_long(param: str) -> GrammarError:
+    message = f"{param}: the schema is longer than {MAX_BYTES // 1024} KiB; make it smaller"
+    return GrammarError(message, "too_complex", param=param)
+
+
+def _too_deep(param: str, place: str) -> GrammarError:
+    message = f"is nested deeper than {MAX_DEPTH} levels; move parts into $defs"
+    return fail(param, place, message, "too_complex")
+
+
+def _too_many(param: str) -> GrammarError:
+    message = f"{param}: the schema has more than {MAX_NODES} values; make it smaller"
+    return GrammarError(message, "too_complex", param=param)

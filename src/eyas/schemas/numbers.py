@@ -1,0 +1,62 @@
+"""Numbers as the backend takes them.
+
+The backend reads 15 digits of a bound exactly, and for some pairs of bounds it lets an excluded one
+through that is next to zero's side of the range: that one is written as the next number of 15 digits,
+included. An excluded bound on the far side stays; a text of digits that rounds to it, such as
+0.99999999999999999999 below 1, is the one thing that is allowed too much.
+
+Narrowing: the above; under a bound numbers are written without an exponent; a bound beyond 10^18 is
+taken as 10^18, and next to an excluded zero nothing smaller than 10^-60 can be written.
+Does not know: schemas.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_FLOOR, Context, Decimal
+from typing import Any
+
+LARGEST = 10**18
+MAX_EXACT = 2**53
+_SMALLEST = 1e-60
+_DIGITS = Context(prec=15, rounding=ROUND_FLOOR)
+
+
+def least(bound: float, *, excluded: bool, integer: bool) -> dict[str, Any] | None:
+    """The keyword for a lower bound; None where no number that can be written is above it."""
+    if bound < 0 and excluded and not integer and is_exact(bound):
+        return {"exclusiveMinimum": bound}
+    low = -_upper(-bound, excluded=excluded, integer=integer)
+    return None if low > LARGEST else {"minimum": max(low, -LARGEST)}
+
+
+def most(bound: float, *, excluded: bool, integer: bool) -> dict[str, Any] | None:
+    """The keyword for an upper bound; None where no number that can be written is below it."""
+    if bound > 0 and excluded and not integer and is_exact(bound):
+        return {"exclusiveMaximum": bound}
+    high = _upper(bound, excluded=excluded, integer=integer)
+    return None if high < -LARGEST else {"maximum": min(high, LARGEST)}
+
+
+def is_exact(value: float) -> bool:
+    """Does the backend read exactly this number?"""
+    if isinstance(value, int):
+        return abs(value) <= MAX_EXACT
+    return abs(value) < LARGEST and float(f"{value:.15g}") == value
+
+
+def _upper(bound: float, *, excluded: bool, integer: bool) -> float:
+    """An upper bound, included."""
+    if integer:
+        whole = math.floor(bound)
+        whole -= excluded and whole == bound
+        if abs(whole) <= MAX_EXACT or abs(whole) >= LARGEST:
+            return whole
+        near = float(whole)
+        return math.nextafter(near, -math.inf) if near > whole else near
+    if not excluded and is_exact(bound):
+        return bound
+    if bound == 0:
+        return -_SMALLEST
+    exact = Decimal(repr(bound))
+    return float(_DIGITS.next_minus(exact) if excluded else _DIGITS.plus(exact))

@@ -1,0 +1,279 @@
+"""The keywords of objects, written out in those that the backend enforces.
+
+A listed property that a pattern matches too has both schemas in the backend.
+
+Promises: equivalences only; what remains is refused. Numbers of properties are counted over names that
+the schema lists, because a text may repeat a name that it does not list.
+Does not know: arrays, references.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+from typing import TYPE_CHECKING, Any
+
+from eyas.schemas.keywords import Schema
+from eyas.schemas.limits import under
+from eyas.schemas.patterns import is_universal, listed_names, matches, none_of
+
+if TYPE_CHECKING:
+    from eyas.schemas.rewrite import Rewriter
+
+_MAX_CASES = 64
+_NOT_OBJECT = ["null", "boolean", "number", "string", "array"]
+
+
+def rewrite_object(
+    rewriter: Rewriter,
+    schema: dict[str, Any],
+    place: str,
+    out: dict[str, Any],
+    conditions: list[Schema],
+) -> None:
+    """Adds to `out` and `conditions` what the object keywords of `schema` ask for."""
+    named: dict[str, Schema] = {
+        name: rewriter.schema(child, under(place, "properties", name))
+        for name, child in schema.get("properties", {}).items()
+    }
+    patterns: dict[str, Schema] = {
+        pattern: rewriter.schema(child, under(place, "patternProperties", pattern))
+        for pattern, child in schema.get("patternProperties", {}).items()
+    }
+    rest: Schema = True
+    if "additionalProperties" in schema:
+        rest = rewriter.schema(schema["additionalProperties"], under(place, "additionalProperties"))
+    elif "unevaluatedProperties" in schema:
+        rest, seen = _unevaluated(rewriter, schema, place)
+        if rest is not True:
+            named = {**named, **{name: True for name in seen if name not in named}}
+    for pattern in [pattern for pattern in patterns if is_universal(pattern)]:
+        everywhere = patterns.pop(pattern)
+        named = {name: _both(child, everywhere) for name, child in named.items()}
+        patterns = {other: _both(child, everywhere) for other, child in patterns.items()}
+        rest = everywhere
+    if len(patterns) > 1:
+        _spell_out(patterns, named)
+    required = schema.get("required", [])
+    required = list(dict.fromkeys(required)) if isinstance(required, list) else []
+    if "propertyNames" in schema:
+        named, patterns, rest = _names(rewriter, schema, place, named, patterns, rest, required)
+    group: dict[str, Any] = {}
+    if named:
+        group["properties"] = named
+    if patterns:
+        group["patternProperties"] = patterns
+    if rest is not True and rest != {}:
+        group["additionalProperties"] = rest
+    if required:
+        group["required"] = required
+    if "maxProperties" in schema:
+        most = int(schema["maxProperties"])
+        rewriter.attempt(lambda: _at_most(rewriter, most, place, group, conditions))
+    if schema.get("minProperties"):
+        least = int(schema["minProperties"])
+        rewriter.attempt(lambda: _at_least(rewriter, least, place, group, conditions))
+    out.update(group)
+
+
+def _both(one: Schema, other: Schema) -> Schema:
+    if one is False or other is False:
+        return False
+    if one is True or one == {}:
+        return other
+    return one if other is True or other == {} else {"allOf": [one, other]}
+
+
+def _spell_out(patterns: dict[str, Schema], named: dict[str, Schema]) -> None:
+    """Patterns that are lists of names become properties: patterns that overlap are refused."""
+    for pattern in list(patterns):
+        names = listed_names(pattern)
+        if names is not None:
+            child = patterns.pop(pattern)
+            for name in names:
+                named[name] = _both(named.get(name, True), child)
+
+
+def _unevaluated(
+    rewriter: Rewriter, schema: dict[str, Any], place: str
+) -> tuple[Schema, dict[str, None]]:
+    """additionalProperties in place of unevaluatedProperties, and the names that the schemas beside it
+    list: exact where these are allOf and $ref to plain lists of properties."""
+    spot = under(place, "unevaluatedProperties")
+    rest = rewriter.schema(schema["unevaluatedProperties"], spot)
+    seen: dict[str, None] = {}
+    waiting: list[tuple[Any, int]] = [(schema, 0)]
+    while rest is not True and rest != {} and waiting:
+        node, depth = waiting.pop(0)
+        if isinstance(node, bool):
+            continue
+        seen.update(dict.fromkeys(node.get("properties", {})))
+        unclear = (
+            *("anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "patternProperties"),
+            *("$dynamicRef", "$recursiveRef", "not"),
+            *(("additionalProperties", "unevaluatedProperties") if depth else ()),
+        )
+        if depth > 8 or any(keyword in node for keyword in unclear):
+            message = "can be enforced beside allOf and $ref to lists of properties only; use "
+            message += "additionalProperties, with every property listed"
+            raise rewriter.context.unsupported(spot, message)
+        waiting += [(part, depth + 1) for part in node.get("allOf", [])]
+        if "$ref" in node:
+            waiting.append((rewriter.context.resolve(node, place)[0], depth + 1))
+    return rest, seen
+
+
+def _names(
+    rewriter: Rewriter,
+    schema: dict[str, Any],
+    place: str,
+    named: dict[str, Schema],
+    patterns: dict[str, Schema],
+    rest: Schema,
+    required: list[str],
+) -> tuple[dict[str, Schema], dict[str, Schema], Schema]:
+    """The properties under a condition on their names."""
+    spot = under(place, "propertyNames")
+    rule = rewriter.schema(schema["propertyNames"], spot)
+    if rule is True or rule == {}:
+        return named, patterns, rest
+    raw = schema["propertyNames"]
+    listed = rewriter.disjointness.values([raw])
+    if listed is not None or rule is False:
+        names = [name for name in listed or () if isinstance(name, str)]
+        if patterns and names:
+            raise _unclear(rewriter, spot)
+        if not all(set(part) <= {"enum", "const", "type"} for part in (raw,) if part):
+            raise _unclear(rewriter, spot)
+        kept = {name: child for name, child in named.items() if name in names}
+        kept.update({name: rest for name in names if name not in kept})
+        return kept, {}, False
+    pattern = _name_pattern(rule)
+    if pattern is None or patterns:
+        raise _unclear(rewriter, spot)
+    for name in dict.fromkeys((*named, *required)):
+        fits = matches(pattern, name)
+        if fits is None:
+            raise _unclear(rewriter, spot)
+        if not fits:
+            named[name] = False
+    return named, {} if rest is False else {pattern: rest}, False
+
+
+def _name_pattern(rule: Schema) -> str | None:
+    """A schema of strings as one pattern."""
+    if not isinstance(rule, dict):
+        return None
+    rule = {key: value for key, value in rule.items() if key != "type" or value != "string"}
+    if set(rule) == {"pattern"}:
+        return rule["pattern"]
+    if rule and set(rule) <= {"minLength", "maxLength"}:
+        least, most = rule.get("minLength", 0), rule.get("maxLength", "")
+        return f"^(?s:.){{{least},{most}}}$" if most == "" or most >= least else None
+    return None
+
+
+def _unclear(rewriter: Rewriter, spot: str) -> Exception:
+    message = (
+        "can be enforced as one pattern or as an enum beside `properties`; list the properties"
+    )
+    return rewriter.context.unsupported(spot, message)
+
+
+def _at_least(
+    rewriter: Rewriter,
+    least: int,
+    place: str,
+    group: dict[str, Any],
+    conditions: list[Schema],
+) -> None:
+    """minProperties: which of the optional properties are there."""
+    spot = under(place, "minProperties")
+    required: list[str] = group.get("required", [])
+    optional, is_closed = _optional(group)
+    missing = least - len(required)
+    if missing <= 0:
+        return
+    if missing > 1 and not is_closed:
+        message = (
+            "more than one property beyond the required ones cannot be counted, because a text may "
+            "repeat a name; list the properties, with additionalProperties false"
+        )
+        raise rewriter.context.unsupported(spot, message)
+    if missing > 1 and comb(len(optional), missing) > _MAX_CASES:
+        message = "allows too many choices of properties; make some required"
+        raise rewriter.context.unsupported(spot, message)
+    if not is_closed and all(name in required for name in group.get("properties", {})):
+        group["minProperties"] = least
+        return
+    chosen = [list(names) for names in combinations(optional, missing)]
+    rewriter.context.spend(spot, len(chosen) * missing)
+    cases: list[Schema] = [{"type": _NOT_OBJECT}]
+    if is_closed:
+        cases += [{"required": names} for names in chosen]
+    else:
+        whole = {"type": "object", **group}
+        rewriter.context.spend(spot, len(chosen) * len(optional))
+        cases += [{**whole, "required": [*required, *names]} for names in chosen]
+        cases.append(_one_more(rewriter, place, group))
+        group.clear()
+    conditions.append({"anyOf": cases})
+
+
+def _at_most(
+    rewriter: Rewriter,
+    most: int,
+    place: str,
+    group: dict[str, Any],
+    conditions: list[Schema],
+) -> None:
+    """maxProperties: which of the optional properties are not there."""
+    spot = under(place, "maxProperties")
+    required: list[str] = group.get("required", [])
+    optional, is_closed = _optional(group)
+    kept = most - len(required)
+    if is_closed and kept >= len(optional):
+        return
+    if not optional:
+        group["maxProperties"] = most
+        return
+    if not is_closed or kept < 0 or comb(len(optional), kept) > _MAX_CASES:
+        message = "cannot be enforced beside optional properties; list fewer, or leave it out"
+        raise rewriter.context.unsupported(spot, message)
+    rewriter.context.spend(spot, comb(len(optional), kept) * len(optional))
+    conditions.append(
+        {
+            "anyOf": [
+                {"properties": {name: False for name in optional if name not in names}}
+                for names in combinations(optional, kept)
+            ]
+        }
+    )
+
+
+def _optional(group: dict[str, Any]) -> tuple[list[str], bool]:
+    """The listed properties that may be there or not, and whether no other may."""
+    required = group.get("required", ())
+    named = group.get("properties", {}).items()
+    is_closed = group.get("additionalProperties") is False and "patternProperties" not in group
+    return [n for n, child in named if n not in required and child is not False], is_closed
+
+
+def _one_more(rewriter: Rewriter, place: str, group: dict[str, Any]) -> Schema:
+    """The required properties alone, and at least one that is not listed."""
+    named, required = group.get("properties", {}), group.get("required", [])
+    names = list(dict.fromkeys((*named, *required)))
+    pattern = none_of(names)
+    if pattern is None or "patternProperties" in group:
+        message = "cannot be enforced beside these properties; make one of them required"
+        raise rewriter.context.unsupported(under(place, "minProperties"), message)
+    rest = group.get("additionalProperties", True)
+    alone = {name: named.get(name, rest) for name in required}
+    return {
+        "type": "object",
+        "properties": alone,
+        "required": required,
+        "patternProperties": {pattern: rest},
+        "additionalProperties": False,
+        "minProperties": len(required) + 1,
+    }

@@ -1,0 +1,90 @@
+"""Regular expressions that schemas are rewritten with.
+
+Promises: every pattern here is anchored and means the same in Rust and in Python.
+Does not know: schemas.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+ANYTHING = "(?s:.)*"
+_MAX_LITERAL_CHARS = 4_000
+_MAX_NESTING = 80
+"""Characters of one literal; Rust's parser goes to 250 levels of parentheses."""
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
+_UNIVERSAL = frozenset(
+    ("", ".*", "^.*", ".*$", "^", "$", "^(.*)$", "^[\\s\\S]*$", "[\\s\\S]*", "(?s:.)*")
+)
+
+Trie = dict[str, "Trie"]
+
+
+def escaped(text: str) -> str:
+    """A pattern for exactly this text."""
+    return _SPECIAL.sub(r"\\\g<0>", text)
+
+
+def none_of(texts: Iterable[str]) -> str | None:
+    """Every text but these; None where that pattern would be too large."""
+    unique = set(texts)
+    if (
+        sum(map(len, unique)) > _MAX_LITERAL_CHARS
+        or max(map(len, unique), default=0) > _MAX_NESTING
+    ):
+        return None
+    root: Trie = {}
+    for text in unique:
+        node = root
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return f"^{_outside(root)}$"
+
+
+def listed_names(pattern: str) -> list[str] | None:
+    """The texts that a pattern such as ^(one|two)$ allows, None where it is no such list."""
+    found = _LIST.fullmatch(pattern)
+    return (found[1] or found[2]).split("|") if found else None
+
+
+def is_universal(pattern: str) -> bool:
+    """Does it certainly match every text?"""
+    return pattern in _UNIVERSAL
+
+
+def matches(pattern: str, text: str) -> bool | None:
+    """Does a schema's pattern match somewhere in a text? None where that is not certain here, where
+    the pattern is not Python's or its time is not bounded."""
+    if len(pattern) > 200 or len(text) > 100 or "\n" in text or _RISKY.search(pattern):
+        return None
+    try:
+        return re.search(pattern, text, re.ASCII) is not None
+    except (re.error, RecursionError, OverflowError):
+        return None
+
+
+_RISKY = re.compile(
+    r"\)[*+{]|(?:[*+{].*){4}|\(\?|\[\[|\[\^?\]|\\[^dwsDWSnrt\\.+*?()|\[\]{}^$/-]|--|&&|~~|\|\|"
+)
+"""What may take exponential time in Python, or what the two languages read differently."""
+
+
+_LIST = re.compile(r"\^(?:\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|([\w-]+))\$", re.ASCII)
+
+
+def _outside(node: Trie) -> str:
+    """The texts that do not go on to a leaf of the trie from this node."""
+    children = sorted(char for char in node if char)
+    if not children:
+        return f"(?s:.){ANYTHING}"
+    options = [] if "" in node else [""]
+    barred = "".join(_in_class(char) for char in children)
+    options.append(f"[^{barred}]{ANYTHING}")
+    options += [f"{escaped(char)}{_outside(node[char])}" for char in children]
+    return f"(?:{'|'.join(options)})"
+
+
+def _in_class(char: str) -> str:
+    return f"\\{char}" if char in "\\]^-[&~" else char

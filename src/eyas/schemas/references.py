@@ -1,0 +1,102 @@
+"""Where a `$ref` leads.
+
+Promises: finds JSON pointers, anchors and embedded resources ($id) within one document; says so where
+a reference leads out of it or to nothing.
+Does not know: what schemas mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from eyas.core import GrammarError
+from eyas.schemas.keywords import IN_PLACE, ONE_SCHEMA, SCHEMA_MAPS
+from eyas.schemas.limits import fail, shortened, under
+
+_ROOT = "https://schema.invalid/"
+
+
+class References:
+    """The targets of one document's references."""
+
+    def __init__(self, root: Any, draft: int, param: str) -> None:
+        self.root = root
+        self.param = param
+        self._id = "$id" if draft >= 6 else "id"
+        self._bases: dict[int, str] = {}
+        self._resources: dict[str, tuple[Any, str]] = {}
+        self._anchors: dict[str, tuple[Any, str]] = {}
+        self._resources[_ROOT] = (root, "#")
+        self._scan()
+
+    def resolve(self, reference: str, schema: dict[str, Any], place: str) -> tuple[Any, str]:
+        """The target of `reference`, which stands in `schema`, and its place."""
+        base = self._bases.get(id(schema), _ROOT)
+        try:
+            target = f"{base}{reference}" if reference.startswith("#") else urljoin(base, reference)
+            address, fragment = urldefrag(target)
+        except ValueError:
+            raise self._nowhere(reference, place) from None
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            found = self._anchors.get(f"{address}#{fragment}")
+            if found is None and address in self._resources:
+                raise self._nowhere(reference, place)
+        else:
+            found = self._resources.get(address)
+        if found is None:
+            message = f"{shortened(reference)} leads out of the schema; put its target under $defs"
+            raise fail(self.param, under(place, "$ref"), message, "unsupported")
+        node, spot = found
+        for step in fragment.split("/")[1:] if fragment.startswith("/") else ():
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(node, dict) and step in node:
+                node = node[step]
+            elif isinstance(node, list) and step.isdecimal() and int(step) < len(node):
+                node = node[int(step)]
+            else:
+                raise self._nowhere(reference, place)
+            spot = under(spot, step)
+        if not isinstance(node, (dict, bool)):
+            message = f"{shortened(reference)} leads to {shortened(node)}, which is no schema"
+            raise fail(self.param, under(place, "$ref"), message, "invalid")
+        return node, spot
+
+    def _nowhere(self, reference: str, place: str) -> GrammarError:
+        message = f"{shortened(reference)} leads nowhere; define its target under $defs"
+        return fail(self.param, under(place, "$ref"), message, "invalid")
+
+    def _scan(self) -> None:
+        """Finds what has a name, from the root through every place where a schema can stand."""
+        waiting = [(self.root, "#", _ROOT)]
+        while waiting:
+            node, place, base = waiting.pop()
+            if not isinstance(node, dict):
+                continue
+            named = node.get(self._id)
+            if isinstance(named, str) and named and not named.startswith("#"):
+                try:
+                    base = urldefrag(urljoin(base, named))[0]
+                except ValueError:
+                    message = f"{shortened(named)} is not an address; remove it"
+                    spot = under(place, self._id)
+                    raise fail(self.param, spot, message, "invalid") from None
+                self._resources.setdefault(base, (node, place))
+            if base != _ROOT:
+                self._bases[id(node)] = base
+            for keyword in ("$anchor", self._id):
+                anchor = node.get(keyword)
+                if isinstance(anchor, str) and (keyword == "$anchor" or anchor.startswith("#")):
+                    self._anchors.setdefault(f"{base}#{anchor.removeprefix('#')}", (node, place))
+            for keyword in (*ONE_SCHEMA, "items"):
+                if isinstance(node.get(keyword), dict):
+                    waiting.append((node[keyword], under(place, keyword), base))
+            for keyword in (*IN_PLACE, "items", "prefixItems"):
+                if isinstance(node.get(keyword), list):
+                    spots = enumerate(node[keyword])
+                    waiting.extend((child, under(place, keyword, i), base) for i, child in spots)
+            for keyword in (*SCHEMA_MAPS, "dependencies"):
+                if isinstance(node.get(keyword), dict):
+                    members = node[keyword].items()
+                    waiting.extend((child, under(place, keyword, k), base) for k, child in members)

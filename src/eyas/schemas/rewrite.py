@@ -1,0 +1,364 @@
+"""From a user's schema to one that the backend enforces completely.
+
+Every keyword of the standard is kept where the backend knows it, written out in other keywords where
+that says the same, or refused. Property order follows the schema.
+
+Promises: what the result allows, the original allows; where it allows less, docs and docstrings here
+say so. The result stands alone: its references lead to its own $defs, it holds no annotations, and
+its keywords mean the same in every draft.
+Does not know: the backend's library, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from eyas.core import GrammarError
+from eyas.schemas.arrays import rewrite_array
+from eyas.schemas.complement import Complements
+from eyas.schemas.context import Context
+from eyas.schemas.disjoint import Disjointness
+from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
+from eyas.schemas.keywords import Checker, Schema, children, types_of
+from eyas.schemas.limits import MAX_ENUM_VALUES, fail, shortened, under
+from eyas.schemas.numbers import is_exact, least, most
+from eyas.schemas.objects import rewrite_object
+
+_ARRAY = frozenset(
+    (
+        *("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
+        *("contains", "minContains", "maxContains", "unevaluatedItems"),
+    )
+)
+_OBJECT = frozenset(
+    (
+        *("properties", "patternProperties", "additionalProperties", "required"),
+        *("minProperties", "maxProperties", "propertyNames", "unevaluatedProperties"),
+    )
+)
+
+
+_MAX_STEP = 2**16 - 1
+"""Of all multipleOf of a document, without their decimal point."""
+
+
+class Rewriter:
+    """Rewrites the schemas of one document."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.disjointness = Disjointness(context)
+        self.complements = Complements(context, self.schema)
+        self._checker = Checker(context.param)
+        self._names: dict[int, str] = {}
+        self._waiting: list[tuple[str, Schema, str]] = []
+        self._num_values = 0
+        self._steps: list[Decimal] = []
+
+    def document(self, root: Schema) -> Schema:
+        """The whole document; every schema that its references reach stands under $defs."""
+        self._names[id(root)] = "#"
+        result = self.schema(root, "#")
+        definitions: dict[str, Schema] = {}
+        while self._waiting:
+            name, node, place = self._waiting.pop()
+            definitions[name] = self.schema(node, place)
+        if definitions and isinstance(result, dict):
+            result["$defs"] = definitions
+        return result
+
+    def schema(self, schema: Schema, place: str) -> Schema:
+        """One schema and all below it, as it must hold."""
+        self.context.count()
+        self._checker.check(schema, place)
+        if isinstance(schema, bool):
+            return schema
+        out: dict[str, Any] = {}
+        conditions: list[Schema] = []
+        done: set[str] = set()
+        for keyword in schema:
+            try:
+                if keyword in _OBJECT:
+                    leads = "properties" if "properties" in schema else keyword
+                    if keyword == leads and "object" not in done:
+                        done.add("object")
+                        rewrite_object(self, schema, place, out, conditions)
+                elif keyword in _ARRAY:
+                    if "array" not in done:
+                        done.add("array")
+                        rewrite_array(self, schema, place, out, conditions)
+                elif keyword in _HANDLERS:
+                    _HANDLERS[keyword](self, schema, under(place, keyword), out, conditions)
+            except GrammarError as error:
+                if error.fault != "unsupported" or not self.context.lenient:
+                    raise
+        return _joined(out, conditions)
+
+    def check_all(self, schema: Schema, place: str) -> None:
+        """Raises where something below is malformed that is not rewritten as it stands."""
+        waiting = [(schema, place)]
+        while waiting:
+            node, spot = waiting.pop()
+            self.context.spend(spot)
+            self._checker.check(node, spot)
+            if isinstance(node, dict):
+                waiting += children(node, spot)
+
+    def attempt(self, write: Callable[[], None]) -> None:
+        """Does it, or leaves it out where it cannot be enforced and the request is lenient."""
+        try:
+            write()
+        except GrammarError as error:
+            if error.fault != "unsupported" or not self.context.lenient:
+                raise
+
+    def complement(
+        self, schema: Schema, place: str, around: list[Schema], keyword: str, remedy: str
+    ) -> Schema:
+        """What `schema` does not allow among the values of all of `around`; refused where that cannot
+        be written down."""
+        facts = self.disjointness.around(around, schema)
+        found = self.complements.of(schema, place, facts)
+        blame = found.gap_in(facts.types)
+        if blame is not None:
+            spot, inner = blame
+            message = f"{keyword} over {inner!r} (at {spot}) cannot be enforced; {remedy}"
+            raise self.context.unsupported(place, message)
+        return found.schema()
+
+    def _type(self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions) -> None:
+        named = schema["type"]
+        out["type"] = named if isinstance(named, str) else sorted(types_of(schema))
+
+    def _values(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
+    ) -> None:
+        keyword = spot.rpartition("/")[2]
+        values = schema["enum"] if keyword == "enum" else [schema["const"]]
+        self._num_values += len(values)
+        if self._num_values > MAX_ENUM_VALUES:
+            message = f"the schema lists more than {MAX_ENUM_VALUES} values; use a pattern"
+            raise fail(self.context.param, spot, message, "too_complex")
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, (list, dict)):
+                waiting.extend(value.values() if isinstance(value, dict) else value)
+            elif isinstance(value, (int, float)) and not is_exact(value):
+                message = f"{shortened(value)} has too many digits to be exact; send it as a string"
+                raise self.context.unsupported(spot, message)
+        out[keyword] = schema[keyword]
+
+    def _number(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
+    ) -> None:
+        """All four bounds at once, as one lower and one upper bound."""
+        is_whole = types_of(schema) & {"integer", "number"} == {"integer"}
+        for keyword, excluding, bounded, narrower in (
+            ("minimum", "exclusiveMinimum", least, max),
+            ("maximum", "exclusiveMaximum", most, min),
+        ):
+            flag = schema.get(excluding, False)
+            found = []
+            if keyword in schema:
+                found.append(bounded(schema[keyword], excluded=flag is True, integer=is_whole))
+            if not isinstance(flag, bool):
+                found.append(bounded(flag, excluded=True, integer=is_whole))
+            if None in found:
+                message = "numbers beyond 10^18 cannot be enforced; send them as strings"
+                raise self.context.unsupported(spot, message)
+            for bound in found:
+                for name, value in (bound or {}).items():
+                    out[name] = narrower(out.get(name, value), value)
+
+    def _multiple(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
+    ) -> None:
+        """Kept small, so that the backend can multiply two of them."""
+        out["multipleOf"] = schema["multipleOf"]
+        self._steps.append(Decimal(repr(schema["multipleOf"])))
+        scale = max(-int(step.as_tuple().exponent) for step in self._steps)
+        if scale > 9 or max(step.scaleb(max(scale, 0)) for step in self._steps) > _MAX_STEP:
+            message = "has too many digits to be enforced; use one with fewer, or a string pattern"
+            raise self.context.unsupported(spot, message)
+
+    def _length(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
+    ) -> None:
+        keyword = spot.rpartition("/")[2]
+        out[keyword] = int(schema[keyword])
+
+    def _copied(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
+    ) -> None:
+        keyword = spot.rpartition("/")[2]
+        out[keyword] = schema[keyword]
+
+    def _format(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
+    ) -> None:
+        name = schema["format"]
+        if name in NATIVE:
+            out["format"] = name
+        elif name in PATTERNS:
+            conditions.append({"pattern": PATTERNS[name]})
+        elif name in INEXPRESSIBLE and "string" in types_of(schema):
+            message = f"the format {name!r} cannot be enforced; leave it out or use a pattern"
+            raise self.context.unsupported(spot, message)
+
+    def _ref(self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions) -> None:
+        target, place = self.context.resolve(schema, spot.removesuffix("/$ref"))
+        name = self._names.get(id(target))
+        if name is None:
+            name = f"#/$defs/{len(self._names)}"
+            self._names[id(target)] = name
+            self._waiting.append((name.rpartition("/")[2], target, place))
+        out["$ref"] = name
+
+    def _all_of(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
+    ) -> None:
+        out["allOf"] = [self.schema(p, under(spot, i)) for i, p in enumerate(schema["allOf"])]
+
+    def _any_of(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
+    ) -> None:
+        out["anyOf"] = [self.schema(p, under(spot, i)) for i, p in enumerate(schema["anyOf"])]
+
+    def _one_of(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
+    ) -> None:
+        """anyOf, each option without what the options that it overlaps with allow."""
+        options = schema["oneOf"]
+        beside = {k: v for k, v in schema.items() if k != "oneOf"}
+        written: list[Schema] = []
+        rivals = () if self.disjointness.all_told_apart(options) else options
+        for i, option in enumerate(options):
+            own = self.schema(option, under(spot, i))
+            apart: list[Schema] = [own]
+            for j, other in enumerate(rivals):
+                if i == j or self.disjointness.are_disjoint([option, beside], [other, beside]):
+                    continue
+                remedy = "use anyOf, or give the options a required property with different consts"
+                try:
+                    around = [option, beside]
+                    place = under(spot, j)
+                    apart.append(self.complement(other, place, around, "oneOf", remedy))
+                except GrammarError as error:
+                    if error.fault != "unsupported" or not self.context.lenient:
+                        raise
+            written.append(_joined({}, apart))
+        if "anyOf" in schema:
+            conditions.append({"anyOf": written})
+        else:
+            out["anyOf"] = written
+
+    def _not(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
+    ) -> None:
+        self.check_all(schema["not"], spot)
+        around: list[Schema] = [{k: v for k, v in schema.items() if k != "not"}]
+        remedy = "say what is allowed instead"
+        conditions.append(self.complement(schema["not"], spot, around, "not", remedy))
+
+    def _if(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
+    ) -> None:
+        place = spot.removesuffix("/if")
+        condition = self.schema(schema["if"], spot)
+        branches = {
+            keyword: self.schema(schema[keyword], under(place, keyword))
+            for keyword in ("then", "else")
+            if keyword in schema
+        }
+        if not branches:
+            return
+        around: list[Schema] = [{k: v for k, v in schema.items() if k not in ("if", *branches)}]
+        remedy = "use anyOf with one option for each case"
+        otherwise = self.complement(schema["if"], spot, around, "if", remedy)
+        held = _joined({}, [condition, branches.get("then", True)])
+        failed = _joined({}, [otherwise, branches.get("else", True)])
+        conditions.append(_joined({"anyOf": [held, failed]}, []))
+
+    def _dependencies(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
+    ) -> None:
+        keyword = spot.rpartition("/")[2]
+        _, allowed, required = self.disjointness.names([schema])
+        for name, needed in schema[keyword].items():
+            holds: Schema
+            if isinstance(needed, list):
+                holds = {"required": list(dict.fromkeys(needed))} if needed else True
+            else:
+                holds = self.schema(needed, under(spot, name))
+            if holds is True or (allowed is not None and name not in allowed):
+                continue
+            if name in required and types_of(schema) == {"object"}:
+                conditions.append(holds)
+                continue
+            present = _joined({"required": [name]}, [holds])
+            conditions.append({"anyOf": [{"properties": {name: False}}, present]})
+
+    def _unenforced(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
+    ) -> None:
+        keyword = spot.rpartition("/")[2]
+        if keyword.startswith("$") or self.context.draft == 3:
+            message = f"{keyword} cannot be enforced; write its meaning out with $ref and $defs"
+            raise self.context.unsupported(spot, message)
+
+
+_Conditions = list[Schema]
+
+
+def _joined(out: dict[str, Any], conditions: list[Schema]) -> Schema:
+    """A schema and what else must hold, as one."""
+    if "anyOf" in out:
+        options = [option for option in out["anyOf"] if option is not False]
+        if not options:
+            return False
+        if any(option is True or option == {} for option in options):
+            del out["anyOf"]
+        else:
+            out["anyOf"] = options
+    parts = [*out.get("allOf", ()), *conditions]
+    parts = [part for part in parts if part is not True and part != {}]
+    if any(part is False for part in parts):
+        return False
+    out.pop("allOf", None) if not parts else out.update(allOf=parts)
+    if len(out) == 1 and len(parts) == 1:
+        return parts[0]
+    return out
+
+
+_Handler = Callable[[Rewriter, dict[str, Any], str, dict[str, Any], list[Schema]], None]
+_HANDLERS: dict[str, _Handler] = {
+    "type": Rewriter._type,
+    "enum": Rewriter._values,
+    "const": Rewriter._values,
+    "minimum": Rewriter._number,
+    "maximum": Rewriter._number,
+    "exclusiveMinimum": Rewriter._number,
+    "exclusiveMaximum": Rewriter._number,
+    "multipleOf": Rewriter._multiple,
+    "minLength": Rewriter._length,
+    "maxLength": Rewriter._length,
+    "pattern": Rewriter._copied,
+    "format": Rewriter._format,
+    "$ref": Rewriter._ref,
+    "allOf": Rewriter._all_of,
+    "anyOf": Rewriter._any_of,
+    "oneOf": Rewriter._one_of,
+    "not": Rewriter._not,
+    "if": Rewriter._if,
+    "dependencies": Rewriter._dependencies,
+    "dependentRequired": Rewriter._dependencies,
+    "dependentSchemas": Rewriter._dependencies,
+    "$dynamicRef": Rewriter._unenforced,
+    "$recursiveRef": Rewriter._unenforced,
+    "extends": Rewriter._unenforced,
+    "disallow": Rewriter._unenforced,
+    "divisibleBy": Rewriter._unenforced,
+}

@@ -1,0 +1,176 @@
+"""/generate, SGLang's native route: prompts and sampling_params in, texts with their meta_info out.
+
+Promises: SGLang's shapes: one object for one answer, a list for several; a stream repeats all of the
+text so far. A constraint covers the whole output. Does not know: HTTP, chat templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eyas.core import MAX_CHOICES, Delta, Request, RequestError, SamplingParams
+from eyas.server.formats import Choice, finite
+from eyas.server.sampling import sampling_params
+from eyas.server.schema import GenerateBody, GenerateParams, Sampled
+from eyas.server.texts import ModelTexts
+from eyas.server.wanted import constraint_of, whole_output
+from eyas.text import Tokenizer
+
+DEFAULT_MAX_TOKENS = 128
+_PREFIX = "sampling_params."
+_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "include_stop_str_in_output": "no_stop_trim",
+}
+"""Our name of a field, and SGLang's."""
+_SHARED = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty"),
+    *("presence_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
+    "skip_special_tokens",
+)
+
+
+def generate_requests(
+    body: GenerateBody, texts: ModelTexts, request_id: str, cache_salt: str
+) -> list[Request]:
+    """One request for each prompt. RequestError or ApiError names what cannot be done."""
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("text: give either text or input_ids", param="text")
+    if body.top_logprobs_num and not body.return_logprob:
+        raise RequestError("top_logprobs_num: needs return_logprob: true", param="top_logprobs_num")
+    asked = body.sampling_params or GenerateParams()
+    prompts, param = _prompts_of(body)
+    num_choices = len(prompts) * (asked.n or 1)
+    if num_choices > MAX_CHOICES:
+        raise RequestError(
+            f"{param}: {len(prompts)} prompts with n = {asked.n or 1} make {num_choices} answers; "
+            f"at most {MAX_CHOICES} at a time",
+            param=param,
+        )
+    params = _params(body, asked, texts)
+    constraint = constraint_of(asked, texts.spelling, _PREFIX)
+    output = whole_output(constraint, ignore_eos=params.ignore_eos)
+    return [
+        Request(
+            id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
+            prompt_token_ids=texts.prompt_ids(prompt, param),
+            params=params,
+            output=output,
+            cache_salt=cache_salt,
+        )
+        for place, prompt in enumerate(prompts)
+    ]
+
+
+def _prompts_of(body: GenerateBody) -> tuple[list[str | Sequence[int]], str]:
+    """The prompts, and the field that holds them."""
+    if body.text is not None:
+        return ([body.text] if isinstance(body.text, str) else list(body.text)), "text"
+    ids = body.input_ids or []
+    if isinstance(ids[0], int):
+        return [ids], "input_ids"  # pyrefly: ignore
+    return list(ids), "input_ids"  # pyrefly: ignore
+
+
+def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> SamplingParams:
+    """RequestError says SGLang's name of the field that is out of range."""
+    fields = {name: getattr(asked, name) for name in _SHARED}
+    fields |= {ours: getattr(asked, theirs) for ours, theirs in _NAMES.items()}
+    limit = fields.pop("max_tokens")
+    if limit == 0:
+        raise RequestError(
+            f"{_PREFIX}max_new_tokens: must be at least 1", param=f"{_PREFIX}max_new_tokens"
+        )
+    try:
+        return sampling_params(
+            Sampled(**fields),
+            texts.defaults,
+            max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
+            logprobs=(body.top_logprobs_num or 0) if body.return_logprob else None,
+            prompt_logprobs=None,
+        )
+    except RequestError as error:
+        ours = error.param or ""
+        theirs = _PREFIX + _NAMES.get(ours, ours)
+        message = theirs + error.message.removeprefix(ours)
+        raise RequestError(message, param=theirs) from error
+
+
+class GenerateFormat:
+    """SGLang's answer objects, whole or as a stream that repeats itself."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        answer_id: str,
+        requests: list[Request],
+        body: GenerateBody,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._id = body.rid or answer_id
+        self._requests = requests
+        self._num_each = requests[0].params.n
+        self._is_list = isinstance(body.text, list) or self._num_each > 1
+        if body.input_ids is not None:
+            self._is_list = self._is_list or isinstance(body.input_ids[0], list)
+        self._with_logprobs = bool(body.return_logprob)
+        self._with_top = bool(body.top_logprobs_num)
+        self._with_texts = bool(body.return_text_in_logprobs)
+        self._eos_token_ids = eos_token_ids
+        self._so_far: dict[int, Choice] = {}
+
+    def chunks(self, place: int, delta: Delta) -> list[dict[str, Any]]:
+        choice = self._so_far.setdefault(place, Choice(place))
+        choice.add(delta)
+        if not (delta.text or delta.token_ids or delta.finish_reason):
+            return []
+        written = self._written(choice)
+        return [{**written, "index": place} if self._is_list else written]
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError("a native stream has no chunk of usage")
+
+    def response(self, choices: list[Choice], usage: dict[str, Any]) -> Any:
+        written = [self._written(choice) for choice in choices]
+        return written if self._is_list else written[0]
+
+    def _written(self, choice: Choice) -> dict[str, Any]:
+        request = self._requests[choice.place // self._num_each]
+        last = choice.last
+        usage = None if last is None else last.usage
+        meta: dict[str, Any] = {
+            "id": f"{self._id}-{choice.place}" if self._is_list else self._id,
+            "finish_reason": None if last is None else self._finish_reason(choice, last),
+            "prompt_tokens": len(request.prompt_token_ids),
+            "completion_tokens": len(choice.token_ids),
+            "cached_tokens": 0 if usage is None else usage.num_cached_tokens,
+        }
+        if usage is not None:
+            meta["completion_tokens"] = usage.num_output_tokens
+        if last is not None:
+            meta["seed"] = request.params.seed if last.seed is None else last.seed
+        if self._with_logprobs:
+            entries = choice.logprobs
+            meta["output_token_logprobs"] = [self._entry(e.logprob, e.token_id) for e in entries]
+            if self._with_top:
+                meta["output_top_logprobs"] = [
+                    [self._entry(logprob, token_id) for token_id, logprob in entry.top]
+                    for entry in entries
+                ]
+        return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
+
+    def _finish_reason(self, choice: Choice, last: Delta) -> dict[str, Any]:
+        if last.finish_reason == "length":
+            return {"type": "length", "length": len(choice.token_ids)}
+        matched = last.stop_reason
+        if matched is None and choice.token_ids and choice.token_ids[-1] in self._eos_token_ids:
+            matched = choice.token_ids[-1]
+        return {"type": last.finish_reason, "matched": matched}
+
+    def _entry(self, logprob: float, token_id: int) -> list[Any]:
+        text = self._tokenizer.token_text(token_id) if self._with_texts else None
+        return [finite(logprob), token_id, text]

@@ -1,0 +1,149 @@
+"""A conversation as a chat template reads it.
+
+Promises: every field of a message that is accepted reaches the template; leading system messages are
+one; reasoning in the text of earlier answers is told apart from it; a variable that the template does
+not read is refused. Does not know: sampling, constraints, HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from eyas.core import RequestError
+from eyas.server.schema import Message, Tool
+from eyas.server.texts import ModelTexts
+
+MAX_KWARG_CHARS = 1000
+REASONING_END = "</think>"
+_REASONING_BEGIN = "<think>"
+_NO_REASONING_EFFORTS = ("none", "minimal")
+_RESERVED_KWARGS = frozenset(
+    {
+        *("messages", "tools", "documents", "chat_template", "tokenize", "template", "self"),
+        *("add_generation_prompt", "continue_final_message", "return_dict", "return_tensors"),
+        *("namespace", "range", "dict", "cycler", "joiner", "lipsum", "loop", "caller"),
+        *("raise_exception", "strftime_now", "true", "false", "none", "True", "False", "None"),
+    }
+)
+
+
+def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
+    """Tools as a template reads them."""
+    return [
+        {"type": tool.type, "function": tool.function.model_dump(exclude_none=True)}
+        for tool in tools or ()
+    ] or None
+
+
+def plain_messages(messages: list[Message], texts: ModelTexts) -> list[dict[str, Any]]:
+    """Messages as a template reads them: arguments as objects, "developer" as it knows it, reasoning
+    apart from the content, and one system message where several lead."""
+    template = texts.template
+    splits_reasoning = template is not None and REASONING_END in template.source
+    plain: list[dict[str, Any]] = []
+    for message in messages:
+        fields = message.model_dump(exclude_none=True, exclude={"refusal"})
+        if message.role == "developer" and template and not template.mentions("developer"):
+            fields["role"] = "system"
+        fields.setdefault("content", message.refusal or "")
+        for call in fields.get("tool_calls", ()):
+            call["function"]["arguments"] = _parsed(call["function"]["arguments"])
+            call.pop("index", None)
+        if message.role == "assistant" and splits_reasoning:
+            _split_reasoning(fields)
+        leads = len(plain) == 1 and plain[0]["role"] == fields["role"] == "system"
+        if leads:
+            plain[0]["content"] = _after(plain[0]["content"], fields["content"])
+        else:
+            plain.append(fields)
+    return plain
+
+
+def _split_reasoning(fields: dict[str, Any]) -> None:
+    """Templates strip old reasoning off the content at its marker, but content never reaches them with
+    a marker in it; so it is done here."""
+    content = fields["content"]
+    if isinstance(content, list) and len(content) == 1:
+        content = content[0]["text"]
+    if not isinstance(content, str) or REASONING_END not in content:
+        return
+    before, _, after = content.partition(REASONING_END)
+    if not (fields.get("reasoning_content") or fields.get("reasoning")):
+        fields["reasoning_content"] = before.split(_REASONING_BEGIN)[-1].strip("\n")
+    fields["content"] = after.split(REASONING_END)[-1].lstrip("\n")
+
+
+def _after(first: Any, second: Any) -> str:
+    """Two messages' contents as one's, a paragraph each."""
+    texts = [
+        content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+        for content in (first, second)
+    ]
+    return "\n\n".join(filter(None, texts))
+
+
+def _parsed(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+    """OpenAI writes a call's arguments as JSON in a string; templates want the object."""
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return arguments
+        return value if isinstance(value, dict) else arguments
+    return arguments
+
+
+def _set_effort(options: dict[str, Any], effort: str, texts: ModelTexts) -> None:
+    """As much of it as the template can say."""
+    if options.get("reasoning_effort", effort) != effort:
+        raise RequestError(
+            "reasoning_effort: differs from chat_template_kwargs.reasoning_effort; give one of them",
+            param="reasoning_effort",
+        )
+    if texts.template is None:
+        return
+    if texts.template.mentions("reasoning_effort"):
+        options["reasoning_effort"] = effort
+    for switch in ("enable_thinking", "thinking"):
+        if effort in _NO_REASONING_EFFORTS and texts.template.mentions(switch):
+            options.setdefault(switch, False)
+
+
+def template_options(
+    texts: ModelTexts,
+    kwargs: dict[str, Any] | None,
+    reasoning_effort: str | None,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+) -> dict[str, Any]:
+    """Keyword arguments for the template. RequestError for one that it does not know; reasoning_effort
+    alone may be unknown, as clients send it to every model."""
+    options = dict(kwargs or {})
+    if reasoning_effort is not None:
+        _set_effort(options, reasoning_effort, texts)
+    for name, value in options.items():
+        param = name if name not in (kwargs or {}) else f"chat_template_kwargs.{name[:64]}"
+        is_known = name.isidentifier() and not name.startswith("_") and name not in _RESERVED_KWARGS
+        is_known = is_known and name not in texts.tokenizer.special_texts
+        if not (is_known and texts.template is not None and texts.template.mentions(name)):
+            raise RequestError(
+                f"{param}: is nothing that this model's chat template reads", param=param
+            )
+        if not isinstance(value, (bool, int, float, str)) or (
+            isinstance(value, str) and len(value) > MAX_KWARG_CHARS
+        ):
+            raise RequestError(
+                f"{param}: must be true, false, a number or a short string", param=param
+            )
+    if continue_final_message:
+        if add_generation_prompt:
+            raise RequestError(
+                "continue_final_message: cannot go with add_generation_prompt: true",
+                param="continue_final_message",
+            )
+        options["continue_final_message"] = True
+    options["add_generation_prompt"] = (
+        not continue_final_message if add_generation_prompt is None else add_generation_prompt
+    )
+    return options

@@ -1,0 +1,94 @@
+"""Output types of the offline API: what an answer must look like, and how its text is read back.
+
+Promises: a type becomes a grammar before any work is done, and a whole answer of that grammar always
+reads back. Does not know: engines, prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+from typing import Literal as OneOf
+
+import msgspec
+
+from eyas import grammar
+from eyas.core import RequestError
+from eyas.schemas import grammar_source, prepare
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A text that the whole pattern matches; read back as the text."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A text of a grammar in Lark, EBNF (GBNF) or llguidance's JSON form, found by how it looks; read
+    back as the text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON of a schema (an object, or its JSON text); read back as plain Python values."""
+
+    schema: dict[str, Any] | bool | str
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """node: what the answer must be. parse: its text as a value."""
+
+    node: grammar.Node
+    parse: Callable[[str], Any]
+
+
+def typed(output: Any) -> Typed:
+    """What an `output=` argument asks for: a pydantic class, a dataclass (or anything else that msgspec
+    reads: TypedDict, Enum, list[int], ...), a Literal, one of the classes above, or a node of
+    `eyas.grammar`. A Literal of strings alone is answered without quotes.
+
+    RequestError for what is none of them, GrammarError for what cannot be enforced.
+    """
+    match output:
+        case Regex(pattern):
+            return Typed(grammar.Regex(pattern), str)
+        case Grammar(text):
+            return Typed(grammar_source(text, "output"), str)
+        case JsonSchema(schema):
+            return Typed(grammar.Json(prepare(schema, param="output")), json.loads)
+    if isinstance(output, grammar.Node):
+        return Typed(output, str)
+    if get_origin(output) is OneOf and all(isinstance(value, str) for value in get_args(output)):
+        options = tuple(grammar.Literal(value) for value in get_args(output))
+        return Typed(grammar.Choice(options), str)
+    if hasattr(output, "model_json_schema") and hasattr(output, "model_validate_json"):
+        schema = output.model_json_schema()
+        return Typed(grammar.Json(prepare(schema, param="output")), output.model_validate_json)
+    try:
+        schema = msgspec.json.schema(output)
+    except (TypeError, RuntimeError) as error:
+        raise RequestError(
+            f"output: no JSON schema can be made of {output!r}; give a pydantic class, a dataclass, a "
+            "Literal, Regex(...), Grammar(...) or JsonSchema(...)",
+            param="output",
+        ) from error
+    node = grammar.Json(prepare(schema, param="output"))
+    return Typed(node, lambda text: msgspec.json.decode(text, type=output))
+
+
+class OutputIncomplete(ValueError):
+    """The answer ended before it was whole. text: what there is of it; reason: its finish reason."""
+
+    def __init__(self, text: str, reason: str | None, error: str | None) -> None:
+        detail = f" ({error})" if error else ""
+        remedy = "; raise max_tokens" if reason == "length" else ""
+        super().__init__(f"the output ended with {reason!r}{detail} before it was whole{remedy}")
+        self.text = text
+        self.reason = reason

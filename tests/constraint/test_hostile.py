@@ -1,0 +1,190 @@
+"""Whatever is sent: a clear error or a right grammar, in bounded time, and the next one works."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eyas.constraint import ConstraintFailure
+from eyas.core import GrammarError
+from eyas.grammar import Json, Literal, Node, OutputSpec, Regex, Repeat, Series, Source
+from eyas.text import Tokenizer
+from tests.constraint.walking import compiled, ends, masks, takes, tokens_of, walked
+
+MAX_SECONDS = 30.0
+"""Of one input on a busy machine; what takes longer is stopped by the pool's deadline."""
+
+REFUSED: dict[str, tuple[Node, str, str]] = {
+    "unbalanced": (Regex("(Paris|Amsterdam}"), "invalid", "position 0.*unclosed"),
+    "position": (Regex("a/b/c[/"), "invalid", "position 5"),
+    "lone backslash": (Regex("a\\"), "invalid", "backslash at position 1"),
+    "NUL in a pattern": (Regex("a\0"), "invalid", "NUL character at position 1"),
+    "NUL in a literal": (Literal("a\0"), "invalid", "NUL"),
+    "look-ahead": (Regex("(?=a)b"), "unsupported", "look-around"),
+    "backreference": (Regex(r"(a)\1"), "unsupported", "backreferences"),
+    "word border": (Regex(r"\bfoo"), "unsupported", "lookarounds"),
+    "empty schema": (Json(""), "invalid", "line 1 column 1"),
+    "half a schema": (Json('{"type":'), "invalid", "not valid JSON"),
+    "not a schema": (Json("[1]"), "invalid", "JSON object"),
+    "false": (Json("false"), "invalid", "false"),
+    "unknown type": (Json('{"type":"strnig"}'), "invalid", "strnig"),
+    "not a number": (Json('{"const":NaN}'), "invalid", "NaN"),
+    "dangling": (Json('{"$ref":"#/$defs/x"}'), "invalid", "x"),
+    "remote": (Json('{"$ref":"http://other/x"}'), "unsupported", "http://other/x.*defs"),
+    "keywords": (Json('{"not":{},"contains":{}}'), "unsupported", "contains, not"),
+    "own options": (Json('{"x-guidance":{"lenient":true},"not":{}}'), "unsupported", "not"),
+    "pattern": (Json('{"type":"string","pattern":"^(?!a).*$"}'), "unsupported", "look-around"),
+    "recursive": (Json('{"$ref":"#"}'), "invalid", "refers to itself"),
+    "half a pair": (Json('{"const":"\\ud800"}'), "invalid", "surrogate"),
+    "half a pair itself": (Regex("a\ud800"), "invalid", "surrogate pair at position 1"),
+    "100k options": (
+        Json(json.dumps({"enum": [f"x{i}" for i in range(100_000)]})),
+        "too_complex",
+        "smaller",
+    ),
+    "nested 200": (Json('{"items":' * 200 + "{}" + "}" * 200), "too_complex", "recursion"),
+    "nested 20000": (Json('{"items":' * 20_000 + "{}" + "}" * 20_000), "too_complex", "nested"),
+    "counts": (Repeat(Literal("a"), 3, 2), "invalid", "3 to 2"),
+    "lark": (Source("lark", 'start: "a" b\nb: "c'), "invalid", "line 2, column 6"),
+    "lark name": (Source("lark", 'start: "a" b'), "invalid", "line 1, column 8.*b"),
+    "no start": (Source("lark", 'a: "b"'), "invalid", "start"),
+    "ebnf": (Source("ebnf", 'root ::= "a'), "invalid", "line 1"),
+    "ebnf name": (Source("ebnf", "root ::= b"), "invalid", "'b'"),
+    "ebnf end": (Source("ebnf", 'root ::= "a\\'), "invalid", "ends in the middle"),
+    "ebnf nested": (Source("ebnf", "root ::= " + "(" * 3000), "too_complex", "nested"),
+    "no root": (Source("ebnf", 'x ::= "a"'), "invalid", "root"),
+    "too long": (Source("ebnf", 'root ::= "a"' + " " * 300_000), "too_complex", "at most"),
+    "own form": (Source("llguidance", "x"), "invalid", "not valid JSON"),
+    "own reference": (
+        Source("llguidance", '{"grammars":[{"lark_grammar":"start: @q"}]}'),
+        "invalid",
+        "line 1, column 8.*@q",
+    ),
+    "backtracking": (
+        Source("lark", 'start: a "x"\na[stop="y"]: /.*/'),
+        "unsupported",
+        "line 2.*suffix",
+    ),
+}
+ACCEPTED: dict[str, tuple[Node, str]] = {
+    "maxLength": (Json('{"type":"string","maxLength":100000}'), '"abc"'),
+    "long count": (Regex("[a-z]{1,10000}"), "abc"),
+    "2000 properties": (
+        Json(json.dumps({"type": "object", "properties": {f"k{i}": {} for i in range(2000)}})),
+        '{"k7": 1, "k1999": 2}',
+    ),
+    "20000 words": (
+        Source("lark", "start: WORD\nWORD: " + " | ".join(f'"word {i}"' for i in range(12_000))),
+        "word 77",
+    ),
+    "numbers": (Json('{"const":0.1250}'), "0.125"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_enforced_is_refused_with_its_place(
+    llguidance_backend: Any, tokenizer: Tokenizer, name: str
+) -> None:
+    root, fault, message = REFUSED[name]
+    begin = time.monotonic()
+    with pytest.raises(GrammarError, match=f"^regex: .*{message}") as caught:
+        llguidance_backend.compile(OutputSpec(root=root, param="regex"))
+    assert caught.value.fault == fault
+    assert len(caught.value.message) < 600
+    assert "start:" not in caught.value.message and "eyas" not in caught.value.message
+    assert time.monotonic() - begin < MAX_SECONDS
+    good = compiled(llguidance_backend, Regex("(Paris|Amsterdam)"))
+    assert ends(good, tokens_of(tokenizer, "Paris"))
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_is_large_but_right_is_enforced(
+    llguidance_backend: Any, tokenizer: Tokenizer, name: str
+) -> None:
+    root, text = ACCEPTED[name]
+    begin = time.monotonic()
+    grammar = compiled(llguidance_backend, root)
+    assert ends(grammar, tokens_of(tokenizer, text))
+    assert not takes(grammar, tokens_of(tokenizer, "!"))
+    assert time.monotonic() - begin < MAX_SECONDS
+
+
+def test_a_megabyte_of_schema_is_bounded(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
+    schema = {"type": "object", "description": "x" * 2**20, "properties": {"a": {"type": "null"}}}
+    grammar = compiled(llguidance_backend, Json(json.dumps(schema)))
+    assert ends(grammar, tokens_of(tokenizer, '{"a": null}'))
+
+
+def test_a_limit_in_mid_output_fails_that_state_alone(
+    llguidance_backend: Any, tokenizer: Tokenizer
+) -> None:
+    heavy = compiled(llguidance_backend, Regex("(.{1,1000}){1,1000}"))
+    light = compiled(llguidance_backend, Json('{"type":"integer"}'))
+    state, failed = heavy.start(), None
+    for _ in range(300):
+        try:
+            state = state.after(tokens_of(tokenizer, "a")[0])
+        except ConstraintFailure:
+            failed = "after"
+            break
+        mask_NK = np.zeros((3, llguidance_backend.vocabulary.num_mask_words), dtype=np.int32)
+        if llguidance_backend.fill([light.start(), state, light.start()], mask_NK) == [1]:
+            failed = "fill"
+            assert not mask_NK[1].any()
+            assert (mask_NK[0] == mask_NK[2]).all() and mask_NK[0].any()
+            with pytest.raises(ConstraintFailure):
+                state.after(300)
+            break
+    assert failed is not None, "the pattern is meant to be over the library's limits"
+    expected = masks(llguidance_backend, [light.start()])
+    assert (masks(llguidance_backend, walked(light, [])) == expected).all()
+
+
+def test_two_hundred_schemas_at_once(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
+    begin = time.monotonic()
+    grammars = [
+        compiled(
+            llguidance_backend,
+            Json(
+                json.dumps(
+                    {
+                        "type": "object",
+                        "properties": {f"k{i}": {"type": "integer"}},
+                        "required": [f"k{i}"],
+                    }
+                )
+            ),
+        )
+        for i in range(200)
+    ]
+    assert time.monotonic() - begin < MAX_SECONDS
+    for i in (0, 77, 199):
+        assert ends(grammars[i], tokens_of(tokenizer, f'{{"k{i}": 1}}'))
+        assert not takes(grammars[i], tokens_of(tokenizer, '{"z'))
+
+
+@pytest.mark.parametrize(
+    ("root", "fault"),
+    [
+        (Regex("(Paris|Amsterdam}"), "invalid"),
+        (Regex("(?=a)b"), "unsupported"),
+        (Json(""), "invalid"),
+        (Json("7"), "invalid"),
+        (Source("ebnf", 'root ::= "a'), "invalid"),
+        (Source("llguidance", "{}"), "unsupported"),
+        (Json('{"items":' * 20_000 + "{}" + "}" * 20_000), "too_complex"),
+    ],
+    ids=["regex", "look-ahead", "empty", "no schema", "ebnf", "own form", "nested"],
+)
+def test_xgrammar_refuses_too(
+    xgrammar_backend: Any, tokenizer: Tokenizer, root: Node, fault: str
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compiled(xgrammar_backend, root)
+    assert caught.value.fault == fault
+    good = compiled(xgrammar_backend, Series((Literal("a"), Regex("[0-9]"))))
+    assert ends(good, tokens_of(tokenizer, "a1"))

@@ -1,0 +1,124 @@
+"""What only the default backend has: canonical grammars, times, user forms."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from eyas.constraint.faults import described, fault_of
+from eyas.grammar import Choice, Json, Literal, Regex, Series, Source
+from eyas.text import Tokenizer
+from tests.constraint.walking import compiled, ends, letters_of, takes, tokens_of
+
+SCHEMA = (
+    '{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},'
+    '"required":["a","b"]}'
+)
+
+
+def _canonical(grammar: Any) -> Any:
+    """Once the background thread is done."""
+    for _ in range(500):
+        if grammar.canonical:
+            return grammar.canonical
+        time.sleep(0.01)
+    raise AssertionError("the canonical grammars never came")
+
+
+def test_canonical_grammars_fix_the_white_space(
+    llguidance_backend: Any, tokenizer: Tokenizer
+) -> None:
+    grammar = compiled(llguidance_backend, Series((Literal("x"), Json(SCHEMA))))
+    spaced, tight = _canonical(grammar)
+    assert ends(spaced, letters_of(tokenizer, 'x{"a": 1, "b": 2}'))
+    assert not takes(spaced, letters_of(tokenizer, 'x{"a":1'))
+    assert ends(tight, letters_of(tokenizer, 'x{"a":1,"b":2}'))
+    assert not takes(tight, letters_of(tokenizer, 'x{"a": 1'))
+    assert tokenizer.decode(spaced.start().forced(20)).startswith('x{"a": ')
+    assert grammar.start().forced(20) == tokens_of(tokenizer, "x{")
+    assert list(tight.canonical) == []
+
+
+def test_only_free_white_space_has_canonical_grammars(llguidance_backend: Any) -> None:
+    for root in (Regex("a+"), Json(SCHEMA, separators=(",", ":"))):
+        grammar = compiled(llguidance_backend, root)
+        assert list(grammar.canonical) == []
+        time.sleep(0.05)
+        assert list(grammar.canonical) == []
+
+
+def test_a_grammar_says_what_its_compilation_took(llguidance_backend: Any) -> None:
+    grammar = compiled(llguidance_backend, Json(SCHEMA))
+    assert 0 < grammar.compile_seconds < 10 and 0 < grammar.first_mask_seconds < 10
+    assert grammar.num_bytes > len(SCHEMA)
+
+
+def test_lenient_leaves_out_what_cannot_be_enforced(
+    llguidance_backend: Any, tokenizer: Tokenizer
+) -> None:
+    schema = '{"type":"integer","not":{"const":3},"x-guidance":{"lenient":false}}'
+    grammar = compiled(llguidance_backend, Json(schema, lenient=True))
+    assert ends(grammar, tokens_of(tokenizer, "3")) and not takes(
+        grammar, tokens_of(tokenizer, '"')
+    )
+
+
+def test_llguidances_own_form_with_names_that_clash(
+    llguidance_backend: Any, tokenizer: Tokenizer
+) -> None:
+    own = json.dumps(
+        {
+            "grammars": [
+                {"name": "eyas_0", "lark_grammar": 'start: "(" @number ")" // @no "@x"'},
+                {"name": "number", "json_schema": {"type": "integer"}},
+            ]
+        }
+    )
+    other = own.replace("integer", "boolean")
+    root = Series((Source("llguidance", own), Literal(";"), Source("llguidance", other)))
+    grammar = compiled(llguidance_backend, root)
+    assert ends(grammar, letters_of(tokenizer, "(12);(true)"))
+    assert not takes(grammar, letters_of(tokenizer, "(12);(1"))
+
+
+def test_ebnf_escapes_and_comments(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
+    ebnf = '# a comment\nroot ::= "\\u00e9\\x41" [\\u0030-9] fooBar* # end\nfooBar ::= "/" | root\n'
+    grammar = compiled(llguidance_backend, Source("ebnf", ebnf))
+    assert ends(grammar, letters_of(tokenizer, "éA7//éA0"))
+    assert not takes(grammar, letters_of(tokenizer, "eA"))
+
+
+def test_thousands_of_options_are_one_terminal(
+    llguidance_backend: Any, tokenizer: Tokenizer
+) -> None:
+    grammar = compiled(llguidance_backend, Choice(tuple(Literal(f"word {i}") for i in range(5000))))
+    assert ends(grammar, tokens_of(tokenizer, "word 77"))
+    assert not takes(grammar, tokens_of(tokenizer, "word 5000"))
+
+
+def test_anchors_mean_the_whole_text(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
+    for pattern in ("^ab$", "ab", "^(ab)$", "(?i)^AB$", r"a\/?b", "a/?b"):
+        grammar = compiled(llguidance_backend, Regex(pattern))
+        assert ends(grammar, tokens_of(tokenizer, "ab"))
+        assert not takes(grammar, tokens_of(tokenizer, "abc"))
+    commented = compiled(llguidance_backend, Regex("(?x) a # first\n b"))
+    assert ends(commented, tokens_of(tokenizer, "ab")) and not ends(
+        commented, tokens_of(tokenizer, "a")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ('Unimplemented keys: ["not"]', "unsupported"),
+        ("lexer error: too many expressions constructed", "too_complex"),
+        ("Current row has 20001 items; max is 2000", "too_complex"),
+        ("expected value", "invalid"),
+    ],
+)
+def test_the_librarys_words_have_a_fault(words: str, fault: str) -> None:
+    assert fault_of(words) == fault
+    assert described(None, words).fault == fault

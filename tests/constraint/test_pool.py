@@ -1,0 +1,204 @@
+"""The compile pool: answers in time, once, within bounds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from eyas.constraint import CompilePool
+from eyas.core import GrammarError
+from eyas.grammar import Json, OutputSpec, Regex
+from eyas.text import Tokenizer
+from tests.constraint.walking import ends, tokens_of
+
+
+@dataclass
+class _Grammar:
+    num_bytes: int
+    spec: OutputSpec
+
+
+@dataclass
+class _Backend:
+    """Compiles patterns: "bad" is refused, "slow" waits for `gate`, "broken" breaks."""
+
+    num_bytes: int = 100
+    gate: threading.Event = field(default_factory=threading.Event)
+    compiled: list[str] = field(default_factory=list)
+    name: str = "fake"
+
+    def compile(self, spec: OutputSpec) -> Any:
+        assert isinstance(spec.root, Regex)
+        pattern = spec.root.pattern
+        self.compiled.append(pattern)
+        if "slow" in pattern:
+            self.gate.wait(30)
+        if "bad" in pattern:
+            prefix = f"{spec.param}: " if spec.param else ""
+            raise GrammarError(f"{prefix}refused at position 0", "invalid", param=spec.param)
+        if "broken" in pattern:
+            raise RuntimeError("of the library")
+        return _Grammar(self.num_bytes, spec)
+
+    def fill(self, states: Any, mask_NK: Any) -> list[int]:
+        return []
+
+
+@pytest.fixture
+def fake() -> Iterator[_Backend]:
+    backend = _Backend()
+    yield backend
+    backend.gate.set()
+
+
+def _spec(pattern: str, param: str | None = None) -> OutputSpec:
+    return OutputSpec(root=Regex(pattern), param=param)
+
+
+def _fault(future: Future[Any]) -> str:
+    error = future.exception(10)
+    assert isinstance(error, GrammarError)
+    return error.fault
+
+
+def test_a_grammar_is_compiled_once_and_kept(fake: _Backend) -> None:
+    pool = CompilePool(fake)
+    grammars = {id(pool.compile(_spec("a")).result(10)) for _ in range(5)}
+    assert len(grammars) == 1 and fake.compiled == ["a"]
+    stats = pool.stats()
+    assert (stats.num_compiled, stats.num_hits, stats.num_cached) == (1, 4, 1)
+    assert stats.num_bytes >= fake.num_bytes
+    pool.close()
+
+
+def test_who_asks_while_it_is_compiled_gets_the_same_one(fake: _Backend) -> None:
+    pool = CompilePool(fake)
+    futures = [pool.compile(_spec("slow")) for _ in range(50)]
+    fake.gate.set()
+    assert len({id(future.result(10)) for future in futures}) == 1
+    assert fake.compiled == ["slow"]
+    pool.close()
+
+
+def test_the_cache_is_bounded_and_the_oldest_goes(fake: _Backend) -> None:
+    pool = CompilePool(fake, max_cache_bytes=450)
+    for pattern in ("a", "b", "c"):
+        pool.compile(_spec(pattern)).result(10)
+    pool.compile(_spec("a")).result(10)
+    pool.compile(_spec("d")).result(10)
+    pool.compile(_spec("a")).result(10)
+    pool.compile(_spec("b")).result(10)
+    assert fake.compiled == ["a", "b", "c", "d", "b"]
+    assert pool.stats().num_bytes <= 450
+    pool.close()
+
+
+def test_a_refusal_is_remembered_and_names_each_ones_field(fake: _Backend) -> None:
+    pool = CompilePool(fake)
+    for i in range(1000):
+        error = pool.compile(_spec("bad", param=f"field{i % 3}")).exception(10)
+        assert isinstance(error, GrammarError)
+        assert (
+            str(error) == f"field{i % 3}: refused at position 0" and error.param == f"field{i % 3}"
+        )
+    assert fake.compiled == ["bad"]
+    assert pool.stats().num_refused == {"invalid": 1000}
+    assert pool.compile(_spec("good")).result(10).spec == _spec("good")
+    pool.close()
+
+
+def test_refusals_are_forgotten_after_a_while(fake: _Backend) -> None:
+    now = [0.0]
+    pool = CompilePool(fake, clock=lambda: now[0])
+    assert _fault(pool.compile(_spec("bad"))) == "invalid"
+    now[0] = 61.0
+    assert _fault(pool.compile(_spec("bad"))) == "invalid"
+    assert fake.compiled == ["bad", "bad"]
+    pool.close()
+
+
+def test_a_library_that_breaks_is_a_refusal(fake: _Backend) -> None:
+    pool = CompilePool(fake)
+    assert _fault(pool.compile(_spec("broken"))) == "invalid"
+    assert pool.compile(_spec("good")).result(10)
+    pool.close()
+
+
+def test_the_deadline_answers_and_a_stuck_thread_is_replaced(fake: _Backend) -> None:
+    pool = CompilePool(fake, deadline_seconds=0.2)
+    begin = time.monotonic()
+    stuck = pool.compile(_spec("slow"))
+    behind = pool.compile(_spec("behind"))
+    assert _fault(stuck) == "timeout" and "0.2 seconds" in str(stuck.exception())
+    assert time.monotonic() - begin < 5
+    assert isinstance(behind.exception(10), GrammarError | None)
+    assert pool.compile(_spec("next")).result(10)
+    assert pool.stats().num_stuck == 1
+    assert _fault(pool.compile(_spec("slow"))) == "timeout"
+    assert fake.compiled.count("slow") == 1
+    fake.gate.set()
+    for _ in range(200):
+        if pool.stats().num_stuck == 0:
+            break
+        time.sleep(0.02)
+    assert pool.stats().num_stuck == 0
+    assert pool.compile(_spec("slow")).result(10), "what came late is kept"
+    assert pool.compile(_spec("last")).result(10)
+    pool.close()
+
+
+def test_stuck_threads_are_bounded(fake: _Backend) -> None:
+    pool = CompilePool(fake, deadline_seconds=0.05)
+    before = threading.active_count()
+    for i in range(40):
+        assert _fault(pool.compile(_spec(f"slow {i}"))) == "timeout"
+    assert threading.active_count() - before <= 11
+    fake.gate.set()
+    for _ in range(200):
+        if threading.active_count() - before <= 2:
+            break
+        time.sleep(0.02)
+    assert threading.active_count() - before <= 2, "replacements leave when the stuck ones are back"
+    pool.close()
+
+
+def test_a_full_queue_says_try_again(fake: _Backend) -> None:
+    pool = CompilePool(fake, max_waiting=3)
+    futures = [pool.compile(_spec(f"slow {i}")) for i in range(20)]
+    refused = [future for future in futures if future.done()]
+    assert 16 <= len(refused) <= 17
+    assert {_fault(future) for future in refused} == {"timeout"}
+    assert "try again later" in str(refused[0].exception())
+    fake.gate.set()
+    done, pending = wait(futures, timeout=10)
+    assert not pending and len(done) == 20
+    pool.close()
+
+
+def test_close_refuses_what_waits(fake: _Backend) -> None:
+    pool = CompilePool(fake)
+    futures = [pool.compile(_spec(f"slow {i}")) for i in range(3)]
+    pool.close()
+    assert [_fault(future) for future in futures] == ["timeout"] * 3
+    assert _fault(pool.compile(_spec("a"))) == "timeout"
+
+
+def test_grammars_of_a_real_backend(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
+    pool = CompilePool(llguidance_backend, num_threads=2)
+    specs = [OutputSpec(root=Json(f'{{"const":"v{i}"}}')) for i in range(200)]
+    bad = [OutputSpec(root=Regex(f"(a{i}"), param="regex") for i in range(50)]
+    futures = [pool.compile(spec) for pair in zip(specs, bad * 4, strict=True) for spec in pair]
+    wait(futures, timeout=60)
+    for i, spec in enumerate(specs[::20]):
+        grammar = pool.compile(spec).result(10)
+        assert ends(grammar, tokens_of(tokenizer, f'"v{i * 20}"'))
+    stats = pool.stats()
+    assert stats.num_compiled == 200 and stats.num_refused == {"invalid": 200}
+    assert stats.compile_seconds > 0 and stats.num_waiting == 0
+    pool.close()

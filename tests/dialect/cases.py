@@ -1,0 +1,197 @@
+"""Every dialect, over tokenizers with and without its control tokens, and what it may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
+from eyas.dialect.deepseek import deepseek, deepseek_v31
+from eyas.dialect.generic import generic
+from eyas.dialect.glm import glm
+from eyas.dialect.harmony import harmony
+from eyas.dialect.llama3 import llama3
+from eyas.dialect.qwen3 import qwen3
+from eyas.grammar import Json
+
+from .streams import Letters
+
+WEATHER = ToolSpec(
+    "get_weather",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "unit": {"enum": ["C", "F"]},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    strict=True,
+)
+CLOCK = ToolSpec("time", {})
+TOOLS = (WEATHER, CLOCK)
+PERSON = Json(
+    '{"type":"object","properties":{"name":{"type":"string"}},"required":["name"],'
+    '"additionalProperties":false}'
+)
+JSON_PIECES = ('{"name": "get_weather", "arguments": {"city": "x"}}', '{"name": "', '"}', "\\")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to make a dialect, and what its format is made of."""
+
+    make: Callable[[Vocabulary], Dialect]
+    markers: tuple[str, ...]
+    prompts: tuple[str, ...]
+    pieces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    family: Family
+    tokenizer: Letters
+    prompt: str
+    wanted: Wanted = field(default_factory=Wanted)
+
+    @property
+    def dialect(self) -> Dialect:
+        return self.family.make(self.tokenizer)
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        return (*self.family.markers, *self.family.pieces)
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.tokenizer.tokens(self.prompt)
+
+    @property
+    def is_told_by_tokens(self) -> bool:
+        """Does the prompt's last message show, where only control tokens tell it from text?"""
+        return not self.prompt.endswith("<|message|>") or (
+            self.tokenizer.control_id("<|message|>") is not None
+        )
+
+    def segmenter(self) -> Segmenter:
+        return self.dialect.segmenter(self.wanted, self.prompt_token_ids)
+
+
+THINK = ("<think>", "</think>")
+OPENED, CLOSED, NEITHER = "<t>a:<think>\n", "<t>a:<think>\n\n</think>\n\n", "<t>a:"
+
+DEEPSEEK_MARKERS = (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
+GLM_MARKERS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+)
+HARMONY_MARKERS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+)
+
+FAMILIES: dict[str, Family] = {
+    "qwen3": Family(
+        qwen3,
+        (*THINK, "<tool_call>", "</tool_call>"),
+        (OPENED, CLOSED, NEITHER),
+        JSON_PIECES,
+    ),
+    "generic": Family(
+        generic,
+        (*THINK, "<tool_call>", "</tool_call>"),
+        (OPENED, NEITHER),
+        JSON_PIECES,
+    ),
+    "llama3": Family(
+        llama3,
+        ("<|python_tag|>",),
+        (NEITHER,),
+        ('{"name": "time", "parameters": {}}', "; ", *JSON_PIECES),
+    ),
+    "deepseek": Family(
+        deepseek,
+        (*THINK, *DEEPSEEK_MARKERS),
+        (OPENED, CLOSED, NEITHER),
+        ("function", "time\n", "```json\n", "{}", '{"city": "x"}', "\n```"),
+    ),
+    "deepseek_v31": Family(
+        deepseek_v31,
+        (*THINK, *DEEPSEEK_MARKERS),
+        ("<t>a:<think>", "<t>a:</think>"),
+        ("time", "{}", '{"city": "x"}'),
+    ),
+    "glm": Family(
+        glm,
+        (*THINK, *GLM_MARKERS),
+        ("<t>a:", "<t>a:\n<think></think>"),
+        ("get_weather\n", "city", "days", "unit", "3", "C"),
+    ),
+    "harmony": Family(
+        harmony,
+        HARMONY_MARKERS,
+        (
+            "<|start|>user<|message|>a<|end|><|start|>assistant",
+            "<|start|>assistant<|channel|>analysis<|message|>",
+            "<|start|>assistant<|channel|>final<|message|>",
+        ),
+        ("analysis", "commentary", "final", " to=functions.time", "json", "{}", "assistant"),
+    ),
+}
+
+WANTED: dict[str, Wanted] = {
+    "anything": Wanted(),
+    "an answer": Wanted(answer=PERSON),
+    "calls or text": Wanted(tools=TOOLS, choice="auto"),
+    "calls or an answer": Wanted(answer=PERSON, tools=TOOLS, choice="auto"),
+    "a call": Wanted(tools=TOOLS, choice="required", parallel=False),
+}
+
+
+def tokenizers(family: Family) -> dict[str, Letters]:
+    """With the markers as control tokens that show, that are skipped, and as text."""
+    return {
+        "shown": Letters("<t>", *family.markers),
+        "skipped": Letters("<t>", hidden=family.markers),
+        "text": Letters("<t>"),
+    }
+
+
+ALL_CASES = [
+    Case(f"{name}, {kind}, {prompt!r}, {asked}", family, tokenizer, prompt, wanted)
+    for name, family in FAMILIES.items()
+    for kind, tokenizer in tokenizers(family).items()
+    for prompt in family.prompts
+    for asked, wanted in WANTED.items()
+]
+CASES = [
+    case
+    for case in ALL_CASES
+    if case.is_told_by_tokens
+    and not (case.prompt.endswith("final<|message|>") and case.wanted.choice == "required")
+]
+"""Without calls demanded of an answer that the prompt has begun."""
+
+
+def cases_of(family: str) -> st.SearchStrategy[Case]:
+    return st.sampled_from([case for case in CASES if case.family is FAMILIES[family]])

@@ -1,0 +1,108 @@
+"""Which dialect a model speaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import eyas.builtin
+from eyas.dialect import Wanted, find_dialect, named_dialect
+from eyas.dialect.compose import ComposedDialect
+from eyas.grammar import Json
+from eyas.text.tokenizer import Tokenizer
+
+from .cases import HARMONY_MARKERS, TOOLS
+from .streams import Letters, Outcome, Stream
+
+BARE = Letters("<t>")
+THINKS = Letters("<t>", "<think>", "</think>")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "template", "architecture", "name"),
+    [
+        (BARE, None, None, "generic"),
+        (BARE, "<tool_call>", None, "qwen3"),
+        (Letters("<tool_call>"), None, None, "qwen3"),
+        (BARE, None, "Qwen2ForCausalLM", "qwen3"),
+        (Letters("<|python_tag|>"), None, "LlamaForCausalLM", "llama3"),
+        (Letters("<|python_tag|>"), "<tool_call>", "LlamaForCausalLM", "qwen3"),
+        (THINKS, "<｜tool▁calls▁begin｜>function<｜tool▁sep｜>```json", None, "deepseek"),
+        (THINKS, "<｜tool▁calls▁begin｜>", None, "deepseek_v31"),
+        (BARE, None, "DeepseekV3ForCausalLM", "deepseek"),
+        (Letters("<tool_call>", "<arg_key>"), None, None, "glm"),
+        (BARE, "<tool_call><arg_key>", "Glm4MoeForCausalLM", "glm"),
+        (Letters(*HARMONY_MARKERS), "<|start|>", "GptOssForCausalLM", "harmony"),
+    ],
+)
+def test_the_checkpoint_shows_it(
+    tokenizer: Letters, template: str | None, architecture: str | None, name: str
+) -> None:
+    assert find_dialect(tokenizer, template, architecture).name == name
+    assert named_dialect(tokenizer, None, None, template, architecture).name == name
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "tools", "name"),
+    [
+        ("qwen3", None, "qwen3"),
+        ("deepseek-r1", "deepseek_v3", "deepseek"),
+        ("deepseek_r1", "hermes", "qwen3"),
+        ("deepseek-v3", "deepseekv31", "deepseek_v31"),
+        ("glm45", "glm45", "glm"),
+        ("gpt-oss", "openai", "harmony"),
+        (None, "gpt-oss", "harmony"),
+        ("openai_gptoss", None, "harmony"),
+        ("none", "llama3_json", "llama3"),
+        ("deepseek_r1", "llama3_json", "deepseek+llama3"),
+        ("none", "none", "none+none"),
+    ],
+)
+def test_the_names_of_other_servers_mean_the_same(
+    reasoning: str | None, tools: str | None, name: str
+) -> None:
+    found = named_dialect(THINKS, reasoning, tools, "<tool_call>", None).name
+    equal = {"deepseek+hermes": "qwen3"}
+    assert equal.get(found, found) == name
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"--reasoning-parser foo.*qwen3"):
+        named_dialect(BARE, "foo", None, None, None)
+    with pytest.raises(ValueError, match=r"--tool-call-parser foo.*hermes"):
+        named_dialect(BARE, None, "foo", None, None)
+    with pytest.raises(ValueError, match="one format"):
+        named_dialect(BARE, "harmony", "hermes", None, None)
+
+
+def test_a_model_without_reasoning_is_not_expected_to_open_it() -> None:
+    dialect = find_dialect(BARE, "<tool_call>", "Qwen2ForCausalLM")
+    assert isinstance(dialect, ComposedDialect)
+    events = Stream("<think>a</think>", ()).at_once(dialect.segmenter(Wanted(), BARE.tokens("<t>")))
+    assert Outcome.of(events) == Outcome("", "<think>a</think>", ())
+
+
+def test_reasoning_and_calls_of_two_families_go_together() -> None:
+    dialect = named_dialect(THINKS, "deepseek-r1", "llama3", None, None)
+    wanted = Wanted(tools=TOOLS, choice="auto")
+    ids = THINKS.tokens('a</think>\n\n{"name": "time", "parameters": {}}')
+    segmenter = dialect.segmenter(wanted, THINKS.tokens("<t><think>\n"))
+    events = THINKS.stream(ids).at_once(segmenter)
+    assert Outcome.of(events) == Outcome("a", "", (("time", "{}"),))
+
+
+def test_the_built_in_model_reasons_and_calls() -> None:
+    directory = Path(eyas.builtin.__file__).parent / "checkpoint"
+    tokenizer = Tokenizer.from_directory(directory)
+    template = (directory / "chat_template.jinja").read_text()
+    dialect = find_dialect(tokenizer, template, None)
+    assert dialect.name == "qwen3"
+    prompt = [tokenizer.control_id("<|im_start|>") or 0, *tokenizer.encode_text("assistant\n")]
+    wanted = Wanted(tools=TOOLS, choice="required", max_reasoning_tokens=8)
+    spec = dialect.output(wanted, prompt)
+    assert spec is not None
+    assert spec.budget is not None
+    assert spec.budget.closing[0] == tokenizer.control_id("</think>")
+    assert dialect.output(Wanted(answer=Json("{}")), prompt) is not None
+    assert dialect.output(Wanted(), prompt) is None

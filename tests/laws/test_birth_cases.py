@@ -1,0 +1,216 @@
+"""The cases that eyas was born from: what a grammar asks for holds under every draft.
+
+Each case runs with every drafter, greedy and at temperature 1, with both grammar libraries where both
+can: the answer is plain decoding's to the bit, and it is what was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jsonschema
+import pytest
+
+from eyas.core import GrammarError
+from eyas.dialect import Wanted
+from eyas.grammar import (
+    Budget,
+    FreeText,
+    Json,
+    Literal,
+    Marker,
+    Node,
+    OutputSpec,
+    Regex,
+    Series,
+)
+from eyas.outputs import Choice, GenerationOutput
+from eyas.schemas import prepare
+from tests.laws.structured import BACKENDS, DRAFTING, PLAIN, ask, engine, told, weather_tools
+
+WRONG_FIELDS = {
+    "type": "object",
+    "properties": {
+        "family_name": {"type": "string", "maxLength": 24},
+        "years_of_age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["family_name", "years_of_age"],
+    "additionalProperties": False,
+}
+HERO = {
+    "$defs": {
+        "named": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 20}},
+            "required": ["name"],
+        },
+        "class": {"enum": ["warrior", "mage", "thief"]},
+    },
+    "allOf": [{"$ref": "#/$defs/named"}],
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "class": {"$ref": "#/$defs/class"},
+        "level": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["name", "class", "level"],
+    "additionalProperties": False,
+}
+PLAIN_HERO = {key: value for key, value in HERO.items() if key != "allOf"}
+"""xgrammar refuses allOf: it would not hold it."""
+MARKER = "<|channel|>final<|message|>"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question and what its answer must be. holds: whether a whole answer is what was asked for."""
+
+    question: str
+    wanted: Callable[[], Wanted | Node | OutputSpec]
+    holds: Callable[[Choice], bool]
+    system: str | None = None
+    both: bool = True
+
+
+def answer_of(schema: dict[str, object]) -> Json:
+    return Json(prepare(schema, param="response_format"))
+
+
+def marker_tokens() -> list[int]:
+    """The marker as ordinary tokens, far more of them than a draft has."""
+    tokens = engine(PLAIN).tokenizer.encode_text(MARKER, continues=True)
+    assert len(tokens) > 8
+    return tokens
+
+
+def valid(schema: dict[str, object]) -> Callable[[Choice], bool]:
+    def holds(choice: Choice) -> bool:
+        jsonschema.validate(json.loads(choice.content), schema)
+        return not choice.content.startswith(("```", "{{"))
+
+    return holds
+
+
+def calls_a_tool(choice: Choice) -> bool:
+    """One call at least, and arguments of its schema."""
+    schemas = {tool.name: tool.parameters for tool in weather_tools()}
+    for call in choice.tool_calls:
+        jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+    return bool(choice.tool_calls)
+
+
+def after_marker(choice: Choice) -> bool:
+    before, marker, rest = choice.text.partition(MARKER)
+    jsonschema.validate(json.loads(rest), WRONG_FIELDS)
+    return bool(marker) and MARKER not in before
+
+
+CASES = {
+    "a city": Case(
+        "What is the capital of the Netherlands? Or of France?",
+        lambda: Regex("(Paris|Amsterdam)"),
+        lambda choice: choice.text in ("Paris", "Amsterdam"),
+    ),
+    "tempting wrong fields": Case(
+        "Extract name and age as JSON: Maria Silva is 34 years old.",
+        lambda: Wanted(answer=answer_of(WRONG_FIELDS)),
+        valid(WRONG_FIELDS),
+    ),
+    "reasoning ends in mid-draft, fences lured": Case(
+        "Write a hero as JSON in a ```json code block: Brenda, a mage of level 7.",
+        lambda: Wanted(answer=answer_of(HERO)),
+        valid(HERO),
+        system="Always put JSON into ```json fences.",
+        both=False,
+    ),
+    "the same without allOf": Case(
+        "Write a hero as JSON in a ```json code block: Brenda, a mage of level 7.",
+        lambda: Wanted(answer=answer_of(PLAIN_HERO)),
+        valid(PLAIN_HERO),
+        system="Always put JSON into ```json fences.",
+    ),
+    "a marker of many tokens": Case(
+        "Extract name and age as JSON: Maria Silva is 34 years old.",
+        lambda: OutputSpec(
+            root=Series((FreeText(until=(Marker(MARKER),)), answer_of(WRONG_FIELDS))),
+            budget=Budget(9, (Marker(MARKER),), tuple(marker_tokens())),
+        ),
+        after_marker,
+        both=False,
+    ),
+    "a call is required, with reasoning": Case(
+        "What is the weather in Oslo?",
+        lambda: Wanted(tools=weather_tools(), choice="required"),
+        calls_a_tool,
+    ),
+    "the bonus token at the border": Case(
+        "What is the capital of France?",
+        lambda: Wanted(answer=Series((Literal("It is "), Regex("[A-Z][a-z]{2,12}"), Literal(".")))),
+        lambda choice: re.fullmatch(r"It is [A-Z][a-z]{2,12}\.", choice.content) is not None,
+    ),
+}
+
+
+def answer(name: str, drafter: str, backend: str, temperature: float) -> GenerationOutput:
+    case = CASES[name]
+    return ask(
+        engine(drafter, backend),
+        case.question,
+        case.wanted(),
+        temperature=temperature,
+        seed=7,
+        system=case.system,
+        max_tokens=200,
+        n=2 if temperature else 1,
+    )
+
+
+_PLAIN: dict[tuple[str, str, float], GenerationOutput] = {}
+
+
+def plain(name: str, backend: str, temperature: float) -> GenerationOutput:
+    key = (name, backend, temperature)
+    if key not in _PLAIN:
+        _PLAIN[key] = answer(name, PLAIN, backend, temperature)
+    return _PLAIN[key]
+
+
+@pytest.mark.parametrize(
+    ("backend", "drafter"),
+    [
+        *[("llguidance", drafter) for drafter in DRAFTING],
+        *[("xgrammar", drafter) for drafter in (PLAIN, "chain", "blend")],
+    ],
+)
+def test_birth_cases(drafter: str, backend: str) -> None:
+    if backend == "xgrammar":
+        pytest.importorskip("xgrammar")
+    num_accepted = 0
+    for name, case in CASES.items():
+        if backend == "xgrammar" and not case.both:
+            continue
+        for temperature in (0.0, 1.0):
+            output = answer(name, drafter, backend, temperature)
+            assert told(output) == told(plain(name, backend, temperature)), (name, temperature)
+            for choice in output.choices:
+                num_accepted += choice.usage.num_accepted_tokens
+                if choice.finish_reason == "stop":
+                    assert case.holds(choice), (name, choice.text)
+                else:  # a sampled text may run into its length, never into an error
+                    assert temperature and choice.finish_reason == "length", choice.error
+    if drafter != PLAIN:
+        assert num_accepted > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_malformed_pattern_is_refused_with_its_place(backend: str) -> None:
+    if backend == "xgrammar":
+        pytest.importorskip("xgrammar")
+    with pytest.raises(GrammarError, match=r"position \d+") as error:
+        ask(engine("root", backend), "?", Regex("(Paris|Amsterdam}"))
+    assert error.value.fault == "invalid"
+    output = ask(engine("root", backend), "?", Regex("(Paris|Amsterdam)"))
+    assert output.text in ("Paris", "Amsterdam")

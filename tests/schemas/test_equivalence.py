@@ -1,0 +1,197 @@
+"""What a prepared schema allows is what the schema allows, by an independent validator and by the
+backend that enforces it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import llguidance
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from eyas.core import GrammarError
+from eyas.schemas import prepare
+from tests.schemas.drawn import schemas, values
+
+BYTES = llguidance.LLTokenizer("byte")
+
+
+def matcher(text: str) -> llguidance.LLMatcher | None:
+    """The backend's automaton over single bytes; None where it refuses the schema."""
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
+    if llguidance.LLMatcher.validate_grammar(grammar):
+        return None
+    return llguidance.LLMatcher(BYTES, grammar)
+
+
+def lets_through(automaton: llguidance.LLMatcher, text: str) -> bool:
+    data = list(text.encode())
+    copy = automaton.deep_copy()
+    return copy.try_consume_tokens(data) == len(data) and copy.is_accepting()
+
+
+def prepared(schema: Any) -> str:
+    try:
+        return prepare(schema, param="schema")
+    except GrammarError:
+        assume(False)
+        raise
+
+
+@settings(max_examples=400, deadline=None)
+@given(schemas, st.lists(values, min_size=4, max_size=12))
+def test_a_prepared_schema_allows_the_same(schema: dict[str, Any], instances: list[Any]) -> None:
+    text = prepared(schema)
+    before = jsonschema.Draft202012Validator(schema)
+    after = jsonschema.Draft202012Validator(json.loads(text))
+    automaton = matcher(text)
+    for instance in instances:
+        is_valid = before.is_valid(instance)
+        assert after.is_valid(instance) == is_valid
+        if automaton is not None and not is_valid:
+            assert not lets_through(automaton, json.dumps(instance))
+
+
+REWRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
+    ({"type": "object", "not": {"required": ["a"]}}, [{}, {"b": 1}], [{"a": 1}]),
+    (
+        {"type": "object", "not": {"allOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+        [{"a": 1}, {"b": 1}],
+        [{"a": 1, "b": 1}],
+    ),
+    ({"type": "string", "not": {"enum": ["log", "logs"]}}, ["lo", "logss", ""], ["log", "logs"]),
+    ({"type": "integer", "not": {"const": 3}}, [2, 4], [3]),
+    ({"not": {"type": "array"}}, [1, "a", {}], [[]]),
+    (
+        {"type": "object", "dependencies": {"a": ["b"]}, "properties": {"a": {}, "b": {}}},
+        [{}, {"b": 1}, {"a": 1, "b": 1}],
+        [{"a": 1}],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+            "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+        },
+        [{"a": 1}, {"b": "x"}],
+        [{}, {"a": 1, "b": "x"}],
+    ),
+    (
+        {
+            "type": "object",
+            "properties": {"kind": {"enum": ["a", "b"]}, "size": {"type": "integer"}},
+            "required": ["kind"],
+            "if": {"properties": {"kind": {"const": "a"}}},
+            "then": {"required": ["size"]},
+            "else": {"properties": {"size": False}},
+        },
+        [{"kind": "a", "size": 1}, {"kind": "b"}],
+        [{"kind": "a"}, {"kind": "b", "size": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {"type": "null"}}, "minProperties": 1},
+        [{"a": None}, {"z": 1}, {"a": None, "z": 1}],
+        [{}, {"a": 1}],
+    ),
+    (
+        {"type": "array", "items": {"enum": ["a", "b", "c"]}, "uniqueItems": True},
+        [[], ["b"], ["c", "a", "b"]],
+        [["a", "a"], ["a", "b", "a"], ["d"]],
+    ),
+    ({"type": "array", "maxItems": 3, "contains": {"const": 1}}, [[1], [0, 0, 1]], [[], [0]]),
+    ({"type": "object", "propertyNames": {"pattern": "^x"}}, [{}, {"xa": 1}], [{"a": 1}]),
+    (
+        {
+            "type": "object",
+            "properties": {"c": {"type": "integer"}},
+            "allOf": [{"properties": {"b": {"type": "integer"}}}],
+            "unevaluatedProperties": False,
+        },
+        [{"c": 1, "b": 2}, {}],
+        [{"d": 1}],
+    ),
+    (
+        {"type": "object", "patternProperties": {".*": {"type": "integer"}, "^a": {"minimum": 2}}},
+        [{"b": 1}, {"a": 2}],
+        [{"a": 1}, {"b": "x"}],
+    ),
+    ({"type": "string", "format": "colour"}, ["", "red"], [1]),
+    (
+        {"type": "string", "format": "uri-reference"},
+        ["../a", "https://x.org/a?b#c", "/a", ""],
+        ["a b", "1:a", "http://[", "\\"],
+    ),
+    ({"type": "string", "format": "json-pointer"}, ["", "/a~0b/1"], ["a", "/~2"]),
+    ({"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}, [1.25, 1.5], [1, 1.75]),
+    ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, [0.25, 0.375], [0, 0.5]),
+    ({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, [-1.25], [-1, -0.5]),
+    (
+        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 1}
+        | {"exclusiveMinimum": True},
+        [2],
+        [1],
+    ),
+    (
+        {"type": "array", "items": [{"type": "integer"}], "additionalItems": {"type": "string"}},
+        [[], [1], [1, "a"]],
+        [["a"], [1, 1]],
+    ),
+    (
+        {
+            "$id": "https://example.org/root",
+            "$ref": "https://example.org/part#item",
+            "$defs": {"x": {"$id": "/part", "$defs": {"y": {"$anchor": "item", "const": 1}}}},
+        },
+        [1],
+        [2],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"), REWRITTEN, ids=[json.dumps(r[0])[:60] for r in REWRITTEN]
+)
+def test_the_backend_enforces_what_is_rewritten(
+    schema: dict[str, Any], valid: list[Any], invalid: list[Any]
+) -> None:
+    automaton = matcher(prepare(schema, param="schema"))
+    assert automaton is not None
+    for instance in valid:
+        assert lets_through(automaton, json.dumps(instance)), instance
+    for instance in invalid:
+        assert not lets_through(automaton, json.dumps(instance)), instance
+
+
+def test_options_that_reference_different_types_are_told_apart() -> None:
+    schema = {
+        "oneOf": [{"$ref": "#/$defs/name"}, {"type": "null"}],
+        "$defs": {"name": {"type": "string"}, "unused": {"not": {"format": "regex"}}},
+    }
+    rewritten = json.loads(prepare(schema, param="schema"))
+    assert [sorted(option) for option in rewritten["anyOf"]] == [["$ref"], ["type"]]
+    assert list(rewritten["$defs"].values()) == [{"type": "string"}]
+
+
+def test_a_choice_that_could_never_end_is_gone() -> None:
+    schema = {
+        "anyOf": [{"$ref": "#/$defs/loop"}, {"type": "null"}],
+        "$defs": {
+            "loop": {
+                "type": "object",
+                "required": ["a"],
+                "properties": {"a": {"$ref": "#/$defs/loop"}},
+            }
+        },
+    }
+    automaton = matcher(prepare(schema, param="schema"))
+    assert automaton is not None
+    assert lets_through(automaton, "null")
+    assert automaton.deep_copy().validate_tokens(list(b"{")) == 0
+
+
+def test_properties_keep_their_order() -> None:
+    schema = {"properties": {"z": {}, "a": {}, "m": {}}, "required": ["a"], "type": "object"}
+    assert list(json.loads(prepare(schema, param="schema"))["properties"]) == ["z", "a", "m"]

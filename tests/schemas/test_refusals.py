@@ -1,0 +1,137 @@
+"""What is malformed, what cannot be enforced, what is too large: three errors, each with a place."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from eyas.core import GrammarError
+from eyas.schemas import prepare
+
+
+def refusal(schema: Any, **settings: bool) -> GrammarError:
+    with pytest.raises(GrammarError) as caught:
+        prepare(schema, param="response_format", **settings)
+    assert caught.value.param == "response_format"
+    assert caught.value.message.startswith("response_format: ")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"type": "strnig"}}}, "#/properties/a/type"),
+        ({"properties": []}, "#/properties"),
+        ({"items": {"$ref": "#/$defs/none"}}, "#/items/$ref"),
+        ({"minimum": 3, "maximum": 2}, "#/minimum"),
+        ({"anyOf": [{"enum": []}]}, "#/anyOf/0/enum"),
+        ({"anyOf": []}, "#/anyOf"),
+        ({"pattern": 3}, "#/pattern"),
+        ({"not": {"minLength": -1}}, "#/not/minLength"),
+        ({"required": "a"}, "#/required"),
+        ({"multipleOf": 0}, "#/multipleOf"),
+        ({"properties": {"a/b": 3}}, "#/properties/a~1b"),
+        ({"const": "\ud800"}, "#/const"),
+        ({"properties": {"a\0": {}}}, "#/properties"),
+        ({"$ref": "#"}, "#"),
+        ({"not": {}}, "#"),
+        (False, "#"),
+        ([], "#"),
+    ],
+)
+def test_malformed_schemas_are_invalid(schema: Any, place: str) -> None:
+    for lenient in (False, True):
+        error = refusal(schema, lenient=lenient)
+        assert error.fault == "invalid"
+        assert f" {place}: " in error.message
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"minimum": NaN}', "[1,]"])
+def test_text_that_is_not_json_is_invalid(text: str) -> None:
+    assert refusal(text).fault == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"$ref": "https://example.org/schema"}, "#/$ref"),
+        ({"type": "string", "not": {"pattern": "a"}}, "#/not"),
+        ({"items": {"type": "string"}, "uniqueItems": True}, "#/uniqueItems"),
+        ({"contains": {"const": 1}}, "#/contains"),
+        ({"type": "string", "format": "regex"}, "#/format"),
+        ({"$dynamicRef": "#a"}, "#/$dynamicRef"),
+        ({"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "#/oneOf/1"),
+        ({"const": 2**53 + 1}, "#/const"),
+        ({"minProperties": 2}, "#/minProperties"),
+        ({"anyOf": [{}], "unevaluatedProperties": False}, "#/unevaluatedProperties"),
+    ],
+)
+def test_what_cannot_be_enforced_is_unsupported_or_left_out(schema: Any, place: str) -> None:
+    error = refusal(schema)
+    assert error.fault == "unsupported"
+    assert f" {place}: " in error.message
+    assert json.loads(prepare(schema, param="schema", lenient=True)) is not False
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def circle() -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    schema["items"] = schema
+    return schema
+
+
+TOO_COMPLEX: dict[str, Any] = {
+    "100k enum": {"enum": [f"v{i}" for i in range(100_000)]},
+    "2000 optional properties": {"properties": {f"p{i}": {} for i in range(2000)}},
+    "nesting 20000": nested(20_000),
+    "nesting 20000, text": '{"items":' * 20_000 + "{}" + "}" * 20_000,
+    "a circle of objects": circle(),
+    "1 MB": {"description": "x" * (1 << 20)},
+    "1 MB of text": json.dumps({"description": "x" * (1 << 20)}),
+    "300 options that overlap": {
+        "oneOf": [{"properties": {f"p{i}": {"minLength": 1}}} for i in range(300)]
+    },
+    "oneOf of oneOf": {
+        "oneOf": [{"oneOf": [{"required": [f"{i}{j}"]} for j in range(30)]} for i in range(30)]
+    },
+}
+
+
+@pytest.mark.parametrize("name", TOO_COMPLEX)
+def test_what_is_too_large_is_said_at_once(name: str) -> None:
+    begin = time.process_time()
+    error = refusal(TOO_COMPLEX[name])
+    assert error.fault == "too_complex"
+    assert len(error.message) < 500
+    assert time.process_time() - begin < 0.5  # meant to be 0.1 where nobody else computes
+
+
+def test_hostile_schemas_that_are_small_pass() -> None:
+    doubling: dict[str, Any] = {"$ref": "#/$defs/d0", "$defs": {"d24": {"type": "null"}}}
+    for i in range(24):
+        twice = [{"$ref": f"#/$defs/d{i + 1}"}] * 2
+        doubling["$defs"][f"d{i}"] = {"type": "array", "prefixItems": twice}
+    assert len(prepare(doubling, param="schema")) < 4000
+    assert "100000" in prepare({"type": "string", "maxLength": 100_000}, param="schema")
+    slow = {
+        "propertyNames": {"pattern": "^(a|a)*$"},
+        "properties": {"a" * 90 + "!": {}},
+    }
+    assert refusal(slow).fault == "unsupported"
+
+
+def test_800_options_with_a_discriminator_are_quick() -> None:
+    options = [
+        {"type": "object", "required": ["kind"], "properties": {"kind": {"const": f"k{i}"}}}
+        for i in range(800)
+    ]
+    assert len(json.loads(prepare({"oneOf": options}, param="schema"))["anyOf"]) == 800

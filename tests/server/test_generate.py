@@ -1,0 +1,117 @@
+"""SGLang's native route, in its shapes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import httpx
+
+from eyas.grammar import Json, Regex
+from tests.server.fakes import ANSWER, FakeClient
+
+
+def generate(http: httpx.Client, **fields: Any) -> Any:
+    response = http.post("/generate", json=fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_one_prompt_gives_one_object(http: httpx.Client, fake: FakeClient):
+    params = {"sampling_seed": 5, "max_new_tokens": 400}
+    answer = generate(http, text="Hello", rid="mine", sampling_params=params)
+    ids = fake.tokenizer.encode_text(ANSWER)
+    assert answer == {
+        "text": ANSWER,
+        "output_ids": ids,
+        "meta_info": {
+            "id": "mine",
+            "finish_reason": {"type": "stop", "matched": None},
+            "prompt_tokens": len(fake.tokenizer.encode_text("Hello")),
+            "completion_tokens": len(ids),
+            "cached_tokens": 1,
+            "seed": 5,
+        },
+    }
+    assert generate(http, input_ids=[5, 6])["meta_info"]["prompt_tokens"] == 2
+    assert fake.requests[-1].params.max_tokens == 128
+
+
+def test_several_prompts_or_choices_give_a_list(http: httpx.Client, fake: FakeClient):
+    for fields, number in (
+        ({"text": ["a", "b"]}, 2),
+        ({"text": ["a"]}, 1),
+        ({"input_ids": [[1], [2, 3]]}, 2),
+        ({"text": "a", "sampling_params": {"n": 3}}, 3),
+        ({"text": ["a", "b"], "sampling_params": {"n": 2}}, 4),
+    ):
+        answers = generate(http, **fields)
+        assert len(answers) == number
+        assert len({answer["meta_info"]["id"] for answer in answers}) == number
+
+
+def test_a_stream_repeats_the_text_so_far(http: httpx.Client, fake: FakeClient):
+    body = {"text": "Hello", "stream": True, "sampling_params": {"max_new_tokens": 5}}
+    lines = http.post("/generate", json=body).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    for earlier, later in itertools.pairwise(chunks):
+        assert later["text"].startswith(earlier["text"])
+        assert later["output_ids"][: len(earlier["output_ids"])] == earlier["output_ids"]
+    whole = generate(http, **{**body, "stream": False})
+    assert (chunks[-1]["text"], chunks[-1]["output_ids"]) == (whole["text"], whole["output_ids"])
+    assert whole["meta_info"]["finish_reason"] == {"type": "length", "length": 5}
+    assert chunks[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 5}
+    assert all(chunk["meta_info"]["finish_reason"] is None for chunk in chunks[:-1])
+    lines = http.post("/generate", json={"text": ["a", "b"], "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert {chunk["index"] for chunk in chunks} == {0, 1}
+
+
+def test_logprobs_are_triples(http: httpx.Client, fake: FakeClient):
+    fields = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    answer = generate(http, text="Hello", **fields)
+    entries = answer["meta_info"]["output_token_logprobs"]
+    assert [entry[1] for entry in entries] == answer["output_ids"]
+    assert entries[0] == [-(entries[0][1] % 7) / 8, entries[0][1], "Th"]
+    tops = answer["meta_info"]["output_top_logprobs"]
+    assert len(tops) == len(entries) and tops[0][0] == entries[0] and len(tops[0]) == 2
+
+
+def test_parameters_reach_the_engine(http: httpx.Client, fake: FakeClient):
+    params = {
+        "temperature": 0.5,
+        "top_k": -1,
+        "min_p": 0.25,
+        "min_new_tokens": 2,
+        "max_new_tokens": 9,
+        "stop": "x",
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": True,
+    }
+    generate(http, text="Hello", sampling_params=params)
+    found = fake.requests[-1].params
+    assert (found.temperature, found.top_k, found.min_p) == (0.5, 0, 0.25)
+    assert (found.min_tokens, found.max_tokens, found.stop) == (2, 9, ("x",))
+    assert found.include_stop_str_in_output and not found.skip_special_tokens
+    generate(http, text="x", sampling_params={"regex": "(Paris|Amsterdam)"})
+    assert fake.requests[-1].output.root == Regex("(Paris|Amsterdam)")
+    assert fake.requests[-1].output.param == "sampling_params.regex"
+    generate(http, text="x", sampling_params={"json_schema": '{"type": "object"}'})
+    assert isinstance(fake.requests[-1].output.root, Json)
+
+
+def test_what_is_out_of_range_is_said_by_its_native_name(http: httpx.Client, fake: FakeClient):
+    for params, name in (
+        ({"min_new_tokens": 9, "max_new_tokens": 2}, "min_new_tokens"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"regex": ""}, "regex"),
+        ({"ebnf": "{}"}, "ebnf"),
+    ):
+        response = http.post("/generate", json={"text": "x", "sampling_params": params})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, f"sampling_params.{name}")
+        assert error["message"].startswith(f"sampling_params.{name}")

@@ -1,0 +1,210 @@
+"""What a request's fields say of the output, as nodes of a grammar."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.core import GrammarError, RequestError
+from eyas.grammar import Choice, Json, Literal, Regex, Source
+from eyas.server.body import parse
+from eyas.server.errors import ApiError
+from eyas.server.free_text import Spelling
+from eyas.server.schema import ChatBody
+from eyas.server.wanted import COMPACT, SPACED, Constraint, constraint_of
+from eyas.text import Tokenizer
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
+LARK = "%llguidance {}\nstart: /[a-z]+/ ::= \n"
+EBNF = 'root ::= "a" | "b"\n'
+LLGUIDANCE = '{"grammars": [{"lark_grammar": "start: /x/"}]}'
+TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
+
+
+@pytest.fixture(scope="module")
+def spelling(directory: Path) -> Spelling:
+    return Spelling(Tokenizer.from_directory(directory))
+
+
+def asked(spelling: Spelling, **fields: Any) -> Constraint | None:
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    return constraint_of(parse(json.dumps(body).encode(), ChatBody), spelling)
+
+
+def response_format(**fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", **fields}}}
+
+
+SAYING: dict[str, list[dict[str, Any]]] = {
+    "schema": [
+        response_format(schema=SCHEMA),
+        response_format(schema=SCHEMA, strict=True, description="y"),
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"json_schema": SCHEMA},
+        {"json_schema": json.dumps(SCHEMA)},
+        {"guided_json": SCHEMA, "guided_decoding_backend": "xgrammar"},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json": json.dumps(SCHEMA), "disable_fallback": True}},
+    ],
+    "object": [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json_object": True}},
+        {"json_schema": {"type": "object"}},
+    ],
+    "regex": [
+        {"regex": "a|b"},
+        {"guided_regex": "a|b"},
+        {"structured_outputs": {"regex": "a|b", "backend": "auto"}},
+    ],
+    "choice": [{"guided_choice": ["x", "y"]}, {"structured_outputs": {"choice": ["x", "y", "x"]}}],
+    "ebnf": [{"ebnf": EBNF}, {"guided_grammar": EBNF}, {"structured_outputs": {"grammar": EBNF}}],
+    "tag": [
+        {"structural_tag": TAG},
+        {"structural_tag": json.dumps(TAG)},
+        {"structured_outputs": {"structural_tag": TAG}},
+        {"response_format": TAG},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SAYING)
+def test_every_way_to_say_it_is_the_same_and_may_be_said_twice(spelling: Spelling, name: str):
+    ways = SAYING[name]
+    nodes = [asked(spelling, **way).node for way in ways]
+    assert len(set(nodes)) == 1
+    for first in ways:
+        for second in ways:
+            if set(first).isdisjoint(second):
+                assert asked(spelling, **first, **second).node == nodes[0]
+
+
+def test_two_different_constraints_are_refused_with_both_names(spelling: Spelling):
+    for name, ways in SAYING.items():
+        for other, others in SAYING.items():
+            if name == other or not set(ways[0]).isdisjoint(others[-1]):
+                continue
+            with pytest.raises(RequestError) as refused:
+                asked(spelling, **ways[0], **others[-1])
+            fields = [*ways[0], *others[-1]]
+            assert sum(field in refused.value.message for field in fields) >= 2
+    with pytest.raises(RequestError, match=r"structured_outputs.regex.*structured_outputs.json"):
+        asked(spelling, structured_outputs={"json": SCHEMA, "regex": "x"})
+
+
+def test_the_nodes_are_what_was_asked_for(spelling: Spelling):
+    assert asked(spelling) is None
+    assert asked(spelling, response_format={"type": "text"}) is None
+    assert asked(spelling, regex=None, guided_json=None) is None
+    node = asked(spelling, json_schema=SCHEMA).node
+    assert isinstance(node, Json) and list(json.loads(node.schema)["properties"]) == ["b", "a"]
+    assert asked(spelling, regex="(a|b)").node == Regex("(a|b)")
+    assert asked(spelling, guided_choice=["<|im_end|>"]).node == Literal("<|im_end|>")
+    assert asked(spelling, guided_choice=["a", "b"]).node == Choice((Literal("a"), Literal("b")))
+    assert asked(spelling, **response_format(schema={}, strict=False)).node.lenient
+
+
+@pytest.mark.parametrize(
+    ("text", "syntax"),
+    [
+        (EBNF, "ebnf"),
+        ("# gbnf\nroot ::= item+\nitem ::= [a-z]", "ebnf"),
+        ("  my-rule ::= 'x'", "ebnf"),
+        (LARK, "lark"),
+        ("start: a\na: /::=/", "lark"),
+        ('?start: "x"', "lark"),
+        (LLGUIDANCE, "llguidance"),
+        ("\n" + LLGUIDANCE, "llguidance"),
+    ],
+)
+def test_a_grammar_shows_its_language(spelling: Spelling, text: str, syntax: str):
+    for fields in ({"ebnf": text}, {"structured_outputs": {"grammar": text}}):
+        assert asked(spelling, **fields).node == Source(syntax, text)
+
+
+def test_white_space_is_what_the_pattern_allows(spelling: Spelling):
+    def separators(**options: Any) -> Any:
+        outputs = {"json": SCHEMA, **options}
+        return asked(spelling, structured_outputs=outputs).node.separators
+
+    assert separators() is None
+    assert separators(whitespace_pattern=r"[ \n]?") == COMPACT
+    assert separators(whitespace_pattern="") == COMPACT
+    assert separators(disable_any_whitespace=True) == SPACED
+    found = asked(spelling, guided_json=SCHEMA, guided_whitespace_pattern=r"\s*")
+    assert found.node.separators == COMPACT
+    for pattern in (" ", "(", "x+", "(?P<a"):
+        with pytest.raises(RequestError, match="whitespace_pattern"):
+            separators(whitespace_pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"json": ""}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "[" * 50_000}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a", "lark": "b"}}, "structured_outputs.lark"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": ""}}, "structured_outputs."),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+        ),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"guided_json": [{}]}, "guided_json"),
+        ({"json_schema": "null"}, "json_schema"),
+        ({"json_schema": '{"a": 1e999}'}, "json_schema"),
+        ({"json_schema": '{"a": NaN}'}, "json_schema"),
+        ({"ebnf": ""}, "ebnf"),
+        ({"ebnf": " \n"}, "ebnf"),
+        ({"ebnf": "{}"}, "ebnf"),
+        ({"ebnf": "{"}, "ebnf"),
+        ({"ebnf": '{"type": "object"}'}, "ebnf"),
+        ({"regex": ""}, "regex"),
+        ({"regex": "x" * 70_000}, "regex"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "text", "json_schema": None, "x": 1}}, "response_format.x"),
+        (
+            {"response_format": {"type": "json_object", "triggers": ["x"]}},
+            "response_format.triggers",
+        ),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (response_format(schema=[]), "response_format.json_schema.schema"),
+        (response_format(schema={}, name=""), "response_format.json_schema.name"),
+        (response_format(schema={}, strict="yes"), "response_format.json_schema.strict"),
+        (response_format(schema={"type": "strnig"}), "response_format.json_schema.schema"),
+    ],
+)
+def test_what_is_no_constraint_is_refused_by_its_name(
+    spelling: Spelling, fields: dict[str, Any], param: str
+):
+    with pytest.raises((RequestError, ApiError)) as refused:
+        asked(spelling, **fields)
+    assert str(refused.value.param).startswith(param)
+    assert param.split("[")[0] in refused.value.message
+
+
+def test_a_schema_that_cannot_be_enforced_is_a_typed_error(spelling: Spelling):
+    unknown = {"type": "array", "items": {"type": "integer"}, "contains": {"not": {"const": 3}}}
+    with pytest.raises(GrammarError) as refused:
+        asked(spelling, **response_format(schema={**unknown, "minContains": 2}))
+    assert refused.value.fault == "unsupported"
+    assert refused.value.param == "response_format.json_schema.schema"
+
+
+def test_half_a_surrogate_pair_in_a_schemas_text_is_replaced(spelling: Spelling):
+    node = asked(spelling, json_schema='{"const": "\\ud800"}').node
+    node.schema.encode()
