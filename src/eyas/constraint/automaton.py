@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -27,28 +26,29 @@ from eyas.grammar import Budget
 class Point:
     """A place in an output. mask: its row of words, once it was filled; None is not filled."""
 
-    __slots__ = ("__weakref__", "_later", "budget", "mask", "state")
+    __slots__ = ("budget", "later", "mask", "state")
 
     def __init__(self, state: State, budget: BudgetPoint | None) -> None:
         self.state = state
         self.budget = budget
         self.mask: np.ndarray | None = None
-        self._later: WeakValueDictionary[int, Point] = WeakValueDictionary()
+        self.later: dict[int, Point] = {}
 
     def after(self, token: int) -> Point | None:
         """One token later; None where the token is not legal. ConstraintFailure at a limit."""
-        known = self._later.get(token)
+        known = self.later.get(token)
         if known is not None:
             return known
-        only, budget = self.only_token, self.budget
-        if only is not None and token != only:
-            return None
+        budget = self.budget
         if budget is not None:
+            only = self.only_token
+            if only is not None and token != only:
+                return None
             budget = budget.after(token)
         state = self.state.after(token)
         if state is None:
             return None
-        point = self._later[token] = Point(state, budget)
+        point = self.later[token] = Point(state, budget)
         return point
 
     @property
@@ -77,7 +77,6 @@ class Automaton:
         self._grammar = grammar
         self._budget = None if budget is None else BudgetPoint(budget, token_bytes)
         self._tokens: list[int] = []
-        self._held: list[Point | None] = []
         self._spelled: list[State] | None = None
         self.num_replays = 0
         self.root = Point(grammar.start(), self._budget)
@@ -86,45 +85,31 @@ class Automaton:
         """An independent automaton at the same place."""
         twin = Automaton.__new__(Automaton)
         twin._grammar, twin._budget = self._grammar, self._budget
-        twin._tokens, twin._held = list(self._tokens), []
+        twin._tokens = list(self._tokens)
         twin._spelled = None if self._spelled is None else list(self._spelled)
         twin.root, twin.num_replays = self.root, 0
         return twin
 
     def walk(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[Point | None]:
         """Where each node of a draft stands; None for one that is not legal here or has hit a limit,
-        and for all below it. Node 0 is the root. The points live until the automaton moves."""
+        and for all below it. Node 0 is the root."""
         points: list[Point | None] = [self.root]
         for token, parent in zip(tokens_W[1:], parents_W[1:], strict=True):
             above = points[parent]
             points.append(None if above is None else _try(above, token))
-        self._held += points
         return points
-
-    def look(self, tokens: Sequence[int]) -> Point | None:
-        """Where a draft leads, as `walk` says it."""
-        point: Point | None = self.root
-        for token in tokens:
-            if point is None:
-                return None
-            point = _try(point, token)
-            self._held.append(point)
-        return point
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Move over tokens that were chosen. ConstraintFailure at a limit that holds for them alone."""
         self._tokens += tokens
-        point: Point | None = self.root
         try:
             for token in tokens:
-                assert point is not None
-                point = point.after(token)
+                point = self.root.after(token)
+                assert point is not None, "a chosen token is not legal"
+                self.root.later = {}  # else one who stays here would keep all that follows
+                self.root = point
         except ConstraintFailure:
             self.replay()
-        else:
-            assert point is not None, "a chosen token is not legal"
-            self.root = point
-        self._held = []
         if self._spelled is not None:
             self._spelled = _all_after(self._spelled, tokens)
 
@@ -140,18 +125,23 @@ class Automaton:
 
     def forced(
         self, tokens_W: Sequence[int], parents_W: Sequence[int], limit: int
-    ) -> list[list[int]]:
-        """For each node of a draft, the span of at most `limit` tokens that is likely to follow
-        whatever the model prefers: a text without a choice, or with none but white space; [] for none.
-        """
+    ) -> dict[int, list[int]]:
+        """By the nodes of a draft that no legal node follows: the span of at most `limit` tokens that
+        is likely to come next, whatever the model prefers. It spells a text that leaves no choice, or
+        none but white space."""
+        points = self.walk(tokens_W, parents_W)
+        legal = [node for node, point in enumerate(points) if point is not None]
+        ends = set(legal).difference(parents_W[node] for node in legal if node)
         if self._spelled is None and self._grammar.canonical:
             starts = [grammar.start() for grammar in self._grammar.canonical]
             self._spelled = _all_after(starts, self._tokens)
-        root: list[State] = [self.root.state, *(self._spelled or ())]
+        # What a canonical grammar forces begins with what the grammar itself does.
+        root: list[State] = [*(self._spelled or ()), self.root.state]
         states: list[list[State]] = [root]
         for token, parent in zip(tokens_W[1:], parents_W[1:], strict=True):
             states.append(_all_after(states[parent], (token,)))
-        return [_span(each, limit) for each in states]
+        spans = {node: _span(states[node], limit) for node in sorted(ends)}
+        return {node: span for node, span in spans.items() if span}
 
 
 def _try(point: Point, token: int) -> Point | None:
@@ -177,9 +167,9 @@ def _all_after(states: Sequence[State], tokens: Sequence[int]) -> list[State]:
 
 
 def _span(states: Sequence[State], limit: int) -> list[int]:
-    """The longest of what the states are sure of; the first of equal ones."""
-    spans: list[list[int]] = [[]]
+    """What the first of the states is sure of."""
     for state in states:
         with contextlib.suppress(ConstraintFailure):
-            spans.append(state.forced(limit))
-    return max(spans, key=len)
+            if span := state.forced(limit):
+                return span
+    return []

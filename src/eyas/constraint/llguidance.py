@@ -206,7 +206,7 @@ class LlguidanceGrammar:
     ) -> None:
         self._backend = backend
         self._text = text
-        self._start = LlguidanceState(self, matcher)
+        self._matcher = matcher  # no state, which would refer back: cycles of this size add up
         self._canonical_trees = tuple(canonical_trees)
         self._canonical: tuple[LlguidanceGrammar, ...] = ()
         self.num_bytes = _num_bytes(text) * (1 + len(self._canonical_trees))
@@ -229,7 +229,7 @@ class LlguidanceGrammar:
 
     def start(self, *, fresh: bool = False) -> LlguidanceState:
         if not fresh:
-            return self._start
+            return LlguidanceState(self, self._matcher)
         matcher = self._backend.matcher(self._text)
         if matcher.is_error():
             raise ConstraintFailure("the grammar could not be compiled a second time")

@@ -147,14 +147,15 @@ class XgrammarGrammar:
         self._compiled = compiled
         self.allowed_K = allowed_K
         self.num_bytes = int(compiled.memory_size_bytes) + allowed_K.nbytes
-        self._start = XgrammarState(self, backend.matcher(compiled))
+        self._matcher = backend.matcher(compiled)  # no state, which would refer back
 
     @property
     def backend(self) -> XgrammarBackend:
         return self._backend
 
     def start(self, *, fresh: bool = False) -> XgrammarState:
-        return XgrammarState(self, self._backend.matcher(self._compiled)) if fresh else self._start
+        matcher = self._backend.matcher(self._compiled) if fresh else self._matcher
+        return XgrammarState(self, matcher)
 
     def allows(self, token: int) -> bool:
         """May the token be legal anywhere?"""

@@ -1,7 +1,7 @@
 """How families of models write reasoning, answers and tool calls: one file for each family."""
 
 from eyas.dialect.base import Dialect, Event, Segmenter, ToolSpec, Vocabulary, Wanted
-from eyas.dialect.choose import find_dialect, named_dialect
+from eyas.dialect.choose import check_parsers, find_dialect, named_dialect
 from eyas.dialect.offer import tool_specs
 from eyas.dialect.segment import merged
 
@@ -12,6 +12,7 @@ __all__ = [
     "ToolSpec",
     "Vocabulary",
     "Wanted",
+    "check_parsers",
     "find_dialect",
     "merged",
     "named_dialect",

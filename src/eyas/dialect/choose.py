@@ -95,6 +95,12 @@ def find_dialect(
     return _FAMILIES[family](tokenizer)
 
 
+def check_parsers(reasoning_parser: str | None, tool_call_parser: str | None) -> None:
+    """ValueError for a name that no model could make sense of."""
+    _known("reasoning-parser", reasoning_parser, _REASONING_NAMES)
+    _known("tool-call-parser", tool_call_parser, _TOOL_NAMES)
+
+
 def named_dialect(
     tokenizer: Vocabulary,
     reasoning_parser: str | None,

@@ -1,9 +1,10 @@
 """Drafts of what a grammar leaves no choice about, added to another drafter's tree.
 
-Wherever the tree so far leads to a place where one text must follow (a field's name, closing braces,
-the rest of an enum's only value), that text's tokens become a branch. Where only white space is free,
-the usual white space is proposed. A forced span below what another drafter proposed lets one step take
-a value and the next field's name together.
+Wherever the tree so far ends at a place where one text must follow (a field's name, closing braces, the
+rest of an enum's only value), that text's tokens go on from there. Where only white space is free, the
+usual white space is proposed. A forced span below what another drafter proposed lets one step take a
+value and the next field's name together. What another drafter says of a forced text stays: it knows
+better how the model cuts it into tokens.
 
 Promises: only proposals: they are verified like any other node, so a wrong guess at the model's white
 space or at its cut into tokens costs rows, never the output.
@@ -22,7 +23,7 @@ import torch
 
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, Verdict
-from eyas.draft.base import Drafter, Shape, StepReport, chain
+from eyas.draft.base import Drafter, StepReport, chain
 from eyas.draft.blend import merge
 from eyas.draft.network import DraftNetwork
 from eyas.runner.batch import Batch
@@ -121,7 +122,7 @@ def _extend(
         if automaton is None:
             continue
         found = automaton.forced(growing.tokens, growing.parents, MAX_SPAN)
-        for node, span in enumerate(found):
+        for node, span in found.items():
             growing.add(node, span, min(batch.width, size + most))
     if all(len(each.tokens) == size for each, size in zip(grown, sizes, strict=True)):
         return None

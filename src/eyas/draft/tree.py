@@ -22,7 +22,6 @@ from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, Shape, root_tokens, roots_alone
 from eyas.draft.catch_up import CatchUp, RowBook, plan_catch_up
 from eyas.draft.grow import Frontier, Pool, rank
-from eyas.draft.legal import legal_tokens
 from eyas.draft.network import DraftNetwork
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows
@@ -139,10 +138,7 @@ class TreeDrafter(Drafter):
         frontier, pool = Frontier.of_roots(num, device), Pool()
         inner_BK = torch.zeros((num, 1), dtype=torch.int64, device=device)  # node ids of a frontier
         parents = [torch.full((num, 1), -1, dtype=torch.int64, device=device)]
-        legal = legal_tokens(growth.batch, growth.own_B, self._network.target_ids_U)
         for depth in range(shape.steps):
-            if legal is not None:
-                logits_RU = legal.masked(logits_RU, frontier.path_BKD)
             rows = self._sampling_rows(growth, frontier, depth)
             ids_RC, scores_RC = rank(
                 logits_RU,

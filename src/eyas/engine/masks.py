@@ -33,6 +33,8 @@ from eyas.wire import GrammarStats
 
 log = logging.getLogger(__name__)
 
+WORTH_A_THREAD = 2**15
+"""Words of masks; fewer are filled sooner than a thread wakes."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
@@ -91,8 +93,10 @@ class TreeMasks:
         return self.tree
 
     def begin(self, rows: PackedRows, worker: ThreadPoolExecutor | None) -> None:
-        """Start filling; with a worker beside the forward, else when the masks are asked for."""
-        if worker is not None:
+        """Start filling beside the forward, where there is a worker and enough to do; else it is done
+        when the masks are asked for."""
+        num_words = rows.num_node_rows * -(-self.vocab_size // 32)
+        if worker is not None and num_words > WORTH_A_THREAD:
             self._filled = worker.submit(self._fill, rows.num_node_rows)
 
     def finish(self, rows: PackedRows) -> torch.Tensor:

@@ -72,7 +72,7 @@ def _kept(
     parents: Sequence[Sequence[int]],
     kept: Sequence[Sequence[int]],
 ) -> DraftTree:
-    """The tree of the kept nodes; it may be narrower, and stays a chain if it was one."""
+    """The tree of the kept nodes; it may be narrower, and a chain where it was none."""
     device = tree.tokens_BW.device
     width = max(len(left) for left in kept)
     sizes_B = torch.tensor([len(left) for left in kept], device=device)
@@ -95,11 +95,18 @@ def _kept(
         new_parents.append([-1, *above] + [0] * padding)
         order.append(list(left) + [0] * padding)
     order_BW = torch.tensor(order, device=device)
+    is_chain = all(
+        above == node - 1
+        for parents_W, left in zip(new_parents, kept, strict=True)
+        for node, above in enumerate(parents_W[: len(left)])
+    )
+    if is_chain:
+        new_parents = [list(range(-1, width - 1))] * len(kept)
     return DraftTree(
         torch.tensor(new_tokens, device=device),
         torch.tensor(new_parents, device=device),
         sizes_B,
-        False,
+        is_chain,
         None if tree.source_BW is None else tree.source_BW.gather(1, order_BW),
         tree.shape,
     )

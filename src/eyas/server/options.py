@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from eyas.dialect import check_parsers
+
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """host, port: loopback unless asked for. api_keys: any of them opens every route.
@@ -56,5 +58,6 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise ValueError(f"{name}: must be between {low} and {high}, not {value}")
         if any(not key or not key.isprintable() for key in self.api_keys):
             raise ValueError("api_keys: must not be empty and have printable characters only")
+        check_parsers(self.reasoning_parser, self.tool_call_parser)
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ValueError("log_level: must be debug, info, warning or error")

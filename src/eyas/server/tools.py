@@ -6,19 +6,11 @@ choice among them. Does not know: how calls are written.
 
 from __future__ import annotations
 
-import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from eyas.core import GrammarError, RequestError
-from eyas.dialect.base import ToolSpec
-from eyas.schemas import prepare
-from eyas.server.schema import ChatBody, Function
-
-NO_PARAMETERS: dict[str, Any] = {
-    "type": "object",
-    "properties": {},
-    "additionalProperties": False,
-}
+from eyas.core import RequestError
+from eyas.dialect import ToolSpec, tool_specs
+from eyas.server.schema import ChatBody
 
 
 class Offer(NamedTuple):
@@ -35,18 +27,8 @@ def offered_tools(body: ChatBody) -> Offer:
     parallel = body.parallel_tool_calls is not False
     if choice == "none":
         return Offer((), choice, parallel)
-    names: set[str] = set()
-    tools = []
-    for place, tool in enumerate(body.tools or ()):
-        param = f"tools[{place}].function"
-        if tool.function.name in names:
-            raise RequestError(
-                f"{param}.name: {tool.function.name!r} is there twice; give each its own name",
-                param=f"{param}.name",
-            )
-        names.add(tool.function.name)
-        tools.append(_tool(tool.function, f"{param}.parameters"))
-    return Offer(tuple(tools), choice, parallel)
+    tools = [{"function": tool.function.model_dump(exclude_none=True)} for tool in body.tools or ()]
+    return Offer(tool_specs(tools), choice, parallel)
 
 
 def _choice(body: ChatBody) -> str:
@@ -68,16 +50,3 @@ def _choice(body: ChatBody) -> str:
             f"tool_choice: no tool is called {name[:64]!r}; name one of tools", param="tool_choice"
         )
     return name
-
-
-def _tool(function: Function, param: str) -> ToolSpec:
-    schema = function.parameters if function.parameters is not None else NO_PARAMETERS
-    if schema.get("type", "object") != "object":
-        raise GrammarError(
-            f"{param}.type: must be 'object'; arguments are an object", "invalid", param=param
-        )
-    # Without its type a schema allows values of every type.
-    schema = {"type": "object", **schema}
-    strict = bool(function.strict)
-    prepared = prepare(schema, param=param, lenient=not strict)
-    return ToolSpec(function.name, json.loads(prepared), strict)

@@ -15,9 +15,10 @@ import msgspec
 
 from eyas.core import RequestError
 from eyas.grammar import Choice, Json, Literal, Node, OutputSpec, Regex
+from eyas.schemas import grammar_source
 from eyas.server.free_text import Spelling
 from eyas.server.schema import Constrained, ResponseFormat, StructuredOutputs
-from eyas.server.sources import grammar_source, prepared_schema
+from eyas.server.sources import prepared_schema
 from eyas.server.structural_tag import structural_tag
 
 COMPACT = (",", ":")

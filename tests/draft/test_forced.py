@@ -1,0 +1,422 @@
+"""What a grammar leaves no choice about, drafted: automata that look ahead, a drafter that asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eyas.constraint import ConstraintFailure
+from eyas.constraint.automaton import Automaton, Point
+from eyas.constraint.fill import fill_points
+from eyas.core import DraftTree, Request, SamplingParams
+from eyas.draft import Drafter, ForcedDrafter, RootDrafter, StepReport
+from eyas.draft.base import chain
+from eyas.grammar import Budget, Marker, OutputSpec, Source
+from tests.laws.automata import Lane, Modular, ToyGrammar, Toys, toy
+from tests.laws.cases import walk_text
+from tests.laws.drafters import RandomTrees
+from tests.laws.world import EOS, VOCAB, Setting, new_engine, run
+
+NUM_WORDS = -(-VOCAB // 32)
+
+
+@dataclass
+class Told:
+    """A text of its own, token by token; `choices` are the places where any letter may stand."""
+
+    grammar: ToyGrammar
+    text: str
+    choices: frozenset[int] = frozenset()
+    count: int = 0
+
+    def after(self, token: int) -> Told | None:
+        if not self.row()[token]:
+            return None
+        return Told(self.grammar, self.text, self.choices, self.count + 1)
+
+    def row(self) -> np.ndarray:
+        allowed = np.zeros(VOCAB, dtype=bool)
+        if self.count == len(self.text):
+            allowed[EOS] = True
+        elif self.count in self.choices:
+            allowed[97:123] = True
+        elif self.count < len(self.text):
+            allowed[ord(self.text[self.count])] = True
+        return allowed
+
+    def forced(self, limit: int) -> list[int]:
+        end = min((c for c in self.choices if c >= self.count), default=len(self.text))
+        return [ord(letter) for letter in self.text[self.count : end]][:limit]
+
+
+def told(grammar: ToyGrammar, source: str) -> Told:
+    """A ? is a choice."""
+    return Told(grammar, source, frozenset(i for i, letter in enumerate(source) if letter == "?"))
+
+
+TOYS = Toys(told=told)
+
+
+def grammar_of(source: str) -> ToyGrammar:
+    return TOYS.compile(OutputSpec(root=Source("lark", source)))  # type: ignore[return-value]
+
+
+def automaton_of(source: str, budget: Budget | None = None) -> Automaton:
+    return Automaton(grammar_of(source), budget, lambda token: bytes([token % 256]))
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+# Automata
+
+
+def test_a_walk_says_where_each_node_stands() -> None:
+    automaton = automaton_of("told ab?d")
+    points = automaton.walk([0, *letters("abxdxa")], [-1, 0, 1, 2, 3, 1, 2])
+    stands = [None if p is None else p.state.count for p in points]  # type: ignore[attr-defined]
+    assert stands == [0, 1, 2, 3, 4, None, 3]
+
+
+def test_nothing_is_legal_below_what_is_not() -> None:
+    points = automaton_of("told abab").walk([0, *letters("bab")], [-1, 0, 1, 2])
+    assert points[1:] == [None, None, None]
+
+
+def test_a_branch_that_hits_a_limit_dies_alone() -> None:
+    automaton = automaton_of("fused 3:3")
+    tokens = [3, 3, 3, 3, 3]
+    points = automaton.walk([0, *tokens], [-1, 0, 1, 2, 3, 4])
+    assert [p is not None for p in points] == [True, True, True, True, False, False]
+    automaton.advance(tokens[:3])  # what the walk found is there
+    assert automaton.num_replays == 0
+    assert automaton.root is points[3]
+
+
+def test_a_limit_used_up_by_drafts_is_counted_afresh() -> None:
+    automaton = automaton_of("fused 3:3")
+    automaton.walk([0, 3, 4, 7], [-1, 0, 0, 0])
+    automaton.advance([6, 3])
+    assert automaton.num_replays == 1
+    assert automaton.root.state.count == 2  # type: ignore[attr-defined]
+
+
+def test_a_limit_that_the_text_itself_hits_is_a_failure() -> None:
+    automaton = automaton_of("fused 3:3")
+    automaton.advance([3, 3, 3])
+    with pytest.raises(ConstraintFailure):
+        automaton.advance([3])
+    assert automaton.num_replays == 1
+
+
+def test_moving_takes_up_the_points_of_the_walk() -> None:
+    automaton = automaton_of("modular 3")
+    points = automaton.walk([0, 1, 6, 3], [-1, 0, 1, 1])
+    automaton.advance([1, 3])
+    assert automaton.root is points[3]
+    assert automaton.walk([3], [-1]) == [automaton.root]
+
+
+def test_a_token_that_is_not_legal_is_our_fault() -> None:
+    with pytest.raises(AssertionError, match="not legal"):
+        automaton_of("told ab").advance(letters("b"))
+
+
+def test_a_replay_stands_at_the_same_place() -> None:
+    automaton = automaton_of("modular 3")
+    automaton.advance([3, 1, 2, 3])
+    before = automaton.root
+    automaton.replay()
+    assert automaton.root is not before and automaton.num_replays == 1
+    assert automaton.root.state.state == before.state.state  # type: ignore[attr-defined]
+    assert automaton.root.state.count == 4  # type: ignore[attr-defined]
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    automaton = automaton_of("modular 3")
+    automaton.advance([1])
+    twin = automaton.fork()
+    automaton.advance([3])
+    twin.advance([2, 3])
+    assert automaton.root.state.count == 2  # type: ignore[attr-defined]
+    assert twin.root.state.count == 3  # type: ignore[attr-defined]
+    automaton.replay()
+    twin.replay()
+    assert automaton.root.state.count == 2  # type: ignore[attr-defined]
+    assert twin.root.state.count == 3  # type: ignore[attr-defined]
+
+
+def test_forks_share_their_points_as_long_as_they_go_together() -> None:
+    """Also where each moves over several tokens at once; a mask is made once for both."""
+    automaton = automaton_of("modular 3")
+    twin = automaton.fork()
+    for tokens in ([1, 2, 3], [1], [3, 3]):
+        mine = automaton.walk([0, *tokens], range(-1, len(tokens)))
+        others = twin.walk([0, *tokens], range(-1, len(tokens)))
+        assert all(a is b for a, b in zip(mine, others, strict=True))
+        points = [point for point in (*mine, *others) if point is not None]
+        fresh = sum(point.mask is None for point in mine if point is not None)
+        assert fill_points(points, NUM_WORDS) == fresh
+        automaton.advance(tokens)
+        twin.advance(tokens)
+        assert automaton.root is twin.root
+
+
+def test_one_who_stays_keeps_little_of_what_follows() -> None:
+    """A choice that waits long holds no chain of all that the others said meanwhile."""
+
+    def reached(point: Point) -> int:
+        return 1 + sum(reached(later) for later in point.later.values())
+
+    automaton = automaton_of("modular 3")
+    waiting = automaton.fork()
+    for _ in range(100):
+        automaton.walk([0, 3, 6, 3], [-1, 0, 0, 1])
+        automaton.advance([3])
+    assert reached(waiting.root) < 8
+
+
+def test_a_budget_closes_whatever_the_grammar_would_take() -> None:
+    budget = Budget(2, (Marker("#", None),), tuple(letters("##")))
+    automaton = automaton_of("told ??????", budget)
+    # "#" is no letter: the budget waits until its text can stand there
+    points = automaton.walk([0, *letters("aaaa")], [-1, 0, 1, 2, 3])
+    assert all(point is not None for point in points)
+    closing = Budget(2, (Marker("z", None),), tuple(letters("yz")))
+    automaton = automaton_of("told ??????", closing)
+    points = automaton.walk([0, *letters("aaayzab")], [-1, 0, 1, 2, 2, 4, 5, 6])
+    assert [p is not None for p in points] == [True, True, True, False, True, True, True, True]
+    at_end = points[2]
+    assert at_end is not None and at_end.only_token == ord("y")
+    fill_points([at_end], NUM_WORDS)
+    assert at_end.mask is not None
+    bits = np.unpackbits(at_end.mask.view(np.uint8), bitorder="little")
+    assert np.nonzero(bits)[0].tolist() == [ord("y")]
+
+
+def test_an_end_in_time_leaves_the_budget_out() -> None:
+    budget = Budget(3, (Marker("zz", None),), tuple(letters("zz")))
+    automaton = automaton_of("told ????????", budget)
+    automaton.advance(letters("azz"))
+    assert automaton.root.budget is None and automaton.root.only_token is None
+    split = automaton_of("told ????????", budget)
+    split.advance(letters("zaz"))
+    assert split.root.only_token == ord("z")
+
+
+def test_a_closing_that_was_begun_goes_on() -> None:
+    budget = Budget(1, (Marker("qz", None),), tuple(letters("xyz")))
+    automaton = automaton_of("told ????????", budget)
+    automaton.advance(letters("ax"))
+    assert automaton.root.only_token == ord("y")
+    automaton.advance(letters("yz"))
+    assert automaton.root.only_token is None
+
+
+def test_spans_follow_the_ends_of_the_draft() -> None:
+    automaton = automaton_of("told ab?cd?ef")
+    assert automaton.forced([0], [-1], 9) == {0: letters("ab")}
+    found = automaton.forced([0, *letters("abxy")], [-1, 0, 1, 2, 2], 9)
+    assert found == {3: letters("cd"), 4: letters("cd")}
+    assert automaton.forced([0, *letters("abx")], [-1, 0, 1, 2], 1) == {3: letters("c")}
+    assert automaton.forced([0, *letters("ab")], [-1, 0, 1], 9) == {}
+
+
+def test_what_is_refused_is_no_end_and_hides_none() -> None:
+    automaton = automaton_of("told ab?cd")
+    assert automaton.forced([0, *letters("ax")], [-1, 0, 1], 9) == {1: letters("b")}
+
+
+def test_a_canonical_grammar_forces_more_until_the_text_leaves_it() -> None:
+    grammar = grammar_of("told ?b?d")
+    grammar.canonical = (grammar_of("told abcd"), grammar_of("told xb?d"))
+    automaton = Automaton(grammar)
+    assert automaton.forced([0], [-1], 9) == {0: letters("abcd")}
+    automaton.advance(letters("xb"))
+    assert automaton.forced([0, *letters("q")], [-1, 0], 9) == {1: letters("d")}
+    late = Automaton(grammar)
+    late.advance(letters("zb"))
+    assert late.forced([0], [-1], 9) == {}
+
+
+# The drafter
+
+
+class Fixed(Drafter):
+    """Proposes one tree, and keeps what it is told."""
+
+    sources = ("one", "two")
+
+    def __init__(self, tree: DraftTree) -> None:
+        self.tree = tree
+        self.reports: list[StepReport] = []
+
+    @property
+    def width(self) -> int:
+        return self.tree.width
+
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
+        return 5
+
+    def propose(self, batch: Any) -> DraftTree:
+        return self.tree
+
+    def learn(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+
+def tree_of(
+    tokens: Sequence[Sequence[int]],
+    parents: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    sources: Sequence[Sequence[int]] | None = None,
+) -> DraftTree:
+    source_BW = None if sources is None else torch.tensor(sources)
+    is_chain = False
+    return DraftTree(
+        torch.tensor(tokens), torch.tensor(parents), torch.tensor(sizes), is_chain, source_BW
+    )
+
+
+def batch_of(automata: Sequence[Automaton | None] | None, width: int) -> Any:
+    """What the drafter reads of a batch."""
+    return SimpleNamespace(
+        automata=None if automata is None else lambda: list(automata),
+        rooted=[object()] * (0 if automata is None else len(automata)),
+        width=width,
+    )
+
+
+def extended(
+    inner: Fixed, automata: Sequence[Automaton | None], *, nodes: int = 8, width: int = 32
+) -> tuple[ForcedDrafter, DraftTree]:
+    drafter = ForcedDrafter(inner, nodes)
+    return drafter, drafter.propose(batch_of(automata, width))
+
+
+def paths_of(tree: DraftTree, b: int) -> dict[str, int | None]:
+    tokens, parents = tree.tokens_BW[b].tolist(), tree.parents_BW[b].tolist()
+    sources = None if tree.source_BW is None else tree.source_BW[b].tolist()
+    paths: list[str] = []
+    for node in range(int(tree.sizes_B[b])):
+        paths.append(paths[parents[node]] + chr(tokens[node]) if node else "")
+    return {path: None if sources is None else sources[i] for i, path in enumerate(paths)}
+
+
+ROOT = 32
+
+
+def test_a_span_goes_on_where_the_tree_ends_and_says_whose_it_is() -> None:
+    tokens = [[ROOT, *letters("abxy")], [ROOT, *letters("pq"), 0, 0]]
+    inner = Fixed(
+        tree_of(
+            tokens, [[-1, 0, 1, 2, 2], [-1, 0, 0, 0, 0]], [5, 3], [[0, 0, 1, 1, 0], [1, 0, 1, 0, 0]]
+        )
+    )
+    drafter, tree = extended(inner, [automaton_of("told ab?cd"), None])
+    assert drafter.sources == ("one", "two", "forced")
+    assert paths_of(tree, 0) == {
+        "": 0,
+        "a": 0,
+        "ab": 1,
+        "abx": 1,
+        "aby": 0,
+        "abxc": 2,
+        "abxcd": 2,
+        "abyc": 2,
+        "abycd": 2,
+    }
+    assert paths_of(tree, 1) == {"": 1, "p": 0, "q": 1}
+    assert not tree.is_chain
+
+
+def test_chains_with_spans_stay_chains() -> None:
+    inner = Fixed(chain(torch.tensor([[ROOT, 97], [ROOT, 98]]), torch.tensor([2, 1])))
+    tree = extended(inner, [automaton_of("told ab?"), automaton_of("told bcd?")])[1]
+    assert tree.is_chain
+    assert paths_of(tree, 0) == {"": 0, "a": 0, "ab": 2}
+    assert paths_of(tree, 1) == {"": 0, "b": 2, "bc": 2, "bcd": 2}
+    assert tree.sizes_B.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(("nodes", "width", "expected"), [(2, 32, 4), (8, 3, 3), (8, 32, 7)])
+def test_room_is_kept_to(nodes: int, width: int, expected: int) -> None:
+    inner = Fixed(chain(torch.tensor([[ROOT, 97]]), torch.tensor([2])))
+    drafter, tree = extended(inner, [automaton_of("told abcdef")], nodes=nodes, width=width)
+    assert tree.width == expected and drafter.width == 2 + nodes
+    assert list(paths_of(tree, 0)) == ["", "a", "ab", "abc", "abcd", "abcde", "abcdef"][:expected]
+
+
+def test_where_nothing_is_forced_the_tree_is_the_inner_ones() -> None:
+    inner = Fixed(chain(torch.tensor([[ROOT, 97]]), torch.tensor([2])))
+    assert extended(inner, [automaton_of("told a????")])[1] is inner.tree
+    assert extended(inner, [None])[1] is inner.tree
+    assert extended(inner, [automaton_of("told abcd")], width=1)[1] is inner.tree
+    assert ForcedDrafter(inner, 8).propose(batch_of(None, 9)) is inner.tree
+
+
+def test_rows_are_wished_for_where_a_grammar_is() -> None:
+    drafter = ForcedDrafter(Fixed(chain(torch.tensor([[ROOT]]), torch.tensor([1]))), 8)
+    assert drafter.wish(3, 0) == 5 and drafter.wish(3, 1) == 13
+    alone = ForcedDrafter(RootDrafter(), 8)
+    assert alone.wish(3, 0) == 1 and alone.wish(3, 1) == 9
+
+
+def test_the_inner_drafter_hears_of_its_own_nodes_alone() -> None:
+    inner = Fixed(tree_of([[ROOT, *letters("ab")]], [[-1, 0, 1]], [3], [[0, 0, 1]]))
+    drafter, tree = extended(inner, [automaton_of("told abcd?")])
+    report = StepReport(tree, [5], tree.sizes_B.tolist(), 0.25, [[0, 1, 2, 2]])
+    drafter.learn(report)
+    [told_on] = inner.reports
+    assert told_on.tree is inner.tree
+    assert (list(told_on.counts), list(told_on.sizes), told_on.seconds) == ([3], [3], 0.25)
+
+
+def test_a_step_of_the_inner_tree_is_passed_on_as_it_is() -> None:
+    inner = Fixed(tree_of([[ROOT, 97]], [[-1, 0]], [2]))
+    drafter = ForcedDrafter(inner, 8)
+    report = StepReport(inner.tree, [2], [2], None, [[0]])
+    drafter.learn(report)
+    assert inner.reports == [report]
+
+
+@pytest.mark.parametrize("flights", [0, 1])
+@pytest.mark.parametrize("kind", ["lane", "liar"])
+def test_forced_tokens_are_accepted_and_change_nothing(kind: str, flights: int) -> None:
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=60, logprobs=1, n=2)
+    asked = [
+        Request(
+            id="a",
+            prompt_token_ids=walk_text(97, 9, [0, 1]),
+            params=params,
+            output=toy(f"{kind} 5"),
+        ),
+        Request(id="b", prompt_token_ids=walk_text(99, 9, [0, 1]), params=params),
+    ]
+    plain = run(new_engine(Setting()), asked)
+    for inner in (RootDrafter(), RandomTrees(5, 1)):
+        engine = new_engine(Setting(flights=flights), ForcedDrafter(inner, 12))
+        assert run(engine, asked) == plain
+        drafts = engine.metrics.drafts
+        assert drafts.drafted_by_source["forced"] > 0
+        if kind == "lane":
+            assert drafts.accepted_by_source["forced"] > 10
+
+
+def test_toys_force_what_they_say() -> None:
+    """The lane's spans are legal, token by token."""
+    state: Modular | None = Lane(grammar_of("lane 5"), 5, 0, 1, 3)
+    assert state is not None
+    span = state.forced(9)
+    assert len(span) == 3
+    for token in span:
+        assert state is not None
+        state = state.after(token)
+    assert state is not None

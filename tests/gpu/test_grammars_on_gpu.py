@@ -1,0 +1,117 @@
+"""Grammars on a GPU: the answers of the CPU, whatever drafts and however far the device runs ahead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from eyas import LLM, SamplingParams
+from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
+from eyas.dialect import Wanted, tool_specs
+from eyas.grammar import Json, Regex
+from eyas.outputs import Choice
+from eyas.schemas import prepare
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DRAFTING = {
+    "root": DraftConfig(drafter="root"),
+    "forced": DraftConfig(drafter="forced"),
+    "chain": DraftConfig(drafter="head+forced", steps=5, topk=1, nodes=6),
+    "tree": DraftConfig(drafter="head+forced", steps=5, topk=4, nodes=16),
+    "blend": DraftConfig(drafter="ngram+head", nodes=12),
+    "auto": DraftConfig(),
+}
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "city": {"enum": ["Porto", "Oslo"]},
+    },
+    "required": ["name", "age", "city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+def make(device: str, drafter: str = "root", flights: int = 1) -> LLM:
+    return LLM(
+        config=EngineConfig(
+            model=ModelConfig(path="builtin", dtype="float32"),
+            device=DeviceConfig(device=device, num_threads=4),
+            draft=DRAFTING[drafter],
+            scheduler=SchedulerConfig(flights=flights, max_batch_tokens=64),
+        )
+    )
+
+
+def ask(llm: LLM, temperature: float) -> list[Choice]:
+    """Constrained answers, calls, and free ones among them, in one batch."""
+    tools = tool_specs(TOOLS)
+    person = Json(prepare(PERSON, param="schema"))
+    wanted = [
+        ("Maria Silva is 34 and lives in Porto. As JSON.", Wanted(answer=person)),
+        ("What is the capital of France?", Wanted(answer=Regex("(Paris|Amsterdam)"))),
+        ("What is the weather in Oslo?", Wanted(tools=tools, choice="required")),
+        ("What is the weather in Oslo?", Wanted(tools=tools, choice="auto")),
+        ("Write the numbers from 0 to 12.", Wanted()),
+        ("Write a word problem.", Wanted(max_reasoning_tokens=5)),
+    ]
+    asked = []
+    for question, want in wanted:
+        prompt = llm.encode_chat([{"role": "user", "content": question}])
+        asked.append(llm._asked_chat(prompt, want))
+    params = [
+        SamplingParams(temperature=temperature, seed=3 + i, max_tokens=120, logprobs=0)
+        for i in range(len(asked))
+    ]
+    outputs = llm._run(asked, params)
+    llm.engine.check()
+    return [output.choices[0] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> dict[float, list[Choice]]:
+    llm = make("cpu", flights=0)
+    return {temperature: ask(llm, temperature) for temperature in (0.0, 1.0)}
+
+
+@pytest.mark.parametrize("drafter", DRAFTING)
+@pytest.mark.parametrize("flights", [0, 1])
+def test_constrained_answers_are_those_of_the_cpu(
+    on_cpu: dict[float, list[Choice]], drafter: str, flights: int
+) -> None:
+    llm = make("cuda", drafter, flights)
+    for temperature, expected in on_cpu.items():
+        found = ask(llm, temperature)
+        for one, other in zip(found, expected, strict=True):
+            assert one.token_ids == other.token_ids
+            assert (one.finish_reason, one.error) == (other.finish_reason, None)
+        assert found[1].content in ("Paris", "Amsterdam")
+        assert found[0].finish_reason == "stop" and found[2].finish_reason == "stop"
+        value = json.loads(found[0].content)
+        assert list(value) == ["name", "age", "city"] and value["city"] in ("Porto", "Oslo")
+        assert [call.name for call in found[2].tool_calls][:1] == ["get_weather"]
+    if drafter != "root":
+        assert llm.engine.stats().num_accepted_tokens > 0
