@@ -52,6 +52,8 @@ def ok(*arguments: str, stdin: str = "") -> str:
         (["generate", "x", "--device", "tpu"], ["device"]),
         (["models", "nowhere"], ["nowhere"]),
         (["bench", "decode", "--batch", "0"], ["--batch"]),
+        (["bench", "structured", "--draft-steps", "16"], ["--draft-steps", "15"]),
+        (["bench", "structured", "--draft-model", "nowhere"], ["nowhere", "hub name"]),
         (["train", "head"], ["--output"]),
         (["train", "head", "-o", "no/such/run"], ["--prompts"]),
         (["train", "head", "-o", "no/such/run", "--prompts", "no/file"], ["--prompts", "no/file"]),
@@ -172,13 +174,26 @@ def test_demo_shows_identical_tokens() -> None:
     assert result["identical"] is True
     assert len(result["tasks"]) >= 8
     assert all(task["identical"] and task["answer"] for task in result["tasks"])
-    plain, head, ngram = (result["contestants"][name] for name in ("plain", "head", "ngram"))
+    names = ("plain", "head+forced", "ngram")
+    plain, head, ngram = (result["contestants"][name] for name in names)
     assert plain["steps"] == result["num_tokens"] > ngram["steps"]
     assert head["steps"] < 0.3 * plain["steps"], "the head that comes with the model drafts badly"
     assert plain["accepted_per_step"] == 0
     assert head["accepted_per_step"] > 3
     copy = next(task for task in result["tasks"] if task["task"].startswith("copy"))
     assert copy["contestants"]["ngram"]["steps"] < 0.3 * copy["num_tokens"]
+
+
+def test_demo_holds_answers_to_their_forms() -> None:
+    result = json.loads(ok("demo", "--json", "--threads", "1"))
+    pattern, schema, call = (task for task in result["tasks"] if task["form"])
+    assert pattern["content"] in ("Paris", "Amsterdam")
+    assert schema["reasoning"]
+    assert list(json.loads(schema["content"])) == ["family_name", "years_of_age"]
+    assert call["reasoning"] and not call["content"]
+    assert [each["name"] for each in call["tool_calls"]] == ["get_weather"]
+    assert json.loads(call["tool_calls"][0]["arguments"]).keys() == {"city"}
+    assert schema["contestants"]["head+forced"]["steps"] < 0.6 * schema["num_tokens"]
 
 
 def test_demo_colours_what_drafts_had_right() -> None:

@@ -152,6 +152,7 @@ SIZES = (
         (["--disable-radix-cache"], EngineConfig(cache=CacheConfig(prefix_cache=False))),
         (["--no-enable-prefix-caching"], EngineConfig(cache=CacheConfig(prefix_cache=False))),
         (["--enable-prefix-caching"], EngineConfig()),
+        (["--enable-auto-tool-choice"], EngineConfig()),
         (
             ["--max-running-requests", "7"],
             EngineConfig(scheduler=SchedulerConfig(max_num_seqs=7)),
@@ -278,7 +279,7 @@ def test_what_cannot_be_done_is_refused_in_the_users_words(
         ("--quantization", "--dtype"),
         ("--chunked-prefill-size", "--max-batch-tokens"),
         ("--reasoning-parser-plugin", "built in"),
-        ("--tool-call-parser", "this release"),
+        ("--tool-server", "itself"),
         ("--enable-torch-compile", "kernels"),
         ("--guided-decoding-backend", "--grammar-backend"),
         ("--disable-overlap-schedule", "--flights"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -246,6 +247,47 @@ def test_a_canonical_grammar_forces_more_until_the_text_leaves_it() -> None:
     assert late.forced([0], [-1], 9) == {}
 
 
+# Masks of points
+
+
+class Spoilt(Toys):
+    """A library in which some states hit a limit, or raise for all that is filled with them."""
+
+    def __init__(self, *, raises: bool) -> None:
+        super().__init__(told=told)
+        self.raises = raises
+
+    def fill(self, states: Sequence[Any], mask_NK: np.ndarray) -> list[int]:
+        spoilt = [i for i, state in enumerate(states) if state.text == "spoilt"]
+        if spoilt and self.raises:
+            mask_NK[:] = -1
+            raise MemoryError("on purpose")
+        return [*super().fill(states, mask_NK), *spoilt]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs(raises: bool) -> None:
+    toys = Spoilt(raises=raises)
+    points = [
+        Automaton(toys.compile(OutputSpec(root=Source("lark", f"told {text}")))).root
+        for text in ("ab", "spoilt", "ba")
+    ]
+    assert fill_points([*points, *points], NUM_WORDS) == 2
+    assert points[1].mask is None
+    for point, letter in ((points[0], "a"), (points[2], "b")):
+        assert point.mask is not None
+        bits = np.unpackbits(point.mask.view(np.uint8), bitorder="little")
+        assert np.nonzero(bits)[0].tolist() == [ord(letter)]
+    assert fill_points([points[0], points[2]], NUM_WORDS) == 0
+
+
+def test_after_the_deadline_nothing_is_begun() -> None:
+    points = [automaton_of("told ab").root for _ in range(3)]
+    assert fill_points(points, NUM_WORDS, time.perf_counter() - 1) == 0
+    assert [point.mask for point in points] == [None] * 3
+    assert fill_points(points, NUM_WORDS, time.perf_counter() + 60) == 3
+
+
 # The drafter
 
 
@@ -408,6 +450,20 @@ def test_forced_tokens_are_accepted_and_change_nothing(kind: str, flights: int) 
         assert drafts.drafted_by_source["forced"] > 0
         if kind == "lane":
             assert drafts.accepted_by_source["forced"] > 10
+
+
+def test_a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft() -> None:
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=40, logprobs=1)
+    prompt = walk_text(97, 9, [0, 1])
+    asked = [Request(id="a", prompt_token_ids=prompt, params=params, output=toy("lane 5"))]
+    plain = run(new_engine(Setting()), asked)
+    engine = new_engine(Setting(), ForcedDrafter(RandomTrees(5, 1), 12))
+    engine._mask_seconds = -1.0
+    assert run(engine, asked) == plain
+    stats = engine.stats()
+    assert stats.num_draft_tokens > 0 and stats.num_accepted_tokens == 0
+    assert stats.grammar.num_replays == 0
+    assert stats.grammar.num_masks == stats.num_output_tokens
 
 
 def test_toys_force_what_they_say() -> None:

@@ -90,7 +90,7 @@ def test_a_branch_goes_and_its_neighbours_move_up() -> None:
     assert left.tokens_BW.tolist() == [[9, 2, 4, 5]]
     assert left.parents_BW.tolist() == [[-1, 0, 1, 2]]
     assert left.source_BW is not None and left.source_BW.tolist() == [[0, 1, 1, 2]]
-    assert left.sizes_B.tolist() == [4] and not left.is_chain and left.shape == SHAPE
+    assert left.sizes_B.tolist() == [4] and left.is_chain and left.shape == SHAPE
     assert refusals == Refusals(2, [{0}], [set()])
 
 
@@ -166,7 +166,11 @@ def test_what_is_left_is_what_is_legal(forest: tuple[DraftTree, list[list[bool] 
         assert parents[0] == -1 and all(0 <= p < i for i, p in enumerate(parents[: len(kept)]) if i)
     assert refusals.num_nodes == num_gone
     assert not any(refusals.illegal)
-    assert left.is_chain == tree.is_chain
+    rows = zip(left.parents_BW.tolist(), left.sizes_B.tolist(), strict=True)
+    are_chains = all(row[:size] == list(range(-1, size - 1)) for row, size in rows)
+    assert left.is_chain == (tree.is_chain or (num_gone > 0 and are_chains))
+    if left.is_chain:
+        assert all(row == list(range(-1, left.width - 1)) for row in left.parents_BW.tolist())
     if num_gone:
         assert left.width == int(left.sizes_B.max())
     told = pruned(tree, legal, prunes=False)[1]

@@ -178,9 +178,7 @@ def test_any_cutting_gives_the_marks_of_the_whole(
     max_tokens: int,
     kept: int,
 ) -> None:
-    params = plain(
-        skip_special_tokens=skips, stop=tuple(stop), include_stop_str_in_output=include
-    )
+    params = plain(skip_special_tokens=skips, stop=tuple(stop), include_stop_str_in_output=include)
     pieces, at = [], 0
     for size in [*sizes, len(tokens)]:
         pieces.append(tokens[at : at + size])
@@ -205,3 +203,12 @@ def test_any_cutting_gives_the_marks_of_the_whole(
     assert [mark.token_id for mark in marks] == taken[: len(marks)]
     if not stop:
         assert len(marks) == len(taken)
+
+
+def test_a_mark_that_waits_moves_with_the_text_that_is_forgotten() -> None:
+    with mock.patch.object(stops, "_MOST_KEPT", 2):
+        held = checker(plain(stop=(f"{MARK_TEXT}xy",)))
+        first = held.push([*b"abc", MARK_ID])
+        assert (first.text, first.marks) == ("abc", [])
+        second = held.push([*b"xz"])
+        assert (second.text, second.marks) == (f"{MARK_TEXT}xz", [Mark(0, MARK_ID, 8)])

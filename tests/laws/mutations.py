@@ -32,6 +32,11 @@ MANAGER = "tests/cache/test_manager_law.py::test_"
 STREAM = "tests/laws/test_stream_law.py::test_"
 ATTENTION = "tests/attention/test_reference_attention.py::test_"
 NOISE = "tests/sampling/test_noise.py::test_"
+FORCED = "tests/draft/test_forced.py::test_"
+PRUNE = "tests/engine/test_prune.py::test_"
+MARKS = "tests/engine/test_stops_marks.py::test_"
+BACKENDS = "tests/constraint/test_backends.py::test_"
+EVENTS = "tests/dialect/test_stream_law.py::test_"
 ARGMAX = VERIFIER + "a_token_is_the_argmax_of_logits_and_the_noise_of_its_position"
 
 
@@ -92,15 +97,15 @@ MUTATIONS = [
     Mutation(
         "every node has the root's mask",
         "engine/masks.py",
-        "return masks[rows.sampling.sequence_R, rows.node_R]",
-        "return masks[rows.sampling.sequence_R, 0 * rows.node_R]",
+        "mask_RK[row] = point.mask",
+        "mask_RK[row] = places[0][1].mask",
         NAMED + "each_node_has_its_own_mask[oracle tree]",
     ),
     Mutation(
         "an automaton is not told what was chosen",
         "engine/commit.py",
-        "sequence.constraint.advance(taken)",
-        "sequence.constraint.advance(taken[:1])",
+        "advance(sequence, taken, self._metrics.grammar)",
+        "advance(sequence, taken[:1], self._metrics.grammar)",
         NAMED + "each_node_has_its_own_mask[oracle chain]",
     ),
     Mutation(
@@ -296,6 +301,181 @@ MUTATIONS = [
         "sequence.num_tokens + sequence.num_in_flight_tokens + 1 if has_root",
         "sequence.num_tokens + 1 if has_root",
         NAMED + "a_flight_ahead_sees_what_the_one_before_it_chose[1]",
+    ),
+    Mutation(
+        "a limit in a draft ends the step",
+        "constraint/automaton.py",
+        "        return point.after(token)\n    except Exception:",
+        "        return point.after(token)\n    except ZeroDivisionError:",
+        FORCED + "a_branch_that_hits_a_limit_dies_alone",
+    ),
+    Mutation(
+        "points are not kept",
+        "constraint/automaton.py",
+        "point = self.later[token] = Point(state, budget)",
+        "point = Point(state, budget)",
+        FORCED + "moving_takes_up_the_points_of_the_walk",
+    ),
+    Mutation(
+        "who goes first takes the others' points away",
+        "constraint/automaton.py",
+        "                self._passed.append(self.root)\n",
+        "                self.root.later = {}\n",
+        FORCED + "forks_share_their_points_as_long_as_they_go_together",
+    ),
+    Mutation(
+        "who waits keeps all that the others said",
+        "constraint/automaton.py",
+        "            passed.later = {}",
+        "            passed.mask = None",
+        FORCED + "one_who_stays_keeps_little_of_what_follows",
+    ),
+    Mutation(
+        "choices share the list of their tokens",
+        "constraint/automaton.py",
+        "twin._tokens, twin._passed = list(self._tokens), []",
+        "twin._tokens, twin._passed = self._tokens, []",
+        FORCED + "a_fork_goes_its_own_way",
+    ),
+    Mutation(
+        "a replay forgets a token",
+        "constraint/automaton.py",
+        "        for token in self._tokens:\n",
+        "        for token in self._tokens[1:]:\n",
+        FORCED + "a_replay_stands_at_the_same_place",
+    ),
+    Mutation(
+        "a draft goes past its budget",
+        "constraint/automaton.py",
+        "if only is not None and token != only:",
+        "if only is not None and token == -1:",
+        FORCED + "a_budget_closes_whatever_the_grammar_would_take",
+    ),
+    Mutation(
+        "a budget closes a token late",
+        "constraint/budget.py",
+        "self.num_tokens < self.budget.max_tokens",
+        "self.num_tokens <= self.budget.max_tokens",
+        FORCED + "a_closing_that_was_begun_goes_on",
+    ),
+    Mutation(
+        "an end that two tokens spell is overlooked",
+        "constraint/budget.py",
+        "tail = self.tail + self.token_bytes(token)",
+        "tail = self.token_bytes(token)",
+        FORCED + "an_end_in_time_leaves_the_budget_out",
+    ),
+    Mutation(
+        "a row that failed passes for a mask",
+        "constraint/fill.py",
+        "if i not in failed:",
+        "if i >= 0:",
+        FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs",
+    ),
+    Mutation(
+        "one that fails takes the others with it",
+        "constraint/fill.py",
+        "if _fill(backend, [point], mask_NK[i : i + 1])}",
+        "if point}",
+        FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs[True]",
+    ),
+    Mutation(
+        "nobody looks at the clock",
+        "constraint/fill.py",
+        "if deadline is not None and time.perf_counter() > deadline:",
+        "if deadline is not None and time.perf_counter() < 0:",
+        FORCED + "after_the_deadline_nothing_is_begun",
+    ),
+    Mutation(
+        "roots do not wait for their masks",
+        "engine/masks.py",
+        "self._fill_points(roots, mask_RK, None)",
+        "self._fill_points(roots, mask_RK, started + self.deadline_seconds)",
+        FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
+    ),
+    Mutation(
+        "a draft's masks are waited for",
+        "engine/masks.py",
+        "self._fill_points(later, mask_RK, started + self.deadline_seconds)",
+        "self._fill_points(later, mask_RK, None)",
+        FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
+    ),
+    Mutation(
+        "pruned nodes keep their parents' old numbers",
+        "engine/prune.py",
+        "above = [number[parents[b][node]] for node in left[1:]]",
+        "above = [parents[b][node] for node in left[1:]]",
+        PRUNE + "a_branch_goes_and_its_neighbours_move_up",
+    ),
+    Mutation(
+        "pruned nodes take over others' sources",
+        "engine/prune.py",
+        "tree.source_BW.gather(1, order_BW)",
+        "tree.source_BW[:, : order_BW.shape[1]]",
+        PRUNE + "a_branch_goes_and_its_neighbours_move_up",
+    ),
+    Mutation(
+        "a drafter hears of nodes that it did not propose",
+        "draft/forced.py",
+        "1 + sum(source != forced for source in path)",
+        "1 + sum(source >= 0 for source in path)",
+        FORCED + "the_inner_drafter_hears_of_its_own_nodes_alone",
+    ),
+    Mutation(
+        "forced nodes have no limit",
+        "draft/forced.py",
+        "min(batch.width, size + most)",
+        "batch.width",
+        FORCED + "room_is_kept_to[2-32-4]",
+    ),
+    Mutation(
+        "forced nodes pass for another drafter's",
+        "draft/forced.py",
+        "columns_W < tree.sizes_B.unsqueeze(1), tree.source_BW",
+        "columns_W < width, tree.source_BW",
+        FORCED + "chains_with_spans_stay_chains",
+    ),
+    Mutation(
+        "a text may end anywhere",
+        "constraint/llguidance.py",
+        "if token in backend.eos_token_ids and matcher.is_accepting():",
+        "if token in backend.eos_token_ids:",
+        BACKENDS + "the_end_comes_once_and_nothing_after_it[llguidance]",
+    ),
+    Mutation(
+        "a state moves when one looks ahead",
+        "constraint/llguidance.py",
+        "return _when_free(self.matcher.deep_copy)",
+        "return self.matcher",
+        BACKENDS + "what_is_walked_through_is_allowed_by_the_mask_before[llguidance-schema]",
+    ),
+    Mutation(
+        "the beginning of a marker is shown",
+        "dialect/segment.py",
+        "if any(marker.text.startswith(tail) for marker in spelled):",
+        "if any(marker.text == tail for marker in spelled):",
+        EVENTS + "one_character_a_push_gives_the_same_events",
+    ),
+    Mutation(
+        "a control token of which half has come is lost",
+        "dialect/segment.py",
+        "self._add_control(token_id, shown + text[:begin], num_missing - begin)",
+        "self._add_control(token_id, shown, num_missing - begin)",
+        EVENTS + "any_cut_gives_the_same_events",
+    ),
+    Mutation(
+        "a mark's text is shown before it",
+        "engine/stops.py",
+        "end = min(end, self._marks[0].offset)",
+        "end = max(end, self._num_shown)",
+        MARKS + "a_marks_text_is_never_shown_without_it",
+    ),
+    Mutation(
+        "marks stay where forgotten text was",
+        "engine/stops.py",
+        "Mark(m.offset - gone, m.token_id, m.length)",
+        "Mark(m.offset, m.token_id, m.length)",
+        MARKS + "a_mark_that_waits_moves_with_the_text_that_is_forgotten",
     ),
 ]
 

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+GUIDE = ROOT / "docs" / "structured-output.md"
+BORDER = "=====\n"
 NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py"))
 
 
@@ -74,6 +77,8 @@ def test_every_example_is_run_here() -> None:
         "custom_drafter",
         "generate",
         "openai_client",
+        "structured_client",
+        "structured_output",
         "tokens_identical",
         "train_a_head",
     ]
@@ -109,3 +114,33 @@ def test_openai_client(server_url: str) -> None:
     output = run("openai_client", server_url)
     assert "Paris" in output
     assert re.search(r"\d+ tokens", output)
+
+
+def test_structured_output() -> None:
+    output = run("structured_output")
+    assert "Person(name='Maria Silva', age=34)" in output
+    assert "\npositive\nParis\n" in output
+    assert "call: get_weather({'city': 'Oslo'})" in output
+
+
+def test_structured_client(server_url: str) -> None:
+    output = run("structured_client", server_url)
+    assert "Person(name='Maria Silva', age=34)\nParis\n" in output
+    assert 'call: get_weather({"city": "Oslo"})' in output
+    assert "cloudy" in output
+
+
+def test_the_guide_prints_what_it_says(server_url: str, tmp_path: Path) -> None:
+    text = GUIDE.read_text().replace("http://127.0.0.1:8000", server_url.removesuffix("/v1"))
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    kinds, bodies = zip(*blocks, strict=True)
+    assert kinds == ("python", "text") * (len(blocks) // 2), (
+        "every block is followed by what it prints"
+    )
+    script = tmp_path / "guide.py"
+    script.write_text(f"print({BORDER!r}, end='')\n".join(bodies[::2]))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split(BORDER) == list(bodies[1::2])

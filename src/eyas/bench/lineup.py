@@ -21,13 +21,14 @@ from eyas.core import DraftCounts, DraftTree, Verdict
 from eyas.draft import (
     BlendDrafter,
     Drafter,
+    ForcedDrafter,
     NgramDrafter,
     RootDrafter,
     Shape,
     StepReport,
 )
-from eyas.engine.build import connect
-from eyas.engine.drafting import pace
+from eyas.engine.build import compile_pool, connect
+from eyas.engine.drafting import MAX_FORCED, pace
 from eyas.llm import LLM
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
@@ -80,17 +81,21 @@ class Stage:
     """An engine around a `SwitchDrafter`, and the drafters that may take part.
 
     llm: made for one drafter and nodes in numbers, without prefix cache (rows that a drafter was not
-    there to make would be missing from a shared prefix), and not yet used.
+    there to make would be missing from a shared prefix), and not yet used. with_grammars: outputs may
+    be constrained, and trees have room for forced spans.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, *, with_grammars: bool = False) -> None:
         config, built = llm.config, llm.engine.drafter
         assert config.draft.nodes != "auto" and not config.cache.prefix_cache
         self.llm = llm
         self.built = built
         self._largest = built.shape
-        self.switch = SwitchDrafter(built.width)
-        llm.engine = connect(config, llm.engine.runner, self.switch, llm.info, llm.tokenizer)
+        self.switch = SwitchDrafter(built.width + MAX_FORCED * with_grammars)
+        grammars = compile_pool(config, llm.info, llm.tokenizer) if with_grammars else None
+        llm.engine = connect(
+            config, llm.engine.runner, self.switch, llm.info, llm.tokenizer, grammars
+        )
 
     @property
     def kind(self) -> str:
@@ -119,6 +124,10 @@ class Stage:
         built.shape = self._largest.within(AUTO_NODES)
         seats = llm.config.scheduler.max_num_seqs
         return Lineup(AUTO, pace(built, llm.engine.runner, seats, llm.info.max_model_len))
+
+    def forced(self, name: str, lineup: Lineup) -> Lineup:
+        """Another lineup whose trees forced spans are added to."""
+        return Lineup(name, ForcedDrafter(lineup.drafter, MAX_FORCED), lineup.shape)
 
     def ngram(self) -> Lineup:
         """Prompt lookup alone."""

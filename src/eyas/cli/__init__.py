@@ -20,6 +20,7 @@ from eyas.cli import (
     models,
     ranking,
     serve,
+    structured,
     train,
     tune,
     verify,
@@ -45,6 +46,7 @@ bench.app.command("decode")(decode.decode)
 bench.app.command("tune")(tune.tune)
 bench.app.command("ranking")(ranking.ranking)
 bench.app.command("grammar")(grammar.grammar)
+bench.app.command("structured")(structured.structured)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

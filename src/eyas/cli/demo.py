@@ -1,12 +1,14 @@
 """`eyas demo`: real prompts, plain and drafted, and the proof that the tokens are the same.
 
 Promises: every contestant answers every prompt with the same parameters and seed, one prompt after
-the other; a token is coloured where the step that yielded it had drafted it.
+the other; a token is coloured where the step that yielded it had drafted it. The last prompts hold the
+answer to a form: a pattern, a schema after reasoning, a tool call.
 Does not know: how drafting works.
 
-With --json: `tasks` (task, prompt, temperature, answer, num_tokens, identical, and by contestant
-seconds, steps, accepted_per_step) and over all of them num_tokens, identical, and by contestant
-tokens_per_second, speedup (over plain), steps, accepted_per_step, best_task and best_speedup.
+With --json: `tasks` (task, prompt, form, temperature, answer, reasoning, content, tool_calls,
+num_tokens, identical, and by contestant seconds, steps, accepted_per_step) and over all of them
+num_tokens, identical, and by contestant tokens_per_second, speedup (over plain), steps,
+accepted_per_step, best_task and best_speedup.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from eyas.cli import options
@@ -23,8 +25,10 @@ from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flatten
 
 if TYPE_CHECKING:
     from eyas.bench.prompts import Task
-    from eyas.core import Usage
+    from eyas.core import Delta, RequestError, Usage
+    from eyas.dialect import Wanted
     from eyas.llm import LLM
+    from eyas.outputs import Choice
 
 SEED = 7
 NUM_SLOTS, MAX_MODEL_LEN = 2048, 1024
@@ -45,19 +49,43 @@ COPYING = Shown(drafter="ngram", draft_steps="8", draft_topk=1, draft_nodes="9")
 """What stands in the text already, shown beside the head."""
 
 
+FIELDS = {
+    "type": "object",
+    "properties": {
+        "family_name": {"type": "string", "maxLength": 24},
+        "years_of_age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["family_name", "years_of_age"],
+    "additionalProperties": False,
+}
+"""Other names of fields than those that the prompt tempts with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """A task, and what its answer is held to. form: that in words; None where it is free."""
+
+    task: Task
+    wanted: Wanted
+    form: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """pieces: the text in parts, and whether drafts had them right; each token is in one part."""
+    """pieces: the text in parts, and whether drafts had them right; each token is in one part. choice:
+    the same split into reasoning, content and calls."""
 
-    token_ids: list[int]
     pieces: list[tuple[str, bool]]
-    usage: Usage
+    choice: Choice
     seconds: float
-    error: str | None
 
     @property
-    def text(self) -> str:
-        return "".join(part for part, _ in self.pieces)
+    def token_ids(self) -> list[int]:
+        return self.choice.token_ids
+
+    @property
+    def usage(self) -> Usage:
+        return self.choice.usage
 
 
 @flattened
@@ -71,17 +99,27 @@ def demo(
     as_json: options.Json = False,
 ) -> None:
     """Answer a few prompts plain and drafted; status 1 if any token differs."""
-    from eyas.bench.prompts import TASKS
+    from eyas.core import RequestError
 
     shared = {"model": model, "dtype": dtype, "device": device, "threads": threads}
     with ExitStack() as stack:
         llms = open_contestants(stack, shared, drafting, quiet=as_json)
         if not as_json:
             _introduce(llms)
+        tasks = free_tasks()
         for llm in llms.values():
-            answer(llm, TASKS[0])
+            answer(llm, tasks[0])
+        for shaped in shaped_tasks():
+            try:
+                for llm in llms.values():
+                    answer(llm, shaped)  # what a grammar costs once is not shown
+            except RequestError as error:
+                if not as_json:
+                    _leave_out(shaped, error)
+            else:
+                tasks.append(shaped)
         rows = []
-        for task in TASKS:
+        for task in tasks:
             answers = {name: answer(llm, task) for name, llm in llms.items()}
             rows.append(compare(task, answers))
             if not as_json:
@@ -119,44 +157,102 @@ def open_contestants(
     return llms
 
 
-def answer(llm: LLM, task: Task) -> Answer:
-    """The answer to a task, and what it took."""
+def free_tasks() -> list[Shaped]:
+    """Tasks whose answers are held to nothing."""
+    from eyas.bench.prompts import TASKS
+    from eyas.dialect import Wanted
+
+    return [Shaped(task, Wanted()) for task in TASKS]
+
+
+def shaped_tasks() -> list[Shaped]:
+    """Tasks whose answers are held to a form that they would not take by themselves."""
+    from eyas.bench.prompts import TASKS, Task
+    from eyas.dialect import Wanted, tool_specs
+    from eyas.grammar import Json, Regex
+    from eyas.schemas import prepare
+
+    def asked(title: str, text: str, **settings: Any) -> Task:
+        return Task(title, ({"role": "user", "content": text},), **settings)
+
+    calling = next(task for task in TASKS if task.tools)
+    return [
+        Shaped(
+            asked("pattern", "What is the capital of France?", temperature=1.0),
+            Wanted(answer=Regex("(Paris|Amsterdam)")),
+            "(Paris|Amsterdam)",
+        ),
+        Shaped(
+            asked(
+                "schema",
+                "Extract name and age as JSON: Maria Silva is 34 years old.",
+                thinks=True,
+            ),
+            Wanted(answer=Json(prepare(FIELDS, param="schema"))),
+            "a schema with the fields family_name and years_of_age",
+        ),
+        Shaped(
+            replace(calling, title="required call", thinks=True),
+            Wanted(tools=tool_specs(calling.tools), choice="required"),
+            "a call of get_weather",
+        ),
+    ]
+
+
+def answer(llm: LLM, shaped: Shaped) -> Answer:
+    """The answer to a task, and what it took. RequestError where it cannot be held to its form."""
+    from eyas.core import Request
+    from eyas.outputs import Choice, GenerationOutput
+
+    task, wanted = shaped.task, shaped.wanted
     params = llm.default_params(
         temperature=task.temperature,
         seed=SEED,
         max_tokens=task.max_tokens,
         skip_special_tokens=False,
     )
-    started = time.perf_counter()
-    deltas = list(
-        llm.stream_chat(
-            task.messages, params, tools=task.tools or None, enable_thinking=task.thinks
-        )
+    prompt = llm.encode_chat(task.messages, tools=task.tools or None, enable_thinking=task.thinks)
+    output = llm.dialect.output(wanted, prompt)
+    llm.engine.add(
+        Request(id="demo", prompt_token_ids=prompt, params=params, output=output, with_marks=True)
     )
+    started = time.perf_counter()
+    deltas: list[Delta] = []
+    while llm.engine.has_work():
+        deltas += llm.engine.step()
     seconds = time.perf_counter() - started
+    segmenter = llm.dialect.segmenter(wanted, prompt)
+    collected = GenerationOutput(prompt, [Choice(0)])
     pieces: list[tuple[str, bool]] = []
     for delta in deltas:
+        events = segmenter.push(delta.text, delta.marks)
+        if delta.finish_reason is not None:
+            events += segmenter.finish()
+        collected.absorb(delta, events)
         drafted = llm.tokenizer.decode(delta.token_ids[:-1], skip_special=False)
         if not delta.text.startswith(drafted):  # half a character
             drafted = ""
         pieces += [(drafted, True), (delta.text[len(drafted) :], False)]
-    last = deltas[-1]
-    assert last.usage is not None
-    tokens = [token for delta in deltas for token in delta.token_ids]
-    return Answer(tokens, pieces, last.usage, seconds, last.error)
+    return Answer(pieces, collected.choices[0], seconds)
 
 
-def compare(task: Task, answers: dict[str, Answer]) -> dict[str, Any]:
+def compare(shaped: Shaped, answers: dict[str, Answer]) -> dict[str, Any]:
     """One task answered by every contestant."""
     from eyas.bench.answers import without_end
 
-    plain = answers[PLAIN]
-    error = next((each.error for each in answers.values() if each.error), None)
+    task, plain = shaped.task, answers[PLAIN]
+    error = next((each.choice.error for each in answers.values() if each.choice.error), None)
     return {
         "task": task.title,
         "prompt": task.messages[-1]["content"],
+        "form": shaped.form,
         "temperature": task.temperature,
-        "answer": without_end(plain.text).strip(),
+        "answer": without_end(plain.choice.text).strip(),
+        "reasoning": plain.choice.reasoning,
+        "content": without_end(plain.choice.content).strip(),
+        "tool_calls": [
+            {"name": call.name, "arguments": call.arguments} for call in plain.choice.tool_calls
+        ],
         "error": error,
         "num_tokens": len(plain.token_ids),
         "contestants": {
@@ -232,9 +328,14 @@ def _show_answer(row: dict[str, Any], answers: dict[str, Answer]) -> None:
 
     text = Text()
     text.append(row["prompt"], style="dim")
+    if row["form"]:
+        text.append(f"\nHeld to {row['form']}.", style="cyan")
     text.append("\n\n")
     quickest = min(answers.values(), key=lambda each: each.usage.num_steps)
     text.append_text(coloured(quickest.pieces, row["answer"]))
+    for name, part in _parts(row):
+        text.append(f"\n{name}: ", style="cyan")
+        text.append(part, style="bold")
     temperature = f", temperature {row['temperature']:g}" if row["temperature"] else ""
     verdict = "same tokens" if row["identical"] else row["error"] or "TOKENS DIFFER"
     steps = ", ".join(f"{entry['steps']} {name}" for name, entry in row["contestants"].items())
@@ -242,6 +343,21 @@ def _show_answer(row: dict[str, Any], answers: dict[str, Answer]) -> None:
     Console().print(
         Panel(text, title=f"{row['task']}{temperature}", subtitle=footer, title_align="left")
     )
+
+
+def _parts(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a client gets of a held answer that is more than its content."""
+    calls = [f"{call['name']}({call['arguments']})" for call in row["tool_calls"]]
+    if not row["form"] or not (row["reasoning"] or calls):
+        return []
+    parts = [("reasoning", row["reasoning"]), ("content", row["content"])]
+    return [(name, part) for name, part in (*parts, *(("call", call) for call in calls)) if part]
+
+
+def _leave_out(shaped: Shaped, error: RequestError) -> None:
+    from rich.console import Console
+
+    Console().print(f"{shaped.task.title} is left out: {error}", markup=False, highlight=False)
 
 
 def coloured(pieces: list[tuple[str, bool]], shown: str) -> Any:

@@ -88,7 +88,9 @@ def _show(result: dict[str, Any]) -> None:
         "compile": "compile, without the first mask",
         "first_mask": "first mask",
         "mask": "mask of a token",
-        "tree": f"masks of a {result['tree_nodes']}-node tree",
+        "tree_walk": f"walk of a {result['tree_nodes']}-node tree",
+        "tree_fill": "its masks",
+        "tree": "both",
     }
     for key, name in names.items():
         times = result["milliseconds"][key]

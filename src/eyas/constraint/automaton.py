@@ -77,6 +77,7 @@ class Automaton:
         self._grammar = grammar
         self._budget = None if budget is None else BudgetPoint(budget, token_bytes)
         self._tokens: list[int] = []
+        self._passed: list[Point] = []
         self._spelled: list[State] | None = None
         self.num_replays = 0
         self.root = Point(grammar.start(), self._budget)
@@ -85,7 +86,7 @@ class Automaton:
         """An independent automaton at the same place."""
         twin = Automaton.__new__(Automaton)
         twin._grammar, twin._budget = self._grammar, self._budget
-        twin._tokens = list(self._tokens)
+        twin._tokens, twin._passed = list(self._tokens), []
         twin._spelled = None if self._spelled is None else list(self._spelled)
         twin.root, twin.num_replays = self.root, 0
         return twin
@@ -101,12 +102,15 @@ class Automaton:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Move over tokens that were chosen. ConstraintFailure at a limit that holds for them alone."""
+        for passed in self._passed:  # others had a step's time to come along
+            passed.later = {}  # else one who stayed there would keep all that follows
+        self._passed = []
         self._tokens += tokens
         try:
             for token in tokens:
                 point = self.root.after(token)
                 assert point is not None, "a chosen token is not legal"
-                self.root.later = {}  # else one who stays here would keep all that follows
+                self._passed.append(self.root)
                 self.root = point
         except ConstraintFailure:
             self.replay()

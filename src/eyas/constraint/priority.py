@@ -1,4 +1,7 @@
-"""Threads that give way to the engine's own."""
+"""Threads that give way to the engine's own.
+
+Promises: where the system has no such thing nothing happens. Does not know: what the threads do.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import os
 import threading
 
-NICENESS = 10
+NICENESS = 5
 
 
 def give_way() -> None:

@@ -1,8 +1,7 @@
 """What a schema does not allow, as schemas.
 
 Promises: every value of an alternative fails the schema. `gaps` names the types of which some values
-fail the schema and stand in no alternative, with the keyword that is to blame, so that a caller can
-refuse where that matters.
+fail the schema and stand in no alternative, with the keyword that is to blame, for callers to refuse.
 Does not know: how schemas that must hold are rewritten; it asks its caller.
 """
 
