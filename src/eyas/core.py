@@ -49,6 +49,10 @@ class GrammarError(RequestError):
         self.fault = fault
 
 
+class GrammarsBusy(GrammarError):
+    """A grammar that nobody had time for; the same request may do well a little later."""
+
+
 def _check(condition: bool, param: str, message: str) -> None:
     if not condition:
         raise RequestError(f"{param}: {message}", param=param)

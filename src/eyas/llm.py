@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from eyas.config import (
     Auto,
     CacheConfig,
@@ -147,7 +149,8 @@ class LLM:
 
         output: what the content must be: a pydantic class, a dataclass, a Literal, Regex(...),
         Grammar(...) or JsonSchema(...). Then the value comes back itself (a list of values for several
-        conversations), and OutputIncomplete is raised where an answer did not come to its end.
+        conversations), and OutputIncomplete is raised where an answer did not come to its end, or
+        called a tool instead.
         """
         wanted = None if output is None else typed(output)
         asked = Wanted(
@@ -213,9 +216,12 @@ class LLM:
         return list(prompt)
 
     def _asked_chat(self, prompt: list[int], wanted: Wanted) -> Asked:
+        output = self.dialect.output(wanted, prompt)
+        if output is not None and wanted.answer is not None:
+            output = msgspec.structs.replace(output, param="output")
         return Asked(
             prompt,
-            self.dialect.output(wanted, prompt),
+            output,
             lambda: self.dialect.segmenter(wanted, prompt),
         )
 
@@ -335,7 +341,8 @@ def _read_back(outputs: list[GenerationOutput], wanted: Typed | None, *, is_one:
     for output in outputs:
         read = []
         for choice in output.choices:
-            if choice.finish_reason != "stop":
+            is_whole = choice.finish_reason == "stop" and choice.stop_reason is None
+            if not is_whole or choice.tool_calls:
                 raise OutputIncomplete(choice.content, choice.finish_reason, choice.error)
             read.append(wanted.parse(choice.content))
         values.append(read[0] if len(read) == 1 else read)

@@ -25,7 +25,7 @@ from eyas.constraint.lark import to_llguidance
 from eyas.constraint.priority import give_way
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
-from eyas.grammar import Json, Node, OutputSpec, leaves, replaced
+from eyas.grammar import Json, Node, OutputSpec, Source, leaves, replaced
 
 _T = TypeVar("_T")
 
@@ -159,6 +159,9 @@ class LlguidanceBackend:
             raise named(error, param)
         compiled = time.perf_counter()
         grammar = LlguidanceGrammar(self, text, matcher, canonical)
+        for leaf in leaves(root):
+            if isinstance(leaf, Source) and leaf is not root:  # it may be empty behind other parts
+                self._warm(self.matcher(to_llguidance(leaf)), grammar, param)
         self._warm(matcher, grammar, param)
         grammar.compile_seconds = compiled - begin
         grammar.first_mask_seconds = time.perf_counter() - compiled
@@ -169,7 +172,7 @@ class LlguidanceBackend:
     ) -> None:
         """The first mask; it must not be empty."""
         mask_NK = np.zeros((1, self._num_words), dtype=np.int32)
-        is_over = bool(self.fill([grammar.start()], mask_NK))
+        is_over = bool(self.fill([LlguidanceState(grammar, matcher)], mask_NK))
         if is_over and not matcher.get_error().startswith(_NOTHING_FOLLOWS):
             error = GrammarError(
                 "the grammar is too large to begin with: its first step is over the compiler's "

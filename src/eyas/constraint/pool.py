@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from eyas.constraint.base import Backend, Grammar
 from eyas.constraint.priority import give_way
-from eyas.core import GrammarError
+from eyas.core import GrammarError, GrammarsBusy
 from eyas.grammar import OutputSpec
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class CompilePool:
             self._jobs.clear()
             self._waiting.clear()
             self._changed.notify_all()
-        _refuse(waiters, GrammarError("the engine is stopping; try again later", "timeout"))
+        _refuse(waiters, GrammarsBusy("the engine is stopping; try again later", "timeout"))
 
     def _known(
         self, key: bytes, spec: OutputSpec, future: Future[Grammar]
@@ -138,7 +138,7 @@ class CompilePool:
         """What answers the future at once; None where it waits. The lock is held."""
         waiter = [(future, spec.param)]
         if self._is_closed:
-            error = GrammarError("the engine is stopping; try again later", "timeout")
+            error = GrammarsBusy("the engine is stopping; try again later", "timeout")
             return lambda: _refuse(waiter, error)
         cached = self._cache.get(key)
         if cached is not None:
@@ -158,7 +158,7 @@ class CompilePool:
             job.futures += waiter
             return None
         if len(self._waiting) >= self._max_waiting:
-            error = GrammarError(
+            error = GrammarsBusy(
                 f"{len(self._waiting)} other grammars wait to be compiled; try again later",
                 "timeout",
             )
@@ -290,14 +290,14 @@ class CompilePool:
         return futures, error
 
     def _timeout(self, job: _Job) -> GrammarError:
-        if job.is_running:
-            words = (
-                f"compiling it took more than {self._deadline_seconds:g} seconds; make it smaller: "
-                "fewer alternatives, lower repetition counts and lengths"
-            )
-        else:
+        if not job.is_running:
             words = "too many grammars wait to be compiled; try again later"
-        return GrammarError(words, "timeout")
+            return GrammarsBusy(words, "timeout")
+        return GrammarError(
+            f"compiling it took more than {self._deadline_seconds:g} seconds; make it smaller: "
+            "fewer alternatives, lower repetition counts and lengths",
+            "timeout",
+        )
 
 
 def _refuse(waiters: _Waiters, error: GrammarError) -> None:
@@ -307,4 +307,4 @@ def _refuse(waiters: _Waiters, error: GrammarError) -> None:
         if error.param is not None and own.startswith(f"{error.param}: "):
             own = own[len(error.param) + 2 :]
         text = f"{param}: {own}" if param else own
-        future.set_exception(GrammarError(text, error.fault, param=param))
+        future.set_exception(type(error)(text, error.fault, param=param))

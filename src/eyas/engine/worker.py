@@ -25,7 +25,7 @@ import zmq
 from eyas import wire
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import Grammar
-from eyas.core import Delta, Request, RequestError
+from eyas.core import Delta, GrammarsBusy, Request, RequestError
 from eyas.grammar import OutputSpec
 
 log = logging.getLogger("eyas.engine")
@@ -195,7 +195,9 @@ class Worker:
             self._live[request.id] = set(range(request.params.n))
 
     def _refuse(self, request: Request, error: BaseException) -> None:
-        if isinstance(error, RequestError):
+        if isinstance(error, GrammarsBusy):
+            refusal = wire.Refused(request.id, error.message, error.param, "overloaded")
+        elif isinstance(error, RequestError):
             refusal = wire.Refused(request.id, error.message, error.param)
         else:
             log.error("request %s could not be added", request.id, exc_info=error)
@@ -287,4 +289,7 @@ def _read_line(descriptor: int) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    logging.shutdown()
+    # A grammar that still compiles on another thread would not survive the interpreter's own end.
+    os._exit(status)
