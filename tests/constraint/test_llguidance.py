@@ -11,7 +11,7 @@ import pytest
 from eyas.constraint.faults import described, fault_of
 from eyas.grammar import Choice, Json, Literal, Regex, Series, Source
 from eyas.text import Tokenizer
-from tests.constraint.walking import compiled, ends, letters_of, takes, tokens_of
+from tests.constraint.walking import compiled, ends, letters_of, takes, tokens_of, walked
 
 SCHEMA = (
     '{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"integer"}},'
@@ -33,10 +33,10 @@ def test_canonical_grammars_fix_the_white_space(
 ) -> None:
     grammar = compiled(llguidance_backend, Series((Literal("x"), Json(SCHEMA))))
     spaced, tight = _canonical(grammar)
-    assert ends(spaced, letters_of(tokenizer, 'x{"a": 1, "b": 2}'))
-    assert not takes(spaced, letters_of(tokenizer, 'x{"a":1'))
-    assert ends(tight, letters_of(tokenizer, 'x{"a":1,"b":2}'))
-    assert not takes(tight, letters_of(tokenizer, 'x{"a": 1'))
+    loose, close = (letters_of(tokenizer, t) for t in ('x{"a": 1, "b": 2}', 'x{"a":1,"b":2}'))
+    for canonical, own, other in ((spaced, loose, close), (tight, close, loose)):
+        assert ends(canonical, own) and walked(canonical, own)[-1].num_deviations == 0
+        assert walked(canonical, other)[-1].num_deviations > 0
     assert tokenizer.decode(spaced.start().forced(20)).startswith('x{"a": ')
     assert grammar.start().forced(20) == tokens_of(tokenizer, "x{")
     assert list(tight.canonical) == []
@@ -122,3 +122,25 @@ def test_anchors_mean_the_whole_text(llguidance_backend: Any, tokenizer: Tokeniz
 def test_the_librarys_words_have_a_fault(words: str, fault: str) -> None:
     assert fault_of(words) == fault
     assert described(None, words).fault == fault
+
+
+def test_a_canonical_grammar_overlooks_other_white_space(
+    llguidance_backend: Any, tokenizer: Tokenizer
+) -> None:
+    """A line's end where the grammar has a blank costs a deviation, not the spans to come; what is no
+    white space is refused as ever."""
+    schema = {
+        "type": "object",
+        "properties": {"first_name": {"type": "integer"}, "last_name": {"type": "boolean"}},
+        "required": ["first_name", "last_name"],
+        "additionalProperties": False,
+    }
+    grammar = compiled(llguidance_backend, Json(json.dumps(schema)))
+    state: Any = _canonical(grammar)[0].start()
+    assert tokenizer.decode(state.forced(32), continues=True) == '{"first_name": '
+    for token in tokens_of(tokenizer, '{\n  "first_name":7,\n  "'):
+        state = state.after(token)
+        assert state is not None
+    assert state.num_deviations > 0
+    assert tokenizer.decode(state.forced(32), continues=True).startswith("last_name")
+    assert state.after(tokens_of(tokenizer, "x")[0]) is None

@@ -36,6 +36,8 @@ class Told:
     choices: frozenset[int] = frozenset()
     count: int = 0
 
+    num_deviations = 0
+
     def after(self, token: int) -> Told | None:
         if not self.row()[token]:
             return None

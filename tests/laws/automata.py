@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class Modular:
     limit: int = 0
     state: int = 1
     count: int = 0
+    num_deviations: ClassVar[int] = 0
 
     def after(self, token: int) -> Modular | None:
         if not self.row()[token]:

@@ -197,6 +197,8 @@ class Failing:
     """Raises in its `calls`-th fill or move; allows everything a plain text has. "mask": nothing is
     legal after so many tokens."""
 
+    num_deviations = 0
+
     def __init__(self, grammar: ToyGrammar, where: str, calls: list[int], count: int = 0) -> None:
         self.grammar, self.where, self.calls, self.count = grammar, where, calls, count
 

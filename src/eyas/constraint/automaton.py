@@ -140,7 +140,8 @@ class Automaton:
             starts = [grammar.start() for grammar in self._grammar.canonical]
             self._spelled = _all_after(starts, self._tokens)
         # What a canonical grammar forces begins with what the grammar itself does.
-        root: list[State] = [*(self._spelled or ()), self.root.state]
+        spelled = sorted(self._spelled or (), key=lambda state: state.num_deviations)
+        root: list[State] = [*spelled, self.root.state]
         states: list[list[State]] = [root]
         for token, parent in zip(tokens_W[1:], parents_W[1:], strict=True):
             states.append(_all_after(states[parent], (token,)))

@@ -25,6 +25,11 @@ class State(Protocol):
     after that token nothing is legal."""
 
     @property
+    def num_deviations(self) -> int:
+        """In a canonical grammar: tokens so far whose white space was another than the grammar's."""
+        ...
+
+    @property
     def grammar(self) -> Grammar: ...
 
     def after(self, token: int) -> State | None:
@@ -42,7 +47,7 @@ class Grammar(Protocol):
     """A compiled grammar.
 
     num_bytes: about how much memory it takes. canonical: grammars that allow less, with the usual white
-    space only, so that more of the text is forced; drafts follow them as long as the text does.
+    space only, so that more of the text is forced; their states overlook white space that is another.
     """
 
     num_bytes: int

@@ -207,6 +207,7 @@ class LlguidanceGrammar:
         matcher: llguidance.LLMatcher,
         canonical_trees: Sequence[Node] = (),
     ) -> None:
+        self._state = LlguidanceState
         self._backend = backend
         self._text = text
         self._matcher = matcher  # no state, which would refer back: cycles of this size add up
@@ -228,25 +229,33 @@ class LlguidanceGrammar:
 
     def set_canonical(self, grammars: Sequence[LlguidanceGrammar]) -> None:
         """What the background thread found."""
+        for grammar in grammars:
+            grammar._state = CanonicalState
         self._canonical = tuple(grammars)
 
     def start(self, *, fresh: bool = False) -> LlguidanceState:
         if not fresh:
-            return LlguidanceState(self, self._matcher)
+            return self._state(self, self._matcher)
         matcher = self._backend.matcher(self._text)
         if matcher.is_error():
             raise ConstraintFailure("the grammar could not be compiled a second time")
-        return LlguidanceState(self, matcher)
+        return self._state(self, matcher)
 
 
 class LlguidanceState:
     """matcher: None after an end-of-sequence token."""
 
-    __slots__ = ("_grammar", "matcher")
+    __slots__ = ("_grammar", "matcher", "num_deviations")
 
-    def __init__(self, grammar: LlguidanceGrammar, matcher: llguidance.LLMatcher | None) -> None:
+    def __init__(
+        self,
+        grammar: LlguidanceGrammar,
+        matcher: llguidance.LLMatcher | None,
+        num_deviations: int = 0,
+    ) -> None:
         self._grammar = grammar
         self.matcher = matcher
+        self.num_deviations = num_deviations
 
     @property
     def grammar(self) -> LlguidanceGrammar:
@@ -260,11 +269,11 @@ class LlguidanceState:
         if matcher.is_error():
             raise ConstraintFailure(_LIMIT_HIT)
         if token in backend.eos_token_ids and matcher.is_accepting():
-            return LlguidanceState(self._grammar, None)
+            return type(self)(self._grammar, None, self.num_deviations)
         if backend.is_nameless(token):
             return None
         if matcher.try_consume_tokens([token]) == 1:
-            return LlguidanceState(self._grammar, matcher)
+            return type(self)(self._grammar, matcher, self.num_deviations)
         if matcher.is_error():
             raise ConstraintFailure(_LIMIT_HIT)
         return None
@@ -278,6 +287,26 @@ class LlguidanceState:
     def _copy(self) -> llguidance.LLMatcher:
         assert self.matcher is not None
         return _when_free(self.matcher.deep_copy)
+
+
+class CanonicalState(LlguidanceState):
+    """A place in a canonical grammar. A text that puts other white space between the parts of JSON is
+    read as if it had put the grammar's, so that one line's end does not cost all spans to come."""
+
+    __slots__ = ()
+
+    def after(self, token: int) -> LlguidanceState | None:
+        exact = super().after(token)
+        backend = self._grammar.backend
+        if exact is not None or self.matcher is None or backend.is_nameless(token):
+            return exact
+        bare = backend.vocabulary.tokens[token].strip(_WHITE)
+        for data in (bare, b" " + bare) if bare else (b"",):
+            matcher = self._copy()
+            tokens = backend.forced_tokens(data) if data else []
+            if matcher.try_consume_tokens(tokens) == len(tokens):
+                return CanonicalState(self._grammar, matcher, self.num_deviations + 1)
+        return None
 
 
 def _when_free(call: Callable[[], _T]) -> _T:
@@ -297,6 +326,7 @@ def _fate(matcher: llguidance.LLMatcher) -> tuple[bool, bool]:
     return is_failed, is_failed or (matcher.is_stopped() and not matcher.is_accepting())
 
 
+_WHITE = b" \t\r\n"
 _NOTHING_FOLLOWS = "NoExtension"
 """How the library's error begins where no text can match."""
 _LIMIT_HIT = (

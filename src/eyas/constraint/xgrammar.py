@@ -177,6 +177,10 @@ class XgrammarState:
     def grammar(self) -> XgrammarGrammar:
         return self._grammar
 
+    @property
+    def num_deviations(self) -> int:
+        return 0  # none of its grammars is canonical
+
     def after(self, token: int) -> XgrammarState | None:
         if self.matcher is None or not self._grammar.allows(token):
             return None

@@ -78,8 +78,8 @@ class Drafter(ABC):
         return self.shape.nodes
 
     def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
-        """How many nodes it wants for a step of so many rooted sequences, so many of them with a
-        grammar; 1 is not to draft."""
+        """How many nodes it wants for a step of so many rooted sequences; 1 is not to draft.
+        num_constrained: sequences with a grammar among all that may step, new ones included."""
         return self.shape.nodes
 
     @abstractmethod

@@ -44,7 +44,8 @@ class Plan:
 
 class Scheduler:
     """max_width: most tree nodes of the drafter in use. wish: how many of them it wants for a step of
-    so many sequences, of which so many are constrained. namespace is the sequence's cache salt."""
+    so many sequences, where so many of those that may step are constrained. namespace is the
+    sequence's cache salt."""
 
     def __init__(
         self,
@@ -77,7 +78,8 @@ class Scheduler:
         storing = [s for s in self.running if s.is_storing_context]
         budget = self.max_batch_tokens
         share = budget * 3 // 4 if storing or self.waiting else budget
-        wish = self.wish(len(stepping), sum(s.constraint is not None for s in stepping))
+        candidates = (*self.running, *self.waiting[: self.max_num_seqs])
+        wish = self.wish(len(stepping), sum(s.constraint is not None for s in candidates))
         width = max(1, min(wish, self.max_width, share // max(1, len(stepping))))
         plan = Plan([], [], width, 1)
         starved: Sequence | None = None
