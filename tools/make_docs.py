@@ -21,6 +21,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "facts.md")
 HEADS = ("head_tree_greedy", "head_tree_sampled", "head_chain_greedy", "head_chain_sampled")
 """Results that the table of heads is made of."""
+SHOWN_FORMS, SCHEMA_COST = "forms, schema in the prompt", "head+forced / head, no schema"
+"""A group and a ratio of the structured benchmark."""
 MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -131,6 +133,63 @@ CLAIMS = (
         "{:.2f}x",
         ">= 0.97x",
         lambda value: value >= 0.97,
+    ),
+    Claim(
+        "built-in model's own JSON tasks with a schema, chain of 5: tokens a step with forced spans, "
+        "of the head alone",
+        "structured",
+        lambda result: result["groups"]["own tasks"]["tokens_per_step_ratio"]["ratio"],
+        "{:.2f}x",
+        ">= 1.3x",
+        lambda value: value >= 1.3,
+    ),
+    Claim(
+        "the same for forms with long field names, the schema in the prompt",
+        "structured",
+        lambda result: result["groups"][SHOWN_FORMS]["tokens_per_step_ratio"]["ratio"],
+        "{:.2f}x",
+        ">= 1.3x",
+        lambda value: value >= 1.3,
+    ),
+    Claim(
+        "own JSON tasks: tokens/s with a schema of those without, drafted (chain of 5)",
+        "structured",
+        lambda result: result["groups"]["own tasks"]["speed_ratios"][SCHEMA_COST]["median"],
+        "{:.2f}x",
+        ">= 1.0x",
+        lambda value: value >= 1.0,
+    ),
+    Claim(
+        "invalid instances that a grammar let through (JSONSchemaBench, 200 schemas)",
+        "grammar",
+        lambda result: result["invalid_accepted"],
+        "{:.0f}",
+        "0",
+        lambda value: value == 0,
+    ),
+    Claim(
+        "schemas of those 200 that are refused",
+        "grammar",
+        lambda result: result["refused"],
+        "{:.0f}",
+        "<= 15",
+        lambda value: value <= 15,
+    ),
+    Claim(
+        "compiling one of them, without the first mask (median)",
+        "grammar",
+        lambda result: result["milliseconds"]["compile"]["p50"],
+        "{:.1f} ms",
+        "<= 6 ms",
+        lambda value: value <= 6,
+    ),
+    Claim(
+        "masks of a 64-node tree, one core, a vocabulary of 152k (median)",
+        "grammar",
+        lambda result: result["milliseconds"]["tree_fill"]["p50"],
+        "{:.2f} ms",
+        "<= 0.5 ms",
+        lambda value: value <= 0.5,
     ),
     Claim(
         "time of a step outside the forward, batch 1 (median)",
@@ -254,6 +313,59 @@ def ranking_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def grammar_table(result: dict[str, Any]) -> str:
+    """What compiling and masking cost, and what of the instances gets through."""
+    lines = [
+        _origin(result),
+        "",
+        "| milliseconds | p50 | p95 | p99 | max |",
+        "|---|---|---|---|---|",
+    ]
+    names = {
+        "prepare": "check and rewrite a schema",
+        "compile": "compile, without the first mask",
+        "first_mask": "first mask",
+        "mask": "mask of a token",
+        "tree_walk": f"walk of a tree of {result['tree_nodes']} nodes",
+        "tree_fill": "its masks",
+    }
+    for key, name in names.items():
+        times = result["milliseconds"][key]
+        cells = " | ".join(f"{times[p]:.2f}" for p in ("p50", "p95", "p99", "max"))
+        lines.append(f"| {name} | {cells} |")
+    refused = ", ".join(f"{key} {count}" for key, count in result["refused_by_keyword"].items())
+    lines += [
+        "",
+        f"{result['schemas']} schemas, {result['refused']} refused ({refused}); valid instances "
+        f"rejected {result['valid_rejected']} of {result['valid']}, invalid ones accepted "
+        f"{result['invalid_accepted']} of {result['invalid']}.",
+    ]
+    return "\n".join(lines)
+
+
+def structured_table(result: dict[str, Any]) -> str:
+    """Every group of tasks: what each way of drafting yields, and what a schema costs."""
+    lines = [
+        _origin(result),
+        "",
+        "| tasks | | tokens a step | tokens/s | step ms | of that masks |",
+        "|---|---|---|---|---|---|",
+    ]
+    for group, entry in result["groups"].items():
+        for name, one in entry["contestants"].items():
+            lines.append(
+                f"| {group} | {name} | {one['tokens_per_step']:.2f} | {one['tokens_per_second']:.0f} "
+                f"| {one['step_ms']:.2f} | {one['mask_ms_per_step']:.2f} |"
+            )
+    lines += ["", "| tasks | ratio | median | 95 % |", "|---|---|---|---|"]
+    for group, entry in result["groups"].items():
+        found = _interval(entry["tokens_per_step_ratio"], "ratio")
+        lines.append(f"| {group} | tokens a step, head+forced / head | {found} |")
+        for name, ratio in entry["speed_ratios"].items():
+            lines.append(f"| {group} | tokens/s, {name} | {_interval(ratio, 'median')} |")
+    return "\n".join(lines)
+
+
 def tune_table(result: dict[str, Any]) -> str:
     """The best fixed shape and auto at every batch size, and the picture."""
     lines = [
@@ -338,7 +450,9 @@ def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "decode": decode_table,
+    "grammar": grammar_table,
     "ranking": ranking_table,
+    "structured": structured_table,
     "tune": tune_table,
     "verify": verify_table,
     "builtin": answers_table,

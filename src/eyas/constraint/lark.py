@@ -147,7 +147,7 @@ class _Writer:
         return '""' if times is None else f"{self._named('r', self._expression(part))}{times}"
 
 
-WHITE_SPACE = r"[ \t]{0,4}(\r?\n[ \t]{0,64})?"
+WHITE_SPACE = r"[ \t]{0,4}(\r?\n[ \t]{0,32})?"
 """Between the parts of JSON: a few blanks, or a line's end and an indentation. Bounded, because models
 that are at a loss can go on with blanks and lines forever."""
 

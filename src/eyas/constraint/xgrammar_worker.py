@@ -104,7 +104,7 @@ def _free_text(node: FreeText) -> dict[str, Any]:
     return _any_of(forms)
 
 
-MAX_WHITE_SPACE = 64
+MAX_WHITE_SPACE = 36
 """Characters of white space between two parts of JSON."""
 
 
