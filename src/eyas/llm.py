@@ -343,7 +343,7 @@ def _read_back(outputs: list[GenerationOutput], wanted: Typed | None, *, is_one:
         for choice in output.choices:
             is_whole = choice.finish_reason == "stop" and choice.stop_reason is None
             if not is_whole or choice.tool_calls:
-                raise OutputIncomplete(choice.content, choice.finish_reason, choice.error)
+                raise OutputIncomplete(choice)
             read.append(wanted.parse(choice.content))
         values.append(read[0] if len(read) == 1 else read)
     return values[0] if is_one else values

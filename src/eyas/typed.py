@@ -1,7 +1,8 @@
 """Output types of the offline API: what an answer must look like, and how its text is read back.
 
-Promises: a type becomes a grammar before any work is done, and a whole answer of that grammar always
-reads back. Does not know: engines, prompts.
+Promises: a type becomes a grammar before any work is done, and a whole answer of that grammar reads
+back, unless the type asks for more than its JSON schema says (a Decimal, a datetime, a validator).
+Does not know: engines, prompts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 
 from eyas import grammar
 from eyas.core import RequestError
+from eyas.outputs import Choice
 from eyas.schemas import grammar_source, prepare
 
 
@@ -84,11 +86,18 @@ def typed(output: Any) -> Typed:
 
 
 class OutputIncomplete(ValueError):
-    """The answer ended before it was whole. text: what there is of it; reason: its finish reason."""
+    """There is no whole answer: the text was cut off, or tools were called instead. choice: what there
+    is of it."""
 
-    def __init__(self, text: str, reason: str | None, error: str | None) -> None:
-        detail = f" ({error})" if error else ""
-        remedy = "; raise max_tokens" if reason == "length" else ""
-        super().__init__(f"the output ended with {reason!r}{detail} before it was whole{remedy}")
-        self.text = text
+    def __init__(self, choice: Choice) -> None:
+        reason = choice.finish_reason
+        if choice.tool_calls:
+            said = f"the model called {choice.tool_calls[0].name} instead of answering"
+        else:
+            detail = f" ({choice.error})" if choice.error else ""
+            remedy = "; raise max_tokens" if reason == "length" else ""
+            said = f"the output ended with {reason!r}{detail} before it was whole{remedy}"
+        super().__init__(said)
+        self.choice = choice
+        self.text = choice.content
         self.reason = reason

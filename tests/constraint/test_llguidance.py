@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from eyas.constraint.faults import described, fault_of
-from eyas.grammar import Choice, Json, Literal, Regex, Series, Source
+from eyas.core import GrammarError
+from eyas.grammar import Choice, FreeText, Json, Literal, Marker, Regex, Series, Source
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, letters_of, takes, tokens_of, walked
 
@@ -144,3 +145,21 @@ def test_a_canonical_grammar_overlooks_other_white_space(
     assert state.num_deviations > 0
     assert tokenizer.decode(state.forced(32), continues=True).startswith("last_name")
     assert state.after(tokens_of(tokenizer, "x")[0]) is None
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["".join("ab"[(i >> k) & 1] for k in range(10)) for i in range(12, 1000, 97)],
+        ["x" * 5000],
+        [f"{i:03d}" * 4 for i in range(500)],
+    ],
+)
+def test_markers_that_multiply_are_refused_in_time(
+    llguidance_backend: Any, texts: list[str]
+) -> None:
+    begin = time.monotonic()
+    with pytest.raises(GrammarError) as caught:
+        compiled(llguidance_backend, FreeText(until=tuple(Marker(text) for text in texts)))
+    assert caught.value.fault == "too_complex"
+    assert time.monotonic() - begin < 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eyas.constraint import CompilePool
+from eyas.constraint import CompilePool, Vocabulary, build_backend
 from eyas.core import GrammarError
 from eyas.grammar import Json, OutputSpec, Regex
 from eyas.text import Tokenizer
@@ -32,6 +32,9 @@ class _Backend:
     gate: threading.Event = field(default_factory=threading.Event)
     compiled: list[str] = field(default_factory=list)
     name: str = "fake"
+
+    def close(self) -> None:
+        pass
 
     def compile(self, spec: OutputSpec) -> Any:
         assert isinstance(spec.root, Regex)
@@ -189,8 +192,8 @@ def test_close_refuses_what_waits(fake: _Backend) -> None:
     assert _fault(pool.compile(_spec("a"))) == "timeout"
 
 
-def test_grammars_of_a_real_backend(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
-    pool = CompilePool(llguidance_backend, num_threads=2)
+def test_grammars_of_a_real_backend(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    pool = CompilePool(build_backend("llguidance", vocabulary), num_threads=2)
     specs = [OutputSpec(root=Json(f'{{"const":"v{i}"}}')) for i in range(200)]
     bad = [OutputSpec(root=Regex(f"(a{i}"), param="regex") for i in range(50)]
     futures = [pool.compile(spec) for pair in zip(specs, bad * 4, strict=True) for spec in pair]
@@ -202,3 +205,44 @@ def test_grammars_of_a_real_backend(llguidance_backend: Any, tokenizer: Tokenize
     assert stats.num_compiled == 200 and stats.num_refused == {"invalid": 200}
     assert stats.compile_seconds > 0 and stats.num_waiting == 0
     pool.close()
+
+
+def test_what_nobody_waits_for_is_not_compiled() -> None:
+    backend = _Backend()
+    pool = CompilePool(backend, deadline_seconds=5)
+    try:
+        running = pool.compile(_spec("slow"))
+        left, kept = pool.compile(_spec("left")), pool.compile(_spec("kept"))
+        assert left.cancel()
+        backend.gate.set()
+        assert kept.result(5) is not None and running.result(5) is not None
+        assert "left" not in backend.compiled and "kept" in backend.compiled
+    finally:
+        pool.close()
+
+
+def test_a_slow_compilation_holds_nobody_up() -> None:
+    backend = _Backend()
+    pool = CompilePool(backend, deadline_seconds=30)
+    try:
+        slow = pool.compile(_spec("slow"))
+        begin = time.monotonic()
+        assert pool.compile(_spec("quick")).result(10) is not None
+        assert time.monotonic() - begin < 5 and not slow.done()
+    finally:
+        backend.gate.set()
+        pool.close()
+
+
+def test_a_refusal_keeps_neither_the_grammar_nor_the_frames() -> None:
+    pool = CompilePool(_Backend())
+    try:
+        large = "bad" + "x" * 500_000
+        with pytest.raises(GrammarError):
+            pool.compile(_spec(large)).result(5)
+        kept = list(pool._refusals.items())
+        assert all(len(key) <= 64 and error.__traceback__ is None for key, (error, _) in kept)
+        too_large = pool.compile(_spec("y" * 3_000_000))
+        assert _fault(too_large) == "too_complex"
+    finally:
+        pool.close()

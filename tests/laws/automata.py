@@ -149,6 +149,9 @@ class Toys:
         grammar.start()
         return grammar
 
+    def close(self) -> None:
+        pass
+
     def fill(self, states: Sequence[State], mask_NK: np.ndarray) -> list[int]:
         failed = []
         for i, state in enumerate(states):

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from eyas.grammar import Json, Regex, leaves
+from eyas.server.options import ServerOptions
 from tests.server.fakes import FakeClient, live_server
 from tests.server.test_golden import USER, chunk, golden
 
@@ -371,5 +372,7 @@ def test_parsers_may_be_named_and_must_be_known(fake: FakeClient):
         with httpx.Client(base_url=server.url, timeout=20) as http:
             message = whole(http, tools=[WEATHER])["choices"][0]["message"]
             assert message["tool_calls"][0]["function"]["name"] == "get_weather"
-    with live_server(fake, reasoning_parser="nobody") as server:
-        assert httpx.get(f"{server.url}/ready").status_code == 503
+    with pytest.raises(ValueError, match=r"reasoning-parser nobody.*qwen3"):
+        ServerOptions(reasoning_parser="nobody")
+    with pytest.raises(ValueError, match="tool-call-parser"):
+        ServerOptions(tool_call_parser="nobody")

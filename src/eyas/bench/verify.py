@@ -96,7 +96,8 @@ def choose_drafting(plan: Plan, directory: Path) -> tuple[DraftConfig, str]:
         if plan.head is None:
             raise
         raise ValueError(str(error).replace("draft.model:", "--head:", 1)) from error
-    if names != ("root",):
+    names = tuple(name for name in names if name != "forced")  # no grammar is verified here
+    if names not in ((), ("root",)):
         return msgspec.structs.replace(asked, drafter="+".join(names)), ""
     if plan.engine.draft.model is not None:
         raise ValueError(f"draft.model: {asked.model} holds nothing that drafts")

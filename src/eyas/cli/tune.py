@@ -182,7 +182,7 @@ def _drafter(drafter: str, draft_model: str | None, model: str, offline: bool) -
     config = engine_config(model=model, offline=offline, draft_model=draft_model)
     directory = locate_model(model, None, offline)
     (name, *_) = decide_drafting(config, directory, read_spec(directory)).names
-    if name == "root":
+    if name == "forced":  # nothing drafts where no grammar does
         raise ValueError(
             f"--draft-model: {draft_model or model} brings no head along; name a head or a draft "
             "model, or tune --drafter ngram"

@@ -13,7 +13,7 @@ Legend: W tree nodes.
 
 from __future__ import annotations
 
-import contextlib
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,6 +21,10 @@ import numpy as np
 from eyas.constraint.base import ConstraintFailure, Grammar, State
 from eyas.constraint.budget import BudgetPoint
 from eyas.grammar import Budget
+
+SLOW_START, SLOW_EACH = 0.02, 0.0005
+"""Seconds that looking for forced spans may take, once and for each time it is asked. A text that is
+forced over many thousand characters is slow to find, each time anew."""
 
 
 class Point:
@@ -79,6 +83,7 @@ class Automaton:
         self._tokens: list[int] = []
         self._passed: list[Point] = []
         self._spelled: list[State] | None = None
+        self._num_asked, self._asked_seconds = 0, 0.0
         self.num_replays = 0
         self.root = Point(grammar.start(), self._budget)
 
@@ -88,6 +93,7 @@ class Automaton:
         twin._grammar, twin._budget = self._grammar, self._budget
         twin._tokens, twin._passed = list(self._tokens), []
         twin._spelled = None if self._spelled is None else list(self._spelled)
+        twin._num_asked, twin._asked_seconds = 0, 0.0
         twin.root, twin.num_replays = self.root, 0
         return twin
 
@@ -133,6 +139,10 @@ class Automaton:
         """By the nodes of a draft that no legal node follows: the span of at most `limit` tokens that
         is likely to come next, whatever the model prefers. It spells a text that leaves no choice, or
         none but white space."""
+        self._num_asked += 1
+        if self._asked_seconds > SLOW_START + SLOW_EACH * self._num_asked:
+            return {}  # it has cost more than it can bring
+        begin = time.perf_counter()
         points = self.walk(tokens_W, parents_W)
         legal = [node for node, point in enumerate(points) if point is not None]
         ends = set(legal).difference(parents_W[node] for node in legal if node)
@@ -146,6 +156,7 @@ class Automaton:
         for token, parent in zip(tokens_W[1:], parents_W[1:], strict=True):
             states.append(_all_after(states[parent], (token,)))
         spans = {node: _span(states[node], limit) for node in sorted(ends)}
+        self._asked_seconds += time.perf_counter() - begin
         return {node: span for node, span in spans.items() if span}
 
 
@@ -164,7 +175,7 @@ def _all_after(states: Sequence[State], tokens: Sequence[int]) -> list[State]:
         try:
             for token in tokens:
                 state = state.after(token) if state is not None else None
-        except ConstraintFailure:
+        except Exception:  # as in `_try`
             state = None
         if state is not None:
             left.append(state)
@@ -174,7 +185,10 @@ def _all_after(states: Sequence[State], tokens: Sequence[int]) -> list[State]:
 def _span(states: Sequence[State], limit: int) -> list[int]:
     """What the first of the states is sure of."""
     for state in states:
-        with contextlib.suppress(ConstraintFailure):
-            if span := state.forced(limit):
-                return span
+        try:
+            span = state.forced(limit)
+        except Exception:  # as in `_try`
+            continue
+        if span:
+            return span
     return []

@@ -77,3 +77,7 @@ class Backend(Protocol):
         interpreter's lock. The rows of states that hit a resource limit stay zero; returns their
         indices."""
         ...
+
+    def close(self) -> None:
+        """End its threads and processes; nothing is compiled afterwards."""
+        ...

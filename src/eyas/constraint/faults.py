@@ -19,7 +19,8 @@ _UNSUPPORTED = re.compile(
     re.IGNORECASE,
 )
 _TOO_COMPLEX = re.compile(
-    r"too big|too large|too many|too complex|limit|fuel|current row has|expressions constructed",
+    r"too big|too large|too many|too complex|limit|fuel|current row has|expressions constructed"
+    r"|unable to determine if regex is empty",
     re.IGNORECASE,
 )
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: ")
@@ -54,7 +55,7 @@ def described(node: Node | None, words: str) -> GrammarError:
         case Source(syntax):
             said = _about_source(words, has_places=syntax == "lark")
         case _:
-            said = f"the output cannot be compiled: {_first_line(words)}"
+            said = f"the output cannot be compiled: {_first_line(words).partition(chr(34))[0]}"
     return GrammarError(said[:MAX_MESSAGE_CHARS] + _remedy(fault), fault)
 
 
@@ -115,6 +116,8 @@ def _about_schema(words: str) -> str:
     remote = re.search(r"Resource '([^']*)' is not present in a registry", words)
     if remote:
         return f"the schema refers to {remote[1]!r}, which is not fetched; put it under $defs"
+    if "unable to determine if regex" in words.lower():
+        return "the schema has patterns and lengths that are too much together"
     if "regex parse error" in words:
         return f"the schema has a pattern that is refused: {_about_pattern(words)}"
     return (

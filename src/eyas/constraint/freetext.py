@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from eyas.core import GrammarError
 
 _ANYTHING = r"[\u0000-\U0010ffff]"
+MAX_MARKER_CHARS, MAX_REGEX_CHARS, MAX_WORK_CHARS = 1024, 2**16, 2**22
+"""Of all markers of a text together, of the expression that they come to, and of what is written on the
+way to it: markers that overlap can multiply it."""
 _END = "\0end"
 """Stands for the place after the text among the automaton's states, which hold no NUL."""
 
@@ -24,6 +27,7 @@ def free_text_regex(ends: Sequence[str], without: Sequence[str]) -> str:
     none; nothing in `without` occurs in it. The automaton's states are taken out one by one, the
     longest first (Brzozowski and McCluskey, 1963)."""
     edges = _automaton(ends, without)
+    size = 0
     ways: dict[str, dict[str, list[str]]] = {}
     for state, targets in edges.items():
         ways[state] = {target: [_class(*letters)] for target, letters in targets.items()}
@@ -38,6 +42,9 @@ def free_text_regex(ends: Sequence[str], without: Sequence[str]) -> str:
                 continue
             for target, after in out.items():
                 way = _either(before) + again + _either(after)
+                size += len(way)
+                if len(way) > MAX_REGEX_CHARS or size > MAX_WORK_CHARS:
+                    raise _too_many()
                 others.setdefault(target, []).append(way)
     root = ways[""]
     return _repeated(root.get("", [])) + _either(root.get(_END, []))
@@ -63,6 +70,8 @@ def _automaton(
     """From each state (what was read of a marker; "" first) to others, by letters or by all others than
     these letters."""
     texts = [text for text in (*ends, *without) if text]
+    if sum(map(len, texts)) > MAX_MARKER_CHARS:
+        raise _too_many()
     states = {text[:length]: None for text in texts for length in range(len(text))} or {"": None}
     all_states = {*states, *texts}
     letters = sorted({letter for text in texts for letter in text})
@@ -94,6 +103,14 @@ def _automaton(
     if ends and _END not in reached:
         raise GrammarError("a text cannot end with a marker that it must not contain", "invalid")
     return {state: targets for state, targets in edges.items() if state in reached}
+
+
+def _too_many() -> GrammarError:
+    return GrammarError(
+        "the texts that end free text, or must not stand in it, are too many or too long; give fewer, "
+        "or let them begin alike",
+        "too_complex",
+    )
 
 
 def _holds(state: str, texts: Sequence[str]) -> bool:

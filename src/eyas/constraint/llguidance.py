@@ -29,6 +29,8 @@ from eyas.grammar import Json, Node, OutputSpec, Source, leaves, replaced
 
 _T = TypeVar("_T")
 
+MAX_TOKEN_BYTES = 32
+"""Longer tokens are no good guess for a forced text."""
 CANONICAL_SEPARATORS = ((", ", ": "), (",", ":"))
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
@@ -281,7 +283,7 @@ class LlguidanceState:
     def forced(self, limit: int) -> list[int]:
         if self.matcher is None or limit <= 0:
             return []
-        data = self._copy().compute_ff_bytes()
+        data = self._copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
         return self._grammar.backend.forced_tokens(data)[:limit] if data else []
 
     def _copy(self) -> llguidance.LLMatcher:

@@ -7,6 +7,7 @@ Does not know: grammar libraries, requests.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
@@ -24,8 +25,11 @@ log = logging.getLogger(__name__)
 
 MAX_REFUSALS = 1024
 REFUSAL_SECONDS = 60.0
+MAX_SPEC_BYTES = 2 * 2**20
+SLOW_SECONDS = 0.5
+"""A compilation that takes longer holds no others up: they get another thread."""
 MAX_STUCK_THREADS = 8
-"""Threads past their deadline that are replaced by others; with more, compilations wait for them."""
+"""Slow compilations that are made up for by another thread; with more, others wait for them."""
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class _Job:
     spec: OutputSpec
     key: bytes
     deadline: float
+    started: float = 0.0
     futures: _Waiters = field(default_factory=list)
     is_running: bool = False
     is_late: bool = False
@@ -94,10 +99,18 @@ class CompilePool:
 
     def compile(self, spec: OutputSpec) -> Future[Grammar]:
         """The grammar, within the deadline. GrammarError of the future: what is wrong with it, or fault
-        "timeout" where it took too long or too many wait already."""
+        "timeout" where it took too long or too many wait already. Who needs it no more cancels the
+        future: nothing is compiled for nobody."""
         future: Future[Grammar] = Future()
-        future.set_running_or_notify_cancel()
         key = spec.key
+        if len(key) > MAX_SPEC_BYTES:
+            error = GrammarError(
+                f"the output's grammar has more than {MAX_SPEC_BYTES} bytes; make it smaller",
+                "too_complex",
+            )
+            _refuse([(future, spec.param)], error)
+            return future
+        key = hashlib.sha256(key).digest()
         with self._lock:
             answer = self._known(key, spec, future)
         if answer is not None:
@@ -130,6 +143,7 @@ class CompilePool:
             self._jobs.clear()
             self._waiting.clear()
             self._changed.notify_all()
+        self._backend.close()
         _refuse(waiters, GrammarsBusy("the engine is stopping; try again later", "timeout"))
 
     def _known(
@@ -145,7 +159,7 @@ class CompilePool:
             self._cache.move_to_end(key)
             self._stats.num_hits += 1
             grammar = cached[0]
-            return lambda: future.set_result(grammar)
+            return lambda: _answer([(future, None)], grammar)
         refusal = self._refusals.get(key)
         if refusal is not None and self._clock() < refusal[1]:
             self._stats.num_hits += 1
@@ -164,7 +178,7 @@ class CompilePool:
             )
             self._count_refused(error, 1)
             return lambda: _refuse(waiter, error)
-        job = _Job(spec, key, self._clock() + self._deadline_seconds, waiter)
+        job = _Job(spec, key, self._clock() + self._deadline_seconds, futures=waiter)
         self._jobs[key] = job
         self._waiting.append(job)
         self._hire()
@@ -177,8 +191,7 @@ class CompilePool:
             self._watch = threading.Thread(target=self._watch_deadlines, daemon=True)
             self._watch.name = "eyas-compile-deadlines"
             self._watch.start()
-        due = self._num_threads + min(self._stats.num_stuck, MAX_STUCK_THREADS)
-        while self._num_live < due:
+        while self._num_live < self._num_due():
             self._num_live += 1
             threading.Thread(target=self._work, name="eyas-compile", daemon=True).start()
 
@@ -192,13 +205,22 @@ class CompilePool:
                     self._num_live -= 1
                     return
                 job = self._waiting.popleft()
-                job.is_running = True
+                if all(future.cancelled() for future, _ in job.futures):
+                    del self._jobs[job.key]
+                    continue
+                job.is_running, job.started = True, self._clock()
+                self._changed.notify_all()
             self._run(job)
 
     def _is_too_many(self) -> bool:
         """Are there more threads than are due, after stuck ones came back? The lock is held."""
-        due = self._num_threads + min(self._stats.num_stuck, MAX_STUCK_THREADS)
-        return self._num_live > due
+        return self._num_live > self._num_due()
+
+    def _num_due(self) -> int:
+        """Threads: those asked for, and another for each that is held up. The lock is held."""
+        longest_ago = self._clock() - SLOW_SECONDS
+        num_slow = sum(job.is_running and job.started <= longest_ago for job in self._jobs.values())
+        return self._num_threads + min(self._stats.num_stuck + num_slow, MAX_STUCK_THREADS)
 
     def _run(self, job: _Job) -> None:
         begin = time.perf_counter()
@@ -227,8 +249,7 @@ class CompilePool:
         if isinstance(result, GrammarError):
             _refuse(futures, result)
         else:
-            for future, _ in futures:
-                future.set_result(result)
+            _answer(futures, result)
 
     def _keep(self, key: bytes, result: Grammar | GrammarError, *, is_late: bool) -> None:
         """For later requests. The lock is held."""
@@ -247,9 +268,11 @@ class CompilePool:
 
     def _remember(self, key: bytes, error: GrammarError) -> None:
         """Refuse the same again for a while. The lock is held."""
+        now = self._clock()
         self._refusals.pop(key, None)
-        self._refusals[key] = (error, self._clock() + REFUSAL_SECONDS)
-        while len(self._refusals) > MAX_REFUSALS:
+        bare = type(error)(error.message, error.fault, param=error.param)  # no frames behind it
+        self._refusals[key] = (bare, now + REFUSAL_SECONDS)
+        while len(self._refusals) > MAX_REFUSALS or next(iter(self._refusals.values()))[1] < now:
             self._refusals.popitem(last=False)
 
     def _count_refused(self, error: GrammarError, count: int) -> None:
@@ -266,14 +289,20 @@ class CompilePool:
                 now = self._clock()
                 late = [job for job in self._jobs.values() if job.deadline <= now]
                 answers = [self._give_up(job) for job in late]
+                self._hire()
                 if late:
-                    self._hire()
                     self._changed.notify_all()
                 else:
-                    first = min((job.deadline for job in self._jobs.values()), default=None)
-                    self._changed.wait(None if first is None else max(0.001, first - now))
+                    self._changed.wait(self._next_look(now))
             for futures, error in answers:
                 _refuse(futures, error)
+
+    def _next_look(self, now: float) -> float | None:
+        """Seconds until a deadline passes or a compilation counts as slow. The lock is held."""
+        moments = [job.deadline for job in self._jobs.values()]
+        slow = (job.started + SLOW_SECONDS for job in self._jobs.values() if job.is_running)
+        moments += [moment for moment in slow if moment > now]
+        return max(0.001, min(moments) - now) if moments else None
 
     def _give_up(self, job: _Job) -> tuple[_Waiters, GrammarError]:
         """Who is to be refused, and how. The lock is held."""
@@ -300,6 +329,12 @@ class CompilePool:
         )
 
 
+def _answer(waiters: _Waiters, grammar: Grammar) -> None:
+    for future, _ in waiters:
+        if future.set_running_or_notify_cancel():
+            future.set_result(grammar)
+
+
 def _refuse(waiters: _Waiters, error: GrammarError) -> None:
     """Everybody gets an exception of their own, with their own field's name."""
     for future, param in waiters:
@@ -307,4 +342,5 @@ def _refuse(waiters: _Waiters, error: GrammarError) -> None:
         if error.param is not None and own.startswith(f"{error.param}: "):
             own = own[len(error.param) + 2 :]
         text = f"{param}: {own}" if param else own
-        future.set_exception(type(error)(text, error.fault, param=param))
+        if future.set_running_or_notify_cancel():
+            future.set_exception(type(error)(text, error.fault, param=param))

@@ -151,7 +151,8 @@ class Worker:
             case wire.Submit(request):
                 self._submit(request)
             case wire.Abort(request_id):
-                self._compiling.pop(request_id, None)
+                if (waiting := self._compiling.pop(request_id, None)) is not None:
+                    waiting[1].cancel()
                 if self._live.pop(request_id, None) is not None:
                     self._engine.abort(request_id)
             case wire.Shutdown():

@@ -91,9 +91,10 @@ class ChatFormat:
         }
 
     def _finish_reason(self, last: Delta, writer: _Writer) -> str | None:
-        """OpenAI says "stop" where the function was named. A stop string may have cut a call off."""
+        """OpenAI says "stop" where the function was named. What stopped the text early, a string or a
+        token, may have cut a call off."""
         called = writer.num_calls > 0 and not self._chat.is_named
-        if last.finish_reason == "stop" and called and not isinstance(last.stop_reason, str):
+        if last.finish_reason == "stop" and called and last.stop_reason is None:
             return "tool_calls"
         return last.finish_reason
 
