@@ -46,7 +46,9 @@ COMMANDS: dict[str, list[str]] = {
     "head_chain_greedy": [*HEAD, *CHAIN, *ROUNDS],
     "head_chain_sampled": [*HEAD, *CHAIN, *ROUNDS, "--temperature", "1"],
     "ranking": ["bench", "ranking"],
-    "structured": ["bench", "structured"],
+    "structured": [
+        *("bench", "structured", "--num-prompts", "8", "--repeats", "6", "--max-tokens", "256"),
+    ],
     "tune": [
         *("bench", "tune", *TASKS, "--steps", "3,5", "--topk", "1,2,4", "--nodes", "8,16"),
         *("--batch", "1,4,8", "--repeats", "5", "--plot", "docs/facts/tune.png"),
