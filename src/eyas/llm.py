@@ -135,7 +135,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         max_reasoning_tokens: int | None = None,
         output: Any = None,
@@ -144,8 +144,8 @@ class LLM:
         """Answer one conversation, or several: one GenerationOutput each, in order.
 
         tools: functions as OpenAI writes them; tool_choice: none, auto (the default), required, or the
-        name of one. max_reasoning_tokens: after so many the reasoning is closed. template_options go to
-        the chat template, such as enable_thinking.
+        name of one (or OpenAI's object that names it). max_reasoning_tokens: after so many the
+        reasoning is closed. template_options go to the chat template, such as enable_thinking.
 
         output: what the content must be: a pydantic class, a dataclass, a Literal, Regex(...),
         Grammar(...) or JsonSchema(...). Then the value comes back itself (a list of values for several
@@ -153,13 +153,7 @@ class LLM:
         called a tool instead.
         """
         wanted = None if output is None else typed(output)
-        asked = Wanted(
-            answer=None if wanted is None else wanted.node,
-            tools=tool_specs(tools),
-            choice=tool_choice or ("auto" if tools else "none"),
-            parallel=parallel_tool_calls,
-            max_reasoning_tokens=max_reasoning_tokens,
-        )
+        asked = _wanted(wanted, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
         shown = None if asked.choice == "none" else tools
         chats = [
             self._asked_chat(self.encode_chat(each, tools=shown, **template_options), asked)
@@ -178,11 +172,19 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: Any = None,
         **template_options: Any,
     ) -> Iterator[Delta]:
-        """Deltas of one conversation's answer as they become final."""
-        prompt = self.encode_chat(messages, tools=tools, **template_options)
-        return self._stream(Asked(prompt), params)
+        """Deltas of one conversation's answer as they become final, held to what `chat` holds it to.
+        Their text is as the model writes it; `LLM.dialect.segmenter` splits it."""
+        wanted = None if output is None else typed(output)
+        asked = _wanted(wanted, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
+        shown = None if asked.choice == "none" else tools
+        prompt = self.encode_chat(messages, tools=shown, **template_options)
+        return self._stream(self._asked_chat(prompt, asked), params)
 
     def encode_chat(
         self,
@@ -196,6 +198,11 @@ class LLM:
             raise RequestError(
                 "messages: this model has no chat template; use generate()", param="messages"
             )
+        for name in template_options:
+            if name not in _OF_TEMPLATES and not self._template.mentions(name):
+                raise RequestError(
+                    f"{name}: is nothing that this model's chat template reads", param=name
+                )
         return self._template.render_ids(
             list(messages), tools=list(tools) if tools else None, **template_options
         )
@@ -331,6 +338,32 @@ def _as_conversations(
     if isinstance(listed[0], Mapping):
         return [listed]  # type: ignore[list-item]
     return listed  # type: ignore[return-value]
+
+
+_OF_TEMPLATES = ("add_generation_prompt", "continue_final_message")
+
+
+def _wanted(
+    output: Typed | None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    choice: str | Mapping[str, Any] | None,
+    parallel: bool,
+    max_reasoning_tokens: int | None,
+) -> Wanted:
+    if isinstance(choice, Mapping):
+        choice = choice.get("function", {}).get("name")
+        if not isinstance(choice, str):
+            raise RequestError(
+                'tool_choice: an object must be {"type": "function", "function": {"name": ...}}',
+                param="tool_choice",
+            )
+    return Wanted(
+        answer=None if output is None else output.node,
+        tools=tool_specs(tools),
+        choice=choice or ("auto" if tools else "none"),
+        parallel=parallel,
+        max_reasoning_tokens=max_reasoning_tokens,
+    )
 
 
 def _read_back(outputs: list[GenerationOutput], wanted: Typed | None, *, is_one: bool) -> Any:
