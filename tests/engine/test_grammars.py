@@ -262,6 +262,9 @@ class Slow:
             self.go.wait(30)
         return self.backend.compile(spec)
 
+    def close(self) -> None:
+        pass
+
     def fill(self, states: Any, mask_NK: Any) -> list[int]:
         return self.backend.fill(states, mask_NK)
 
