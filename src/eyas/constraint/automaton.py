@@ -13,6 +13,7 @@ Legend: W tree nodes.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 
@@ -89,12 +90,9 @@ class Automaton:
 
     def fork(self) -> Automaton:
         """An independent automaton at the same place."""
-        twin = Automaton.__new__(Automaton)
-        twin._grammar, twin._budget = self._grammar, self._budget
+        twin = copy.copy(self)
         twin._tokens, twin._passed = list(self._tokens), []
-        twin._spelled = None if self._spelled is None else list(self._spelled)
-        twin._num_asked, twin._asked_seconds = 0, 0.0
-        twin.root, twin.num_replays = self.root, 0
+        twin._num_asked, twin._asked_seconds, twin.num_replays = 0, 0.0, 0
         return twin
 
     def walk(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[Point | None]:
@@ -153,8 +151,10 @@ class Automaton:
         spelled = sorted(self._spelled or (), key=lambda state: state.num_deviations)
         root: list[State] = [*spelled, self.root.state]
         states: list[list[State]] = [root]
-        for token, parent in zip(tokens_W[1:], parents_W[1:], strict=True):
-            states.append(_all_after(states[parent], (token,)))
+        for node in range(1, len(tokens_W)):
+            is_legal = points[node] is not None
+            above = states[parents_W[node]]
+            states.append(_all_after(above, (tokens_W[node],)) if is_legal else [])
         spans = {node: _span(states[node], limit) for node in sorted(ends)}
         self._asked_seconds += time.perf_counter() - begin
         return {node: span for node, span in spans.items() if span}

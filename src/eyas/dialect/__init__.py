@@ -2,10 +2,11 @@
 
 from eyas.dialect.base import Dialect, Event, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.choose import check_parsers, find_dialect, named_dialect
-from eyas.dialect.offer import tool_specs
+from eyas.dialect.offer import CHOICES, tool_specs
 from eyas.dialect.segment import merged
 
 __all__ = [
+    "CHOICES",
     "Dialect",
     "Event",
     "Segmenter",

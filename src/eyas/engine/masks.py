@@ -109,9 +109,10 @@ class TreeMasks:
         mask_RK = np.zeros((num_rows, -(-self.vocab_size // 32)), dtype=np.int32)
         width = self.tree.width
         is_grid = num_rows == len(self._sizes) * width
-        first, roots, later = 0, [], []
+        first, firsts, roots, later = 0, [], [], []
         for b, size in enumerate(self._sizes):
             each = self.walked[b]
+            firsts.append(first)
             if each is not None:
                 places = [(first + node, point) for node, point in enumerate(each.points) if point]
                 roots += places[:1]
@@ -122,7 +123,7 @@ class TreeMasks:
         self._fill_points(roots, mask_RK, None)
         for b, each in enumerate(self.walked):
             if each is not None and each.points[0] is not None and each.points[0].mask is None:
-                self._retry(b, each, mask_RK, (b * width if is_grid else sum(self._sizes[:b])))
+                self._retry(b, each, mask_RK, firsts[b])
         self._fill_points(later, mask_RK, started + self.deadline_seconds)
         self.stats.mask_seconds += time.perf_counter() - started
         return mask_RK

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eyas.core import Request, RequestError
-from eyas.dialect.base import Segmenter, Wanted
+from eyas.dialect import CHOICES, Segmenter, Wanted
 from eyas.server.messages import plain_messages, plain_tools, template_options
 from eyas.server.sampling import refuse_unsupported, sampling_params
 from eyas.server.schema import ChatBody
@@ -93,7 +93,7 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
         request,
         (lambda: texts.dialect.segmenter(wanted, ids)) if splits else None,
         may_call=bool(offer.tools),
-        is_named=offer.choice not in ("none", "auto", "required"),
+        is_named=offer.choice not in CHOICES,
         shows_reasoning=body.include_reasoning is not False,
         streams_reasoning=body.stream_reasoning is not False,
     )

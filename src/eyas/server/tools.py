@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from eyas.core import RequestError
-from eyas.dialect import ToolSpec, tool_specs
+from eyas.dialect import CHOICES, ToolSpec, tool_specs
 from eyas.server.schema import ChatBody
 
 
@@ -41,7 +41,7 @@ def _choice(body: ChatBody) -> str:
     if choice == "required":
         return choice
     name: str = choice.function.name
-    if name in ("none", "auto", "required"):
+    if name in CHOICES:
         raise RequestError(
             f"tool_choice: a function must not be called {name!r}", param="tool_choice"
         )
