@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.attention.base import ContextRun, Layout
+from eyas.attention.base import ContextRun, Layout, Room, finite
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
 
@@ -51,6 +51,11 @@ class Scene:
     positions: list[int] = field(default_factory=list)
     names: list[tuple[int, str, int]] = field(default_factory=list)
 
+    def store(self, room: Room) -> None:
+        """Put the rows' keys and values where a layer would."""
+        content = torch.stack((self.k_TGH, self.v_TGH), dim=1)
+        room.kv_S2GH[room.slots_T] = finite(content)
+
 
 def random_parents(draw: random.Random, size: int) -> list[int]:
     return [-1] + [i - 1 if draw.random() < 0.5 else draw.randrange(i) for i in range(1, size)]
@@ -77,7 +82,7 @@ def build(
     kv.layers[0].fill_(float("inf"))
     kv.layers[0][0].zero_()
     length = max(lane.root for lane in lanes) + width + 1
-    slots_BL = torch.zeros((len(lanes), length), dtype=torch.int64)
+    slots_AC = torch.zeros((len(lanes), length), dtype=torch.int64)
     node_slots_BW = torch.zeros((len(rooted), width), dtype=torch.int64)
 
     def vectors(num: int, heads: int) -> torch.Tensor:
@@ -86,7 +91,7 @@ def build(
     histories = []
     for b, lane in enumerate(lanes):
         own = [order.pop() for _ in range(lane.root)]
-        slots_BL[b, : lane.root] = torch.tensor(own, dtype=torch.int64)
+        slots_AC[b, : lane.root] = torch.tensor(own, dtype=torch.int64)
         history = torch.stack(
             (vectors(lane.root, store.num_kv_heads), vectors(lane.root, store.num_kv_heads)), dim=1
         )
@@ -95,7 +100,7 @@ def build(
         if lane.parents is not None:
             node_slots_BW[b] = torch.tensor([order.pop() for _ in range(width)])
             if is_chain:
-                slots_BL[b, lane.root : lane.root + width] = node_slots_BW[b]
+                slots_AC[b, lane.root : lane.root + width] = node_slots_BW[b]
     scene = Scene(None, *[None] * 4, kv)  # type: ignore[arg-type]
     rows: list[tuple[int, torch.Tensor]] = []  # slot, its key and value
     node_rows_BW = torch.full((len(rooted), width), -1)
@@ -117,7 +122,7 @@ def build(
         if lane.context:
             runs.append(ContextRun(b, len(rows), lane.stored, lane.context))
             for position in range(lane.stored, lane.root):
-                rows.append((int(slots_BL[b, position]), histories[b][position]))
+                rows.append((int(slots_AC[b, position]), histories[b][position]))
                 scene.seen.append(list(histories[b][: position + 1]))
                 scene.positions.append(position)
                 scene.names.append((b, "context", position))
@@ -130,7 +135,8 @@ def build(
     scene.q_TNH = vectors(total, store.num_query_heads)
     roots_B = torch.tensor([lane.root for lane in rooted])
     scene.layout = Layout(
-        slots_BL=slots_BL,
+        slots_AC=slots_AC,
+        seats_B=torch.arange(len(lanes)),
         contexts=tuple(runs),
         node_rows_BW=node_rows_BW if rooted else None,
         node_slots_BW=node_slots_BW if rooted else None,

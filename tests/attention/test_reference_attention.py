@@ -18,7 +18,8 @@ EDGES = [0, 1, 2, 7, 63, 64, 100, 190, 191, 192, 193, 251, 382, 383, 384, 385]
 
 def attend(scene: Scene) -> torch.Tensor:
     plan = ReferenceAttention(scene.kv).plan(scene.layout, scene.write_slots_T)
-    out = plan(0, scene.q_TNH, scene.k_TGH, scene.v_TGH)
+    scene.store(plan.room(0))
+    out = plan(0, scene.q_TNH)
     assert out.shape == scene.q_TNH.shape and out.dtype == scene.q_TNH.dtype
     return out[: len(scene.seen)]
 
@@ -129,7 +130,7 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
         """The first lane speaks the text; `picks` are the rows of text positions in order."""
         scene = build(lanes, store, dtype, 7, is_chain=is_chain)
         lane = lanes[0]
-        slots = scene.layout.slots_BL[0, : lane.stored]
+        slots = scene.layout.slots_AC[0, : lane.stored]
         scene.kv.layers[0][slots] = text[: lane.stored]
         for offset, row in enumerate(picks):
             scene.k_TGH[row] = text[lane.stored + offset, 0]

@@ -1,1 +1,20 @@
 """Attention over slots: one layout, one plan, one run for prompts, trees and draft steps alike."""
+
+from __future__ import annotations
+
+from eyas.attention.base import AttentionBackend
+from eyas.attention.reference import ReferenceAttention
+from eyas.cache.kv import KVStore
+from eyas.kernels import usable
+
+__all__ = ["open_attention"]
+
+
+def open_attention(kv: KVStore, *, exact: bool = False) -> AttentionBackend:
+    """The backend for where the store lives. exact: a row has the same bits however it is computed,
+    also where another way would be faster."""
+    if usable(kv.layers[0].device):
+        from eyas.attention.triton import TritonAttention
+
+        return TritonAttention(kv, exact=exact, pdl=True)
+    return ReferenceAttention(kv)

@@ -5,8 +5,8 @@ step); a backend turns it into a plan once and runs the plan for every layer. Th
 depends on its own prefix alone: keys are reduced in position order, whatever the layout.
 Does not know: models, schedulers, where slots come from.
 
-Legend: T rows of the forward, B sequences, W tree nodes, L positions, N query heads, G key/value
-heads, H head dim, S slots.
+Legend: T rows of the forward, B sequences, W tree nodes, A seats, C columns (positions), N query heads,
+G key/value heads, H head dim, S slots.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from eyas.cache.store import LayerStore
 
-__all__ = ["Attend", "AttentionBackend", "ContextRun", "LayerStore", "Layout"]
+__all__ = ["Attend", "AttentionBackend", "ContextRun", "LayerStore", "Layout", "Room", "finite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,21 @@ class ContextRun:
 class Layout:
     """What one forward covers.
 
-    slots_BL: slot of each stored position, context rows of this forward included (int64; entries
-        past a sequence's end are any valid slot). The sequences with tree nodes come first, in the
-        order of every [B, ...] tensor below.
+    slots_AC: the sequence table: slot of each stored position, context rows of this forward included
+        (int64; entries past a sequence's end are any valid slot).
+    seats_B: the row of slots_AC of each sequence. Those with tree nodes come first, in the order of
+        every [B, ...] tensor below; then one for every prompt chunk.
     contexts: prompt chunks, known to the host.
     node_rows_BW: row of each tree node, -1 for padding; None when no span reaches its root.
     node_slots_BW: slot each node's key and value are written to.
     root_positions_B: position of node 0.
-    parents_BW: None for chains.
+    parents_BW: None for chains, whose nodes' slots stand in slots_AC as well.
     max_position: upper bound of any position in the forward (host), so buffers can be sized
         without asking the device.
     """
 
-    slots_BL: torch.Tensor
+    slots_AC: torch.Tensor
+    seats_B: torch.Tensor
     contexts: tuple[ContextRun, ...]
     node_rows_BW: torch.Tensor | None
     node_slots_BW: torch.Tensor | None
@@ -56,14 +58,30 @@ class Layout:
     max_position: int
 
 
-class Attend(Protocol):
-    """A plan bound to a cache, as a model's layers see it."""
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where a layer's keys and values go: row t of the forward to kv_S2GH[slots_T[t]]. What is written
+    must be finite (`finite`)."""
 
-    def __call__(
-        self, layer: int, q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor
-    ) -> torch.Tensor:
-        """Store k and v of these rows, then attend; returns [T, N, H] in q's dtype."""
+    kv_S2GH: torch.Tensor
+    slots_T: torch.Tensor
+
+
+class Attend(Protocol):
+    """A plan bound to a cache, as a model's layers see it: a layer first stores its rows' keys and
+    values in `room`, then calls for the answers."""
+
+    def room(self, layer: int) -> Room: ...
+
+    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+        """[T, N, H] in q's dtype."""
         ...
+
+
+def finite(x: torch.Tensor) -> torch.Tensor:
+    """`x` with zeros for what is no finite number: 0 times infinity is not 0, so a masked key would
+    spread to rows that must not see it, and from shared slots to other requests."""
+    return x.nan_to_num(0.0, 0.0, 0.0)
 
 
 class AttentionBackend(Protocol):

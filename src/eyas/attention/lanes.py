@@ -44,14 +44,15 @@ class Lanes:
 def context_lanes(layout: Layout) -> list[Lanes]:
     """One lane for each stretch of a prompt chunk whose queries have the same width."""
     lanes: list[Lanes] = []
-    device = layout.slots_BL.device
+    device = layout.slots_AC.device
     for run in layout.contexts:
         start, stop = run.start, run.start + run.count
         while start < stop:
             width = key_width(start)
             end = min(stop, width)
             positions_1Q = torch.arange(start, end, device=device).unsqueeze(0)
-            slots_1L = layout.slots_BL[run.sequence : run.sequence + 1, :end]
+            seat_1 = layout.seats_B[run.sequence : run.sequence + 1]
+            slots_1L = layout.slots_AC[seat_1, :end]
             slots_1L = pad(slots_1L, (0, width - slots_1L.shape[1]), value=NULL_SLOT)
             lanes.append(Lanes(slots_1L, positions_1Q + (run.row - run.start), positions_1Q))
             start = end
@@ -63,7 +64,8 @@ def node_lanes(layout: Layout) -> Lanes:
     rows_BW, roots_B = layout.node_rows_BW, layout.root_positions_B
     assert rows_BW is not None and roots_B is not None
     width = key_width(layout.max_position)
-    slots_BL = layout.slots_BL[: rows_BW.shape[0], :width]
+    slots_BL = layout.slots_AC[layout.seats_B[: rows_BW.shape[0]], : layout.max_position + 1]
+    slots_BL = slots_BL[:, :width]
     slots_BL = pad(slots_BL, (0, width - slots_BL.shape[1]), value=NULL_SLOT)
     if layout.parents_BW is None:
         columns_W = torch.arange(rows_BW.shape[1], device=rows_BW.device)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from eyas.attention.base import Attend, Layout
+from eyas.attention.base import Attend, Layout, Room
 from eyas.attention.lanes import Lanes, context_lanes, node_lanes, split_by_width
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
@@ -81,12 +81,6 @@ def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) ->
     return tuple(heights)
 
 
-def _finite(x: torch.Tensor) -> torch.Tensor:
-    """`x` with zeros for what is no finite number: 0 times infinity is not 0, so a masked key would
-    spread to rows that must not see it, and from shared slots to other requests."""
-    return x.nan_to_num(0.0, 0.0, 0.0)
-
-
 class _Plan:
     """`Attend` for one forward."""
 
@@ -103,12 +97,11 @@ class _Plan:
         self._write_slots_T = write_slots_T
         self._answers: dict[LayerStore, _Answers] = {}
 
-    def __call__(
-        self, layer: int, q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor
-    ) -> torch.Tensor:
+    def room(self, layer: int) -> Room:
+        return Room(self._kv.layers[layer], self._write_slots_T)
+
+    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         store = self._kv.stores[layer]
-        self._kv.keys[layer].index_copy_(0, self._write_slots_T, _finite(k_TGH))
-        self._kv.values[layer].index_copy_(0, self._write_slots_T, _finite(v_TGH))
         answers = self._answers.get(store)
         if answers is None:
             heights, num_rows = self._heights[store], len(self._write_slots_T)

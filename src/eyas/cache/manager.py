@@ -107,8 +107,12 @@ class CacheManager:
         end = lease.num_stored + len(kept)
         lease.slots[lease.num_stored : end] = kept
         lease.num_stored = end
-        if len(kept) < len(reserved):
-            self._pool.give(reserved[~np.isin(reserved, kept)])
+        if not len(kept):
+            self._pool.give(reserved)
+        elif len(kept) < len(reserved):
+            held = set(kept.tolist())
+            given_up = [slot for slot in reserved.tolist() if slot not in held]
+            self._pool.give(np.array(given_up, dtype=np.int64))
 
     def publish(self, lease: Lease, tokens: list[int]) -> None:
         """Offer what a live sequence has stored of `tokens` to others (its prompt, once stored)."""

@@ -1,0 +1,168 @@
+"""How long the kernels that grow draft trees take on a CUDA device, each inside a CUDA graph.
+
+`python benchmarks/growth.py [--pdl] [--output FILE]`; microseconds a call, the median of many replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from eyas.bench.machine import describe_run, write_result
+from eyas.kernels import grow, lookup, merge, rank
+
+VOCAB, DRAFT_VOCAB = 128256, 32000
+CALLS, REPLAYS = 20, 21
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def microseconds(function: Callable[[], object]) -> float:
+    """A call of `function`, CALLS of them in one graph."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            function()
+    for _ in range(3):
+        graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / CALLS)
+    return round(statistics.median(times), 2)
+
+
+def time_rank(pdl: bool) -> dict[str, float]:
+    """Rows of a draft head, mapped to the target's vocabulary; torch's is log_softmax and topk."""
+    found = {}
+    ids = torch.randperm(VOCAB, device="cuda")[:DRAFT_VOCAB]
+    for rows in (1, 8, 64):
+        logits = torch.randn(rows, DRAFT_VOCAB, device="cuda") * 3
+        noise = {
+            "sequence_R": torch.arange(rows, device="cuda"),
+            "position_R": torch.arange(rows, device="cuda") + 100,
+            "temperature_B": torch.full((rows,), 0.8, device="cuda"),
+            "seed_B": torch.arange(rows, device="cuda"),
+            "choice_B": torch.zeros(rows, dtype=torch.int64, device="cuda"),
+            "beta_B": torch.ones(rows, device="cuda"),
+        }
+        for children in (1, 8, 10):
+            name = f"rank {rows} rows, {children} children"
+            found[f"{name}, torch"] = microseconds(
+                lambda x=logits, c=children: ids[x.log_softmax(dim=1).topk(c, dim=1).indices]
+            )
+            found[name] = microseconds(
+                lambda x=logits, c=children: rank.top(x, c, target_ids_U=ids, pdl=pdl)
+            )
+            found[f"{name}, noise"] = microseconds(
+                lambda x=logits, c=children, n=noise: rank.top(x, c, target_ids_U=ids, pdl=pdl, **n)
+            )
+    return found
+
+
+def time_growth(pdl: bool) -> dict[str, float]:
+    """A level below full paths, and the end of a tree: chains of 5, 5/8/32 and 7/10/60."""
+    found = {}
+    for num in (1, 8):
+        for steps, topk, nodes in ((5, 1, 6), (5, 8, 32), (7, 10, 60)):
+            size = topk + (steps - 1) * topk * topk
+            scores = -torch.rand(num, size, device="cuda")
+            parents = torch.arange(size, device="cuda").sub(topk).div(topk, rounding_mode="floor")
+            pool = (
+                torch.randint(0, VOCAB, (num, size), device="cuda"),
+                scores.sort(dim=1, descending=True).values,
+                parents.clamp(min=-1).expand(num, -1).contiguous(),
+            )
+            frontier = (
+                torch.arange(topk, device="cuda").expand(num, -1).contiguous(),
+                -torch.rand(num, topk, device="cuda"),
+                torch.zeros(num, topk, steps - 1, dtype=torch.int64, device="cuda"),
+            )
+            tokens = torch.randint(0, VOCAB, (num, topk, topk), device="cuda")
+            children = -torch.rand(num, topk, topk, device="cuda")
+            roots = tokens[:, 0, :1].contiguous()
+            name = f"{num} trees of {steps}/{topk}/{nodes}"
+            found[f"extend, {name}"] = microseconds(
+                lambda a=(tokens, children, frontier, pool, size - topk * topk, topk): grow.extend(
+                    *a, pdl=pdl
+                )
+            )
+            found[f"finish, {name}"] = microseconds(
+                lambda a=(pool, size, roots, nodes), c=topk == 1: grow.finish(
+                    *a, is_chain=c, pdl=pdl
+                )
+            )
+    return found
+
+
+def time_merge(pdl: bool) -> dict[str, float]:
+    """A chain of 8 into a tree of 32 nodes, and that tree into roots alone."""
+    found = {}
+    for num in (1, 8):
+        trees = {}
+        for width in (1, 9, 32):
+            parents = torch.arange(width, device="cuda").sub(1).div(2, rounding_mode="floor")
+            parents[0] = -1
+            trees[width] = (
+                torch.arange(width, device="cuda").expand(num, -1).contiguous(),
+                parents.expand(num, -1),
+                torch.full((num,), width, device="cuda"),
+            )
+        for old, new in ((1, 32), (32, 9)):
+            tokens, parents, sizes = trees[old]
+            known = (tokens, parents, torch.zeros_like(tokens), sizes)
+            found[f"merge, {num} trees of {new} into {old} nodes"] = microseconds(
+                lambda a=(known, trees[new], 1, old + new - 1): merge.merge_trees(*a, pdl=pdl)
+            )
+    return found
+
+
+def time_lookup(pdl: bool) -> dict[str, float]:
+    """Texts whose tokens agree often, under the bound that a graph has and almost as long as it."""
+    found = {}
+    for num, columns in ((1, 2048), (8, 8192), (1, 131072), (8, 131072)):
+        history = torch.randint(0, 100, (num, columns + 1), device="cuda")
+        seats = torch.arange(num, device="cuda")
+        for length in (512, columns - 1):
+            roots = torch.full((num,), length - 1, device="cuda")
+            found[f"lookup, {num} texts of {length} in {columns}"] = microseconds(
+                lambda a=(history, seats, roots, columns, 9, 2, 5): lookup.propose(*a, pdl=pdl)
+            )
+    return found
+
+
+def main() -> int:
+    """Measure everything, print it, and write it down where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pdl", action="store_true", help="launch dependents early")
+    parser.add_argument("--output", type=Path, help="JSON file")
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("needs a CUDA device")
+        return 2
+    torch.manual_seed(0)
+    found: dict[str, float] = {}
+    for timed in (time_rank, time_growth, time_merge, time_lookup):
+        found |= timed(chosen.pdl)
+    for name, value in found.items():
+        print(f"{name:45} {value:8.2f}")
+    if chosen.output:
+        head = describe_run(["python", *sys.argv])
+        write_result(head | {"pdl": chosen.pdl, "microseconds": found}, chosen.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Attention by triton kernels: nodes in two launches a layer, prompt rows in one.
+
+Promises: a node's bits depend on its own prefix alone: plain tokens, chains and trees agree, and so do
+prompt rows where `exact` is asked for. What layers share is prepared once a forward, without asking the
+device anything; a forward without prompt rows can be captured in a graph and replayed with other roots.
+Does not know: models, how kernels reduce.
+
+Legend: T rows, N query heads, H head dim, B sequences, W tree nodes, X tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from eyas.attention.base import Attend, Layout, Room
+from eyas.cache.kv import KVStore
+from eyas.cache.store import LayerStore
+from eyas.cache.transfer import send
+from eyas.kernels.attention import Nodes, attend_nodes
+from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
+from eyas.kernels.paths import node_paths
+from eyas.kernels.softmax import GROUP, SPLIT, Shape
+
+HEIGHTS = (16, 32)
+"""Heights of tiles (queries times query heads of a group) that give a row the same bits."""
+MANY_PROGRAMS = 1024
+"""Where groups of splits make so many programs, a program does a whole group, which spares the traffic
+of partial results and changes no bit."""
+
+
+class TritonAttention:
+    """`AttentionBackend` over a `KVStore` on a CUDA device.
+
+    exact: prompt rows get the bits they would have as nodes. pdl: kernels start while the one before
+    them ends. heights: see HEIGHTS. sinks: for each layer None or a logit a query head [N] (float32)
+    that takes part in its softmax without a value; empty where no layer has any.
+    """
+
+    def __init__(
+        self,
+        kv: KVStore,
+        *,
+        exact: bool = False,
+        pdl: bool = False,
+        heights: Sequence[int] = HEIGHTS,
+        sinks: Sequence[torch.Tensor | None] = (),
+    ) -> None:
+        self.kv = kv
+        self.exact = exact
+        self.pdl = pdl
+        self.sinks = tuple(sinks) or (None,) * len(kv.stores)
+        itemsize = kv.layers[0].dtype.itemsize
+        self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(kv.stores)}
+        self.heights = {
+            store: _fitting(shape.per_kv, heights) for store, shape in self.shapes.items()
+        }
+        self.tiles = {
+            store: PromptTiles(self.heights[store][-1], num_warps=8, stages=1)
+            if exact
+            else flash_tiles(shape, itemsize)
+            for store, shape in self.shapes.items()
+        }
+
+    def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
+        """The nodes' places and scratch; the prompts' tiles when a layer first asks for them."""
+        return _Plan(self, layout, write_slots_T)
+
+
+def flash_tiles(shape: Shape, itemsize: int) -> PromptTiles:
+    """Tiles of prompt rows where the order of keys is free."""
+    if itemsize > 2:
+        return PromptTiles(max(32, _power(shape.per_kv)), num_warps=8, keys=32, stages=1)
+    if shape.inner <= 128:
+        return PromptTiles(max(128, _power(shape.per_kv)), num_warps=8, keys=128, stages=2)
+    return PromptTiles(max(64, _power(shape.per_kv)), num_warps=8, keys=32, stages=2)
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _shape(store: LayerStore, itemsize: int) -> Shape:
+    return Shape.of(
+        store.num_query_heads,
+        store.num_kv_heads,
+        store.head_dim,
+        itemsize,
+        store.window,
+        store.first_position,
+        store.scale,
+    )
+
+
+def _fitting(per_kv: int, heights: Sequence[int]) -> tuple[int, ...]:
+    """The heights that hold a query, smallest first."""
+    return tuple(height for height in sorted(heights) if height >= per_kv) or (_power(per_kv),)
+
+
+class _Plan:
+    """`Attend` for one forward."""
+
+    def __init__(
+        self, backend: TritonAttention, layout: Layout, write_slots_T: torch.Tensor
+    ) -> None:
+        self._backend = backend
+        self._layout = layout
+        self._write_slots_T = write_slots_T
+        num_rows = len(write_slots_T)
+        runs = layout.contexts
+        self._num_node_rows = runs[0].row if runs else num_rows
+        self._stop = runs[-1].row + runs[-1].count if runs else num_rows
+        self._nodes = self._node_work() if layout.node_rows_BW is not None else None
+        if self._nodes is None:
+            self._num_node_rows = 0
+            self._stop = self._stop if runs else 0
+        self._tiles: dict[int, torch.Tensor] = {}
+
+    def room(self, layer: int) -> Room:
+        return Room(self._backend.kv.layers[layer], self._write_slots_T)
+
+    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+        backend, layout = self._backend, self._layout
+        store, kv_S2GH = backend.kv.stores[layer], backend.kv.layers[layer]
+        shape, sinks_N, pdl = backend.shapes[store], backend.sinks[layer], backend.pdl
+        if q_TNH.stride(2) != 1 or q_TNH.stride(1) != q_TNH.shape[2]:
+            q_TNH = q_TNH.contiguous()
+        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        if self._nodes is not None and self._num_node_rows:
+            lines = self._nodes.rows_BW.shape[1] * shape.per_kv
+            heights = backend.heights[store]
+            height = next((h for h in heights if h >= lines), heights[-1])
+            attend_nodes(
+                q_TNH, kv_S2GH, out_TNH, self._nodes, shape, height, sinks_N=sinks_N, pdl=pdl
+            )
+        if layout.contexts:
+            tiles = backend.tiles[store]
+            attend_prompts(
+                q_TNH,
+                kv_S2GH,
+                out_TNH,
+                self._prompt_tiles(tiles.height // shape.per_kv),
+                layout.seats_B,
+                layout.slots_AC,
+                shape,
+                tiles,
+                exact=backend.exact,
+                sinks_N=sinks_N,
+                pdl=pdl,
+            )
+        if self._stop < len(out_TNH):
+            out_TNH[self._stop :].zero_()
+        return out_TNH
+
+    def _node_work(self) -> Nodes:
+        backend, layout = self._backend, self._layout
+        rows_BW, roots_B = layout.node_rows_BW, layout.root_positions_B
+        assert rows_BW is not None and roots_B is not None and layout.node_slots_BW is not None
+        num, width = rows_BW.shape
+        num_rows, pdl = self._num_node_rows, backend.pdl
+        positions_BW, nodes_T, paths_BWD = node_paths(
+            rows_BW, roots_B, layout.parents_BW, layout.node_slots_BW, num_rows, pdl=pdl
+        )
+        limit = min(layout.max_position, layout.slots_AC.shape[1] - 1)
+        stores = backend.kv.stores
+        lines = width * (stores[0].num_query_heads // stores[0].num_kv_heads)
+        tiles = -(-lines // backend.heights[stores[0]][-1])
+        num_groups = limit // (GROUP * SPLIT) + 1
+        is_crowded = num * tiles * stores[0].num_kv_heads * num_groups >= MANY_PROGRAMS
+        unit = GROUP if is_crowded else 1
+        # The root's split, and as many as a path as long as the tree is wide may reach into.
+        tails = 0 if paths_BWD is None else 1 + -(-(width - 1) // SPLIT)
+        num_units = limit // (unit * SPLIT) + 1 + tails
+        partials = num_rows * num_units
+        heads = max(store.num_query_heads for store in stores)
+        size = max(store.num_query_heads * store.head_dim for store in stores)
+        scratch = {"dtype": torch.float32, "device": rows_BW.device}
+        return Nodes(
+            rows_BW=rows_BW.contiguous(),
+            positions_BW=positions_BW,
+            nodes_T=nodes_T,
+            paths_BWD=paths_BWD,
+            roots_B=roots_B.contiguous(),
+            seats_B=layout.seats_B,
+            slots_AC=layout.slots_AC,
+            limit=limit,
+            unit=unit,
+            tails=tails,
+            num_units=num_units,
+            states=torch.empty(partials * heads * 2, **scratch),
+            values=torch.empty(partials * size, **scratch),
+        )
+
+    def _prompt_tiles(self, queries: int) -> torch.Tensor:
+        """[X, 4] the tiles of the prompt chunks, cut by so many queries."""
+        tiles_X4 = self._tiles.get(queries)
+        if tiles_X4 is None:
+            runs = [(r.sequence, r.row, r.start, r.count) for r in self._layout.contexts]
+            tiles_X4 = send(cut(runs, queries), self._write_slots_T.device)
+            self._tiles[queries] = tiles_X4
+        return tiles_X4

@@ -1,0 +1,54 @@
+"""Between host and device without waiting for more than what is asked for.
+
+Promises: `send` and `refill` never wait for work under way on a device: the numbers go through pinned
+memory that torch keeps until the copy is done. A `HostCopy` waits for what was under way when it was
+made, and for nothing after it.
+Does not know: what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+
+def send(
+    values: np.ndarray | Sequence[int] | Sequence[Sequence[int]], device: torch.device
+) -> torch.Tensor:
+    """A tensor on `device` with these values; of lists, int64."""
+    array = values if isinstance(values, np.ndarray) else np.array(values, dtype=np.int64)
+    host = torch.from_numpy(array)
+    if device.type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def refill(tensor: torch.Tensor, values: np.ndarray) -> None:
+    """Put values into a tensor that stays where it is."""
+    host = torch.from_numpy(values)
+    if tensor.device.type != "cpu":
+        host = host.pin_memory()
+    tensor.copy_(host.view_as(tensor), non_blocking=True)
+
+
+class HostCopy:
+    """Tensors on their way to the host, behind the work that makes them."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._tensors = dict(tensors)
+        if all(tensor.device.type == "cpu" for tensor in self._tensors.values()):
+            return
+        for name, tensor in self._tensors.items():
+            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensors[name] = pinned.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """The tensors on the host; waits until they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._tensors

@@ -1,0 +1,21 @@
+"""Triton kernels, each with a torch reference; imported only where a device can run them.
+
+Promises: importing this module needs no triton. Does not know: the rest of eyas.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def usable(device: torch.device) -> bool:
+    """Whether kernels run on `device`; where they do not, torch operations do the same work."""
+    return device.type == "cuda" and _has_triton()

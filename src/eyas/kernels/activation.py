@@ -1,0 +1,56 @@
+"""The gated activation of the feed-forward block: silu of one half of the columns times the other.
+
+Promises: the arithmetic of `layers.mlp.gated_silu`, each element by itself: the silu is rounded to the
+tensor's own type before the product. `gated` is also the epilogue of `gemm.gated_product`, so that both
+give the same bits.
+Does not know: who made the columns.
+
+Legend: T rows, F feed-forward size.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+LAUNCH = ({"PDL": False}, {"PDL": True, "launch_pdl": True})
+BLOCK = 1024
+
+
+@triton.jit
+def gated(gate, up):
+    """silu(gate) * up of values in the model's type; the result is float32, still to be rounded."""
+    gate32 = gate.to(tl.float32)
+    silu = (gate32 / (1.0 + tl.exp(-gate32))).to(gate.dtype)
+    return silu.to(tl.float32) * up.to(tl.float32)
+
+
+@triton.jit
+def gated_silu_kernel(
+    gate_up_T2F, out_TF, row_stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """One program a row and BLOCK columns."""
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_inside = columns < size
+    gate = tl.load(gate_up_T2F + row * row_stride + columns, mask=is_inside, other=0.0)
+    up = tl.load(gate_up_T2F + row * row_stride + size + columns, mask=is_inside, other=0.0)
+    out = gated(gate, up).to(out_TF.dtype.element_ty)
+    tl.store(out_TF + row * size + columns, out, mask=is_inside)
+
+
+def gated_silu(gate_up_T2F: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    """[T, 2F], columns next to each other, to [T, F]; the reference is `layers.mlp.gated_silu`."""
+    num_rows, num_columns = gate_up_T2F.shape
+    size = num_columns // 2
+    out_TF = gate_up_T2F.new_empty((num_rows, size))
+    if num_rows:
+        gated_silu_kernel[(num_rows, -(-size // BLOCK))](
+            gate_up_T2F, out_TF, gate_up_T2F.stride(0), size, BLOCK=BLOCK, **LAUNCH[pdl]
+        )
+    return out_TF

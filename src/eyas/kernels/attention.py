@@ -1,0 +1,400 @@
+"""Attention of tree nodes over slots, in two launches: partial softmaxes, and their merging in order.
+
+Promises: a row's bits depend on its own prefix alone, whatever the batch, the tree around it, the
+height of tiles and how keys are shared out to programs (`kernels.softmax`). What all nodes of a
+sequence see is read once a tile; only the splits that hold nodes are read node by node. Every size of
+a launch comes from shapes and from the host's upper bound of positions, so launches can be captured.
+Does not know: layouts, what is stored by whom.
+
+Legend: T rows, N query heads, G key/value heads, P query heads a key/value head, H head dim,
+B sequences, W nodes, D steps up a path, A seats, C columns (positions), S slots, U partial results of
+a row, M rows of a tile (queries times P).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from eyas.kernels.softmax import GROUP, SPLIT, Shape, attend_split, empty, finish, first_seen, merge
+
+UNFUSED = {"enable_fp_fusion": False}
+"""The compiler would fuse products in one kernel that another, reading them from memory, cannot."""
+LAUNCH = ({"PDL": False, **UNFUSED}, {"PDL": True, "launch_pdl": True, **UNFUSED})
+PROGRAMS = 2048
+"""How many programs of a launch are enough; beyond, each does several units of keys."""
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_nodes",
+        "num_columns",
+        "num_tiles",
+        "num_stripes",
+        "num_shared",
+        "num_units",
+        "limit",
+        "window",
+        "first_position",
+    ]
+)
+def attend_splits_kernel(
+    q_TNH,
+    kv_S2GH,
+    states_TNU2,
+    values_TNUH,
+    rows_BW,
+    positions_BW,
+    roots_B,
+    seats_B,
+    slots_AC,
+    paths_BWD,
+    q_stride,
+    num_nodes,
+    num_columns,
+    num_tiles,
+    num_stripes,
+    num_shared,
+    num_units,
+    limit,
+    window,
+    first_position,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    PER_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    TAIL_HEIGHT: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    UNIT: tl.constexpr,
+    TAILS: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Partial results of all nodes: U = units of UNIT splits, then TAILS splits of a node's own.
+
+    The first `num_shared` programs: a tile of nodes, a key/value head, every num_stripes-th unit of
+    what the tile shares: everything for a chain, the splits before its root's for a tree. The others
+    (trees): one node, one head, the splits that may hold nodes of its path.
+    """
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
+    program = tl.program_id(0)
+    inner_1H = tl.arange(0, INNER)[None, :]
+    if program < num_shared:
+        QUERIES: tl.constexpr = HEIGHT // PER_KV
+        g = program % NUM_KV_HEADS
+        tile = (program // NUM_KV_HEADS) % num_tiles
+        place = program // (NUM_KV_HEADS * num_tiles)
+        stripe = place % num_stripes
+        b = (place // num_stripes).to(tl.int64)
+        root = tl.load(roots_B + b)
+        table = slots_AC + tl.load(seats_B + b) * num_columns
+        line_M = tl.arange(0, HEIGHT)
+        node_M = tile * QUERIES + line_M // PER_KV
+        is_line = (line_M < QUERIES * PER_KV) & (node_M < num_nodes)
+        row_M = tl.load(rows_BW + b * num_nodes + node_M, mask=is_line, other=-1)
+        position_M = tl.load(positions_BW + b * num_nodes + node_M, mask=is_line, other=-1)
+        is_line = is_line & (position_M >= 0)
+        head_M = g * PER_KV + line_M % PER_KV
+        is_wanted = is_line[:, None] & (inner_1H < HEAD_DIM)
+        q_MH = q_TNH + row_M[:, None] * q_stride + head_M[:, None] * HEAD_DIM + inner_1H
+        q_MH = tl.load(q_MH, mask=is_wanted, other=0.0)
+        first = root
+        stop = tl.maximum(tl.minimum(tl.max(position_M, 0), limit) + 1, 0)
+        if TAILS > 0:
+            stop = tl.minimum(stop, tl.maximum(root, 0) // SPLIT * SPLIT)
+        else:
+            first += tile * QUERIES
+        first = first_seen(tl.minimum(first, limit), window, first_position, HAS_WINDOW)
+        kv = kv_S2GH + g * HEAD_DIM
+        partial_M = (row_M * NUM_HEADS + head_M) * num_units
+        begin = first // (UNIT * SPLIT) + stripe
+        end = tl.cdiv(stop, UNIT * SPLIT)
+        for unit in tl.range(begin, end, num_stripes, num_stages=STAGES if UNIT == 1 else 1):
+            top_M, sum_M, value_MH = empty(HEIGHT, INNER)
+            if UNIT == 1:
+                top_M, sum_M, value_MH = attend_split(
+                    q_MH, position_M, unit * SPLIT, stop, kv, table, table, root, window,
+                    first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, False, HAS_WINDOW,
+                    HAS_FIRST,
+                )  # fmt: skip
+            else:
+                unit_begin = tl.maximum(unit * UNIT, first // SPLIT)
+                unit_end = tl.minimum(unit * UNIT + UNIT, tl.cdiv(stop, SPLIT))
+                for split in tl.range(unit_begin, unit_end, num_stages=STAGES):
+                    own_top_M, own_sum_M, own_value_MH = attend_split(
+                        q_MH, position_M, split * SPLIT, stop, kv, table, table, root, window,
+                        first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, False, HAS_WINDOW,
+                        HAS_FIRST,
+                    )  # fmt: skip
+                    top_M, sum_M, value_MH = merge(
+                        top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH
+                    )
+            tl.store(states_TNU2 + (partial_M + unit) * 2, top_M, mask=is_line)
+            tl.store(states_TNU2 + (partial_M + unit) * 2 + 1, sum_M, mask=is_line)
+            place_MH = values_TNUH + (partial_M + unit)[:, None] * HEAD_DIM + inner_1H
+            tl.store(place_MH, value_MH, mask=is_wanted)
+    elif TAILS > 0:
+        g = (program - num_shared) % NUM_KV_HEADS
+        node = ((program - num_shared) // NUM_KV_HEADS).to(tl.int64)
+        b = node // num_nodes
+        row = tl.load(rows_BW + node)
+        position = tl.load(positions_BW + node)
+        root = tl.load(roots_B + b)
+        table = slots_AC + tl.load(seats_B + b) * num_columns
+        own_stop = tl.minimum(position, limit) + 1
+        own = tl.maximum(root, 0) // SPLIT
+        own_first = first_seen(own_stop - 1, window, first_position, HAS_WINDOW)
+        own_line_P = tl.arange(0, TAIL_HEIGHT)
+        is_own_line_P = (own_line_P < PER_KV) & (position >= 0)
+        own_head_P = g * PER_KV + own_line_P
+        is_own_PH = is_own_line_P[:, None] & (inner_1H < HEAD_DIM)
+        own_q_PH = q_TNH + row * q_stride + own_head_P[:, None] * HEAD_DIM
+        own_q_PH = tl.load(own_q_PH + inner_1H, mask=is_own_PH, other=0.0)
+        own_unit_P = (row * NUM_HEADS + own_head_P) * num_units + num_units - TAILS
+        own_begin = tl.maximum(own, own_first // SPLIT)
+        own_end = tl.where(
+            position >= 0, tl.minimum(tl.cdiv(own_stop, SPLIT), own + TAILS), own_begin
+        )
+        own_position_P = tl.where(is_own_line_P, position, -1)
+        path = paths_BWD + node * num_nodes + position
+        for split in tl.range(own_begin, own_end, num_stages=1):
+            own_top_P, own_sum_P, own_value_PH = attend_split(
+                own_q_PH, own_position_P, split * SPLIT, own_stop, kv_S2GH + g * HEAD_DIM, table,
+                path, root, window, first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, True,
+                HAS_WINDOW, HAS_FIRST,
+            )  # fmt: skip
+            place_P = own_unit_P + (split - own)
+            tl.store(states_TNU2 + place_P * 2, own_top_P, mask=is_own_line_P)
+            tl.store(states_TNU2 + place_P * 2 + 1, own_sum_P, mask=is_own_line_P)
+            tl.store(
+                values_TNUH + place_P[:, None] * HEAD_DIM + inner_1H, own_value_PH, mask=is_own_PH
+            )
+
+
+@triton.jit(do_not_specialize=["num_nodes", "num_units", "limit", "window", "first_position"])
+def merge_splits_kernel(
+    out_TNH,
+    states_TNU2,
+    values_TNUH,
+    nodes_T,
+    positions_BW,
+    roots_B,
+    sinks_N,
+    num_nodes,
+    num_units,
+    limit,
+    window,
+    first_position,
+    NUM_KV_HEADS: tl.constexpr,
+    PER_KV: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
+    TAILS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a row and key/value head: its partial results in order; zeros for what is no node."""
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
+    row = tl.program_id(0).to(tl.int64)
+    g = tl.program_id(1)
+    line_P = tl.arange(0, HEADS)
+    inner_1H = tl.arange(0, INNER)[None, :]
+    head_P = g * PER_KV + line_P
+    is_line = line_P < PER_KV
+    is_wanted = is_line[:, None] & (inner_1H < HEAD_DIM)
+    top_P, sum_P, value_PH = empty(HEADS, INNER)
+    node = tl.load(nodes_T + row)
+    if node >= 0:
+        root = tl.load(roots_B + node // num_nodes)
+        stop = tl.minimum(tl.load(positions_BW + node), limit) + 1
+        first = first_seen(stop - 1, window, first_position, HAS_WINDOW) // SPLIT
+        shared = tl.cdiv(stop, SPLIT)
+        own = tl.maximum(root, 0) // SPLIT
+        if TAILS > 0:
+            shared = tl.minimum(own, shared)
+        partial_P = (row * NUM_HEADS + head_P) * num_units
+        for group in range(first // GROUP, tl.cdiv(stop, GROUP * SPLIT)):
+            group_top_P, group_sum_P, group_value_PH = empty(HEADS, INNER)
+            for i in tl.static_range(0, GROUP, UNIT):
+                split = group * GROUP + i
+                is_there = (split < shared) & (split + UNIT > first)
+                unit_P = partial_P + split // UNIT
+                there_P = is_line & is_there
+                group_top_P, group_sum_P, group_value_PH = merge(
+                    group_top_P,
+                    group_sum_P,
+                    group_value_PH,
+                    tl.load(states_TNU2 + unit_P * 2, mask=there_P, other=float("-inf")),
+                    tl.load(states_TNU2 + unit_P * 2 + 1, mask=there_P, other=0.0),
+                    tl.load(
+                        values_TNUH + unit_P[:, None] * HEAD_DIM + inner_1H,
+                        mask=is_wanted & is_there,
+                        other=0.0,
+                    ),
+                )
+            if TAILS > 0:
+                if group >= own // GROUP:
+                    for tail in tl.static_range(0, TAILS):
+                        split = own + tail
+                        is_there = (split // GROUP == group) & (split * SPLIT < stop)
+                        is_there = is_there & (split >= first)
+                        unit_P = partial_P + num_units - TAILS + tail
+                        there_P = is_line & is_there
+                        group_top_P, group_sum_P, group_value_PH = merge(
+                            group_top_P,
+                            group_sum_P,
+                            group_value_PH,
+                            tl.load(states_TNU2 + unit_P * 2, mask=there_P, other=float("-inf")),
+                            tl.load(states_TNU2 + unit_P * 2 + 1, mask=there_P, other=0.0),
+                            tl.load(
+                                values_TNUH + unit_P[:, None] * HEAD_DIM + inner_1H,
+                                mask=is_wanted & is_there,
+                                other=0.0,
+                            ),
+                        )
+            top_P, sum_P, value_PH = merge(
+                top_P, sum_P, value_PH, group_top_P, group_sum_P, group_value_PH
+            )
+    sink_P = tl.zeros((HEADS,), tl.float32)
+    if HAS_SINKS:
+        sink_P = tl.load(sinks_N + head_P, mask=is_line, other=0.0)
+    out_PH = finish(top_P, sum_P, value_PH, sink_P, HAS_SINKS)
+    place_PH = out_TNH + (row * NUM_HEADS + head_P)[:, None] * HEAD_DIM + inner_1H
+    tl.store(place_PH, out_PH.to(out_TNH.dtype.element_ty), mask=is_wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The rows of a forward that are nodes: what `node_paths` says of them, and the work as it is cut.
+
+    height: lines of a tile. unit: splits a program does at once, 1 or GROUP. num_units: partial results
+    of a row, `tails` of its own among them.
+    """
+
+    rows_BW: torch.Tensor
+    positions_BW: torch.Tensor
+    nodes_T: torch.Tensor
+    paths_BWD: torch.Tensor | None
+    roots_B: torch.Tensor
+    seats_B: torch.Tensor
+    slots_AC: torch.Tensor
+    limit: int
+    unit: int
+    tails: int
+    num_units: int
+    states: torch.Tensor
+    values: torch.Tensor
+
+
+def attend_nodes(
+    q_TNH: torch.Tensor,
+    kv_S2GH: torch.Tensor,
+    out_TNH: torch.Tensor,
+    nodes: Nodes,
+    shape: Shape,
+    height: int,
+    *,
+    sinks_N: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """Answers of the rows of `nodes.nodes_T` into the first rows of out_TNH; zeros where it is -1.
+
+    Reference: `dense` in tests/attention/scenes.py.
+    """
+    num, width = nodes.rows_BW.shape
+    heads, per_kv = shape.num_kv_heads, shape.per_kv
+    num_tiles = -(-width // (height // per_kv))
+    num_lanes = num * num_tiles * heads
+    num_stripes = min(-(-PROGRAMS // num_lanes), nodes.num_units - nodes.tails)
+    num_shared = num_lanes * num_stripes
+    window = 0 if shape.window is None else shape.window
+    table = nodes.slots_AC
+    paths_BWD = table if nodes.paths_BWD is None else nodes.paths_BWD
+    attend_splits_kernel[(num_shared + num * width * heads * (nodes.tails > 0),)](
+        q_TNH,
+        kv_S2GH,
+        nodes.states,
+        nodes.values,
+        nodes.rows_BW,
+        nodes.positions_BW,
+        nodes.roots_B,
+        nodes.seats_B,
+        table,
+        paths_BWD,
+        q_TNH.stride(0),
+        width,
+        table.stride(0),
+        num_tiles,
+        num_stripes,
+        num_shared,
+        nodes.num_units,
+        nodes.limit,
+        window,
+        shape.first_position,
+        shape.scale,
+        NUM_KV_HEADS=heads,
+        PER_KV=per_kv,
+        HEAD_DIM=shape.head_dim,
+        INNER=shape.inner,
+        HEIGHT=height,
+        TAIL_HEIGHT=max(16, triton.next_power_of_2(per_kv)),
+        KEYS=shape.keys,
+        SPLIT=SPLIT,
+        UNIT=nodes.unit,
+        TAILS=nodes.tails,
+        STAGES=shape.stages,
+        HAS_WINDOW=shape.window is not None,
+        HAS_FIRST=shape.first_position > 0,
+        num_warps=shape.num_warps(height),
+        num_stages=shape.stages,
+        **LAUNCH[pdl],
+    )
+    lines = triton.next_power_of_2(per_kv)
+    merge_splits_kernel[(len(nodes.nodes_T), heads)](
+        out_TNH,
+        nodes.states,
+        nodes.values,
+        nodes.nodes_T,
+        nodes.positions_BW,
+        nodes.roots_B,
+        nodes.states if sinks_N is None else sinks_N,
+        width,
+        nodes.num_units,
+        nodes.limit,
+        window,
+        shape.first_position,
+        NUM_KV_HEADS=heads,
+        PER_KV=per_kv,
+        HEADS=lines,
+        HEAD_DIM=shape.head_dim,
+        INNER=shape.inner,
+        SPLIT=SPLIT,
+        GROUP=GROUP,
+        UNIT=nodes.unit,
+        TAILS=nodes.tails,
+        HAS_WINDOW=shape.window is not None,
+        HAS_SINKS=sinks_N is not None,
+        num_warps=max(1, min(4, lines * shape.inner // 128)),
+        **LAUNCH[pdl],
+    )

@@ -1,0 +1,215 @@
+"""A level of a draft tree into its pool, and the best of the pool as a tree: one program a sequence.
+
+Promises: the same candidates in the same order as draft/grow.py finds with torch operations; ties go
+to the candidate that was found first; every entry of the results is written, padding included.
+Does not know: logits, networks, where the pool's storage comes from.
+
+Legend: B sequences, K frontier nodes, C children a node, E candidates of a level (K * C), P entries of
+a pool, D draft tokens on the way to a node, W nodes of the tree.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.kernels.choose import begin, launch_options
+from eyas.kernels.rank import LOWEST, index_of, key_of, largest, score_of
+
+_PATH_BLOCK = 16
+
+
+@triton.jit(do_not_specialize=("start", "capacity", "depth"))
+def add_level(
+    tokens, scores, above_scores, above_places, above_paths,
+    pool_tokens, pool_scores, pool_parents, places, next_scores, parents, paths,
+    start, capacity, depth,
+    WIDTH: tl.constexpr, CHILDREN: tl.constexpr, PADDED: tl.constexpr,
+    KEEP: tl.constexpr, KEEP_PADDED: tl.constexpr, PATH_BLOCKS: tl.constexpr, PATH_BLOCK: tl.constexpr,
+    IS_SORTED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (sequence): candidates into the pool from `start` on, the KEEP best as next frontier.
+    What has no path (PATH_BLOCKS is 0) is a root: its score is 0 and it has no place."""
+    begin(PDL)
+    NUM: tl.constexpr = WIDTH * CHILDREN
+    b = tl.program_id(0).to(tl.int64)
+    entry = tl.arange(0, PADDED)
+    is_real = entry < NUM
+    node = entry // CHILDREN
+    score = tl.load(scores + b * NUM + entry, mask=is_real, other=float("-inf"))
+    token = tl.load(tokens + b * NUM + entry, mask=is_real, other=0)
+    place = tl.full((PADDED,), -1, tl.int64)
+    if PATH_BLOCKS > 0:
+        score += tl.load(above_scores + b * WIDTH + node, mask=is_real, other=0.0)
+        place = tl.load(above_places + b * WIDTH + node, mask=is_real, other=0)
+    stored = b * capacity + start + entry
+    tl.store(pool_tokens + stored, token, mask=is_real)
+    tl.store(pool_scores + stored, score, mask=is_real)
+    tl.store(pool_parents + stored, place, mask=is_real)
+
+    column = tl.arange(0, KEEP_PADDED)
+    is_kept = column < KEEP
+    out = b * KEEP + column
+    if IS_SORTED:
+        best = column
+        best_score = tl.load(scores + b * NUM + column, mask=is_kept, other=0.0)
+        if PATH_BLOCKS > 0:
+            best_score += tl.load(above_scores + b)
+    else:
+        known = tl.where(score == score, score, float("-inf"))
+        keys = largest(tl.where(is_real, key_of(known, entry), LOWEST), KEEP, KEEP_PADDED)
+        best = tl.where(is_kept, index_of(keys), 0)
+        best_score = score_of(keys)
+    parent = best // CHILDREN
+    tl.store(places + out, (start + best).to(tl.int64), mask=is_kept)
+    tl.store(next_scores + out, best_score, mask=is_kept)
+    tl.store(parents + out, parent.to(tl.int64), mask=is_kept)
+    own = tl.load(tokens + b * NUM + best, mask=is_kept, other=0)
+    tl.store(paths + out * (depth + 1) + depth, own, mask=is_kept)
+    for block in tl.static_range(PATH_BLOCKS):
+        level = block * PATH_BLOCK + tl.arange(0, PATH_BLOCK)
+        is_path = is_kept[:, None] & (level < depth)[None, :]
+        source = (b * WIDTH + parent)[:, None] * depth + level[None, :]
+        tl.store(
+            paths + out[:, None] * (depth + 1) + level[None, :],
+            tl.load(above_paths + source, mask=is_path, other=0),
+            mask=is_path,
+        )
+
+
+@triton.jit
+def _threshold(height, wanted):
+    """The largest number that at least `wanted` of the heights (uint32) reach, two bits a round."""
+    found = wanted.to(tl.uint32) * 0
+    for i in tl.static_range(16):
+        first = found | (1 << (30 - 2 * i))
+        second = found | (2 << (30 - 2 * i))
+        third = found | (3 << (30 - 2 * i))
+        reached = (height >= first).to(tl.int64)
+        reached += (height >= second).to(tl.int64) << 20
+        reached += (height >= third).to(tl.int64) << 40
+        counts = tl.sum(reached, axis=0)
+        found = tl.where((counts & 0xFFFFF) >= wanted, first, found)
+        found = tl.where(((counts >> 20) & 0xFFFFF) >= wanted, second, found)
+        found = tl.where((counts >> 40) >= wanted, third, found)
+    return found
+
+
+@triton.jit(do_not_specialize=("size", "capacity", "width"))
+def keep_best(
+    pool_tokens, pool_scores, pool_parents, roots, tokens, parents, sizes, size, capacity, width,
+    PADDED: tl.constexpr, WIDTH_PADDED: tl.constexpr, IS_CHAIN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (sequence): the root and the width - 1 best of the pool, in the pool's order."""
+    begin(PDL)
+    b = tl.program_id(0).to(tl.int64)
+    entry = tl.arange(0, PADDED)
+    stored = b * capacity + entry
+    node = tl.arange(0, WIDTH_PADDED)
+    out = b * width + node
+    root = tl.load(roots + b)
+    if IS_CHAIN:
+        is_kept = entry < width - 1
+        score = tl.load(pool_scores + stored, mask=is_kept, other=float("-inf"))
+        num_kept = tl.sum((score > float("-inf")).to(tl.int32), axis=0)
+        is_later = (node > 0) & (node < width)
+        token = tl.load(pool_tokens + b * capacity + node - 1, mask=is_later, other=0)
+        tl.store(tokens + out, tl.where(node > 0, token, root), mask=node < width)
+        tl.store(parents + out, (node - 1).to(tl.int64), mask=node < width)
+    else:
+        is_real = entry < size
+        score = tl.load(pool_scores + stored, mask=is_real, other=float("-inf"))
+        token = tl.load(pool_tokens + stored, mask=is_real, other=0)
+        place = tl.load(pool_parents + stored, mask=is_real, other=0).to(tl.int32)
+        is_legal = is_real & (score > float("-inf"))
+        bits = (tl.where(is_legal, score, 0.0) + 0.0).to(tl.uint32, bitcast=True)
+        height = tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
+        height = tl.where(is_legal, height, 0)
+        num_kept = tl.minimum(tl.sum(is_legal.to(tl.int32), axis=0), width - 1)
+        least = _threshold(height, num_kept)
+        is_above = is_legal & (height > least)
+        is_equal = is_legal & (height == least)
+        room = num_kept - tl.sum(is_above.to(tl.int32), axis=0)
+        is_kept = is_above | (is_equal & (tl.cumsum(is_equal.to(tl.int32), axis=0) <= room))
+        number = tl.cumsum(is_kept.to(tl.int32), axis=0)
+        before = number - is_kept.to(tl.int32)
+        above = tl.gather(before, tl.maximum(place, 0), axis=0) + 1
+        above = tl.where(place < 0, 0, above)
+        tl.store(tokens + b * width + number, token, mask=is_kept)
+        tl.store(parents + b * width + number, above.to(tl.int64), mask=is_kept)
+        last = tl.load(pool_tokens + b * capacity + size - 1)
+        is_rest = ((node == 0) | (node > num_kept)) & (node < width)
+        tl.store(tokens + out, tl.where(node == 0, root, last), mask=is_rest)
+        tl.store(parents + out, tl.where(node == 0, -1, 0).to(tl.int64), mask=is_rest)
+    tl.store(sizes + b, (1 + num_kept).to(tl.int64))
+
+
+def extend(
+    tokens_BKC: torch.Tensor,
+    scores_BKC: torch.Tensor,
+    frontier: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    start: int,
+    keep: int,
+    *,
+    pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Children of a frontier into the pool. Reference: draft/grow.py, `Pool.add` on a CPU.
+
+    frontier: places [B, K], scores [B, K], paths [B, K, D] as in `Frontier`; of roots (D = 0) only the
+    shapes count. pool: tokens, scores and parents [B, P], filled up to `start`. Returns the next
+    frontier's three, and [B, keep] the index of each one's parent in the old frontier.
+    """
+    num, width, num_children = tokens_BKC.shape
+    above_places, above_scores, above_paths = frontier
+    pool_tokens, pool_scores, pool_parents = pool
+    device, depth, entries = tokens_BKC.device, above_paths.shape[2], width * num_children
+    is_sorted = width == 1 and keep == num_children
+    keep = min(keep, entries)
+    places = torch.empty((num, keep), dtype=torch.int64, device=device)
+    scores = torch.empty((num, keep), dtype=torch.float32, device=device)
+    parents = torch.empty((num, keep), dtype=torch.int64, device=device)
+    paths = torch.empty((num, keep, depth + 1), dtype=torch.int64, device=device)
+    if num:
+        padded = triton.next_power_of_2(entries)
+        options = launch_options(pdl)
+        add_level[(num,)](
+            tokens_BKC.contiguous(), scores_BKC.contiguous(), above_scores.contiguous(),
+            above_places.contiguous(), above_paths.contiguous(),
+            pool_tokens, pool_scores, pool_parents, places, scores, parents, paths,
+            start, pool_tokens.shape[1], depth,
+            width, num_children, padded, keep, triton.next_power_of_2(keep),
+            triton.cdiv(depth, _PATH_BLOCK), _PATH_BLOCK, is_sorted, pdl,
+            num_warps=1 if padded <= 256 else 4 if padded <= 1024 else 8, **options,
+        )  # fmt: skip
+    return places, scores, paths, parents
+
+
+def finish(
+    pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    size: int,
+    roots_B1: torch.Tensor,
+    nodes: int,
+    *,
+    is_chain: bool,
+    pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens [B, W], parents [B, W] and sizes [B] of the trees of the best `nodes` - 1 of the first
+    `size` entries of the pool. Reference: draft/grow.py, `Pool.tree` on a CPU."""
+    pool_tokens, pool_scores, pool_parents = pool
+    num, capacity = pool_tokens.shape
+    width, device = 1 + min(nodes - 1, size), pool_tokens.device
+    tokens_BW = torch.empty((num, width), dtype=torch.int64, device=device)
+    parents_BW = torch.empty((num, width), dtype=torch.int64, device=device)
+    sizes_B = torch.empty((num,), dtype=torch.int64, device=device)
+    if num:
+        padded = triton.next_power_of_2(size)
+        options = launch_options(pdl)
+        keep_best[(num,)](
+            pool_tokens, pool_scores, pool_parents, roots_B1.contiguous(),
+            tokens_BW, parents_BW, sizes_B, size, capacity, width,
+            padded, triton.next_power_of_2(width), is_chain, pdl,
+            num_warps=1 if padded <= 64 else 4 if padded <= 1024 else 8, **options,
+        )  # fmt: skip
+    return tokens_BW, parents_BW, sizes_B

@@ -1,0 +1,155 @@
+"""The rows of one more level of trees that grow: tokens, places, the tree so far, the parents' states.
+
+Promises: one launch, one program a row. The inner nodes of a tree are numbered level after level, K of
+them each, the root first; their slots are the scratch slots of their seat, in that order.
+Does not know: how candidates were ranked, what a state is.
+
+Legend: B sequences, K nodes of a level, R rows (B * K), D draft tokens on the way to a node, W inner
+nodes down to this level (1 + depth * K), F size of a state, A seats, C columns (positions), X numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.kernels.choose import begin, launch_options
+from eyas.kernels.rows import empty_numbers, with_rows
+
+_BLOCK = 2048
+_NUMBERS = ("depth", "first_scratch", "per_seat", "padded_rows", "max_position")
+_STRIDES = ("node_slots_stride", "table_slots_stride")
+
+
+class LevelRows(NamedTuple):
+    """Of each row: its token; its position, and the same in the range of a rotary table; its slot; its
+    sequence and own number."""
+
+    tokens_R: torch.Tensor
+    position_R: torch.Tensor
+    positions_R: torch.Tensor
+    write_slots_R: torch.Tensor
+    sequence_R: torch.Tensor
+    rows_R: torch.Tensor
+
+
+class Grids(NamedTuple):
+    """Of each inner node down to this level: its row (-1 above this level), its slot, its parent."""
+
+    rows_BW: torch.Tensor
+    slots_BW: torch.Tensor
+    parents_BW: torch.Tensor
+
+
+@triton.jit(
+    do_not_specialize=(*_NUMBERS, *_STRIDES),
+    do_not_specialize_on_alignment=("seats", "roots", "node_slots"),
+)
+def level_kernel(
+    seats, roots, node_slots, paths, above, parents_above, states_above, table_slots,
+    numbers, grids, states,
+    depth, first_scratch, per_seat, padded_rows, max_position,
+    node_slots_stride, table_slots_stride, states_stride,
+    TOPK: tl.constexpr, IS_CHAIN: tl.constexpr, BLOCK_W: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (sequence, node of the level); the first node's writes the grids of the sequence."""
+    begin(PDL)
+    b, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = b * TOPK + k
+    is_below_root = depth == 1
+    num_above = tl.where(is_below_root, 1, TOPK)
+    for first in tl.static_range(0, SIZE, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        source = states_above + (b * num_above + tl.load(above + row)) * states_stride
+        state = tl.load(source + at, mask=at < SIZE)
+        tl.store(states + row * SIZE + at, state, mask=at < SIZE)
+
+    seat, root = tl.load(seats + b), tl.load(roots + b)
+    first_own = first_scratch + seat * per_seat
+    slot = first_own + (depth - 1) * TOPK + k
+    position = root + depth
+    own = numbers + row
+    stride = padded_rows.to(tl.int64)
+    tl.store(own, tl.load(paths + row * depth + depth - 1))
+    tl.store(own + stride, position)
+    tl.store(own + 2 * stride, tl.minimum(position, max_position))
+    tl.store(own + 3 * stride, slot)
+    tl.store(own + 4 * stride, b)
+    tl.store(own + 5 * stride, row)
+    if IS_CHAIN:
+        tl.store(table_slots + seat * table_slots_stride + position, slot)
+    else:
+        if k == 0:
+            width = 1 + depth * TOPK
+            before = width - TOPK
+            node_W = tl.arange(0, BLOCK_W)
+            is_node_W = node_W < width
+            is_own_W = is_node_W & (node_W >= before)
+            is_above_W = is_node_W & (node_W < before) & (node_W > 0)
+            child_W = tl.load(above + b * TOPK + node_W - before, mask=is_own_W, other=0)
+            first_above = tl.where(is_below_root, 0, before - TOPK)
+            parent_W = tl.load(parents_above + b * before + node_W, mask=is_above_W, other=-1)
+            parent_W = tl.where(is_own_W, first_above + child_W, parent_W)
+            row_W = tl.where(is_own_W, b * TOPK + node_W - before, -1)
+            root_slot = tl.load(node_slots + b * node_slots_stride)
+            slot_W = tl.where(node_W > 0, first_own + node_W - 1, root_slot)
+            grid = tl.num_programs(0).to(tl.int64) * width
+            out = grids + b * width + node_W
+            tl.store(out, row_W, mask=is_node_W)
+            tl.store(out + grid, slot_W, mask=is_node_W)
+            tl.store(out + 2 * grid, parent_W, mask=is_node_W)
+
+
+def level_rows(
+    seats_B: torch.Tensor,
+    roots_B: torch.Tensor,
+    node_slots_BW: torch.Tensor,
+    paths_BKD: torch.Tensor,
+    above_BK: torch.Tensor,
+    parents_BW: torch.Tensor | None,
+    states_RF: torch.Tensor | None,
+    slots_AC: torch.Tensor,
+    first_scratch: int,
+    per_seat: int,
+    max_position: int,
+    *,
+    pdl: bool = False,
+) -> tuple[LevelRows, Grids | None, torch.Tensor | None]:
+    """The rows of the level at depth D of each tree, its grids, and for each row its parent's state.
+    Reference: draft/tree.py, `TreeDrafter._below` on a CPU.
+
+    node_slots_BW: the first column, the roots' slots, is read. above_BK: the index of each node's
+    parent in the level above. parents_BW: the grid of the level above; None below the roots.
+    states_RF: of the level above, one a sequence below the roots. With K = 1 the trees are chains:
+    they have no grids, their states are what they were, and each slot is put into the column of its
+    position in slots_AC.
+    """
+    num, topk, depth = paths_BKD.shape
+    device = paths_BKD.device
+    num_rows, width, is_chain = num * topk, 1 + depth * topk, topk == 1
+    numbers_XR = empty_numbers(len(LevelRows._fields), num_rows, device)
+    grids, above_RF, below_RF, size = None, numbers_XR, states_RF, 0
+    if not is_chain:
+        assert depth == 1 or parents_BW is not None
+        grids = torch.empty((len(Grids._fields), num, width), dtype=torch.int64, device=device)
+        if states_RF is not None:
+            above_RF, size = with_rows(states_RF), states_RF.shape[1]
+            below_RF = torch.empty((num_rows, size), dtype=states_RF.dtype, device=device)
+    if num_rows:
+        level_kernel[(num, topk)](
+            seats_B, roots_B, node_slots_BW, paths_BKD.contiguous(), above_BK.contiguous(),
+            above_BK if parents_BW is None else parents_BW.contiguous(), above_RF, slots_AC,
+            numbers_XR, numbers_XR if grids is None else grids,
+            numbers_XR if below_RF is None else below_RF,
+            depth, first_scratch, per_seat, numbers_XR.stride(0), max_position,
+            node_slots_BW.stride(0), slots_AC.stride(0), above_RF.stride(0),
+            topk, is_chain, triton.next_power_of_2(width),
+            size, min(_BLOCK, triton.next_power_of_2(max(size, 1))), pdl,
+            num_warps=4 if size else 1, **launch_options(pdl),
+        )  # fmt: skip
+    named = None if grids is None else Grids(*grids.unbind(0))
+    return LevelRows(*numbers_XR.unbind(0)), named, below_RF

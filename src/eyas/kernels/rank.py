@@ -1,0 +1,252 @@
+"""The best next tokens of logits rows, by probability or by probability and the target's noise.
+
+Promises: best first, ties to the lowest id; a row's result depends on its logits, its sequence's
+parameters and its position, whatever else is in the call; ids are always ids of the vocabulary.
+Does not know: trees, networks, penalties.
+
+One pass over the logits leaves the best score of every group of neighbouring ids. The C best ids lie in
+the C groups whose best score is highest (of equal groups the first), so a second kernel ranks groups,
+looks at their ids again, and ranks those.
+
+Legend: R rows, U candidates (a draft vocabulary), C children, B sequences, G groups, E entries.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.kernels.choose import begin, gumbel_of_words, launch_options, philox_words
+
+_BLOCK = 1024
+LOWEST = tl.constexpr(-(2**63))
+_LARGEST = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit
+def key_of(score, index):
+    """int64 by whose size scores are ordered, of equal ones the lower index first."""
+    bits = (score + 0.0).to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
+
+
+@triton.jit
+def score_of(key):
+    """The score that a key was made of."""
+    ordered = (key >> 32).to(tl.int32)
+    return tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def index_of(key):
+    """The index that a key was made of."""
+    return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def largest(keys_E, NUM: tl.constexpr, NUM_PADDED: tl.constexpr):
+    """The NUM largest of different keys, in order, then the lowest number there is."""
+    column = tl.arange(0, NUM_PADDED)
+    found = tl.full((NUM_PADDED,), LOWEST, tl.int64)
+    for i in range(NUM):
+        top = tl.max(keys_E, axis=0)
+        found = tl.where(column == i, top, found)
+        keys_E = tl.where(keys_E == top, LOWEST, keys_E)
+    return found
+
+
+@triton.jit
+def _noise(
+    target_ids, first_J, id_JG, is_real_JG, position, seed, choice,
+    HAS_TARGET: tl.constexpr, J: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """[J, GROUP] noise of groups of ids that begin at first_J: Philox4x32-10 with counter (position,
+    id // 4, choice, 0); where ids are the target's own, four neighbours share one call."""
+    if HAS_TARGET:
+        target_JG = tl.load(target_ids + id_JG, mask=is_real_JG, other=0).to(tl.int32)
+        zero = tl.zeros_like(target_JG)
+        position_JG, choice_JG = zero + position.to(tl.int32), zero + choice.to(tl.int32)
+        w0, w1, w2, w3 = tl.philox(seed, position_JG, target_JG // 4, choice_JG, zero)
+        lane = target_JG % 4
+        low = tl.where(lane == 0, w0, w1)
+        high = tl.where(lane == 2, w2, w3)
+        words = tl.where(lane < 2, low, high)
+    else:
+        counter = first_J[:, None] // 4 + tl.arange(0, GROUP // 4)[None, :]
+        counter_Q = tl.reshape(counter, (J * GROUP // 4,))
+        words = tl.reshape(philox_words(seed, position, choice, counter_Q), (J, GROUP))
+    return gumbel_of_words(words)
+
+
+@triton.jit
+def _scores(
+    logits, target_ids, sequence, position, temperature, seed, choice, beta,
+    row, num_candidates, stride, temperature_stride, seed_stride, choice_stride, beta_stride,
+    first_J, is_real_J,
+    HAS_TEMPERATURE: tl.constexpr, HAS_NOISE: tl.constexpr, HAS_TARGET: tl.constexpr,
+    J: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Scores [J, GROUP] of a row before their softmax, the ids, and which of them exist. What is not
+    a number may never be chosen."""
+    id_JG = first_J[:, None] + tl.arange(0, GROUP)[None, :]
+    is_real_JG = is_real_J[:, None] & (id_JG < num_candidates)
+    start = logits + row.to(tl.int64) * stride
+    x_JG = tl.load(start + id_JG, mask=is_real_JG, other=float("-inf")).to(tl.float32)
+    x_JG = tl.where(x_JG == x_JG, x_JG, float("-inf"))
+    if HAS_TEMPERATURE:
+        of = tl.load(sequence + row)
+        heat = tl.load(temperature + of * temperature_stride).to(tl.float32)
+        if heat > 0:
+            x_JG = x_JG / heat
+            if HAS_NOISE:
+                noise_JG = _noise(
+                    target_ids, first_J, id_JG, is_real_JG, tl.load(position + row),
+                    tl.load(seed + of * seed_stride), tl.load(choice + of * choice_stride),
+                    HAS_TARGET, J, GROUP,
+                )  # fmt: skip
+                trust = tl.load(beta + of * beta_stride).to(tl.float32)
+                never = x_JG == float("-inf")
+                x_JG = tl.where(never, x_JG, trust * (x_JG + noise_JG))
+    return tl.minimum(x_JG, _LARGEST), id_JG, is_real_JG
+
+
+@triton.jit
+def survey(
+    logits, target_ids, sequence, position, temperature, seed, choice, beta, maxima, sums,
+    num_candidates, num_groups,
+    stride, temperature_stride, seed_stride, choice_stride, beta_stride,
+    HAS_TEMPERATURE: tl.constexpr, HAS_NOISE: tl.constexpr, HAS_TARGET: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row, chunk): the best score of each group of ids and the sum of exponentials to it."""
+    begin(PDL)
+    J: tl.constexpr = BLOCK // GROUP
+    row = tl.program_id(0)
+    group_J = tl.program_id(1) * J + tl.arange(0, J)
+    is_real_J = group_J < num_groups
+    x_JG, _, _ = _scores(
+        logits, target_ids, sequence, position, temperature, seed, choice, beta,
+        row, num_candidates, stride, temperature_stride, seed_stride, choice_stride, beta_stride,
+        group_J * GROUP, is_real_J,
+        HAS_TEMPERATURE, HAS_NOISE, HAS_TARGET, J, GROUP,
+    )  # fmt: skip
+    max_J = tl.max(x_JG, axis=1)
+    base_J = tl.where(max_J == float("-inf"), 0.0, max_J)
+    sum_J = tl.sum(tl.exp(x_JG - base_J[:, None]), axis=1)
+    place_J = row.to(tl.int64) * num_groups + group_J
+    tl.store(maxima + place_J, max_J, mask=is_real_J)
+    tl.store(sums + place_J, sum_J, mask=is_real_J)
+
+
+@triton.jit
+def select(
+    logits, target_ids, sequence, position, temperature, seed, choice, beta, maxima, sums,
+    scores, ids, num_candidates, num_groups,
+    stride, temperature_stride, seed_stride, choice_stride, beta_stride,
+    HAS_TEMPERATURE: tl.constexpr, HAS_NOISE: tl.constexpr, HAS_TARGET: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS_PADDED: tl.constexpr, LOOKED_AT: tl.constexpr,
+    NUM: tl.constexpr, NUM_PADDED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (row): of the LOOKED_AT best groups the NUM best ids, their scores normalised."""
+    begin(PDL)
+    row = tl.program_id(0)
+    group_G = tl.arange(0, GROUPS_PADDED)
+    is_group_G = group_G < num_groups
+    place_G = row.to(tl.int64) * num_groups + group_G
+    max_G = tl.load(maxima + place_G, mask=is_group_G, other=float("-inf"))
+    sum_G = tl.load(sums + place_G, mask=is_group_G, other=0.0)
+    highest = tl.max(max_G, axis=0)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    total = tl.sum(sum_G * tl.exp(max_G - base), axis=0)
+    norm = tl.log(tl.maximum(total, 1.0))  # less where nothing may be chosen, and only there
+    groups = largest(tl.where(is_group_G, key_of(max_G, group_G), LOWEST), LOOKED_AT, NUM_PADDED)
+    column = tl.arange(0, NUM_PADDED)
+    is_looked_at = column < LOOKED_AT
+    first = tl.where(is_looked_at, index_of(groups), 0) * GROUP
+    x, member, is_real = _scores(
+        logits, target_ids, sequence, position, temperature, seed, choice, beta,
+        row, num_candidates, stride, temperature_stride, seed_stride, choice_stride, beta_stride,
+        first, is_looked_at,
+        HAS_TEMPERATURE, HAS_NOISE, HAS_TARGET, NUM_PADDED, GROUP,
+    )  # fmt: skip
+    keys = tl.where(is_real, key_of(x, member), LOWEST)
+    best = largest(tl.ravel(keys, can_reorder=True), NUM, NUM_PADDED)
+    is_wanted = column < NUM
+    value = score_of(best)
+    score = tl.where(value == float("-inf"), value, tl.minimum(value - base - norm, 0.0))
+    found = tl.where(is_wanted, index_of(best), 0)
+    if HAS_TARGET:
+        found_id = tl.load(target_ids + found, mask=is_wanted, other=0)
+    else:
+        found_id = found.to(tl.int64)
+    out = row.to(tl.int64) * NUM + column
+    tl.store(scores + out, score, mask=is_wanted)
+    tl.store(ids + out, found_id, mask=is_wanted)
+
+
+def top(
+    logits_RU: torch.Tensor,
+    num: int,
+    *,
+    target_ids_U: torch.Tensor | None = None,
+    sequence_R: torch.Tensor | None = None,
+    position_R: torch.Tensor | None = None,
+    temperature_B: torch.Tensor | None = None,
+    seed_B: torch.Tensor | None = None,
+    choice_B: torch.Tensor | None = None,
+    beta_B: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `num` best of each row: float32 log-probabilities [R, C] and target ids [R, C].
+
+    Reference: draft/grow.py, `rank` on a CPU. Rows of sequences with a temperature above 0 are divided
+    by it, and with beta_B scored log_softmax(beta * (x / T + noise)) over all U; the reference adds
+    noise to a shortlist alone, which is the same without the cut. Other rows, and all where no
+    temperature is given: log_softmax(x). num: at most U, and meant to be small.
+    """
+    num_rows, num_candidates = logits_RU.shape
+    device = logits_RU.device
+    scores_RC = torch.empty((num_rows, num), dtype=torch.float32, device=device)
+    ids_RC = torch.empty((num_rows, num), dtype=torch.int64, device=device)
+    if not num_rows:
+        return scores_RC, ids_RC
+    assert num <= num_candidates, "more children than there are candidates"
+    if logits_RU.stride(1) != 1:
+        logits_RU = logits_RU.contiguous()
+    group = 64 if num_candidates <= 65536 else 128
+    num_groups = triton.cdiv(num_candidates, group)
+    maxima_RG = torch.empty((num_rows, num_groups), dtype=torch.float32, device=device)
+    sums_RG = torch.empty((num_rows, num_groups), dtype=torch.float32, device=device)
+    options = launch_options(pdl)
+    given = (
+        logits_RU,
+        target_ids_U,
+        sequence_R,
+        position_R,
+        temperature_B,
+        seed_B,
+        choice_B,
+        beta_B,
+        maxima_RG,
+        sums_RG,
+    )
+    has_temperature, has_target = temperature_B is not None, target_ids_U is not None
+    has_noise = has_temperature and beta_B is not None
+    of_sequences = (temperature_B, seed_B, choice_B, beta_B)
+    strides = [0 if each is None else each.stride(0) for each in of_sequences]
+    survey[(num_rows, triton.cdiv(num_candidates, _BLOCK))](
+        *given, num_candidates, num_groups, logits_RU.stride(0), *strides,
+        has_temperature, has_noise, has_target, group, _BLOCK, pdl,
+        num_warps=4, **options,
+    )  # fmt: skip
+    groups_padded, padded = triton.next_power_of_2(num_groups), triton.next_power_of_2(num)
+    entries = max(groups_padded, padded * group)
+    num_warps = 4 if entries <= 1024 else 8 if entries <= 2048 else 16
+    select[(num_rows,)](
+        *given, scores_RC, ids_RC, num_candidates, num_groups, logits_RU.stride(0), *strides,
+        has_temperature, has_noise, has_target, group, groups_padded, min(num, num_groups),
+        num, padded, pdl, num_warps=num_warps, **options,
+    )  # fmt: skip
+    return scores_RC, ids_RC

@@ -1,0 +1,161 @@
+"""Between the QKV product and attention: normalise and rotate heads, store keys and values.
+
+Promises: the arithmetic of `layers.attention.SelfAttention`, rounded to the model's type where torch
+rounds; what is no finite number reaches no slot. A row's bits depend on that row alone.
+Does not know: what attends, which slots are free.
+
+Legend: T rows, X = (N + 2G) * H columns of a row, N query heads, G key/value heads, H head dim,
+S slots, P positions.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from eyas.kernels.activation import LAUNCH
+
+BLOCK_HEADS = 8
+
+
+@triton.jit
+def _turned(a, b, cosine, sine):
+    """a * cosine + b * sine, both products rounded to the model's type as torch does."""
+    dtype: tl.constexpr = a.dtype
+    kept = (a.to(tl.float32) * cosine).to(dtype).to(tl.float32)
+    swapped = (b.to(tl.float32) * sine).to(dtype).to(tl.float32)
+    return (kept + swapped).to(dtype)
+
+
+@triton.jit
+def _finite(x):
+    """x with 0 for infinities and what is no number."""
+    x32 = x.to(tl.float32)
+    return tl.where(tl.abs(x32) < float("inf"), x32, 0.0).to(x.dtype)
+
+
+@triton.jit
+def rotate_and_store_kernel(
+    heads_TX,
+    positions_T,
+    table_P2H,
+    slots_T,
+    kv_S2GH,
+    q_weight_H,
+    k_weight_H,
+    q_TNH,
+    row_stride,
+    slot_stride,
+    side_stride,
+    kv_head_stride,
+    epsilon,
+    NUM_QUERY_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a row and BLOCK_HEADS heads; pairs (h, h + H/2) stand in two tiles."""
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    head_N1 = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+    inner_1H = tl.arange(0, BLOCK_HALF)[None, :]
+    is_inner = inner_1H < HALF
+    is_inside = is_inner & (head_N1 < NUM_QUERY_HEADS + 2 * NUM_KV_HEADS)
+    source = heads_TX + row * row_stride + head_N1 * (2 * HALF) + inner_1H
+    low = tl.load(source, mask=is_inside, other=0.0)
+    high = tl.load(source + HALF, mask=is_inside, other=0.0)
+    is_query = head_N1 < NUM_QUERY_HEADS
+    is_value = head_N1 >= NUM_QUERY_HEADS + NUM_KV_HEADS
+    table = table_P2H + tl.load(positions_T + row) * (4 * HALF)
+    table = tl.broadcast_to(table + inner_1H, (BLOCK_HEADS, BLOCK_HALF))
+    cosine_low = tl.load(table, mask=is_inside, other=0.0).to(tl.float32)
+    cosine_high = tl.load(table + HALF, mask=is_inside, other=0.0).to(tl.float32)
+    sine_low = tl.load(table + 2 * HALF, mask=is_inside, other=0.0).to(tl.float32)
+    sine_high = tl.load(table + 3 * HALF, mask=is_inside, other=0.0).to(tl.float32)
+    a, b = low, high
+    if HAS_NORM:
+        dtype: tl.constexpr = low.dtype
+        a, b = low.to(tl.float32), high.to(tl.float32)
+        scale = tl.rsqrt((tl.sum(a * a + b * b, 1) / (2 * HALF)) + epsilon)[:, None]
+        q_low = tl.load(q_weight_H + inner_1H, mask=is_inner, other=0.0).to(tl.float32)
+        q_high = tl.load(q_weight_H + HALF + inner_1H, mask=is_inner, other=0.0).to(tl.float32)
+        k_low = tl.load(k_weight_H + inner_1H, mask=is_inner, other=0.0).to(tl.float32)
+        k_high = tl.load(k_weight_H + HALF + inner_1H, mask=is_inner, other=0.0).to(tl.float32)
+        a = (a * scale).to(dtype).to(tl.float32) * tl.where(is_query, q_low, k_low)
+        b = (b * scale).to(dtype).to(tl.float32) * tl.where(is_query, q_high, k_high)
+        a, b = a.to(dtype), b.to(dtype)
+    turned_low = _turned(a, b, cosine_low, sine_low)
+    turned_high = _turned(b, a, cosine_high, sine_high)
+    q = q_TNH + (row * NUM_QUERY_HEADS + head_N1) * (2 * HALF) + inner_1H
+    tl.store(q, turned_low, mask=is_inside & is_query)
+    tl.store(q + HALF, turned_high, mask=is_inside & is_query)
+    kv_head = head_N1 - NUM_QUERY_HEADS - tl.where(is_value, NUM_KV_HEADS, 0)
+    kv = kv_S2GH + tl.load(slots_T + row) * slot_stride + inner_1H
+    kv += tl.where(is_value, side_stride, 0) + kv_head * kv_head_stride
+    is_stored = is_inside & (head_N1 >= NUM_QUERY_HEADS)
+    tl.store(kv, _finite(tl.where(is_value, low, turned_low)), mask=is_stored)
+    tl.store(kv + HALF, _finite(tl.where(is_value, high, turned_high)), mask=is_stored)
+
+
+def rotate_and_store(
+    heads_TX: torch.Tensor,
+    positions_T: torch.Tensor,
+    table_P2H: torch.Tensor,
+    slots_T: torch.Tensor,
+    kv_S2GH: torch.Tensor,
+    num_query_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    q_weight_H: torch.Tensor | None = None,
+    k_weight_H: torch.Tensor | None = None,
+    epsilon: float = 0.0,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Rotated queries [T, N, H]; keys and values go to their rows' slots of `kv_S2GH`.
+
+    heads_TX: query, key and value heads of each row next to each other; rows may stand apart.
+    table_P2H: cosine and signed sine of each position [P, 2, 1, H], as `layers.rope.RopeTable` makes
+    them. q_weight_H, k_weight_H: both or neither; with them, heads are normalised first. The reference
+    is `layers.attention.SelfAttention` between its products, and the storing of
+    `attention.reference`. Rows that share a slot (the null slot) leave it with one of their numbers.
+    """
+    num_rows = heads_TX.shape[0]
+    assert heads_TX.shape[1] == (num_query_heads + 2 * num_kv_heads) * head_dim
+    assert head_dim % 2 == 0 and kv_S2GH.stride(3) == 1 and table_P2H.is_contiguous()
+    assert (q_weight_H is None) == (k_weight_H is None)
+    q_TNH = heads_TX.new_empty((num_rows, num_query_heads, head_dim))
+    if num_rows:
+        num_programs = -(-(num_query_heads + 2 * num_kv_heads) // BLOCK_HEADS)
+        rotate_and_store_kernel[(num_rows, num_programs)](
+            heads_TX,
+            positions_T,
+            table_P2H,
+            slots_T,
+            kv_S2GH,
+            q_weight_H,
+            k_weight_H,
+            q_TNH,
+            heads_TX.stride(0),
+            kv_S2GH.stride(0),
+            kv_S2GH.stride(1),
+            kv_S2GH.stride(2),
+            epsilon,
+            NUM_QUERY_HEADS=num_query_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HALF=head_dim // 2,
+            HAS_NORM=q_weight_H is not None,
+            BLOCK_HEADS=BLOCK_HEADS,
+            BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+            num_warps=2,
+            enable_fp_fusion=False,
+            **LAUNCH[pdl],
+        )
+    return q_TNH

@@ -1,0 +1,212 @@
+"""Softmax in pieces: what a tile of queries sees of one split of the keys, and how pieces are merged.
+
+Keys are cut at absolute multiples of SPLIT positions, and splits gathered in groups of GROUP. A split
+gives (maximum, sum, weighted values) by matrix products of one shape; splits are merged in order within
+their group, groups in order. Which program does how much of this changes no bit: one may do a split
+or a group (`kernels.attention`), and a prompt's rows all of it (`kernels.attention_prefill`).
+
+Promises: the row sum is taken by the matrix unit as well, so neither the height of a tile nor the
+number of its warps has a say in the order of any sum; which products are fused with what they are
+added to is written down (kernels are compiled without `enable_fp_fusion`), so that no compiler decides
+about it. A masked key weighs exactly nothing.
+Does not know: layouts, which rows a tile is made of.
+
+Legend: M rows of a tile (queries times query heads of a group), H head dim, K keys of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+SPLIT = 128
+"""Keys of a split."""
+GROUP = 4
+"""Splits of a group."""
+LOG2_E = tl.constexpr(1.4426950408889634)
+PRECISION = tl.constexpr("tf32x3")
+"""Of float32 products: three of the matrix unit's, whose error is float32's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a kind of layer is compiled for. inner: head_dim, padded to a power of 2. keys: of a block,
+    a divisor of SPLIT. scale: of dot products, for powers of 2. stages: blocks whose loads are under
+    way at a time, for nodes."""
+
+    num_kv_heads: int
+    per_kv: int
+    head_dim: int
+    inner: int
+    keys: int
+    window: int | None
+    first_position: int
+    scale: float
+    stages: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        itemsize: int,
+        window: int | None = None,
+        first_position: int = 0,
+        scale: float | None = None,
+    ) -> Shape:
+        inner = max(16, triton.next_power_of_2(head_dim))
+        row = inner * itemsize
+        keys = SPLIT if row <= 256 else SPLIT // 2 if itemsize == 2 else SPLIT // 4
+        return cls(
+            num_kv_heads,
+            num_query_heads // num_kv_heads,
+            head_dim,
+            inner,
+            keys,
+            window,
+            first_position,
+            (head_dim**-0.5 if scale is None else scale) * LOG2_E.value,
+        )
+
+    def num_warps(self, height: int) -> int:
+        """Of a program whose tile has so many lines; it has no say in what is computed."""
+        is_small = self.inner <= 128 and self.keys >= SPLIT // 2 and height <= 32
+        return 4 if is_small else 8
+
+
+@triton.jit
+def first_seen(position, window, first_position, HAS_WINDOW: tl.constexpr):
+    """The first position that the query at `position` sees; with it all up to its own, but for those
+    between it and `first_position`."""
+    first = first_position
+    if HAS_WINDOW:
+        first = tl.maximum(first, position - window + 1)
+    return tl.maximum(tl.minimum(first, position), 0)
+
+
+@triton.jit
+def merge(top_M, sum_M, value_MH, other_top_M, other_sum_M, other_value_MH):
+    """Two partial softmaxes as one, the first standing before the other."""
+    merged_top_M = tl.maximum(top_M, other_top_M)
+    finite_top_M = tl.where(merged_top_M == float("-inf"), 0.0, merged_top_M)
+    scale_M = tl.exp2(top_M - finite_top_M)
+    other_M = tl.exp2(other_top_M - finite_top_M)
+    merged_sum_M = tl.fma(other_sum_M, other_M, sum_M * scale_M)
+    merged_value_MH = tl.fma(other_value_MH, other_M[:, None], value_MH * scale_M[:, None])
+    return merged_top_M, merged_sum_M, merged_value_MH
+
+
+@triton.jit
+def empty(HEIGHT: tl.constexpr, INNER: tl.constexpr):
+    """The partial softmax over no key."""
+    top_M = tl.full((HEIGHT,), float("-inf"), tl.float32)
+    return top_M, tl.zeros((HEIGHT,), tl.float32), tl.zeros((HEIGHT, INNER), tl.float32)
+
+
+@triton.jit
+def finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS: tl.constexpr):
+    """The answer of rows whose keys have all been merged; zeros for rows that saw none."""
+    if HAS_SINKS:
+        last_M = tl.maximum(top_M, sink_M * LOG2_E)
+        scale_M = tl.exp2(top_M - last_M)
+        sum_M = tl.fma(sum_M, scale_M, tl.exp2(sink_M * LOG2_E - last_M))
+        value_MH = value_MH * scale_M[:, None]
+    return value_MH / tl.where(sum_M > 0.0, sum_M, 1.0)[:, None]
+
+
+@triton.jit
+def _attend_keys(
+    q_MH,
+    position_M,
+    column_K,
+    stop,
+    kv,
+    table,
+    path,
+    root,
+    window,
+    first_position,
+    scale,
+    SIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_PATH: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+):
+    """What the rows of a tile see of one block of keys, as in `attend_split`."""
+    inner_1H = tl.arange(0, INNER)[None, :]
+    is_stored = column_K < stop
+    if HAS_PATH:
+        slot_K = tl.load(table + column_K, mask=is_stored & (column_K < root), other=0)
+        slot_K += tl.load(path - column_K, mask=is_stored & (column_K >= root), other=0)
+    else:
+        slot_K = tl.load(table + column_K, mask=is_stored, other=0)
+    source_KH = kv + slot_K[:, None] * (2 * SIDE) + inner_1H
+    is_key = is_stored[:, None]
+    if INNER != HEAD_DIM:
+        is_key = is_key & (inner_1H < HEAD_DIM)
+    k_KH = tl.load(source_KH, mask=is_key, other=0.0)
+    v_KH = tl.load(source_KH + SIDE, mask=is_key, other=0.0)
+    score_MK = tl.dot(q_MH, tl.trans(k_KH), input_precision=PRECISION)
+    is_seen = (column_K[None, :] <= position_M[:, None]) & is_stored[None, :]
+    if HAS_WINDOW:
+        is_seen = is_seen & (column_K[None, :] > position_M[:, None] - window)
+    if HAS_FIRST:
+        is_own = column_K[None, :] == position_M[:, None]
+        is_seen = is_seen & ((column_K[None, :] >= first_position) | is_own)
+    score_MK = tl.where(is_seen, score_MK, float("-inf"))
+    top_M = tl.max(score_MK, 1) * scale
+    finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
+    weight_MK = tl.exp2(tl.fma(score_MK, scale, -finite_top_M[:, None])).to(v_KH.dtype)
+    ones_K8 = tl.full((KEYS, 8), 1.0, v_KH.dtype)
+    sum_M = tl.max(tl.dot(weight_MK, ones_K8, input_precision=PRECISION), 1)
+    return top_M, sum_M, tl.dot(weight_MK, v_KH, input_precision=PRECISION)
+
+
+@triton.jit
+def attend_split(
+    q_MH,
+    position_M,
+    start,
+    stop,
+    kv,
+    table,
+    path,
+    root,
+    window,
+    first_position,
+    scale,
+    SIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_PATH: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+):
+    """The split at `start`: what the rows of a tile see of it before `stop`.
+
+    kv: the head's keys in slot 0; a slot is 2 * SIDE numbers, values SIDE after keys. table: slots by
+    position; from `root` on, where HAS_PATH, they stand at path[-position]. position_M: -1 is no row.
+    """
+    column_K = start + tl.arange(0, KEYS)
+    top_M, sum_M, value_MH = _attend_keys(
+        q_MH, position_M, column_K, stop, kv, table, path, root, window, first_position, scale, SIDE,
+        HEAD_DIM, INNER, KEYS, HAS_PATH, HAS_WINDOW, HAS_FIRST,
+    )  # fmt: skip
+    if KEYS < SPLIT:
+        for offset in range(KEYS, SPLIT, KEYS):
+            own_top_M, own_sum_M, own_value_MH = _attend_keys(
+                q_MH, position_M, column_K + offset, stop, kv, table, path, root, window,
+                first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, HAS_PATH, HAS_WINDOW, HAS_FIRST,
+            )  # fmt: skip
+            top_M, sum_M, value_MH = merge(
+                top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH
+            )
+    return top_M, sum_M, value_MH

@@ -1,0 +1,102 @@
+"""A row's bits are its own prefix's: kernels against themselves, in the interpreter; tests/gpu has the
+device."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eyas.attention import triton as backend
+from eyas.attention.triton import TritonAttention
+from eyas.cache.store import LayerStore
+from tests.attention.scenes import Lane, build, random_parents
+from tests.kernels.test_attention_nodes import attend, chain
+from tests.kernels.test_attention_paths import interpreted, poisoned
+
+__all__ = ["interpreted"]
+
+pytestmark = [
+    pytest.mark.usefixtures("interpreted"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="these scenes live on the CPU"),
+]
+
+
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_how_work_is_shared_out_changes_no_bit(
+    is_chain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LayerStore(3, 1, 16, window=700)
+    parents = chain(6) if is_chain else random_parents(random.Random(2), 6)
+    lanes = [Lane(1030, 0, parents), Lane(510, 0, chain(4))]
+    scene = build(lanes, store, torch.float32, 7, is_chain=is_chain)
+    plain = attend(scene, heights=(16,))
+    monkeypatch.setattr("eyas.kernels.attention.PROGRAMS", 1)
+    assert torch.equal(attend(scene, heights=(16,)), plain)
+    monkeypatch.setattr(backend, "MANY_PROGRAMS", 1)
+    assert torch.equal(attend(scene, heights=(16,)), plain)
+    scene.layout = replace(scene.layout, max_position=1_000_000)
+    assert torch.equal(attend(scene, heights=(32,)), plain)
+
+
+@pytest.mark.parametrize(
+    ("start", "window", "heads"),
+    [
+        (0, None, (4, 2, 16)),
+        (125, None, (8, 1, 64)),
+        (507, None, (3, 1, 32)),
+        (509, 16, (4, 2, 16)),
+    ],
+)
+def test_a_row_has_the_same_bits_however_it_is_computed(
+    start: int, window: int | None, heads: tuple[int, int, int]
+) -> None:
+    """Positions start.. of one text: as a chunk, as single tokens, as a chain, hidden in a tree."""
+    store, count = LayerStore(*heads, window=window), 6
+    num_query_heads, num_kv_heads, head_dim = heads
+    generator = torch.Generator().manual_seed(start)
+    text = torch.randn(start + count, 2, num_kv_heads, head_dim, generator=generator)
+    queries = torch.randn(start + count, num_query_heads, head_dim, generator=generator)
+
+    def run(lanes: list[Lane], picks: list[int], *, is_chain: bool) -> torch.Tensor:
+        """The first lane speaks the text; `picks` are the rows of text positions in order."""
+        scene = build(lanes, store, torch.float16, 7, is_chain=is_chain)
+        lane = lanes[0]
+        slots = scene.layout.slots_AC[0, : lane.stored]
+        scene.kv.layers[0][slots] = text[: lane.stored].half()
+        for offset, row in enumerate(picks):
+            scene.k_TGH[row] = text[lane.stored + offset, 0]
+            scene.v_TGH[row] = text[lane.stored + offset, 1]
+            scene.q_TNH[row] = queries[lane.stored + offset]
+        return attend(scene, exact=True)[picks]
+
+    whole = run([Lane(start, count, None)], list(range(count)), is_chain=False)
+    for offset in (0, 4):
+        single = run([Lane(start + offset, 0, [-1])], [0], is_chain=True)
+        assert torch.equal(single[0], whole[offset])
+    chained = run([Lane(start, 0, chain(count))], list(range(count)), is_chain=True)
+    assert torch.equal(chained, whole)
+    hidden = [-1, 0, 0, 2, 2, 1, 4, 6, 6, 8]  # the text is 0, 2, 4, 6, 8, 9
+    others = [Lane(300, 0, [-1, 0, 0]), Lane(9, 0, [-1])]
+    tree = run([Lane(start, 0, hidden), *others], [0, 2, 4, 6, 8, 9], is_chain=False)
+    assert torch.equal(tree, whole)
+    crowd = [Lane(start, count, None), Lane(200, 3, None)]
+    assert torch.equal(run(crowd, list(range(count)), is_chain=False), whole)
+
+
+def test_nodes_that_are_no_queries_are_seen_all_the_same() -> None:
+    """An inner draft step asks for the frontier alone, above it all that was expanded before."""
+    store = LayerStore(4, 2, 16)
+    parents = [-1, 0, 0, 1, 2, 2, 4]
+    scene = build([Lane(120, 0, parents), Lane(9, 0, parents)], store, torch.float32, 8)
+    whole = attend(scene, heights=(16,))
+    plan = TritonAttention(scene.kv, heights=(16,)).plan
+    rows_BW = torch.full((2, 7), -1)
+    rows_BW[:, 4:] = torch.arange(6).view(2, 3)
+    layout = replace(scene.layout, node_rows_BW=rows_BW)
+    picks = [4, 5, 6, 11, 12, 13]
+    with poisoned():
+        out = plan(layout, scene.write_slots_T[picks])(0, scene.q_TNH[picks])
+    assert torch.equal(out, whole[picks])

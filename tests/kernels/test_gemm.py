@@ -1,0 +1,262 @@
+"""Products in one reduction order: against torch, and one row count against another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from eyas.kernels.activation import gated_silu
+from eyas.kernels.gemm import (
+    FLOAT32_TILES,
+    FOLDED_TILE,
+    TILES,
+    Tile,
+    gated_product,
+    product,
+    split_columns,
+    supports,
+    tiles_for,
+    usual_tile,
+)
+from tests.kernels.hopper import Job, compile_for_hopper
+
+ROW_COUNTS = (1, 2, 7, 16, 17, 33, 64, 65, 100)
+ALL_TILES = tuple(dict.fromkeys(tile for _, tiles in TILES for tile in tiles))
+MOST_SHARED = 227 * 1024
+
+
+@pytest.fixture(autouse=True)
+def _loops_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The interpreter makes loop bounds of arrays of one element, which numpy no longer takes."""
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patched(tensor: object, scope: interpreter._LangPatchScope) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    yield
+
+
+def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
+    """The interpreter has no products of bfloat16."""
+    plain = (torch.float32, torch.float16)
+    return (*plain, torch.bfloat16) if device.type == "cuda" else plain
+
+
+def quarters(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Random numbers whose products and sums float32 holds exactly."""
+    return (torch.randint(-4, 5, shape, device=device) / 4).to(dtype)
+
+
+def test_products_equal_torch_with_every_tile_and_row_count(device: torch.device) -> None:
+    for dtype in dtypes(device):
+        weight_OK = quarters(200, 352, dtype=dtype, device=device)
+        x_TK = quarters(100, 400, dtype=dtype, device=device)[:, :352]
+        expected_TO = (x_TK.double() @ weight_OK.double().T).float()
+        for num_rows in ROW_COUNTS:
+            for tile in tiles_for(num_rows, dtype):
+                out_TO = product(x_TK[:num_rows], weight_OK, tile=tile, out_dtype=torch.float32)
+                assert torch.equal(out_TO, expected_TO[:num_rows]), (dtype, num_rows, tile)
+                rounded_TO = product(x_TK[:num_rows], weight_OK, tile=tile)
+                assert torch.equal(rounded_TO, expected_TO[:num_rows].to(dtype))
+
+
+def test_the_copy_engine_brings_the_same(device: torch.device) -> None:
+    for num_columns in (256, 304):
+        weight_OK = quarters(200, num_columns, dtype=torch.float16, device=device)
+        wide_TK = quarters(70, 401, dtype=torch.float16, device=device)
+        assert wide_TK.stride(0) % 8, "rows the copy engine cannot bring"
+        x_TK = wide_TK[:, :num_columns].clone()
+        for tile in (Tile(64, 32, 64, 4, 4, True), Tile(128, 128, 64, 8, 4, True)):
+            for num_splits in (1, 2):
+                expected = product(x_TK, weight_OK, num_splits=num_splits)
+                found = product(x_TK, weight_OK, num_splits=num_splits, tile=tile)
+                assert torch.equal(found, expected)
+                apart_TK = wide_TK[:, :num_columns]
+                found = product(apart_TK, weight_OK, num_splits=num_splits, tile=tile)
+                assert torch.equal(found, expected)
+
+
+def test_splits_are_ranges_of_the_columns_whatever_the_rows(device: torch.device) -> None:
+    for num_columns, num_splits in ((1040, 2), (1040, 3), (272, 2), (256, 2), (1024, 4)):
+        weight_OK = quarters(72, num_columns, dtype=torch.float32, device=device)
+        x_TK = quarters(33, num_columns, dtype=torch.float32, device=device)
+        border = split_columns(num_columns, num_splits)
+        for num_rows in (1, 17, 33):
+            parts_STO = product(x_TK[:num_rows], weight_OK, num_splits=num_splits)
+            assert parts_STO.shape == (num_splits, num_rows, 72)
+            for split, part_TO in enumerate(parts_STO):
+                columns = slice(split * border, (split + 1) * border)
+                expected_TO = x_TK[:num_rows, columns] @ weight_OK[:, columns].T
+                assert torch.equal(part_TO, expected_TO)
+            folded_1TO = product(x_TK[:num_rows], weight_OK, num_splits=num_splits, folded=True)
+            assert torch.equal(folded_1TO[0], parts_STO.sum(0))
+
+
+def test_a_bias_is_added_before_the_rounding(device: torch.device) -> None:
+    for dtype in dtypes(device):
+        weight_OK = quarters(72, 64, dtype=dtype, device=device)
+        x_TK = quarters(5, 64, dtype=dtype, device=device)
+        bias_O = torch.randn(72, device=device).to(dtype)
+        exact_TO = x_TK.float() @ weight_OK.float().T + bias_O.float()
+        assert torch.equal(product(x_TK, weight_OK, bias_O=bias_O), exact_TO.to(dtype))
+
+
+def test_a_gated_product_is_the_product_and_the_activation(device: torch.device) -> None:
+    for dtype in dtypes(device):
+        for size in (64, 100):
+            weight_2FK = quarters(2 * size, 160, dtype=dtype, device=device)
+            bias_2F = torch.randn(2 * size, device=device).to(dtype)
+            x_TK = quarters(65, 160, dtype=dtype, device=device)
+            for num_rows in (1, 17, 65):
+                for tile in tiles_for(num_rows, dtype):
+                    x = x_TK[:num_rows]
+                    expected_TF = gated_silu(product(x, weight_2FK, tile=tile, bias_O=bias_2F))
+                    found_TF = gated_product(x, weight_2FK, tile=tile, bias_2F=bias_2F)
+                    assert torch.equal(found_TF, expected_TF)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_no_row_meets_what_is_no_number_in_another(device: torch.device) -> None:
+    weight_OK = quarters(72, 80, dtype=torch.float16, device=device)
+    x_TK = quarters(20, 80, dtype=torch.float16, device=device)
+    expected_TO = product(x_TK, weight_OK)
+    x_TK[3, 5], x_TK[17] = float("inf"), float("nan")
+    out_TO = product(x_TK, weight_OK)
+    kept = [row for row in range(20) if row not in (3, 17)]
+    assert torch.equal(out_TO[kept], expected_TO[kept])
+    assert not out_TO[17].isfinite().any()
+
+
+def test_no_rows_give_no_rows(device: torch.device) -> None:
+    weight_OK = torch.zeros(64, 32, device=device)
+    nothing = torch.zeros(0, 32, device=device)
+    assert product(nothing, weight_OK).shape == (0, 64)
+    assert product(nothing, weight_OK, num_splits=2).shape == (2, 0, 64)
+    assert gated_product(nothing, weight_OK).shape == (0, 32)
+
+
+def test_odd_widths_are_refused_by_name(device: torch.device) -> None:
+    weight_OK = torch.zeros(64, 40, device=device)
+    assert not supports(weight_OK)
+    assert supports(torch.zeros(63, 48, device=device))
+    assert not supports(torch.zeros(48, 63, device=device).T)
+    with pytest.raises(ValueError, match="multiples of 16 input features, not 40"):
+        product(torch.zeros(1, 40, device=device), weight_OK)
+
+
+def test_tiles_use_one_instruction_and_blocks_that_splits_are_made_of() -> None:
+    for tile in (*ALL_TILES, FOLDED_TILE, *FLOAT32_TILES):
+        assert tile.block_out >= 64 and tile.num_warps in (4, 8)
+        assert split_columns(4096, 2) % tile.block_k == 0
+    for num_rows in (1, 16, 17, 64, 128, 256, 8192):
+        assert usual_tile(num_rows, 4096, 4096, torch.bfloat16) in tiles_for(num_rows)
+
+
+def hopper_job(
+    tile: Tile,
+    dtype: str = "bf16",
+    out: str = "fp32",
+    *,
+    gated: bool = False,
+    num_folded: int = 1,
+    even: bool = True,
+) -> Job:
+    strides = ("num_out", "num_columns", "split_columns", "x_stride")
+    signature = {"x_TK": f"*{dtype}", "weight_OK": f"*{dtype}", "out_STO": f"*{out}"}
+    signature |= dict.fromkeys((*strides, "num_rows", "group_tiles", "num_groups"), "i32")
+    constants: dict[str, object] = {
+        "BLOCK_OUT": tile.block_out,
+        "BLOCK_ROWS": tile.block_rows,
+        "BLOCK_K": tile.block_k,
+        "EVEN_OUT": even,
+        "EVEN_K": even,
+        "HAS_BIAS": False,
+        "bias_O": None,
+        "GATED": gated,
+        "NUM_FOLDED": num_folded,
+        "BY_COPY_ENGINE": tile.by_copy_engine,
+        "PREFETCH": 512,
+        "PDL": True,
+    }
+    if tile.by_copy_engine:
+        signature["x_blocks"] = f"tensordesc<{dtype}[{tile.block_rows}, {tile.block_k}]>"
+        signature["weight_blocks"] = f"tensordesc<{dtype}[{tile.block_out}, {tile.block_k}]>"
+    else:
+        constants |= {"x_blocks": None, "weight_blocks": None}
+    kernel = "eyas.kernels.gemm:product_kernel"
+    return Job(kernel, signature, constants, tile.num_warps, tile.num_stages, strides)
+
+
+def test_every_tile_compiles_for_hopper_within_its_means() -> None:
+    plain = [tile for tile in ALL_TILES if not tile.by_copy_engine]
+    jobs = [hopper_job(tile) for tile in ALL_TILES]
+    jobs += [hopper_job(tile, out="bf16", gated=True) for tile in plain]
+    jobs += [hopper_job(tile, even=False) for tile in plain[:3]]
+    jobs += [hopper_job(FOLDED_TILE, num_folded=2)]
+    for job, compiled in zip(jobs, compile_for_hopper(*jobs), strict=True):
+        assert compiled.uses_wgmma and compiled.num_spilled == 0, (job, compiled)
+        assert compiled.shared <= MOST_SHARED, (job, compiled)
+    exact = [hopper_job(tile, "fp32") for tile in FLOAT32_TILES]
+    assert all(compiled.num_spilled == 0 for compiled in compile_for_hopper(*exact))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(1536, 4096), (1000, 2064), (72, 14336)])
+def test_a_row_has_the_same_bits_in_any_call(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    num_out, num_columns = shape
+    weight_OK = torch.randn(shape, device=device).to(dtype)
+    x_TK = torch.randn(1024, num_columns, device=device).to(dtype)
+    bias_O = torch.randn(num_out, device=device).to(dtype)
+    for num_splits in (1, 2, 3):
+        expected = product(x_TK, weight_OK, num_splits=num_splits, out_dtype=torch.float32)
+        exact = x_TK.double() @ weight_OK.double().T
+        summed = expected.sum(0) if num_splits > 1 else expected
+        assert (summed - exact).norm() / exact.norm() < 1e-4
+        for num_rows in (*ROW_COUNTS, 128, 200, 256, 257, 512, 1024):
+            start = (1024 - num_rows) // 3
+            rows = slice(start, start + num_rows)
+            for tile in tiles_for(num_rows, dtype):
+                torch.full_like(expected[..., :num_rows, :], torch.nan)
+                found = product(
+                    x_TK[rows],
+                    weight_OK,
+                    num_splits=num_splits,
+                    tile=tile,
+                    out_dtype=torch.float32,
+                    pdl=num_rows % 2 == 1,
+                )
+                assert torch.equal(found, expected[..., rows, :]), (num_rows, tile)
+        if num_splits > 1:
+            folded = product(x_TK, weight_OK, num_splits=num_splits, folded=True)
+            summed = expected[0]
+            for part_TO in expected[1:]:
+                summed = summed + part_TO
+            assert torch.equal(folded[0], summed)
+    expected = product(x_TK, weight_OK, bias_O=bias_O)
+    for num_rows in ROW_COUNTS:
+        found = product(x_TK[:num_rows], weight_OK, bias_O=bias_O, pdl=True)
+        assert torch.equal(found, expected[:num_rows])
+
+
+@pytest.mark.gpu
+def test_gated_products_are_products_and_activations_bit_for_bit(device: torch.device) -> None:
+    weight_2FK = torch.randn(2 * 1400, 4096, device=device).bfloat16() / 64
+    x_TK = torch.randn(512, 4096, device=device).bfloat16()
+    expected_TF = gated_silu(product(x_TK, weight_2FK))
+    gate_TF, up_TF = (x_TK.float() @ weight_2FK.float().T).chunk(2, -1)
+    exact_TF = F.silu(gate_TF) * up_TF
+    assert (expected_TF - exact_TF).norm() / exact_TF.norm() < 1e-2
+    for num_rows in (*ROW_COUNTS, 128, 256, 512):
+        for tile in tiles_for(num_rows):
+            found_TF = gated_product(x_TK[:num_rows], weight_2FK, tile=tile, pdl=True)
+            assert torch.equal(found_TF, expected_TF[:num_rows])

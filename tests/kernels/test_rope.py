@@ -1,0 +1,174 @@
+"""Heads normalised, rotated and stored: against the layers, number by number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyas.attention.base import finite
+from eyas.kernels.rope import rotate_and_store
+from eyas.layers.rope import RopeSpec, RopeTable, rotate
+from tests.kernels.hopper import Job, compile_for_hopper
+
+EPSILON = 1e-6
+DTYPES = [torch.float32, torch.float16]
+if torch.cuda.is_available():
+    DTYPES.append(torch.bfloat16)  # the interpreter cuts off where it should round
+
+
+class Scene:
+    """Random rows, slots and angles; heads hold numbers that are none."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        num_rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        has_norm: bool = False,
+        num_slots: int = 50,
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        num_query, num_kv, head_dim = shape
+        width = (num_query + 2 * num_kv) * head_dim
+        self.heads_TX = torch.randn(num_rows, width + 16, device=device).to(dtype)[:, :width]
+        spec = RopeSpec("default", 10000.0, head_dim)
+        self.table = RopeTable(spec, 300, dtype=dtype, device=device)
+        self.positions_T = torch.randint(0, 300, (num_rows,), device=device)
+        self.slots_T = 1 + torch.randperm(num_slots - 1, device=device)[:num_rows]
+        kv_shape = (num_slots, 2, num_kv, head_dim)
+        self.kv_S2GH = torch.full(kv_shape, 7.0, dtype=dtype, device=device)
+        self.weights = {}
+        if has_norm:
+            self.weights = {
+                name: torch.randn(head_dim, device=device).to(dtype)
+                for name in ("q_weight_H", "k_weight_H")
+            }
+
+    def run(self, rows: slice = slice(None), *, pdl: bool = False) -> torch.Tensor:
+        table_P2H = self.table._table_P2H
+        return rotate_and_store(
+            self.heads_TX[rows],
+            self.positions_T[rows],
+            table_P2H,
+            self.slots_T[rows],
+            self.kv_S2GH,
+            *self.shape,
+            **self.weights,
+            epsilon=EPSILON,
+            pdl=pdl,
+        )
+
+    def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries, and all slots: the arithmetic of `SelfAttention`, torch's way."""
+        num_query, num_kv, head_dim = self.shape
+        heads_TNH = self.heads_TX.unflatten(-1, (-1, head_dim))
+        qk_TNH = heads_TNH[:, : num_query + num_kv]
+        if self.weights:
+            qk32_TNH = qk_TNH.float()
+            mean_TN1 = qk32_TNH.square().mean(-1, keepdim=True)
+            qk_TNH = (qk32_TNH * torch.rsqrt(mean_TN1 + EPSILON)).to(self.dtype)
+            rows = [self.weights["q_weight_H"]] * num_query + [self.weights["k_weight_H"]] * num_kv
+            qk_TNH = qk_TNH * torch.stack(rows)
+        qk_TNH = rotate(qk_TNH, *self.table.gather(self.positions_T))
+        kv_S2GH = torch.full_like(self.kv_S2GH, 7.0)
+        kv_S2GH[self.slots_T, 0] = finite(qk_TNH[:, num_query:])
+        kv_S2GH[self.slots_T, 1] = finite(heads_TNH[:, num_query + num_kv :])
+        return qk_TNH[:, :num_query], kv_S2GH
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(4, 2, 64), (3, 1, 80), (6, 6, 96), (9, 3, 128), (2, 1, 6)])
+def test_rotation_and_storage_equal_the_layers_bit_for_bit(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
+) -> None:
+    for num_rows in (1, 5):
+        scene = Scene(shape, num_rows, dtype, device)
+        q_TNH, kv_S2GH = scene.expected()
+        assert torch.equal(scene.run(), q_TNH)
+        assert torch.equal(scene.kv_S2GH, kv_S2GH)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_normalised_first_where_they_have_weights(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    for shape in ((8, 2, 128), (3, 1, 80)):
+        scene = Scene(shape, 4, dtype, device, has_norm=True)
+        q_TNH, kv_S2GH = scene.expected()
+        # a square root one rounding off moves the rounded head by one at most
+        tolerance = 8 * torch.finfo(dtype).eps * q_TNH.float().abs().max()
+        assert (scene.run().float() - q_TNH.float()).abs().max() <= tolerance
+        assert (scene.kv_S2GH.float() - kv_S2GH.float()).abs().max() <= tolerance
+        assert torch.equal(scene.kv_S2GH[:, 1], kv_S2GH[:, 1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_what_is_no_number_reaches_no_slot(device: torch.device, dtype: torch.dtype) -> None:
+    scene = Scene((2, 2, 64), 4, dtype, device)
+    scene.heads_TX[1, 2 * 64 + 3] = torch.nan
+    scene.heads_TX[1, 4 * 64 + 5] = torch.inf
+    scene.heads_TX[2, 5 * 64 + 6] = -torch.inf
+    scene.heads_TX[3, 3 * 64 + 7] = torch.inf
+    q_TNH, kv_S2GH = scene.expected()
+    assert torch.equal(scene.run(), q_TNH)
+    assert scene.kv_S2GH.isfinite().all()
+    assert torch.equal(scene.kv_S2GH, kv_S2GH)
+
+
+def test_rows_of_the_null_slot_leave_the_others_alone(device: torch.device) -> None:
+    scene = Scene((4, 2, 64), 6, torch.float16, device)
+    scene.slots_T[2:5] = 0
+    q_TNH, kv_S2GH = scene.expected()
+    assert torch.equal(scene.run(), q_TNH)
+    assert torch.equal(scene.kv_S2GH[1:], kv_S2GH[1:])
+
+
+def test_a_row_has_the_same_bits_in_any_call_and_no_rows_give_none(device: torch.device) -> None:
+    scene = Scene((4, 2, 64), 33, torch.bfloat16, device, has_norm=True)
+    expected_TNH = scene.run()
+    kv_S2GH = scene.kv_S2GH.clone()
+    for num_rows in (1, 2, 7, 17):
+        scene.kv_S2GH.fill_(7.0)
+        assert torch.equal(scene.run(slice(num_rows)), expected_TNH[:num_rows])
+        slots = scene.slots_T[:num_rows]
+        assert torch.equal(scene.kv_S2GH[slots], kv_S2GH[slots])
+    assert scene.run(slice(0)).shape == (0, 4, 64)
+
+
+def test_it_compiles_for_hopper_without_spilling() -> None:
+    strides = ("row_stride", "slot_stride", "side_stride", "kv_head_stride")
+    jobs = []
+    for head_dim, has_norm in ((128, False), (128, True), (80, False), (256, True)):
+        tensors = ["heads_TX", "table_P2H", "kv_S2GH", "q_TNH"]
+        constants: dict[str, object] = {
+            "NUM_QUERY_HEADS": 32,
+            "NUM_KV_HEADS": 8,
+            "HALF": head_dim // 2,
+            "HAS_NORM": has_norm,
+            "BLOCK_HEADS": 8,
+            "BLOCK_HALF": 1 << (head_dim // 2 - 1).bit_length(),
+            "PDL": True,
+        }
+        if has_norm:
+            tensors += ["q_weight_H", "k_weight_H"]
+        else:
+            constants |= {"q_weight_H": None, "k_weight_H": None}
+        signature = dict.fromkeys(tensors, "*bf16") | dict.fromkeys(strides, "i32")
+        signature |= {"positions_T": "*i64", "slots_T": "*i64", "epsilon": "fp32"}
+        kernel = "eyas.kernels.rope:rotate_and_store_kernel"
+        jobs.append(Job(kernel, signature, constants, 2, 3, strides))
+    for compiled in compile_for_hopper(*jobs):
+        assert compiled.num_spilled == 0 and compiled.shared < 4096
+
+
+@pytest.mark.gpu
+def test_long_batches_and_far_slots(device: torch.device) -> None:
+    """The store is larger than 2^31 numbers."""
+    scene = Scene((32, 8, 128), 2048, torch.bfloat16, device, num_slots=1_100_000)
+    scene.slots_T[0] = 1_099_999
+    q_TNH, kv_S2GH = scene.expected()
+    assert torch.equal(scene.run(pdl=True), q_TNH)
+    assert torch.equal(scene.kv_S2GH, kv_S2GH)
