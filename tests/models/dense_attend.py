@@ -5,10 +5,11 @@ Legend: T rows of a forward, S stored entries, N query heads, G key/value heads,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from eyas.attention.base import Room
 from eyas.cache.store import LayerStore
 
 
@@ -18,8 +19,9 @@ class DenseCache:
     parents: index of the entry before it, -1 for the first; a query sees its own chain of parents.
     """
 
-    def __init__(self, stores: Sequence[LayerStore]) -> None:
+    def __init__(self, stores: Sequence[LayerStore], dtype: torch.dtype = torch.float32) -> None:
         self.stores = stores
+        self.dtype = dtype
         self.keys: list[torch.Tensor | None] = [None] * len(stores)
         self.values: list[torch.Tensor | None] = [None] * len(stores)
         self.parents: list[int] = []
@@ -51,10 +53,16 @@ class DenseAttend:
     def positions(self) -> torch.Tensor:
         return torch.tensor(self.cache.positions[self.first :] + [0] * self.num_padding)
 
-    def __call__(
-        self, layer: int, q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor
-    ) -> torch.Tensor:
+    def room(self, layer: int) -> Room:
+        """A place of this forward's own; `__call__` takes from there what is not padding."""
+        store, num = self.cache.stores[layer], self.num_rows + self.num_padding
+        shape = (num, 2, store.num_kv_heads, store.head_dim)
+        self._placed = torch.zeros(shape, dtype=self.cache.dtype)
+        return Room(self._placed, torch.arange(num))
+
+    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         cache, store = self.cache, self.cache.stores[layer]
+        k_TGH, v_TGH = self._placed.unbind(1)
         keys_SGH = _append(cache.keys[layer], k_TGH[: self.num_rows])
         values_SGH = _append(cache.values[layer], v_TGH[: self.num_rows])
         cache.keys[layer], cache.values[layer] = keys_SGH, values_SGH
@@ -73,6 +81,27 @@ class DenseAttend:
         out_TNH = torch.zeros_like(q_TNH)
         out_TNH[: self.num_rows] = torch.einsum("nts,snh->tnh", weights_NTS, values_SNH)
         return out_TNH
+
+
+class RowByRow:
+    """An `Attend` in which a row sees itself alone: `answer(q, k, v)`."""
+
+    def __init__(
+        self,
+        stores: Sequence[LayerStore],
+        dtype: torch.dtype,
+        answer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        num_rows: int,
+    ) -> None:
+        store = stores[0]
+        self._answer = answer
+        self._placed = torch.zeros(num_rows, 2, store.num_kv_heads, store.head_dim, dtype=dtype)
+
+    def room(self, layer: int) -> Room:
+        return Room(self._placed, torch.arange(len(self._placed)))
+
+    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+        return self._answer(q_TNH, *self._placed.unbind(1))
 
 
 def _append(stored: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:

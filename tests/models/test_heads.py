@@ -12,7 +12,7 @@ from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, load_model
 from eyas.models.heads import DraftHead, has_mtp, load_head, read_head
 
-from .dense_attend import DenseCache
+from .dense_attend import DenseCache, RowByRow
 from .tiny_heads import (
     DEFAULT_TAPS,
     NUM_TARGET_LAYERS,
@@ -218,10 +218,11 @@ def test_mtp_layers_compute_their_definition(
 def same_model(one: Decoder, other: Decoder) -> bool:
     tokens = torch.arange(6)
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def answer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return q + v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
     with torch.inference_mode():
+        attend = RowByRow(one.spec.stores, one.dtype, answer, len(tokens))
         outputs = [model.forward(tokens, tokens, attend)[0] for model in (one, other)]
     return one.spec == other.spec and torch.equal(*outputs)
 
@@ -286,7 +287,7 @@ def test_a_head_of_random_bfloat16_weights_runs(target_directory: Path, tmp_path
     head = load_head(tmp_path, target, target_directory, dtype="bfloat16", order=RowOrder(2))
     with torch.inference_mode():
         features = head.combine([tap.bfloat16() for tap in random_taps(head, 2)])
-        attend = DenseCache(head.spec.stores).extend([-1, 0])
+        attend = DenseCache(head.spec.stores, torch.bfloat16).extend([-1, 0])
         hidden, states = head.forward(torch.tensor([1, 2]), torch.tensor([1, 2]), features, attend)
         logits = head.logits(hidden)
     assert (logits.dtype, states.dtype, logits.shape) == (torch.float32, torch.bfloat16, (2, 100))

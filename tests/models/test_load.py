@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from eyas.models import load_model, read_generation_defaults, read_spec
 from eyas.models.weights import Checkpoint, checkpoint_name
 
+from .dense_attend import RowByRow
 from .tiny import make_model, save_model
 
 
@@ -56,10 +57,13 @@ def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], 
 def run(decoder: Any) -> torch.Tensor:
     tokens_T = torch.arange(8)
     per_kv = decoder.spec.num_query_heads // decoder.spec.num_kv_heads
+
+    def answer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return q + (v + k).repeat_interleave(per_kv, 1)
+
+    attend = RowByRow(decoder.spec.stores, decoder.dtype, answer, len(tokens_T))
     with torch.inference_mode():
-        hidden_TD, _ = decoder.forward(
-            tokens_T, tokens_T, lambda layer, q, k, v: q + (v + k).repeat_interleave(per_kv, 1)
-        )
+        hidden_TD, _ = decoder.forward(tokens_T, tokens_T, attend)
         return decoder.logits(hidden_TD)
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, load_model, read_spec
 
-from .dense_attend import DenseCache
+from .dense_attend import DenseCache, RowByRow
 from .tiny import MODELS, expected_logits, make_model, save_model, tokens
 
 TOLERANCE = 2e-5
@@ -102,21 +102,22 @@ def test_taps_are_the_residual_stream_after_k_layers(pair: Pair) -> None:
 def test_a_row_has_the_same_bits_in_any_forward_of_the_model(pair: Pair) -> None:
     _, decoder = pair
 
-    def attend(
-        layer: int, q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor
-    ) -> torch.Tensor:
+    def answer(q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor) -> torch.Tensor:
         per_kv = q_TNH.shape[1] // v_TGH.shape[1]
         return q_TNH + (k_TGH * v_TGH).repeat_interleave(per_kv, 1)
+
+    def attend(num_rows: int) -> RowByRow:
+        return RowByRow(decoder.spec.stores, decoder.dtype, answer, num_rows)
 
     tokens_T = torch.tensor(tokens(300))
     positions_T = torch.randint(0, 500, (300,), generator=torch.Generator().manual_seed(0))
     positions_T %= decoder.max_model_len
     with torch.inference_mode():
-        full, _ = decoder.forward(tokens_T, positions_T, attend)
+        full, _ = decoder.forward(tokens_T, positions_T, attend(300))
         full_logits = decoder.logits(full)
         for start, stop in ((0, 2), (7, 10), (100, 133), (1, 300), (250, 291)):
             rows = slice(start, stop)
-            hidden, _ = decoder.forward(tokens_T[rows], positions_T[rows], attend)
+            hidden, _ = decoder.forward(tokens_T[rows], positions_T[rows], attend(stop - start))
             assert torch.equal(hidden, full[rows])
             assert torch.equal(decoder.logits(hidden), full_logits[rows])
 

@@ -60,7 +60,8 @@ class OneSequence:
         stop = start + len(token_ids)
         context = ContextRun(sequence=0, row=0, start=start, count=len(token_ids))
         layout = Layout(
-            slots_BL=self.slots[None, :stop],
+            slots_AC=self.slots[None, :stop],
+            seats_B=torch.zeros(1, dtype=torch.int64),
             contexts=(context,),
             node_rows_BW=None,
             node_slots_BW=None,
@@ -77,7 +78,8 @@ class OneSequence:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         node_slots = self.slots[start : start + len(parents)]
         layout = Layout(
-            slots_BL=self.slots[None, : start + len(parents)],
+            slots_AC=self.slots[None, : start + len(parents)],
+            seats_B=torch.zeros(1, dtype=torch.int64),
             contexts=(),
             node_rows_BW=torch.arange(len(parents)).unsqueeze(0),
             node_slots_BW=node_slots.unsqueeze(0),

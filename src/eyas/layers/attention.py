@@ -1,7 +1,8 @@
 """The attention block around a backend: project, normalise and rotate heads, attend, project back.
 
-Promises: queries, keys and values come from one product; q and k are normalised and rotated in one
-go. Does not know: caches, masks, trees (the `Attend` it is handed does), checkpoints.
+Promises: queries, keys and values come from one product; q and k are normalised and rotated, keys and
+values put in their room, in one go.
+Does not know: caches, masks, trees (the `Attend` it is handed does), checkpoints.
 
 Legend: T rows, D hidden size, I input features (D but in the first layer of a draft head), N query
 heads, G key/value heads, H head dim.
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import torch
 
-from eyas.attention.base import Attend
+from eyas.attention.base import Attend, Room, finite
+from eyas.kernels import usable
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
-from eyas.layers.rope import rotate
+from eyas.layers.rope import Angles, rotate
 from eyas.layers.row_order import RowOrder
 
 
@@ -67,7 +69,15 @@ class SelfAttention:
             device=device,
             order=order,
         )
+        self._rotate_and_store = None
+        if usable(device):
+            from eyas.kernels.rope import rotate_and_store
+
+            self._rotate_and_store = rotate_and_store
+        self._epsilon = qk_norm_epsilon or 0.0
         self._qk_norm: RMSNorm | None = None
+        self._q_weight_H: torch.Tensor | None = None
+        self._k_weight_H: torch.Tensor | None = None
         if qk_norm_epsilon is not None:
             self._qk_norm = RMSNorm(
                 head_dim, qk_norm_epsilon, dtype=dtype, device=device, has_weight=False
@@ -77,7 +87,7 @@ class SelfAttention:
 
     def parameters(self) -> dict[str, torch.Tensor]:
         found = self._qkv.parameters() | self._o.parameters()
-        if self._qk_norm is not None:
+        if self._q_weight_H is not None and self._k_weight_H is not None:
             found["q_norm.weight"] = self._q_weight_H
             found["k_norm.weight"] = self._k_weight_H
         return found
@@ -85,25 +95,43 @@ class SelfAttention:
     def seal(self) -> None:
         self._qkv.seal()
         self._o.seal()
-        if self._qk_norm is not None:
+        if self._q_weight_H is not None and self._k_weight_H is not None:
             num_query_heads, num_kv_heads = self._qk_sizes
             rows = [self._q_weight_H] * num_query_heads + [self._k_weight_H] * num_kv_heads
             self._qk_weight_NH = torch.stack(rows)
 
     def __call__(
-        self,
-        layer: int,
-        x_TI: torch.Tensor,
-        cosine_T1H: torch.Tensor,
-        sine_T1H: torch.Tensor,
-        attend: Attend,
+        self, layer: int, x_TI: torch.Tensor, angles: Angles, attend: Attend
     ) -> torch.Tensor:
-        heads_TNH = self._qkv(x_TI).view(-1, self._all_heads, self._head_dim)
+        """[T, I] -> the parts of the block's output (`Linear.parts`)."""
+        q_TNH = self._place(self._qkv(x_TI), angles, attend.room(layer))
+        out_TNH = attend(layer, q_TNH)
+        return self._o.parts(out_TNH.reshape(-1, self._output_width))
+
+    def _place(self, heads_TX: torch.Tensor, angles: Angles, room: Room) -> torch.Tensor:
+        """Normalise and rotate queries and keys; keys and values go to their slots. Returns q."""
+        if self._rotate_and_store is not None:
+            return self._rotate_and_store(
+                heads_TX,
+                angles.positions_T,
+                angles.table_P2H,
+                room.slots_T,
+                room.kv_S2GH,
+                *self._qk_sizes,
+                self._head_dim,
+                q_weight_H=self._q_weight_H,
+                k_weight_H=self._k_weight_H,
+                epsilon=self._epsilon,
+                pdl=True,
+            )
+        assert angles.rows is not None
+        heads_TNH = heads_TX.view(-1, self._all_heads, self._head_dim)
         qk_TNH = heads_TNH.narrow(1, 0, self._qk_heads)
         if self._qk_norm is not None:
             qk_TNH = self._qk_norm(qk_TNH) * self._qk_weight_NH
-        qk_TNH = rotate(qk_TNH, cosine_T1H, sine_T1H)
+        qk_TNH = rotate(qk_TNH, *angles.rows)
         q_TNH, k_TGH = torch.split_with_sizes(qk_TNH, self._qk_sizes, 1)
         v_TGH = heads_TNH.narrow(1, self._qk_heads, self._num_kv_heads)
-        out_TNH = attend(layer, q_TNH, k_TGH, v_TGH)
-        return self._o(out_TNH.reshape(-1, self._output_width))
+        room.kv_S2GH.select(1, 0).index_copy_(0, room.slots_T, finite(k_TGH))
+        room.kv_S2GH.select(1, 1).index_copy_(0, room.slots_T, finite(v_TGH))
+        return q_TNH

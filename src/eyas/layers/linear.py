@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
+    from eyas.layers.products import Plan, Role, Way
     from eyas.layers.row_order import RowOrder
 
 HEAD_BLOCK_BYTES = 128 << 20
@@ -65,9 +66,15 @@ class Linear:
         self.shape = (out_features, in_features)
         self._parts = dict(parts)
         self._bucket = order.bucket
+        self._products = order.products
         self._weight_OI = torch.empty(out_features, in_features, dtype=dtype, device=device)
         self._bias_O = torch.empty(out_features, dtype=dtype, device=device) if bias else None
         self._packed: torch.Tensor | None = None
+        self._plans: dict[Role, Plan] = {}
+        if self._products is not None:
+            from eyas.kernels import gemm
+
+            self._kernels = gemm
         self._is_sealed = False
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -96,7 +103,47 @@ class Linear:
             return torch.cat([self(rows) for rows in x_TI.split(self._bucket)])
         if self._packed is not None:
             return packed_linear(x_TI, self._packed, self._bias_O)
-        return F.linear(x_TI, self._weight_OI, self._bias_O)
+        way = self._way(len(x_TI), "plain")
+        if way is None:
+            return F.linear(x_TI, self._weight_OI, self._bias_O)
+        return self._kernels.product(
+            x_TI, self._weight_OI, tile=way.tile, bias_O=self._bias_O, pdl=True
+        )
+
+    def parts(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """The same as something to add up in order: [T, O] in x's dtype, or float32 [S, T, O]."""
+        way = None if self._bias_O is not None else self._way(len(x_TI), "parts")
+        if way is None:
+            return self(x_TI)
+        return self._kernels.product(
+            x_TI,
+            self._weight_OI,
+            num_splits=self._plans["parts"].num_splits,
+            folded=way.folded,
+            tile=way.tile,
+            pdl=True,
+        )
+
+    def gated(self, x_TI: torch.Tensor) -> torch.Tensor | None:
+        """[T, O / 2] silu of the first half of the outputs times the second, where one kernel does it
+        all; else None."""
+        way = self._way(len(x_TI), "gated")
+        if way is None:
+            return None
+        return self._kernels.gated_product(
+            x_TI, self._weight_OI, tile=way.tile, bias_2F=self._bias_O, pdl=True
+        )
+
+    def _way(self, num_rows: int, role: Role) -> Way | None:
+        """How our own kernel does so many rows; None where torch's library does them."""
+        if self._products is None:
+            return None
+        plan = self._plans.get(role)
+        if plan is None:
+            plan = self._products.plan(*self.shape, self._weight_OI.dtype, role)
+            self._plans[role] = plan
+        way = plan.way(num_rows)
+        return None if way.tile is None else way
 
 
 class LogitsHead:
@@ -130,6 +177,9 @@ class LogitsHead:
         ]
         self._is_packed = [False] * len(self._blocks)
         self._is_float32 = weight_dtype == torch.float32
+        self._plan: Plan | None = None
+        if order.products is not None:
+            self._plan = order.products.plan(vocab_size, hidden_size, dtype, "logits")
         self._is_sealed = False
 
     def parameters(self) -> list[torch.Tensor]:
@@ -146,13 +196,32 @@ class LogitsHead:
                 self._is_packed[index] = True
         self._is_sealed = True
 
-    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """[T, I] -> float32 [T, V]; T as the row order allows."""
+    def __call__(self, x_TI: torch.Tensor, out_TV: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, I] -> float32 [T, V], on a device in `out_TV` where it is given; T as the row order
+        allows."""
+        if self._plan is not None:
+            return self._on_device(x_TI, out_TV)
         if self._is_float32:
             x_TI = x_TI.float()
         if self._bucket is not None and x_TI.shape[0] > self._bucket:
             return torch.cat([self._run(rows) for rows in x_TI.split(self._bucket)])
         return self._run(x_TI)
+
+    def _on_device(self, x_TI: torch.Tensor, out_TV: torch.Tensor | None) -> torch.Tensor:
+        from eyas.kernels import gemm
+
+        (weight_VI,), plan = self._blocks, self._plan
+        assert plan is not None
+        tile = plan.way(len(x_TI)).tile
+        if tile is not None:
+            return gemm.product(
+                x_TI, weight_VI, tile=tile, out_dtype=torch.float32, out_TO=out_TV, pdl=True
+            )
+        if out_TV is None:
+            out_TV = x_TI.new_empty((len(x_TI), len(weight_VI)), dtype=torch.float32)
+        if weight_VI.dtype == torch.float32:
+            return torch.mm(x_TI, weight_VI.t(), out=out_TV)
+        return torch.ops.aten.mm.dtype_out(x_TI, weight_VI.t(), torch.float32, out=out_TV)
 
     def _run(self, x_TI: torch.Tensor) -> torch.Tensor:
         columns = [

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from eyas.kernels import usable
 from eyas.layers.linear import Linear
 from eyas.layers.row_order import RowOrder
 
@@ -23,6 +24,10 @@ SERIAL_ELEMENTS = 32768
 
 def gated_silu(gate_up_T2F: torch.Tensor) -> torch.Tensor:
     """silu of the first half of the columns times the second half."""
+    if usable(gate_up_T2F.device):
+        from eyas.kernels import activation
+
+        return activation.gated_silu(gate_up_T2F, pdl=True)
     num_rows, num_columns = gate_up_T2F.shape
     size = num_columns // 2
     if gate_up_T2F.device.type == "cpu" and num_rows * size > SERIAL_ELEMENTS:
@@ -71,4 +76,8 @@ class GatedMlp:
         self._down.seal()
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return self._down(gated_silu(self._gate_up(x_TD)))
+        """[T, D] -> the parts of the block's output (`Linear.parts`)."""
+        gated_TF = self._gate_up.gated(x_TD)
+        if gated_TF is None:
+            gated_TF = gated_silu(self._gate_up(x_TD))
+        return self._down.parts(gated_TF)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import torch
 
+from eyas.kernels import usable
+
 
 class RMSNorm:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension.
@@ -37,11 +39,28 @@ class RMSNorm:
         self._weight: torch.Tensor | None = None
         if has_weight:
             self._weight = torch.ones(self._shape, dtype=dtype, device=device)
+        self._add_norm = None
+        if usable(device):
+            from eyas.kernels.norm import add_norm
+
+            self._add_norm = add_norm
 
     def parameter(self) -> torch.Tensor:
         """The weight to fill [D]."""
         assert self._weight is not None, "this norm has no weight"
         return self._weight[0] if self._is_mirrored else self._weight
+
+    def add(
+        self, stream_TD: torch.Tensor, parts: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add what a layer made to the residual stream: the new stream and its norm, [T, D] each.
+
+        parts: as `Linear.parts` returns them; None where there is nothing to add.
+        """
+        if self._add_norm is not None:
+            return self._add_norm(stream_TD, parts, self._weight, self._epsilon, pdl=True)
+        stream_TD = added(stream_TD, parts)
+        return stream_TD, self(stream_TD)
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
         if self._is_mirrored:
@@ -51,3 +70,12 @@ class RMSNorm:
             )
             return normed_T2D.select(-2, 0)
         return torch.rms_norm(x_TD, self._shape, self._weight, self._epsilon)
+
+
+def added(stream_TD: torch.Tensor, parts: torch.Tensor | None) -> torch.Tensor:
+    """The residual stream with the parts of a product added, in order."""
+    if parts is None:
+        return stream_TD
+    if parts.dim() == stream_TD.dim():
+        return stream_TD + parts
+    return (stream_TD + parts.sum(dim=0)).to(stream_TD.dtype)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.kernels import usable
+
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
@@ -87,6 +89,16 @@ def _yarn_frequencies(spec: RopeSpec, exponents_F: torch.Tensor) -> torch.Tensor
     return (1.0 / (spec.factor * powers_F)) * (1 - kept_F) + (1.0 / powers_F) * kept_F
 
 
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """Of the rows of one forward, for all its layers. rows: cosine and signed sine, [T, 1, H] each;
+    None where a kernel reads the table [P, 2, 1, H] itself."""
+
+    table_P2H: torch.Tensor
+    positions_T: torch.Tensor
+    rows: tuple[torch.Tensor, torch.Tensor] | None
+
+
 class RopeTable:
     """Cosine and signed sine of every position below max_positions, computed once in float32.
 
@@ -110,6 +122,12 @@ class RopeTable:
     @property
     def num_bytes(self) -> int:
         return self._table_P2H.nbytes
+
+    def at(self, positions_T: torch.Tensor) -> Angles:
+        """The angles of rows at these positions."""
+        if usable(positions_T.device):
+            return Angles(self._table_P2H, positions_T, None)
+        return Angles(self._table_P2H, positions_T, self.gather(positions_T))
 
     def gather(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and signed sine of these rows, each [T, 1, H]."""

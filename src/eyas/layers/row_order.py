@@ -10,11 +10,12 @@ Legend: T rows, I input features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from eyas.layers.linear import Linear, LogitsHead
+from eyas.layers.products import Products, pad_for_device
 
 CPU_BUCKET = 32
 """Rows of one product where only a fixed count is exact."""
@@ -32,15 +33,18 @@ class RowOrder:
     minimum: at least this many. bucket: a multiple of this many, and every product runs in pieces
     of exactly this many; None lets a product take all rows at once. is_stepped: larger counts are
     rounded up to few (`STEPS`), because the CPU's products are prepared once for every count, which
-    takes milliseconds and memory.
+    takes milliseconds and memory. products: on a device, which kernels run them; None is torch's.
     """
 
     minimum: int = 1
     bucket: int | None = None
     is_stepped: bool = False
+    products: Products | None = field(default=None, compare=False)
 
     def pad(self, num_rows: int) -> int:
         """The row count to run `num_rows` rows with; never less."""
+        if self.products is not None:
+            return pad_for_device(num_rows)
         padded = max(num_rows, self.minimum)
         step = self.bucket or 1
         if self.bucket is None and self.is_stepped:

@@ -20,8 +20,8 @@ from eyas.layers.attention import SelfAttention
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp
-from eyas.layers.norm import RMSNorm
-from eyas.layers.rope import RopeTable
+from eyas.layers.norm import RMSNorm, added
+from eyas.layers.rope import Angles, RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models.spec import ModelSpec
 
@@ -89,19 +89,24 @@ class DecoderLayer:
 
     def __call__(
         self,
-        hidden_TD: torch.Tensor,
-        cosine_T1H: torch.Tensor,
-        sine_T1H: torch.Tensor,
+        stream_TD: torch.Tensor,
+        parts: torch.Tensor | None,
+        angles: Angles,
         attend: Attend,
         input_TI: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """input_TI: what attention reads; None is the stream."""
-        if input_TI is None:
-            input_TI = hidden_TD
-            if self._attention_norm is not None:
-                input_TI = self._attention_norm(hidden_TD)
-        hidden_TD = hidden_TD + self._attention(self._index, input_TI, cosine_T1H, sine_T1H, attend)
-        return hidden_TD + self._mlp(self._mlp_norm(hidden_TD))
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """parts: what the layer before made, to be added to the stream first. input_TI: what attention
+        reads; None is the stream. Returns the stream as it came in, with the parts; the stream after
+        attention; and the parts of the feed-forward block, not added yet."""
+        if self._attention_norm is not None:
+            stream_TD, normed_TD = self._attention_norm.add(stream_TD, parts)
+            input_TI = normed_TD if input_TI is None else input_TI
+        else:
+            stream_TD = added(stream_TD, parts)
+            input_TI = stream_TD if input_TI is None else input_TI
+        attended = self._attention(self._index, input_TI, angles, attend)
+        after_TD, normed_TD = self._mlp_norm.add(stream_TD, attended)
+        return stream_TD, after_TD, self._mlp(normed_TD)
 
 
 class Decoder:
@@ -170,18 +175,20 @@ class Decoder:
         the final norm's output)."""
         num_rows = tokens_T.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
-        hidden_TD = self.embedding(tokens_T)
-        cosine_T1H, sine_T1H = self._rope.gather(positions_T)
-        streams = {0: hidden_TD}
-        for depth, layer in enumerate(self._layers, start=1):
-            hidden_TD = layer(hidden_TD, cosine_T1H, sine_T1H, attend)
+        stream_TD, parts = self.embedding(tokens_T), None
+        angles = self._rope.at(positions_T)
+        streams: dict[int, torch.Tensor] = {}
+        for depth, layer in enumerate(self._layers):
+            before_TD, stream_TD, parts = layer(stream_TD, parts, angles, attend)
             if depth in taps:
-                streams[depth] = hidden_TD
-        normed_TD = streams[len(self._layers) + 1] = self._norm(hidden_TD)
+                streams[depth] = before_TD
+        stream_TD, normed_TD = self._norm.add(stream_TD, parts)
+        streams |= {len(self._layers): stream_TD, len(self._layers) + 1: normed_TD}
         return normed_TD, [streams[tap] for tap in taps]
 
-    def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Final hidden states [R, D] -> float32 [R, V]; R is padded by `order.pad` too."""
+    def logits(self, hidden_RD: torch.Tensor, out_RV: torch.Tensor | None = None) -> torch.Tensor:
+        """Final hidden states [R, D] -> float32 [R, V], on a device in `out_RV` where it is given; R is
+        padded by `order.pad` too."""
         num_rows = hidden_RD.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
-        return self.head(hidden_RD)
+        return self.head(hidden_RD, out_RV)

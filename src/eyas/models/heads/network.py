@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import torch
 
 from eyas.attention.base import Attend
+from eyas.kernels import usable
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
-from eyas.layers.norm import RMSNorm
+from eyas.layers.norm import RMSNorm, added
 from eyas.layers.rope import RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import DecoderLayer
@@ -144,25 +145,58 @@ class DraftHead:
         """
         spec, num_rows = self.spec, tokens_T.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
+        joined_T2D = self._joined(tokens_T, positions_T, features_TF)
+        stream_TD = features_TF
+        if not spec.fuses_states:
+            stream_TD, joined_T2D = self._fc(joined_T2D), None
+        elif spec.norm_before_residual:
+            first = self.spec.hidden_size if spec.embedding_first else 0
+            stream_TD = joined_T2D[:, first : first + self.feature_size].contiguous()
+        angles = self._rope.at((positions_T - 1).clamp_(min=0))
+        parts = None
+        for layer in self._layers:
+            _, stream_TD, parts = layer(stream_TD, parts, angles, attend, joined_T2D)
+            joined_T2D = None
+        if spec.final_norm:
+            stream_TD, hidden_TD = self._norms["norm"].add(stream_TD, parts)
+        else:
+            stream_TD = hidden_TD = added(stream_TD, parts)
+        return hidden_TD, hidden_TD if spec.norm_output else stream_TD
+
+    def _joined(
+        self, tokens_T: torch.Tensor, positions_T: torch.Tensor, features_TF: torch.Tensor
+    ) -> torch.Tensor:
+        """Embedding and feature of each row side by side, as the head's weights want them."""
+        spec = self.spec
+        if usable(self.device):
+            from eyas.kernels.join import join
+
+            embedding_weight_D = feature_weight_F = None
+            if spec.entry_norms:
+                embedding_weight_D = self._norms["embedding_norm"].parameter()
+                feature_weight_F = self._norms["feature_norm"].parameter()
+            width = self._embedding.weight_VD.shape[1] + features_TF.shape[1]
+            return join(
+                tokens_T,
+                self._embedding.weight_VD,
+                features_TF,
+                embedding_weight_D,
+                feature_weight_F,
+                spec.norm_epsilon,
+                out_TW=features_TF.new_empty((len(tokens_T), width)),
+                positions_T=positions_T,
+                zero_first=spec.zero_first_embedding,
+                embedding_first=spec.embedding_first,
+                pdl=True,
+            )
         embedded_TD = self._embedding(tokens_T)
         if spec.zero_first_embedding:
             embedded_TD = embedded_TD.masked_fill((positions_T <= 1).unsqueeze(-1), 0)
-        stream_TD, joined_T2D = features_TF, None
         if spec.entry_norms:
             embedded_TD = self._norms["embedding_norm"](embedded_TD)
             features_TF = self._norms["feature_norm"](features_TF)
         pair = (embedded_TD, features_TF) if spec.embedding_first else (features_TF, embedded_TD)
-        if spec.fuses_states:
-            joined_T2D = torch.cat(pair, -1)
-            stream_TD = features_TF if spec.norm_before_residual else stream_TD
-        else:
-            stream_TD = self._fc(torch.cat(pair, -1))
-        cosine_T1H, sine_T1H = self._rope.gather((positions_T - 1).clamp_(min=0))
-        for layer in self._layers:
-            stream_TD = layer(stream_TD, cosine_T1H, sine_T1H, attend, joined_T2D)
-            joined_T2D = None
-        hidden_TD = self._norms["norm"](stream_TD) if spec.final_norm else stream_TD
-        return hidden_TD, hidden_TD if spec.norm_output else stream_TD
+        return torch.cat(pair, -1)
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, D] -> float32 [R, V]; R is padded by `order.pad`."""

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eyas.attention.base import Room
 from eyas.cache.store import LayerStore
 from eyas.models import Decoder
 from eyas.models.registry import family_of
@@ -26,15 +27,35 @@ _CHUNK_NUMBERS = 1 << 28
 
 
 class PaddedAttend:
-    """Causal attention inside each of B texts padded at the end to L places; stores nothing."""
+    """Causal attention inside each of B texts padded at the end to L places; keeps nothing beyond a
+    layer."""
 
-    def __init__(self, stores: Sequence[LayerStore], num_texts: int, num_places: int) -> None:
+    def __init__(
+        self,
+        stores: Sequence[LayerStore],
+        num_texts: int,
+        num_places: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self._stores = stores
         self._shape = (num_texts, num_places)
         self._masks: dict[int, Tensor] = {}
+        self._dtype = dtype
+        self._rows_T = torch.arange(num_texts * num_places, device=device)
+        self._room: Room | None = None
 
-    def __call__(self, layer: int, q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor) -> Tensor:
+    def room(self, layer: int) -> Room:
         store = self._stores[layer]
+        shape = (len(self._rows_T), 2, store.num_kv_heads, store.head_dim)
+        placed = torch.empty(shape, dtype=self._dtype, device=self._rows_T.device)
+        self._room = Room(placed, self._rows_T)
+        return self._room
+
+    def __call__(self, layer: int, q_TNH: Tensor) -> Tensor:
+        assert self._room is not None
+        store = self._stores[layer]
+        k_TGH, v_TGH = self._room.kv_S2GH.unbind(1)
         q, k, v = (x.unflatten(0, self._shape).transpose(1, 2) for x in (q_TNH, k_TGH, v_TGH))
         mask = self._window_mask(store.window, q_TNH.device)
         out = F.scaled_dot_product_attention(
@@ -68,7 +89,8 @@ class Target:
     def states(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
         """(tapped [B * L, S], final [B * L, D])."""
         num_texts, num_places = tokens_BL.shape
-        attend = PaddedAttend(self.decoder.spec.stores, num_texts, num_places)
+        stores = self.decoder.spec.stores
+        attend = PaddedAttend(stores, num_texts, num_places, self.dtype, self.device)
         positions = torch.arange(num_places, device=tokens_BL.device).repeat(num_texts)
         final, tapped = self.decoder.forward(tokens_BL.reshape(-1), positions, attend, self.taps)
         return torch.cat(tapped, -1), final

@@ -1,0 +1,205 @@
+"""Models of well-known sizes with random weights: what speed is measured on where no files are.
+
+Promises: the sizes are data. Each model has an EAGLE-3 head as real checkpoints have it: one layer of
+the model's width, a vocabulary and an output layer of its own, the model's embedding. Weights are drawn
+where they will be used, without files or copies elsewhere, and are the same for a seed, a type and a
+device; activations keep the size of real ones through all layers.
+Does not know: engines, what is measured.
+
+Legend: V ids of a draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eyas.layers.rope import RopeSpec
+from eyas.layers.row_order import RowOrder
+from eyas.models.decoder import Decoder
+from eyas.models.heads.network import DraftHead
+from eyas.models.heads.spec import HeadSpec, default_taps
+from eyas.models.spec import GenerationDefaults, ModelSpec
+
+HEAD_SHARPNESS = 12.0
+"""Spread of a random draft head's logits; a model's own is 1. Real heads are rather sure of their best
+token, and only then do the best nodes of a tree reach its depth."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedShape:
+    """A model's facts and those of its EAGLE-3 head."""
+
+    name: str
+    model: ModelSpec
+    head: HeadSpec
+
+
+def _eagle3(model: ModelSpec, draft_vocab_size: int) -> HeadSpec:
+    return HeadSpec(
+        kind="eagle3",
+        hidden_size=model.hidden_size,
+        target_hidden_size=model.hidden_size,
+        num_target_layers=model.num_layers,
+        vocab_size=model.vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        num_layers=1,
+        num_query_heads=model.num_query_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        intermediate_size=model.intermediate_size,
+        norm_epsilon=1e-5,
+        rope=RopeSpec("default", 10000.0, model.head_dim),
+        max_position=2048,
+        taps=default_taps(model.num_layers),
+        windows=(None,),
+        own_embedding=False,
+        own_head=True,
+        entry_norms=True,
+        final_norm=True,
+    )
+
+
+_LLAMA = ModelSpec(
+    architecture="LlamaForCausalLM",
+    family="llama",
+    vocab_size=128256,
+    hidden_size=4096,
+    num_layers=32,
+    num_query_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=14336,
+    norm_epsilon=1e-5,
+    rope=RopeSpec("llama3", 500000.0, 128, factor=8.0, original_max_position=8192),
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tie_embeddings=False,
+    windows=(None,) * 32,
+    max_position=131072,
+    bos_token_id=128000,
+    generation=GenerationDefaults(),
+)
+_QWEN = ModelSpec(
+    architecture="Qwen3ForCausalLM",
+    family="qwen3",
+    vocab_size=151936,
+    hidden_size=4096,
+    num_layers=36,
+    num_query_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=12288,
+    norm_epsilon=1e-6,
+    rope=RopeSpec("default", 1000000.0, 128),
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=True,
+    tie_embeddings=False,
+    windows=(None,) * 36,
+    max_position=40960,
+    bos_token_id=None,
+    generation=GenerationDefaults(),
+)
+_TINY = ModelSpec(
+    architecture="LlamaForCausalLM",
+    family="llama",
+    vocab_size=512,
+    hidden_size=256,
+    num_layers=8,
+    num_query_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    intermediate_size=512,
+    norm_epsilon=1e-5,
+    rope=RopeSpec("llama3", 500000.0, 64, factor=8.0, original_max_position=1024),
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tie_embeddings=False,
+    windows=(None,) * 8,
+    max_position=8192,
+    bos_token_id=None,
+    generation=GenerationDefaults(),
+)
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        NamedShape("llama-3.1-8b", _LLAMA, _eagle3(_LLAMA, 32000)),
+        NamedShape("qwen3-8b", _QWEN, _eagle3(_QWEN, 32000)),
+        NamedShape("tiny", _TINY, _eagle3(_TINY, 128)),
+    )
+}
+
+
+def find_shape(name: str) -> NamedShape:
+    """The shape of that name; ValueError names those there are."""
+    if name not in SHAPES:
+        raise ValueError(f"shape: {name!r} is unknown; there are {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def draft_ids(spec: HeadSpec) -> torch.Tensor:
+    """The target's id of each draft id, int64 [V], ascending, spread over the whole vocabulary."""
+    ids_V = torch.arange(spec.draft_vocab_size, dtype=torch.int64)
+    return ids_V * spec.vocab_size // spec.draft_vocab_size
+
+
+def dummy_decoder(
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    max_model_len: int,
+    order: RowOrder | None = None,
+    seed: int = 0,
+) -> Decoder:
+    """A model of this shape with random weights, ready to run."""
+    with torch.no_grad():
+        decoder = Decoder(
+            spec, dtype=dtype, device=device, max_model_len=max_model_len, order=order
+        )
+        _fill(decoder.parameters(), decoder.device, seed)
+        decoder.seal()
+    return decoder
+
+
+def dummy_head(
+    spec: HeadSpec, target: Decoder, *, order: RowOrder | None = None, seed: int = 0
+) -> DraftHead:
+    """A head of this shape with random weights beside its target, whose embedding it shares."""
+    assert not spec.own_embedding and spec.own_head
+    has_map = spec.draft_vocab_size != spec.vocab_size
+    with torch.no_grad():
+        head = DraftHead(
+            spec,
+            dtype=target.dtype,
+            device=target.device,
+            max_model_len=target.max_model_len,
+            order=order or target.order,
+            embedding=target.embedding,
+            target_ids_V=draft_ids(spec) if has_map else None,
+        )
+        parameters = head.parameters()
+        _fill(parameters, head.device, seed + 1)
+        for block in parameters["head.weight"]:
+            block.mul_(HEAD_SHARPNESS)
+        head.seal()
+    return head
+
+
+def _fill(parameters: dict[str, list[torch.Tensor]], device: torch.device, seed: int) -> None:
+    """Norms are 1, biases 0; a product keeps the spread of what it is given."""
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, blocks in parameters.items():
+        for block in blocks:
+            if block.ndim == 2:
+                block.normal_(0.0, block.shape[1] ** -0.5, generator=generator)
+            else:
+                block.fill_(0.0 if name.endswith("bias") else 1.0)
