@@ -40,14 +40,21 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """max_batch_tokens: rows of one step (prompt chunks and tree nodes together).
+    """max_batch_tokens: rows of one step (prompt chunks and tree nodes together); "auto" is 512 on a
+    CPU and 2048 on a GPU, where a step of few rows costs as much as one of many.
 
     flights: steps that may be under way when the next is launched (0 or 1).
     """
 
     max_num_seqs: int = 64
-    max_batch_tokens: int = 512
+    max_batch_tokens: int | Auto = "auto"
     flights: int | Auto = "auto"
+
+    def rows(self, *, on_gpu: bool) -> int:
+        """Rows of one step on such a device."""
+        if self.max_batch_tokens == "auto":
+            return 2048 if on_gpu else 512
+        return self.max_batch_tokens
 
 
 class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,10 +115,17 @@ class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """device: "auto" takes the GPU where there is one; num_threads: CPU threads; None is
-    all cores but one, which is left to the HTTP process and to everything else that runs here."""
+    all cores but one, which is left to the HTTP process and to everything else that runs here.
+    exact: a row's bits may not depend on its batch, on how a prompt was cut, on what was drafted; on
+    a GPU False allows kernels that do, where they are faster (a CPU is exact wherever it can be)."""
 
     device: str = "auto"
     num_threads: int | None = None
+    exact: bool = True
+
+
+def _number(value: int | Auto) -> int | None:
+    return None if value == "auto" else value
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,9 +160,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name, value, low, high in (
             ("draft.steps", draft.max_steps, 1, 32),
             ("draft.topk", draft.topk, 1, 32),
-            ("draft.nodes", None if draft.nodes == "auto" else draft.nodes, 2, 128),
+            ("draft.nodes", _number(draft.nodes), 2, 128),
             ("scheduler.max_num_seqs", scheduler.max_num_seqs, 1, 1024),
-            ("scheduler.max_batch_tokens", scheduler.max_batch_tokens, 16, 65536),
+            ("scheduler.max_batch_tokens", _number(scheduler.max_batch_tokens), 16, 65536),
             ("cache.num_slots", cache.num_slots, 16, None),
             ("model.max_model_len", self.model.max_model_len, 8, None),
             ("device.num_threads", self.device.num_threads, 1, 1024),

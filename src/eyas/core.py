@@ -271,6 +271,8 @@ class Verdict:
     are the accepted nodes, in order. counts_B is 0 where the span had no root, and -1 where the
     first row could not choose (not a number, or nothing was legal).
     chosen_logprobs_BW, top_ids_BWN, top_logprobs_BWN: raw-model, only when somebody asked.
+    report_BX: one tensor [B, 2W + 1] of which tokens, nodes and counts are the columns, in this order,
+    where there is one: a single copy brings it to the host.
     """
 
     tokens_BW: torch.Tensor
@@ -279,3 +281,4 @@ class Verdict:
     chosen_logprobs_BW: torch.Tensor | None = None
     top_ids_BWN: torch.Tensor | None = None
     top_logprobs_BWN: torch.Tensor | None = None
+    report_BX: torch.Tensor | None = None

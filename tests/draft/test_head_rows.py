@@ -21,6 +21,7 @@ from tests.laws.cases import restless_paced, walk_text
 from tests.laws.drafters import Wrapper
 from tests.laws.heads import KINDS, head_drafter
 from tests.laws.world import Setting, model_drafter, new_engine, run, weights
+from tests.models.dense_attend import RowByRow
 
 SETTING = Setting(max_model_len=150)
 SETTINGS = {
@@ -32,7 +33,7 @@ SETTINGS = {
 
 
 def attend_to_everything_before(
-    layer: int, q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor, *, first: int
+    q_TNH: torch.Tensor, k_TGH: torch.Tensor, v_TGH: torch.Tensor, *, first: int
 ) -> torch.Tensor:
     """Plain causal attention over the rows from `first` on, which all see themselves."""
     per_kv = q_TNH.shape[1] // k_TGH.shape[1]
@@ -53,11 +54,14 @@ def whole_text_logits(network: HeadNetwork, text: list[int]) -> torch.Tensor:
     padded = torch.nn.functional.pad(tokens, (0, pad))
     positions = torch.arange(len(padded))
     with torch.inference_mode():
-        everything = partial(attend_to_everything_before, first=0)
+        answer = partial(attend_to_everything_before, first=0)
+        everything = RowByRow(target.spec.stores, target.dtype, answer, len(padded))
         _, taps = target.forward(padded, positions, everything, network.taps)
         features = network._head.combine(taps)
         shifted = torch.cat([torch.zeros_like(features[:1]), features[:-1]])
-        from_one = partial(attend_to_everything_before, first=1)
+        answer = partial(attend_to_everything_before, first=1)
+        head = network._head
+        from_one = RowByRow(head.spec.stores, head.dtype, answer, len(padded))
         hidden, _ = network._head.forward(padded, positions, shifted, from_one)
         hidden = torch.nn.functional.pad(
             hidden[last : last + 1], (0, 0, 0, target.order.pad(1) - 1)
@@ -92,12 +96,11 @@ class Compared(Wrapper):
         tree = super().propose(batch)
         if self.first is None:
             return tree
-        own = [b for b, size in enumerate(tree.sizes_B.tolist()) if size > 1]
-        assert len(own) == len(self.first)
-        for row, b in enumerate(own):
+        assert len(batch.rooted) == len(self.first)
+        for b in (b for b, size in enumerate(tree.sizes_B.tolist()) if size > 1):
             seat, root = int(batch.seats_B[b]), int(batch.roots_B[b])
             text = batch.table.tokens_AC[seat, : root + 1].tolist()
-            error = (self.first[row] - whole_text_logits(self.network, text)).abs().max()
+            error = (self.first[b] - whole_text_logits(self.network, text)).abs().max()
             self.worst = max(self.worst, float(error))
             self.num_compared += 1
         return tree

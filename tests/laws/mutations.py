@@ -146,22 +146,22 @@ MUTATIONS = [
     Mutation(
         "sequences share the scratch slots of their inner nodes",
         "draft/tree.py",
-        "self._first_scratch + seats_B.unsqueeze(1) * self._per_seat",
-        "self._first_scratch + 0 * seats_B.unsqueeze(1) * self._per_seat",
+        "self._first_scratch + batch.seats_B.unsqueeze(1) * self._per_seat",
+        "self._first_scratch + 0 * batch.seats_B.unsqueeze(1) * self._per_seat",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(
         "a drafter reads the noise one position early",
         "draft/tree.py",
-        "position_R=(growth.roots_B + depth)",
-        "position_R=(growth.roots_B + depth - 1)",
+        "position_R=(batch.roots_B + depth)",
+        "position_R=(batch.roots_B + depth - 1)",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(
         "inner nodes stand one position early",
         "draft/tree.py",
-        "positions_B = growth.roots_B + depth\n",
-        "positions_B = growth.roots_B + depth - 1\n",
+        "positions_B = batch.roots_B + depth\n",
+        "positions_B = batch.roots_B + depth - 1\n",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(

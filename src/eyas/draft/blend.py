@@ -16,6 +16,7 @@ import torch
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, Shape, StepReport, roots_alone
 from eyas.draft.network import DraftNetwork
+from eyas.kernels import usable
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 
@@ -77,6 +78,8 @@ def merge(into: DraftTree, tree: DraftTree, source: int, width: int) -> DraftTre
     num, old_width = into.tokens_BW.shape
     device = into.tokens_BW.device
     grown = max(old_width, min(width, old_width + tree.width - 1))
+    if usable(device):
+        return _merge_by_kernel(into, tree, source, grown)
     tokens_BW = torch.nn.functional.pad(into.tokens_BW, (0, grown - old_width + 1))
     parents_BW = torch.nn.functional.pad(into.parents_BW, (0, grown - old_width + 1))
     assert into.source_BW is not None
@@ -109,6 +112,20 @@ def merge(into: DraftTree, tree: DraftTree, source: int, width: int) -> DraftTre
     if is_chain:
         parents_BW = torch.arange(-1, grown - 1, device=device).expand(num, -1)
     return DraftTree(tokens_BW[:, :grown], parents_BW, sizes_B, is_chain, source_BW[:, :grown])
+
+
+def _merge_by_kernel(into: DraftTree, tree: DraftTree, source: int, grown: int) -> DraftTree:
+    """`merge` in one launch, `grown` nodes wide whether or not so many are found."""
+    from eyas.kernels.merge import merge_trees
+
+    assert into.source_BW is not None
+    tokens_BW, parents_BW, source_BW, sizes_B = merge_trees(
+        (into.tokens_BW, into.parents_BW, into.source_BW, into.sizes_B),
+        (tree.tokens_BW, tree.parents_BW, tree.sizes_B),
+        source,
+        grown,
+    )
+    return DraftTree(tokens_BW, parents_BW, sizes_B, grown == 1, source_BW)
 
 
 def _is_chain(parents_BW: torch.Tensor, sizes_B: torch.Tensor) -> bool:

@@ -1,12 +1,13 @@
-"""Which of a network's rows are missing, and the forward that makes them.
+"""Which of a network's rows are missing, and the forwards that make them.
 
 Promises: a row is made once for the content of its slot, however the sequence got there: prompt
 chunks, accepted drafts, a prefix that another sequence stored, steps in which nobody drafted. Rows are
 made of what is committed; where more are missing than a step can make, the sequence does not draft
-until it is caught up.
+until it is caught up. Rows of prompts are *runs*, which the host knows; the rows of what was accepted
+last are *tails*, whose beginnings only the device knows while a step is under way.
 Does not know: what a row is made of (a network does), trees.
 
-Legend: A seats, B drafting sequences, P rows of a sequence in the chain part, T rows, S slots.
+Legend: A seats, B rooted sequences, P rows of a sequence in the tails, T rows, S slots.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import torch
 
 from eyas.attention.base import ContextRun, Layout
 from eyas.cache.slots import NULL_SLOT
+from eyas.cache.transfer import send
+from eyas.kernels import usable
 from eyas.runner.batch import Batch, Span
 from eyas.runner.rows import ForwardRows, ragged_rows
+from eyas.runner.table import SequenceTable
 
 LONGEST_TAIL = 24
 """Rows of a sequence that are made as a short chain beside those of the others; what is missing beyond
@@ -37,16 +41,36 @@ class Run:
 
 
 @dataclass(slots=True, eq=False)
-class CatchUp:
-    """rows: the forward. previous_slots_T: the slot before each row's, None where features are not
-    read. own_B: places in the batch of the sequences that draft; root_rows_B: their roots' rows."""
+class _Known:
+    """What the host knows of a seat. seating: whose it is. made: rows before this position are made.
+    gap: most rows that can be missing up to the root; None where only `made` tells."""
+
+    seating: int
+    made: int
+    gap: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Missing:
+    """What a step has to make. longest: P of the tails, 0 where nobody drafts. drafts: which rooted
+    sequences draft."""
+
+    runs: list[Run]
+    drafts: list[bool]
+    longest: int
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """rows: a forward. previous_slots_T: the slot before each row's, None where features are not read.
+    root_rows_B: the roots' rows, for tails. root_tokens_B, sequence_B: the roots' tokens and 0, 1, ...,
+    where a kernel made them on the way."""
 
     rows: ForwardRows
     previous_slots_T: torch.Tensor | None
-    own_B: torch.Tensor
-    root_rows_B: torch.Tensor
-    runs: list[Run]
-    tails: list[tuple[int, int]]
+    root_rows_B: torch.Tensor | None = None
+    root_tokens_B: torch.Tensor | None = None
+    sequence_B: torch.Tensor | None = None
 
 
 class RowBook:
@@ -60,7 +84,8 @@ class RowBook:
         self.reads_features = reads_features
         self.max_rows = max_rows
         self._is_made_S = np.zeros(num_slots + 1, dtype=bool)
-        self._known: dict[int, tuple[int, int]] = {}  # seat -> (seating, rows made for sure)
+        self._known: dict[int, _Known] = {}
+        self._made_A: torch.Tensor | None = None
 
     def forget(self, batch: Batch) -> None:
         """The slots that a step writes get new content: they have no rows."""
@@ -69,123 +94,203 @@ class RowBook:
             if span.node_slots is not None:
                 self._is_made_S[span.node_slots] = False
 
-    def known(self, batch: Batch, span: Span) -> int:
-        """Every row before this position is made."""
+    def missing(self, batch: Batch) -> Missing | None:
+        """The rows that are missing for the sequences of a step; None when nothing is to be done."""
+        runs: list[Run] = []
+        drafting: list[bool] = []
+        longest, room = 0, self.max_rows
+        for span in batch.spans:
+            known = self._look_up(batch, span)
+            ready = span.root_low
+            if span.context_count:
+                ready = span.context_start + (0 if self.reads_features else span.context_count)
+            drafts = span.node_slots is not None and span.root_low >= self.first_position
+            drafts &= not (span.context_count and self.reads_features)
+            is_long = not drafts or span.root_low - known.made >= LONGEST_TAIL
+            if is_long and ready > known.made:
+                stop = min(ready, known.made + room)
+                if stop > known.made:
+                    assert known.made >= self.first_position
+                    slots = span.stored_slots[known.made : stop]
+                    runs.append(Run(span.seat, known.made, stop, slots))
+                    room -= stop - known.made
+                drafts &= stop == ready
+                known.gap = None
+            else:
+                stop = known.made
+            if span.node_slots is not None:
+                drafting.append(drafts)
+            if drafts:
+                length = span.root_high - min(stop, span.root_low) + 1
+                longest = max(longest, length if known.gap is None else min(length, known.gap))
+        if not runs and not longest:
+            return None
+        return Missing(runs, drafting, longest)
+
+    def step(self, batch: Batch, missing: Missing | None) -> None:
+        """A step goes out: its tails are made, and its verdict adds to what is missing."""
+        for b, span in enumerate(batch.rooted):
+            known = self._known.get(span.seat)
+            if known is None:  # nobody has asked yet
+                continue
+            if missing is not None and missing.drafts[b]:
+                known.made = max(known.made, batch.rooted[b].root_low + 1)
+                known.gap = 0
+            if known.gap is not None and span.node_slots is not None:
+                known.gap += len(span.node_slots)
+
+    def next_rows(self, table: SequenceTable) -> torch.Tensor:
+        """By seat, the position of the first row that is not made."""
+        if self._made_A is None:
+            self._made_A = torch.zeros_like(table.lengths_A)
+        return self._made_A
+
+    def made_run(self, run: Run, table: SequenceTable) -> None:
+        """A run is made."""
+        self._is_made_S[run.slots] = True
+        self._known[run.seat].made = run.stop
+        self.next_rows(table)[run.seat] = run.stop
+
+    def made_slots(self, slots_T: torch.Tensor) -> None:
+        """Rows are made in these slots; a device tells too late to be asked."""
+        if slots_T.device.type == "cpu":
+            self._is_made_S[slots_T.numpy()] = True
+
+    def _look_up(self, batch: Batch, span: Span) -> _Known:
         seating = batch.table.num_seatings[span.seat]
-        seen, known = self._known.get(span.seat, (-1, 0))
-        if seen == seating:
-            return known
-        stored = span.context_start if span.context_count else span.root_low
-        made = self._is_made_S[span.stored_slots[self.first_position : stored]]
-        known = self.first_position + (int(made.argmin()) if not made.all() else len(made))
-        self._known[span.seat] = (seating, known)
+        known = self._known.get(span.seat)
+        if known is None or known.seating != seating:
+            stored = span.context_start if span.context_count else span.root_low
+            is_made = self._is_made_S[span.stored_slots[self.first_position : stored]]
+            num_made = int(is_made.argmin()) if not is_made.all() else len(is_made)
+            known = self._known[span.seat] = _Known(seating, self.first_position + num_made)
+            self.next_rows(batch.table)[span.seat] = known.made
         return known
 
-    def made(self, catch_up: CatchUp) -> None:
-        """The forward has run."""
-        for run in catch_up.runs:
-            self._is_made_S[run.slots] = True
-            self._advance(run.seat, run.stop)
-        for seat, stop in catch_up.tails:
-            self._advance(seat, stop)
-        if catch_up.rows.write_slots_T.device.type == "cpu":
-            self._is_made_S[catch_up.rows.write_slots_T.numpy()] = True
 
-    def _advance(self, seat: int, stop: int) -> None:
-        seating, known = self._known[seat]
-        self._known[seat] = (seating, max(known, stop))
-
-
-def plan_catch_up(book: RowBook, batch: Batch) -> CatchUp | None:
-    """The rows that are missing for the sequences of a step; None when nothing is to be done."""
-    runs: list[Run] = []
-    own: list[int] = []
-    tails: list[tuple[int, int, int]] = []  # seat, first row for sure made, upper bound of the root
-    room, b = book.max_rows, 0
-    for span in batch.spans:
-        known = book.known(batch, span)
-        ready = span.root_low
-        if span.context_count:
-            ready = span.context_start + (0 if book.reads_features else span.context_count)
-        drafts = span.node_slots is not None and span.root_low >= book.first_position
-        drafts &= not (span.context_count and book.reads_features)
-        is_long = not drafts or span.root_low - known >= LONGEST_TAIL
-        if is_long and ready > known:
-            stop = min(ready, known + room)
-            if stop > known:
-                assert known >= book.first_position
-                runs.append(Run(span.seat, known, stop, span.stored_slots[known:stop]))
-                room -= stop - known
-            drafts &= stop == ready
-            known = stop
-        if span.node_slots is not None:
-            if drafts:
-                own.append(b)
-                tails.append((span.seat, min(known, span.root_low), span.root_high))
-            b += 1
-    if not runs and not own:
-        return None
-    return _assemble(book, batch, runs, own, tails)
-
-
-def _assemble(
-    book: RowBook, batch: Batch, runs: list[Run], own: list[int], tails: list[tuple[int, int, int]]
-) -> CatchUp:
-    """Tails first (sequence by sequence, from the first missing row to the root), then the runs."""
+def run_rows(book: RowBook, batch: Batch, runs: list[Run]) -> Rows:
+    """The forward of all runs."""
     table, device = batch.table, batch.table.device
-    num = len(own)
-    own_B = torch.tensor(own, dtype=torch.int64).to(device)
-    tail_seats_B = batch.seats_B[own_B]
-    roots_B = batch.roots_B[own_B]
-    length = max((high - known + 1 for _, known, high in tails), default=0)
-    starts_B = torch.tensor([known for _, known, _ in tails], dtype=torch.int64).to(device)
-    table.place_nodes(tail_seats_B, roots_B, batch.node_slots_BW[own_B, :1])
-    positions_BP = starts_B.unsqueeze(1) + torch.arange(length, device=device)
-    real_BP = positions_BP <= roots_B.unsqueeze(1)
-    positions_BP = torch.where(real_BP, positions_BP, 0)
-    grid_BP, picked = ragged_rows(real_BP)
-    root_rows_B = grid_BP.gather(1, (roots_B - starts_B).unsqueeze(1)).squeeze(1)
-    seat_parts = [tail_seats_B.unsqueeze(1).expand(num, length).reshape(-1)]
-    position_parts = [positions_BP.reshape(-1)]
-    is_real_T = real_BP.reshape(-1)
-    if picked is not None:
-        seat_parts[0], position_parts[0] = seat_parts[0][picked], position_parts[0][picked]
-        is_real_T = is_real_T[picked]
-    contexts, row = [], len(position_parts[0])
-    run_seats = [tail_seats_B]
-    for run in runs:
+    contexts: list[ContextRun] = []
+    seats: list[int] = []
+    positions: list[int] = []
+    for number, run in enumerate(runs):
         count = run.stop - run.start
-        seat_parts.append(torch.full((count,), run.seat, device=device))
-        position_parts.append(torch.arange(run.start, run.stop, device=device))
-        contexts.append(ContextRun(num + len(contexts), row, run.start, count))
-        run_seats.append(torch.tensor([run.seat], device=device))
-        row += count
-    seats_T, positions_T = torch.cat(seat_parts), torch.cat(position_parts)
-    tokens_T = table.tokens_AC[seats_T, positions_T]
-    write_slots_T = table.slots_AC[seats_T, positions_T]
-    num_tail = len(is_real_T)
-    if picked is None and num:
-        write_slots_T[:num_tail] = torch.where(is_real_T, write_slots_T[:num_tail], NULL_SLOT)
-    previous_slots_T = None
-    if book.reads_features:
-        previous_slots_T = table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]
+        contexts.append(ContextRun(number, len(positions), run.start, count))
+        seats += [run.seat] * count
+        positions += range(run.start, run.stop)
+    seats_T, positions_T = send(seats, device), send(positions, device)
     layout = Layout(
-        slots_BL=table.slots_AC[torch.cat(run_seats), : batch.max_length],
+        slots_AC=table.slots_AC,
+        seats_B=send([run.seat for run in runs], device),
         contexts=tuple(contexts),
-        node_rows_BW=grid_BP if num else None,
-        node_slots_BW=table.slots_AC[tail_seats_B.unsqueeze(1), positions_BP] if num else None,
-        root_positions_B=starts_B if num else None,
+        node_rows_BW=None,
+        node_slots_BW=None,
+        root_positions_B=None,
         parents_BW=None,
         max_position=batch.max_length - 1,
     )
     rows = ForwardRows(
-        tokens_T=tokens_T,
+        tokens_T=table.tokens_AC[seats_T, positions_T],
+        positions_T=positions_T.clamp(max=table.max_length - 1),
+        write_slots_T=table.slots_AC[seats_T, positions_T],
+        layout=layout,
+        logits_rows_R=None,
+    )
+    return Rows(rows, _previous_slots(book, table, seats_T, positions_T))
+
+
+def tail_rows(book: RowBook, batch: Batch, longest: int, drafts_B: torch.Tensor | None) -> Rows:
+    """The forward of all tails: sequence by sequence, from the first missing row to the root. One that
+    does not draft (drafts_B) is there with its root alone, which leaves no trace."""
+    table = batch.table
+    if usable(table.device):
+        return _tail_rows_by_kernel(book, batch, longest, drafts_B)
+    seats_B, roots_B = batch.seats_B, batch.roots_B
+    made_A = book.next_rows(table)
+    starts_B = torch.minimum(made_A[seats_B], roots_B)
+    if drafts_B is not None:
+        starts_B = torch.where(drafts_B, starts_B, roots_B)
+    table.place_nodes(seats_B, roots_B, batch.node_slots_BW[:, :1])
+    positions_BP = starts_B.unsqueeze(1) + torch.arange(longest, device=table.device)
+    real_BP = positions_BP <= roots_B.unsqueeze(1)
+    positions_BP = torch.where(real_BP, positions_BP, 0)
+    grid_BP, picked = ragged_rows(real_BP)
+    last_B = (roots_B - starts_B).clamp(max=longest - 1)
+    root_rows_B = grid_BP.gather(1, last_B.unsqueeze(1)).squeeze(1)
+    leaves_trace_BP = real_BP if drafts_B is None else real_BP & drafts_B.unsqueeze(1)
+    slots_BP = table.slots_AC[seats_B.unsqueeze(1), positions_BP]
+    write_slots_T = torch.where(leaves_trace_BP, slots_BP, NULL_SLOT).view(-1)
+    seats_T = seats_B.unsqueeze(1).expand_as(positions_BP).reshape(-1)
+    positions_T = positions_BP.view(-1)
+    if picked is not None:
+        seats_T, positions_T = seats_T[picked], positions_T[picked]
+        write_slots_T = write_slots_T[picked]
+    layout = Layout(
+        slots_AC=table.slots_AC,
+        seats_B=seats_B,
+        contexts=(),
+        node_rows_BW=grid_BP,
+        node_slots_BW=slots_BP,
+        root_positions_B=starts_B,
+        parents_BW=None,
+        max_position=batch.max_length - 1,
+    )
+    rows = ForwardRows(
+        tokens_T=table.tokens_AC[seats_T, positions_T],
         positions_T=positions_T.clamp(max=table.max_length - 1),
         write_slots_T=write_slots_T,
         layout=layout,
-        logits_rows_R=root_rows_B if num else None,
+        logits_rows_R=root_rows_B,
     )
-    stops = [
-        (seat, batch.rooted[b].root_low + 1) for b, (seat, _, _) in zip(own, tails, strict=True)
-    ]
-    return CatchUp(rows, previous_slots_T, own_B, root_rows_B, runs, stops)
+    next_B = roots_B + 1
+    made_A[seats_B] = next_B if drafts_B is None else torch.where(drafts_B, next_B, made_A[seats_B])
+    return Rows(rows, _previous_slots(book, table, seats_T, positions_T), root_rows_B)
+
+
+def _tail_rows_by_kernel(
+    book: RowBook, batch: Batch, longest: int, drafts_B: torch.Tensor | None
+) -> Rows:
+    from eyas.kernels import tails
+
+    table, shape = batch.table, (batch.num_rows, longest)
+    made, roots = tails.tail_rows(
+        batch.seats_B,
+        batch.roots_B,
+        book.next_rows(table),
+        drafts_B,
+        batch.node_slots_BW,
+        table.tokens_AC,
+        table.slots_AC,
+        longest,
+        table.max_length - 1,
+        NULL_SLOT,
+        pdl=table.device.type == "cuda",
+    )
+    layout = Layout(
+        slots_AC=table.slots_AC,
+        seats_B=batch.seats_B,
+        contexts=(),
+        node_rows_BW=made.rows_T.view(shape),
+        node_slots_BW=made.slots_T.view(shape),
+        root_positions_B=roots.starts_B,
+        parents_BW=None,
+        max_position=batch.max_length - 1,
+    )
+    rows = ForwardRows(
+        tokens_T=made.tokens_T,
+        positions_T=made.positions_T,
+        write_slots_T=made.write_slots_T,
+        layout=layout,
+        logits_rows_R=roots.root_rows_B,
+    )
+    previous_T = made.previous_slots_T if book.reads_features else None
+    return Rows(rows, previous_T, roots.root_rows_B, roots.root_tokens_B, roots.sequence_B)
+
+
+def _previous_slots(
+    book: RowBook, table: SequenceTable, seats_T: torch.Tensor, positions_T: torch.Tensor
+) -> torch.Tensor | None:
+    if not book.reads_features:
+        return None
+    return table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.cache.transfer import send
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, StepReport, chain
@@ -76,7 +77,7 @@ class ForcedDrafter(Drafter):
         extended = _extend(inner, batch, automata, len(self._inner.sources), self._nodes)
         if extended is None:
             return inner
-        self._remembered.append(_Extended(extended, inner, inner.sizes_B.tolist()))
+        self._remembered.append(_Extended(extended, inner, _sizes(inner)))
         return extended
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
@@ -118,7 +119,7 @@ def _extend(
         _Growing(own[:size], above[:size])
         for own, above, size in zip(tokens, parents, sizes, strict=True)
     ]
-    for growing, automaton, size in zip(grown, automata, sizes, strict=True):
+    for growing, automaton, size in zip(grown, automata, sizes, strict=False):
         if automaton is None:
             continue
         found = automaton.forced(growing.tokens, growing.parents, MAX_SPAN)
@@ -143,11 +144,11 @@ def _extend(
 
 def _as_tree(grown: list[_Growing], device: torch.device) -> DraftTree:
     width = max(len(each.tokens) for each in grown)
-    tokens_BW = torch.tensor([_padded(each.tokens, width) for each in grown], device=device)
-    sizes_B = torch.tensor([len(each.tokens) for each in grown], device=device)
+    tokens_BW = send([_padded(each.tokens, width) for each in grown], device)
+    sizes_B = send([len(each.tokens) for each in grown], device)
     if all(each.is_chain for each in grown):
         return chain(tokens_BW, sizes_B)
-    parents_BW = torch.tensor([_padded(each.parents, width) for each in grown], device=device)
+    parents_BW = send([_padded(each.parents, width) for each in grown], device)
     return DraftTree(tokens_BW, parents_BW, sizes_B, is_chain=False)
 
 
@@ -178,6 +179,13 @@ class _Growing:
                 self.parents.append(node)
                 self._children[node, token] = child
             node = child
+
+
+def _sizes(tree: DraftTree) -> list[int]:
+    """Nodes of each tree; on a device, where the host cannot see them, as many as there may be."""
+    if tree.sizes_B.device.type == "cpu":
+        return tree.sizes_B.tolist()
+    return [tree.width] * len(tree.sizes_B)
 
 
 def _padded(values: list[int], width: int) -> list[int]:

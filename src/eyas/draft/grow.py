@@ -5,6 +5,8 @@ children; ties go to the candidate that was found first. (Li, Wei, Zhang, Zhang,
 2406.16858.) At temperature above 0 candidates are ranked by what the target would choose with its own
 noise: log_softmax(beta * (q / T + g)), q the drafter's processed logits and g the noise of that
 position (the coupling is Daliri, Musco, Suresh, arXiv 2408.07978; beta says how far q is trusted).
+Where kernels run (eyas.kernels.usable) each function is one or two launches that can be captured in a
+graph; with noise they rank all candidates instead of a shortlist.
 Does not know: networks, caches, where logits come from.
 
 Legend: B sequences, K frontier nodes, C children a node, P pool entries, R rows, V vocabulary, U draft
@@ -19,12 +21,14 @@ import torch
 
 from eyas.core import DraftTree
 from eyas.draft.base import chain
+from eyas.kernels import usable
 from eyas.sampling.noise import gumbel_at
 from eyas.sampling.params import BatchParams
 from eyas.sampling.process import NEVER, Rows, process
 
 SHORTLIST = 64
 """Candidates of a node that are ranked with their noise; what is further down is not tried."""
+_LEVELS_AHEAD = 8
 
 
 def rank(
@@ -41,14 +45,12 @@ def rank(
     target_ids_U: the target's id of each draft id; None where they are the same. rows: None where no
     parameter acts. beta_B: None ranks without noise (plain top-k).
     """
+    if usable(logits_RU.device):
+        return _rank_by_kernel(logits_RU, target_ids_U, rows, params, beta_B, num_children)
     if rows is None:
         scores_RC, best_RC = logits_RU.log_softmax(dim=1).topk(num_children, dim=1)
         return (best_RC if target_ids_U is None else target_ids_U[best_RC]), scores_RC
-    x_RV = logits_RU
-    if target_ids_U is not None:
-        x_RV = logits_RU.new_full((len(logits_RU), params.vocab_size), NEVER)
-        x_RV.index_copy_(1, target_ids_U, logits_RU)
-    x_RV = process(x_RV, rows, params, None)
+    x_RV = process(_of_target(logits_RU, target_ids_U, params.vocab_size), rows, params, None)
     x_RV = x_RV.log_softmax(dim=1)
     if beta_B is None or not any(params.noisy):
         scores_RC, ids_RC = x_RV.topk(num_children, dim=1)
@@ -63,6 +65,58 @@ def rank(
     return ids_RS.gather(1, best_RC), scores_RC
 
 
+def _of_target(
+    logits_RU: torch.Tensor, target_ids_U: torch.Tensor | None, vocab_size: int
+) -> torch.Tensor:
+    """[R, V] the same logits at the target's ids."""
+    if target_ids_U is None:
+        return logits_RU
+    logits_RV = logits_RU.new_full((len(logits_RU), vocab_size), NEVER)
+    return logits_RV.index_copy_(1, target_ids_U, logits_RU)
+
+
+def _rank_by_kernel(
+    logits_RU: torch.Tensor,
+    target_ids_U: torch.Tensor | None,
+    rows: Rows | None,
+    params: BatchParams,
+    beta_B: torch.Tensor | None,
+    num_children: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rank` in two launches. top-k, top-p and min-p are left out where nothing else needs `process`:
+    they cut what is unlikely, and drafts cannot change the output."""
+    from eyas.kernels.rank import top
+
+    if rows is None:
+        scores_RC, ids_RC = top(
+            logits_RU, num_children, target_ids_U=target_ids_U, pdl=logits_RU.is_cuda
+        )
+        return ids_RC, scores_RC
+    temperature_B = params.temperature_B if any(params.noisy) else None
+    if params.is_changed_before_temperature:
+        logits_RU = _of_target(logits_RU, target_ids_U, params.vocab_size)
+        logits_RU, target_ids_U = process(logits_RU, rows, params, None), None
+        if temperature_B is not None:  # they are divided by it already
+            temperature_B = (temperature_B > 0).to(torch.float32)
+    scores_RC, ids_RC = top(
+        logits_RU,
+        num_children,
+        target_ids_U=target_ids_U,
+        sequence_R=rows.sequence_R,
+        position_R=rows.position_R,
+        temperature_B=temperature_B,
+        seed_B=params.seed_B,
+        choice_B=params.choice_B,
+        beta_B=beta_B,
+        pdl=logits_RU.is_cuda,
+    )
+    return ids_RC, scores_RC
+
+
+_Storage = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Tokens, scores and parents [B, P] of a pool on a device."""
+
+
 @dataclass(slots=True)
 class Frontier:
     """The nodes whose children come next. pool_BK: their place in the pool (-1 is the root);
@@ -74,7 +128,13 @@ class Frontier:
 
     @classmethod
     def of_roots(cls, num: int, device: torch.device) -> Frontier:
-        """One node a sequence: its root."""
+        """One node a sequence: its root. Kernels know what roots are and read nothing of them."""
+        if usable(device):
+            return cls(
+                torch.empty((num, 1), dtype=torch.int64, device=device),
+                torch.empty((num, 1), device=device),
+                torch.empty((num, 1, 0), dtype=torch.int64, device=device),
+            )
         return cls(
             torch.full((num, 1), -1, dtype=torch.int64, device=device),
             torch.zeros((num, 1), device=device),
@@ -83,9 +143,12 @@ class Frontier:
 
 
 class Pool:
-    """All candidates of B trees, level after level."""
+    """All candidates of B trees, level after level. capacity: how many a tree will have, where it is
+    known (storage on a device grows without it)."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = 0) -> None:
+        self._capacity = capacity
+        self._storage: _Storage | None = None
         self._tokens: list[torch.Tensor] = []
         self._parents: list[torch.Tensor] = []
         self._scores: list[torch.Tensor] = []
@@ -97,6 +160,8 @@ class Pool:
         """Put the children of a frontier into the pool. Returns the `keep` best of them as the next
         frontier, and [B, keep] the index of each one's parent in the old one."""
         num, width, num_children = tokens_BKC.shape
+        if usable(tokens_BKC.device):
+            return self._add_by_kernel(frontier, tokens_BKC, scores_BKC, keep)
         cumulative_BE = (frontier.score_BK.unsqueeze(2) + scores_BKC).flatten(1)
         tokens_BE = tokens_BKC.flatten(1)
         self._tokens.append(tokens_BE)
@@ -123,6 +188,18 @@ class Pool:
 
     def tree(self, roots_B1: torch.Tensor, nodes: int, *, is_chain: bool) -> DraftTree:
         """The root and the best of the pool, at most `nodes` in all."""
+        if self._storage is not None:
+            from eyas.kernels.grow import finish
+
+            grown = finish(
+                self._storage,
+                self._size,
+                roots_B1,
+                nodes,
+                is_chain=is_chain,
+                pdl=roots_B1.is_cuda,
+            )
+            return DraftTree(*grown, is_chain=is_chain)
         tokens_BP, scores_BP = torch.cat(self._tokens, dim=1), torch.cat(self._scores, dim=1)
         legal_BP = scores_BP > NEVER
         if is_chain:
@@ -145,3 +222,36 @@ class Pool:
         )
         tokens_BW = torch.cat([roots_B1, tokens_BP.gather(1, places_BW)], dim=1)
         return DraftTree(tokens_BW, parents_BW, sizes_B, is_chain=False)
+
+    def _add_by_kernel(
+        self, frontier: Frontier, tokens_BKC: torch.Tensor, scores_BKC: torch.Tensor, keep: int
+    ) -> tuple[Frontier, torch.Tensor]:
+        from eyas.kernels.grow import extend
+
+        num, width, num_children = tokens_BKC.shape
+        start = self._size
+        self._size += width * num_children
+        storage = self._reserve(num, keep * num_children, tokens_BKC.device)
+        above = (frontier.pool_BK, frontier.score_BK, frontier.path_BKD)
+        pool_BK, score_BK, path_BKD, parent_BK = extend(
+            tokens_BKC, scores_BKC, above, storage, start, keep, pdl=tokens_BKC.is_cuda
+        )
+        return Frontier(pool_BK, score_BK, path_BKD), parent_BK
+
+    def _reserve(self, num: int, level: int, device: torch.device) -> _Storage:
+        """Storage for all entries, and at first for some levels more."""
+        if self._storage is not None and self._size <= self._storage[0].shape[1]:
+            return self._storage
+        capacity = self._capacity
+        if capacity < self._size:
+            capacity = self._size + _LEVELS_AHEAD * level
+        storage = (
+            torch.empty((num, capacity), dtype=torch.int64, device=device),
+            torch.empty((num, capacity), dtype=torch.float32, device=device),
+            torch.empty((num, capacity), dtype=torch.int64, device=device),
+        )
+        if self._storage is not None:
+            for new_BP, old_BP in zip(storage, self._storage, strict=True):
+                new_BP[:, : old_BP.shape[1]] = old_BP
+        self._storage = storage
+        return storage

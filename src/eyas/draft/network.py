@@ -110,7 +110,10 @@ class HeadNetwork:
     def remember(self, output: Output) -> None:
         self._pending.append(Output(None, output.taps, output.write_slots_T))
         self._num_pending += len(output.write_slots_T)
-        if self._num_pending >= MAX_PENDING_ROWS:
+        is_replayed = (
+            output.write_slots_T.device.type != "cpu"
+        )  # the next step overwrites its states
+        if is_replayed or self._num_pending >= MAX_PENDING_ROWS:
             self._fuse()
 
     def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:

@@ -14,6 +14,7 @@ import torch
 
 from eyas.core import DraftTree
 from eyas.draft.base import Drafter, Shape, chain, root_tokens, roots_alone
+from eyas.kernels import usable
 from eyas.runner.batch import Batch
 
 
@@ -38,6 +39,8 @@ class NgramDrafter(Drafter):
         width = min(batch.width, self.shape.nodes)
         if width == 1 or not len(batch.rooted):
             return roots_alone(batch)
+        if usable(batch.table.device):
+            return self._propose_by_kernel(batch, width)
         history_BL, roots_B = batch.history_BL, batch.roots_B
         num_positions = history_BL.shape[1]
         columns_L = torch.arange(num_positions, device=history_BL.device)
@@ -58,3 +61,20 @@ class NgramDrafter(Drafter):
         drafted_BW = history_BL.gather(1, source_BW.clamp(max=num_positions - 1))
         sizes_B = torch.where(found_B, width, 1)
         return chain(torch.cat([root_tokens(batch), drafted_BW], dim=1), sizes_B)
+
+    def _propose_by_kernel(self, batch: Batch, width: int) -> DraftTree:
+        """The same in two launches, from the table itself."""
+        from eyas.kernels.lookup import propose
+
+        history_AC = batch.table.tokens_AC
+        num_columns = min(batch.max_length, history_AC.shape[1])
+        tokens_BW, parents_BW, sizes_B = propose(
+            history_AC,
+            batch.seats_B,
+            batch.roots_B,
+            num_columns,
+            width,
+            self.min_match,
+            min(self.max_match, num_columns),
+        )
+        return DraftTree(tokens_BW, parents_BW, sizes_B, is_chain=True)

@@ -7,43 +7,45 @@ tree of `steps` levels costs `steps` passes, of which the first is the catching 
 scratch slots that nobody else sees.
 Does not know: the target, what becomes of the tree.
 
-Legend: B sequences that draft, P rows of a sequence in the first pass, K frontier nodes, T rows,
-F feature size, U draft vocabulary, W nodes, D draft tokens on the way to a node.
+Legend: B sequences, P rows of a sequence in the first pass, K frontier nodes, T rows, F feature size,
+U draft vocabulary, W nodes, D draft tokens on the way to a node.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from eyas.attention.base import Layout
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, Shape, root_tokens, roots_alone
-from eyas.draft.catch_up import CatchUp, RowBook, plan_catch_up
+from eyas.draft.catch_up import LONGEST_TAIL, RowBook, Run, run_rows, tail_rows
+from eyas.draft.catch_up import Rows as TailRows
 from eyas.draft.grow import Frontier, Pool, rank
 from eyas.draft.network import DraftNetwork
+from eyas.kernels import usable
 from eyas.runner.batch import Batch
-from eyas.runner.rows import ForwardRows
+from eyas.runner.rows import ForwardRows, committed
 from eyas.runner.runner import Output
 from eyas.sampling.process import Rows
 
 
 @dataclass(slots=True)
 class _Growth:
-    """What one tree building needs throughout. own_B: places of the drafting sequences in the batch.
+    """What one tree building needs throughout. tails: the rows of the roots.
 
-    scratch_BS: scratch slots of each sequence. beta_B: of all sequences of the batch.
+    parents: [B, 1] of the roots, then [B, K] of each level that was expanded; of kernels, the grid of
+    all so far alone. places_R: sequence and position of the frontier's nodes, where a kernel said so.
     """
 
     batch: Batch
     shape: Shape
-    own_B: torch.Tensor
-    seats_B: torch.Tensor
-    roots_B: torch.Tensor
-    root_slots_B1: torch.Tensor
-    scratch_BS: torch.Tensor
     beta_B: torch.Tensor | None
+    tails: TailRows
+    parents: list[torch.Tensor] = field(default_factory=list)
+    places_R: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class TreeDrafter(Drafter):
@@ -84,24 +86,25 @@ class TreeDrafter(Drafter):
 
     def propose(self, batch: Batch) -> DraftTree:
         shape = self.shape.within(batch.width)
-        self.made_up_for = False
         self._proposed_for = batch
         self._book.forget(batch)
-        if shape.steps == 0:  # rows are made up for when drafting goes on
-            return roots_alone(batch)
-        catch_up = plan_catch_up(self._book, batch)
-        if catch_up is None:
-            return roots_alone(batch)
-        self.made_up_for = bool(catch_up.runs)
-        slots_T = catch_up.previous_slots_T
-        features_TF = None if slots_T is None else self._network.recall(slots_T)
-        logits_BU, states_TF = self._network.forward(catch_up.rows, features_TF)
-        self._book.made(catch_up)
-        if logits_BU is None:
-            return roots_alone(batch)
-        states_BF = None if states_TF is None else states_TF[catch_up.root_rows_B]
-        tree = self._grow(self._growth(batch, shape, catch_up), logits_BU, states_BF)
-        return _among_all(batch, tree, catch_up.own_B)
+        missing = self._book.missing(batch) if shape.steps else None  # else made up for later
+        self.made_up_for = missing is not None and bool(missing.runs)
+        if missing is not None and missing.runs:
+            self._make_runs(batch, missing.runs)
+        self._book.step(batch, missing)
+        if missing is None or not any(missing.drafts):
+            return batch.stage("roots", lambda: roots_alone(batch))
+        drafts_B = None
+        if not all(missing.drafts):
+            drafts = np.ones(batch.num_rows, dtype=bool)
+            drafts[: len(missing.drafts)] = missing.drafts
+            drafts_B = batch.hold_array("drafts", drafts)
+        beta_B = self._betas(batch)
+        longest = missing.longest if batch.graphs is None else _bucket(missing.longest, batch.width)
+        key = (shape, longest, drafts_B is None)
+        grown = batch.stage(key, lambda: self._grown(batch, shape, longest, drafts_B, beta_B))
+        return replace(grown)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         if batch is not self._proposed_for:  # it ran without this drafter
@@ -109,35 +112,51 @@ class TreeDrafter(Drafter):
         if self.taps:
             self._network.remember(output)
 
-    def _growth(self, batch: Batch, shape: Shape, catch_up: CatchUp) -> _Growth:
-        own_B = catch_up.own_B
-        seats_B = batch.seats_B[own_B]
-        scratch_S = torch.arange(self._per_seat, device=own_B.device)
-        first_B1 = self._first_scratch + seats_B.unsqueeze(1) * self._per_seat
-        beta_B = None
-        if self._sees_noise and any(batch.params.noisy):
-            betas = [self._network.beta(s.params.temperature) for s in batch.params.sources]
-            beta_B = torch.tensor(betas, dtype=torch.float32).to(own_B.device)
+    def _make_runs(self, batch: Batch, runs: list[Run]) -> None:
+        made = run_rows(self._book, batch, runs)
+        slots_T = made.previous_slots_T
+        self._network.forward(made.rows, None if slots_T is None else self._network.recall(slots_T))
+        for run in runs:
+            self._book.made_run(run, batch.table)
+
+    def _betas(self, batch: Batch) -> torch.Tensor | None:
+        """How far the network is trusted for each sequence; None where nobody looks."""
+        if not self._sees_noise or not any(batch.params.noisy):
+            return None
+        betas = np.zeros(batch.num_rows, dtype=np.float32)
+        for b, source in enumerate(batch.params.sources):
+            betas[b] = self._network.beta(source.params.temperature)
+        return batch.hold_array("betas", betas)
+
+    def _grown(
+        self,
+        batch: Batch,
+        shape: Shape,
+        longest: int,
+        drafts_B: torch.Tensor | None,
+        beta_B: torch.Tensor | None,
+    ) -> DraftTree:
+        """Make the tails, and grow the trees from their roots."""
+        tails = tail_rows(self._book, batch, longest, drafts_B)
+        slots_T = tails.previous_slots_T
+        features_TF = None if slots_T is None else self._network.recall(slots_T)
+        logits_BU, states_TF = self._network.forward(tails.rows, features_TF)
+        self._book.made_slots(tails.rows.write_slots_T)
+        assert logits_BU is not None and tails.root_rows_B is not None
+        states_BF = None if states_TF is None else states_TF[tails.root_rows_B]
         topk = min(shape.topk, self._network.draft_vocab_size)
-        return _Growth(
-            batch,
-            Shape(shape.steps, topk, shape.nodes),
-            own_B,
-            seats_B,
-            batch.roots_B[own_B],
-            batch.node_slots_BW[own_B, :1],
-            first_B1 + scratch_S,
-            beta_B,
-        )
+        growth = _Growth(batch, Shape(shape.steps, topk, shape.nodes), beta_B, tails)
+        tree = self._grow(growth, logits_BU, states_BF)
+        if drafts_B is not None:
+            tree.sizes_B = torch.where(drafts_B, tree.sizes_B, 1)
+        return tree
 
     def _grow(
         self, growth: _Growth, logits_RU: torch.Tensor, states_RF: torch.Tensor | None
     ) -> DraftTree:
-        shape, num = growth.shape, len(growth.own_B)
-        device = growth.own_B.device
-        frontier, pool = Frontier.of_roots(num, device), Pool()
-        inner_BK = torch.zeros((num, 1), dtype=torch.int64, device=device)  # node ids of a frontier
-        parents = [torch.full((num, 1), -1, dtype=torch.int64, device=device)]
+        shape, num = growth.shape, growth.batch.num_rows
+        frontier = Frontier.of_roots(num, logits_RU.device)
+        pool = Pool(shape.topk + (shape.steps - 1) * shape.topk**2)
         for depth in range(shape.steps):
             rows = self._sampling_rows(growth, frontier, depth)
             ids_RC, scores_RC = rank(
@@ -157,22 +176,44 @@ class TreeDrafter(Drafter):
             )
             if depth + 1 == shape.steps:
                 break
-            if states_RF is not None:
-                size = states_RF.shape[1]
-                states_RF = (
-                    states_RF.view(num, width, size)
-                    .gather(1, parent_BK.unsqueeze(2).expand(-1, -1, size))
-                    .flatten(0, 1)
-                )
-            parents.append(inner_BK.gather(1, parent_BK))
-            first = 1 + depth * shape.topk
-            inner_BK = torch.arange(first, first + shape.topk, device=device).expand(num, -1)
-            rows_of_level = self._level(growth, frontier, torch.cat(parents, dim=1), depth + 1)
+            rows_of_level, states_RF = self._below(
+                growth, frontier, parent_BK, states_RF, depth + 1
+            )
             logits, states_RF = self._network.forward(rows_of_level, states_RF)
             assert logits is not None
             logits_RU = logits
-        roots_B1 = root_tokens(growth.batch)[growth.own_B]
-        return pool.tree(roots_B1, shape.nodes, is_chain=shape.topk == 1)
+        token_B = growth.tails.root_tokens_B
+        root_B1 = root_tokens(growth.batch) if token_B is None else token_B.unsqueeze(1)
+        return pool.tree(root_B1, shape.nodes, is_chain=shape.topk == 1)
+
+    def _below(
+        self,
+        growth: _Growth,
+        frontier: Frontier,
+        parent_BK: torch.Tensor,
+        states_RF: torch.Tensor | None,
+        depth: int,
+    ) -> tuple[ForwardRows, torch.Tensor | None]:
+        """The rows of the frontier at `depth`, and for each the state [F] of the node above it. parent_BK:
+        which node of the last frontier, whose states are given, that is."""
+        if usable(parent_BK.device):
+            return self._below_by_kernel(growth, frontier, parent_BK, states_RF)
+        parents, (num, topk), device = growth.parents, parent_BK.shape, parent_BK.device
+        if depth == 1:
+            parents.append(torch.full((num, 1), -1, dtype=torch.int64, device=device))
+            inner_BK = torch.zeros((num, 1), dtype=torch.int64, device=device)
+        else:  # node ids of the last frontier
+            first = 1 + (depth - 2) * topk
+            inner_BK = torch.arange(first, first + topk, device=device).expand(num, -1)
+        parents.append(inner_BK.gather(1, parent_BK))
+        if states_RF is not None:
+            size = states_RF.shape[1]
+            states_RF = (
+                states_RF.view(num, inner_BK.shape[1], size)
+                .gather(1, parent_BK.unsqueeze(2).expand(-1, -1, size))
+                .flatten(0, 1)
+            )
+        return self._level(growth, frontier, torch.cat(parents, dim=1), depth), states_RF
 
     def _level(
         self, growth: _Growth, frontier: Frontier, parents_BW: torch.Tensor, depth: int
@@ -181,20 +222,24 @@ class TreeDrafter(Drafter):
         batch, topk = growth.batch, growth.shape.topk
         num, width = parents_BW.shape
         device = parents_BW.device
+        first_B1 = self._first_scratch + batch.seats_B.unsqueeze(1) * self._per_seat
+        scratch_BS = first_B1 + torch.arange(width - 1, device=device)
         rows_BK = torch.arange(num * topk, device=device).view(num, topk)
-        slots_BW = torch.cat([growth.root_slots_B1, growth.scratch_BS[:, : width - 1]], dim=1)
+        root_slots_B1 = batch.node_slots_BW[:, :1]
+        slots_BW = torch.cat([root_slots_B1, scratch_BS], dim=1)
         own_slots_BK = slots_BW[:, width - topk :]
-        positions_B = growth.roots_B + depth
+        positions_B = batch.roots_B + depth
         is_chain = topk == 1
         if is_chain:
-            batch.table.place_nodes(growth.seats_B, positions_B, own_slots_BK)
+            batch.table.place_nodes(batch.seats_B, positions_B, own_slots_BK)
             node_rows_BW, node_slots_BW, first_B = rows_BK, own_slots_BK, positions_B
         else:
             node_rows_BW = torch.full_like(parents_BW, -1)
             node_rows_BW[:, width - topk :] = rows_BK
-            node_slots_BW, first_B = slots_BW, growth.roots_B
+            node_slots_BW, first_B = slots_BW, batch.roots_B
         layout = Layout(
-            slots_BL=batch.table.slots_AC[growth.seats_B, : batch.max_length],
+            slots_AC=batch.table.slots_AC,
+            seats_B=batch.seats_B,
             contexts=(),
             node_rows_BW=node_rows_BW,
             node_slots_BW=node_slots_BW,
@@ -212,19 +257,72 @@ class TreeDrafter(Drafter):
             num_leading=num * topk,
         )
 
+    def _below_by_kernel(
+        self,
+        growth: _Growth,
+        frontier: Frontier,
+        parent_BK: torch.Tensor,
+        states_RF: torch.Tensor | None,
+    ) -> tuple[ForwardRows, torch.Tensor | None]:
+        from eyas.kernels.levels import level_rows
+
+        batch, table = growth.batch, growth.batch.table
+        rows, grids, states_RF = level_rows(
+            batch.seats_B,
+            batch.roots_B,
+            batch.node_slots_BW,
+            frontier.path_BKD,
+            parent_BK,
+            growth.parents[0] if growth.parents else None,
+            states_RF,
+            table.slots_AC,
+            self._first_scratch,
+            self._per_seat,
+            table.max_length - 1,
+            pdl=parent_BK.is_cuda,
+        )
+        growth.places_R = (rows.sequence_R, rows.position_R)
+        if grids is not None:
+            growth.parents = [grids.parents_BW]
+        shape = parent_BK.shape
+        layout = Layout(
+            slots_AC=table.slots_AC,
+            seats_B=batch.seats_B,
+            contexts=(),
+            node_rows_BW=rows.rows_R.view(shape) if grids is None else grids.rows_BW,
+            node_slots_BW=rows.write_slots_R.view(shape) if grids is None else grids.slots_BW,
+            root_positions_B=rows.position_R if grids is None else batch.roots_B,
+            parents_BW=None if grids is None else grids.parents_BW,
+            max_position=batch.max_length - 1,
+        )
+        rows_of_level = ForwardRows(
+            tokens_T=rows.tokens_R,
+            positions_T=rows.positions_R,
+            write_slots_T=rows.write_slots_R,
+            layout=layout,
+            logits_rows_R=rows.rows_R,
+            num_leading=len(rows.rows_R),
+        )
+        return rows_of_level, states_RF
+
     def _sampling_rows(self, growth: _Growth, frontier: Frontier, depth: int) -> Rows | None:
         """Where the frontier's nodes stand, as the sampler sees it; None where nobody looks."""
         if growth.batch.params.is_plain:
             return None
         batch, width = growth.batch, frontier.pool_BK.shape[1]
+        history_BL, length_B = committed(batch)
+        if depth == 0 and growth.tails.sequence_B is not None:
+            growth.places_R = (growth.tails.sequence_B, batch.roots_B)
+        if growth.places_R is not None and not any(batch.params.penalised):
+            return Rows(*growth.places_R, None, None, history_BL, length_B)
         path_RD = frontier.path_BKD.flatten(0, 1)
         return Rows(
-            sequence_R=growth.own_B.repeat_interleave(width),
-            position_R=(growth.roots_B + depth).repeat_interleave(width),
+            sequence_R=torch.arange(len(path_RD), device=path_RD.device) // width,
+            position_R=(batch.roots_B + depth).repeat_interleave(width),
             tokens_RD=path_RD if depth else None,
             is_ancestor_RD=torch.ones_like(path_RD, dtype=torch.bool) if depth else None,
-            history_BL=batch.history_BL,
-            length_B=batch.roots_B + 1,
+            history_BL=history_BL,
+            length_B=length_B,
         )
 
 
@@ -233,15 +331,6 @@ def num_scratch(shape: Shape) -> int:
     return max(0, shape.steps - 1) * shape.topk
 
 
-def _among_all(batch: Batch, tree: DraftTree, own_B: torch.Tensor) -> DraftTree:
-    """The trees of some sequences, and roots alone for the others."""
-    num = len(batch.rooted)
-    if len(own_B) == num:
-        return tree
-    tokens_BW = root_tokens(batch).repeat(1, tree.width)
-    tokens_BW[own_B] = tree.tokens_BW
-    parents_BW = tree.parents_BW[:1].expand(num, -1).clone()
-    parents_BW[own_B] = tree.parents_BW
-    sizes_B = torch.ones_like(batch.roots_B)
-    sizes_B[own_B] = tree.sizes_B
-    return DraftTree(tokens_BW, parents_BW, sizes_B, tree.is_chain)
+def _bucket(longest: int, width: int) -> int:
+    """Rows of a tail that a graph is made for."""
+    return width if longest <= width else max(longest, 2 * width, LONGEST_TAIL)

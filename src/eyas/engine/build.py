@@ -8,11 +8,14 @@ Does not know: requests.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from eyas.attention.reference import ReferenceAttention
+from eyas.attention import open_attention
 from eyas.cache import CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import CompilePool, Vocabulary, build_backend
@@ -21,8 +24,11 @@ from eyas.engine.drafting import Drafting, build_drafter, decide_drafting, load_
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
-from eyas.layers.row_order import find_row_order
+from eyas.kernels import usable
+from eyas.layers.products import Products, pad_for_device
+from eyas.layers.row_order import RowOrder, RowOrderReport, find_row_order
 from eyas.models import (
+    Decoder,
     ModelSpec,
     load_model,
     locate_model,
@@ -30,7 +36,10 @@ from eyas.models import (
     read_spec,
     resolve_dtype,
 )
-from eyas.runner.device import cache_budget, open_device
+from eyas.models.heads import DraftHead
+from eyas.models.spec import GenerationDefaults
+from eyas.runner.device import Device, cache_budget, open_device
+from eyas.runner.graphs import bucket_of, length_of
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
 from eyas.text import Detokenizer, Tokenizer
@@ -38,6 +47,29 @@ from eyas.text import Detokenizer, Tokenizer
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
+
+PREPARED_LENGTHS = (512, 1024, 2048)
+"""Lengths of sequences whose steps are captured at start-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is put together around, wherever it came from.
+
+    order: of the model's products. drafting, network: what drafts and its weights; both None where a
+    drafter of somebody's own does. directory: None where there are no files. tokenizer: None where
+    tokens have no texts, which also leaves outputs unconstrained.
+    """
+
+    spec: ModelSpec
+    model: Decoder
+    order: RowOrderReport
+    drafting: Drafting | None
+    network: Decoder | DraftHead | None
+    directory: Path | None
+    tokenizer: Tokenizer | None
+    defaults: GenerationDefaults
+    dtype: torch.dtype
 
 
 def build_engine(
@@ -48,49 +80,89 @@ def build_engine(
     own_drafter: drafts instead of the one that `config.draft` names.
     """
     place = open_device(config.device)
+    parts = load(config, place, progress, drafts=own_drafter is None)
+    return assemble(config, place, parts, own_drafter)
+
+
+def load(
+    config: EngineConfig, place: Device, progress: Progress | None = None, *, drafts: bool = True
+) -> Parts:
+    """Read the model, and if `drafts` what drafts, from files."""
     directory = locate_model(config.model.path, config.model.revision, config.model.offline)
     spec = read_spec(directory)
     tokenizer = Tokenizer.from_directory(directory)
     dtype = resolve_dtype(config.model.dtype, place.device)
-    drafting = None if own_drafter else decide_drafting(config, directory, spec)
-    max_rows = config.scheduler.max_batch_tokens
-    order = find_row_order(
-        spec.linear_shapes, dtype, place.device, max_rows, heads=[spec.head_shape]
-    )
-    max_length = _max_length(config, spec, drafting)
+    drafting = decide_drafting(config, directory, spec) if drafts else None
+    order = find_order(config, place, dtype, spec)
     model = load_model(
         directory,
         dtype=dtype,
         device=place.device,
-        max_model_len=max_length,
+        max_model_len=longest_sequence(config, spec, drafting),
         order=order.order,
         progress=progress,
     )
-    per_slot, scratch, width, network = KVStore.bytes_per_slot(spec.stores, dtype), 0, 1, None
+    network = None
     if drafting is not None:
-        draft_order = find_row_order(
-            drafting.linear_shapes, dtype, place.device, max_rows, heads=drafting.head_shapes
-        )
+        draft_order = find_order(config, place, dtype, drafting)
         network = load_network(drafting, model, directory, draft_order.order, progress)
+    return Parts(
+        spec=spec,
+        model=model,
+        order=order,
+        drafting=drafting,
+        network=network,
+        directory=directory,
+        tokenizer=tokenizer,
+        defaults=read_generation_defaults(directory),
+        dtype=dtype,
+    )
+
+
+def find_order(
+    config: EngineConfig, place: Device, dtype: torch.dtype, of: ModelSpec | Drafting
+) -> RowOrderReport:
+    """The row counts at which the products of a model, or of what drafts, keep their bits."""
+    heads = of.head_shapes if isinstance(of, Drafting) else (of.head_shape,)
+    max_rows = config.scheduler.rows(on_gpu=place.device.type == "cuda")
+    if usable(place.device):
+        exact = place.exact and not isinstance(of, Drafting)
+        products = Products(exact, place.device, pad_for_device(max_rows))
+        reason = "products have one order" if exact else "products are the fastest; pass --exact"
+        return RowOrderReport(RowOrder(products=products), exact, reason)
+    return find_row_order(of.linear_shapes, dtype, place.device, max_rows, heads=heads)
+
+
+def assemble(
+    config: EngineConfig, place: Device, parts: Parts, own_drafter: Drafter | None = None
+) -> Engine:
+    """Size the cache, connect the rooms around the parts, check what can be promised of exactness.
+
+    own_drafter: drafts where the parts hold no drafting.
+    """
+    spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
+    per_slot, scratch, width = KVStore.bytes_per_slot(spec.stores, dtype), 0, 1
+    if drafting is not None:
         per_slot += drafting.bytes_per_slot(dtype)
         scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, dtype)
         width = drafting.width
     elif own_drafter is not None:
         width = own_drafter.width
+    max_length = parts.model.max_model_len
     num_slots, max_length = _size_cache(config, per_slot, scratch, place.device, max_length, width)
     kv = KVStore(spec.stores, num_slots, dtype=dtype, device=place.device)
-    runner = ModelRunner(model, ReferenceAttention(kv), order.order)
+    runner = ModelRunner(parts.model, open_attention(kv, exact=place.exact), order.order)
     drafter = own_drafter
     if drafter is None:
         assert drafting is not None
-        drafter = build_drafter(drafting, config, runner, network, num_slots, max_length)
+        drafter = build_drafter(drafting, config, runner, parts.network, num_slots, max_length)
     exact = check_exactness(runner, order, max_length, num_slots)
     log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
-    defaults = read_generation_defaults(directory)
+    has_grammars = bool(parts.defaults.eos_token_ids) and parts.tokenizer is not None
     info = EngineInfo(
         model=config.model.path,
-        directory=str(directory),
-        grammar_backend=config.grammar.backend if defaults.eos_token_ids else None,
+        directory="" if parts.directory is None else str(parts.directory),
+        grammar_backend=config.grammar.backend if has_grammars else None,
         architecture=spec.architecture,
         num_parameters=spec.num_parameters,
         device=str(place.device),
@@ -99,22 +171,42 @@ def build_engine(
         num_slots=num_slots,
         vocab_size=spec.vocab_size,
         drafter="+".join(drafting.names) if drafting else type(own_drafter).__name__,
-        eos_token_ids=tuple(defaults.eos_token_ids),
+        eos_token_ids=tuple(parts.defaults.eos_token_ids),
         exact=exact.exact,
         exact_reason=exact.reason,
         num_flights=place.num_flights
         if config.scheduler.flights == "auto"
         else config.scheduler.flights,
     )
-    return connect(config, runner, drafter, info, tokenizer, compile_pool(config, info, tokenizer))
+    grammars = compile_pool(config, info, parts.tokenizer)
+    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars)
+    if usable(place.device) and not (drafting is not None and drafting.is_paced):
+        prepare(engine, drafting.shape.nodes if drafting is not None else width, config)
+    return engine
+
+
+def prepare(engine: Engine, width: int, config: EngineConfig) -> None:
+    """Capture the steps that are sure to come; others are when they are first met."""
+    width = min(width, engine.drafter.width)
+    started = time.perf_counter()
+    most = bucket_of(config.scheduler.max_num_seqs)
+    sizes = sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
+    lengths = {length_of(min(length, engine.info.max_model_len)) for length in PREPARED_LENGTHS}
+    for length in sorted(lengths, reverse=True):
+        for num in sizes:
+            for temperature in (0.0, 1.0):
+                engine.prepare(num, width, length, temperature)
+    log.info("captured steps of %s sequences in %.1f s", sizes, time.perf_counter() - started)
 
 
 def compile_pool(
-    config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer
+    config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None
 ) -> CompilePool | None:
-    """What compiles grammars for this model's vocabulary; None where a grammar could not end an output.
-    ValueError names a library that is missing."""
+    """What compiles grammars for this model's vocabulary; None where a grammar could not end an output,
+    or tokens have no texts. ValueError names a library that is missing."""
     grammar = config.grammar
+    if tokenizer is None:
+        return None
     if not info.eos_token_ids:
         log.warning("the model has no end-of-sequence token, so outputs cannot be constrained")
         return None
@@ -150,7 +242,7 @@ def connect(
         cache,
         table,
         max_num_seqs=scheduling.max_num_seqs,
-        max_batch_tokens=scheduling.max_batch_tokens,
+        max_batch_tokens=scheduling.rows(on_gpu=device.type == "cuda"),
         max_width=drafter.width,
         wish=drafter.wish,
         shares_prompts=config.cache.prefix_cache,
@@ -175,7 +267,8 @@ def connect(
     )
 
 
-def _max_length(config: EngineConfig, spec: ModelSpec, drafting: Drafting | None) -> int:
+def longest_sequence(config: EngineConfig, spec: ModelSpec, drafting: Drafting | None) -> int:
+    """Positions to serve: what was asked for, at most what the model and its drafter were made for."""
     asked = config.model.max_model_len
     if asked is not None and asked > spec.max_position:
         raise ValueError(

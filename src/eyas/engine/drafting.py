@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from eyas import builtin
+from eyas.attention import open_attention
 from eyas.attention.base import Layout
-from eyas.attention.reference import ReferenceAttention
 from eyas.cache import KVStore
 from eyas.cache.store import LayerStore
 from eyas.config import DrafterName, EngineConfig
@@ -37,6 +37,7 @@ from eyas.draft.costs import NOTHING, Costs, measure_costs
 from eyas.draft.network import DraftNetwork
 from eyas.draft.pace import Pace, usual_shapes
 from eyas.draft.tree import num_scratch
+from eyas.kernels import usable
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, ModelSpec, load_model, read_spec
 from eyas.models.heads import (
@@ -48,6 +49,7 @@ from eyas.models.heads import (
     locate_head,
     read_head,
 )
+from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import ModelRunner
 
@@ -106,7 +108,7 @@ class Drafting:
     def scratch_bytes(self, max_num_seqs: int, dtype: torch.dtype) -> int:
         """Keys and values of the inner nodes of all trees."""
         per_slot = KVStore.bytes_per_slot(self.stores, dtype)
-        return max_num_seqs * num_scratch(self.shape) * per_slot
+        return (max_num_seqs + 1) * num_scratch(self.shape) * per_slot
 
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
         """Keys, values and features of one token."""
@@ -232,9 +234,9 @@ def build_drafter(
             sources.append(NgramDrafter(min(config.draft.max_steps, shape.nodes - 1)))
             continue
         assert loaded is not None
-        num_scratch_slots = max_num_seqs * num_scratch(shape)
+        num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # nobody's seat too
         network = _network(drafting, loaded, num_slots, num_scratch_slots)
-        max_rows = config.scheduler.max_batch_tokens
+        max_rows = config.scheduler.rows(on_gpu=loaded.device.type == "cuda")
         sources.append(TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=max_rows))
     if not sources:
         return ForcedDrafter(RootDrafter(), MAX_FORCED)
@@ -249,7 +251,7 @@ def pace(drafter: Drafter, runner: ModelRunner, max_num_seqs: int, max_length: i
     """The drafter with its shape chosen step by step, by what steps and passes cost here."""
     shape = drafter.shape
     most = max_num_seqs * shape.nodes
-    costs = measure_costs(lambda n: _run_target(runner, n, max_length), min(most, 128))
+    costs = _target_costs(runner, max_length, min(most, 128))
     log.info("a step costs %s ms", _as_text(costs))
     network_costs = NOTHING
     for network in drafter.networks:
@@ -265,7 +267,7 @@ def _network(
     kv = KVStore(
         drafting.stores, num_slots + num_scratch_slots, dtype=loaded.dtype, device=loaded.device
     )
-    backend = ReferenceAttention(kv)
+    backend = open_attention(kv)
     if isinstance(loaded, DraftHead):
         return HeadNetwork(loaded, backend, loaded.order, num_slots)
     return ModelNetwork(loaded, backend, loaded.order)
@@ -277,7 +279,8 @@ def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> Forward
     rows_B1 = torch.arange(num_rows, device=device).unsqueeze(1)
     nothing_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
     layout = Layout(
-        slots_BL=torch.zeros((num_rows, position + 1), dtype=torch.int64, device=device),
+        slots_AC=torch.zeros((1, position + 1), dtype=torch.int64, device=device),
+        seats_B=nothing_T,
         contexts=(),
         node_rows_BW=rows_B1,
         node_slots_BW=torch.zeros_like(rows_B1),
@@ -295,23 +298,38 @@ def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> Forward
     )
 
 
-def _run_target(runner: ModelRunner, num_rows: int, max_length: int) -> None:
-    runner.forward(_probe_rows(num_rows, max_length, runner.model.device))
-    _wait(runner.model.device)
+def _target_costs(runner: ModelRunner, max_length: int, max_rows: int) -> Costs:
+    device = runner.model.device
+
+    def run(num_rows: int) -> object:
+        return runner.forward(_probe_rows(num_rows, max_length, device))
+
+    return measure_costs(_as_run(run, device), max_rows)
 
 
 def _network_costs(network: DraftNetwork, device: torch.device, max_length: int) -> Costs:
-    def run(num_rows: int) -> None:
+    def run(num_rows: int) -> object:
         rows = _probe_rows(num_rows, max_length, device)
-        network.forward(rows, network.recall(rows.write_slots_T))
-        _wait(device)
+        return network.forward(rows, network.recall(rows.write_slots_T))
 
-    return measure_costs(run, 64)
+    return measure_costs(_as_run(run, device), 64)
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
+def _as_run(run: Callable[[int], object], device: torch.device) -> Callable[[int], None]:
+    """`run` the way steps run it on this device, and waited for."""
+    if not usable(device):
+
+        def wait_for_nothing(num_rows: int) -> None:
+            run(num_rows)
+
+        return wait_for_nothing
+    graphs = StepGraphs(device)
+
+    def replay(num_rows: int) -> None:
+        graphs.run(num_rows, lambda: run(num_rows))
         torch.cuda.synchronize(device)
+
+    return replay
 
 
 def _as_text(costs: Costs) -> str:

@@ -28,16 +28,20 @@ from eyas.constraint import CompilePool, Grammar
 from eyas.constraint.automaton import Automaton
 from eyas.core import Delta, DraftTree, Request, RequestError, Verdict
 from eyas.draft import Drafter, RootDrafter, StepReport
+from eyas.engine.admission import check_request
 from eyas.engine.commit import STEP_FAILED, Committer
-from eyas.engine.flight import Flight, Landed, PromptRows
+from eyas.engine.flight import Flight, Landed
 from eyas.engine.masks import TreeMasks
 from eyas.engine.metrics import Metrics
+from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import Plan, Scheduler
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.stops import StopChecker, TextSink
-from eyas.engine.verifier import raw_logprobs, verify
+from eyas.engine.verifier import verify
 from eyas.grammar import OutputSpec
-from eyas.runner.batch import Batch
+from eyas.kernels import usable
+from eyas.runner.batch import Batch, nobodys_batch
+from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
 from eyas.runner.table import SequenceTable
@@ -85,6 +89,8 @@ class Engine:
         self._control_ids = control_ids
         # Masks are filled beside a forward that keeps this thread busy; a device leaves it free.
         self._mask_worker = ThreadPoolExecutor(1, "masks") if table.device.type == "cpu" else None
+        self._graphs = StepGraphs(table.device) if usable(table.device) else None
+        self.verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self._drafters: tuple[Drafter, ...] = (drafter, *fallback)
         self._flights: deque[Flight] = deque()
@@ -139,34 +145,69 @@ class Engine:
     def _run(self, plan: Plan, flight: Flight, drafter: Drafter) -> None:
         """One step up to its verdict. Nothing is changed before the verdict, so a step that failed
         with what a drafter proposed runs again without a draft."""
-        batch = self._batch(plan)
-        flight.drafted = tree = drafter.propose(batch)
-        masks = self._walk(plan, tree)
+        batch = self._batch(plan, drafter)
+        flight.drafted = proposed = drafter.propose(batch)
+        tree = batch.hold(proposed)
+        masks = self._masks(plan, tree)
+        if masks is not None and masks.walks_ahead:
+            self._walk(plan, masks)
+            tree = masks.tree
+        rows, output = self._forward(batch, tree)
         if masks is not None:
-            tree, flight.refusals = masks.tree, masks.refusals
-        rows = pack(batch, tree)
-        if masks is not None:
-            masks.begin(rows, self._mask_worker)
-        output = self.runner.forward(rows, self.drafter.taps)
-        mask_RK = None if masks is None else masks.finish(rows)
-        flight.prompt_rows = self._score_prompts(plan, rows, output)
+            if not masks.walks_ahead:
+                self._walk(plan, masks)
+            flight.refusals = masks.refusals
+        mask_RK = None if masks is None else batch.hold_array("mask", masks.finish())
+        flight.prompt_rows = score_prompts(plan, rows, output, self.table)
         if not batch.rooted:
             self._observe(batch, output, None)
             return
-        assert output.logits_RV is not None
-        logits_RV = output.logits_RV[: rows.num_node_rows]
-        verdict = verify(logits_RV, tree, rows, batch, mask_RK)
-        self.table.advance(
-            batch.seats_B,
-            batch.roots_B,
-            verdict,
-            batch.node_slots_BW[:, : tree.width],
-            is_chain=tree.is_chain,
-        )
+        verdict = self._settle(batch, tree, rows, output, mask_RK)
         flight.tree, flight.verdict, flight.drafter = tree, verdict, drafter
         self._observe(batch, output, verdict)
 
-    def _batch(self, plan: Plan) -> Batch:
+    def _forward(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
+        """The rows of a step, and what the model makes of them."""
+
+        def forward() -> tuple[PackedRows, Output]:
+            rows = pack(batch, tree)
+            return rows, self.runner.forward(rows, self.drafter.taps)
+
+        return batch.stage(("forward", *_key(tree)), forward, reads_context=True)
+
+    def _settle(
+        self,
+        batch: Batch,
+        tree: DraftTree,
+        rows: PackedRows,
+        output: Output,
+        mask_RK: torch.Tensor | None,
+    ) -> Verdict:
+        """The verdict, and the device's own state after it."""
+        assert output.logits_RV is not None
+        logits_RV = output.logits_RV[: rows.num_node_rows]
+
+        def settle() -> Verdict:
+            verdict = self.verify(logits_RV, tree, rows, batch, mask_RK)
+            places = (batch.seats_B, batch.roots_B, verdict, batch.node_slots_BW[:, : tree.width])
+            self.table.advance(*places, is_chain=tree.is_chain)
+            return verdict
+
+        key = ("verdict", logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
+        return batch.stage(key, settle, reads_context=True)
+
+    @torch.inference_mode()
+    def prepare(self, num: int, width: int, length: int, temperature: float) -> None:
+        """Run, and so capture, a step of `num` sequences of up to `length` tokens; it is nobody's."""
+        assert self._graphs is not None, "only a device has something to prepare"
+        shape = (self.info.vocab_size, num, width, length, temperature)
+        batch = nobodys_batch(self.table, *shape, self._graphs)
+        tree = batch.hold(self.drafter.propose(batch))
+        rows, output = self._forward(batch, tree)
+        verdict = self._settle(batch, tree, rows, output, None)
+        self.drafter.observe(batch, output, verdict)
+
+    def _batch(self, plan: Plan, drafter: Drafter) -> Batch:
         params = self._batch_params(plan)
         is_constrained = any(sequence.constraint is not None for sequence in plan.rooted)
 
@@ -184,17 +225,20 @@ class Engine:
             plan.width,
             plan.max_length,
             automata if is_constrained else None,
+            self._graphs if drafter is self.drafter else None,
         )
 
-    def _walk(self, plan: Plan, tree: DraftTree) -> TreeMasks | None:
-        """What the automata say of a step's trees; None where nobody is constrained."""
-        rooted = plan.rooted
-        if all(sequence.constraint is None for sequence in rooted):
+    def _masks(self, plan: Plan, tree: DraftTree) -> TreeMasks | None:
+        """What the automata will say of a step's trees; None where nobody is constrained."""
+        if all(sequence.constraint is None for sequence in plan.rooted):
             return None
+        return TreeMasks(tree, self.info.vocab_size, self._mask_seconds, self.metrics.grammar)
+
+    def _walk(self, plan: Plan, masks: TreeMasks) -> None:
+        """Follow the trees from where the sequences stand once everything has landed."""
         self._land_all()
-        masks = TreeMasks(tree, self.info.vocab_size, self._mask_seconds, self.metrics.grammar)
-        masks.walk(rooted, prunes=self.table.device.type == "cpu")
-        return masks
+        masks.walk(plan.rooted)
+        masks.begin(self._mask_worker)
 
     def _land_all(self) -> None:
         while self._flights:
@@ -323,21 +367,6 @@ class Engine:
             sequence.stops.barred_token_ids,
         )
 
-    def _score_prompts(self, plan: Plan, rows: PackedRows, output: Output) -> dict[int, PromptRows]:
-        """Log-probabilities of prompt tokens, for the chunks that asked for them."""
-        scored: dict[int, PromptRows] = {}
-        at = rows.num_node_rows
-        for span, count in rows.context_runs:
-            assert output.logits_RV is not None
-            i = plan.spans.index(span)
-            num_top = plan.sequences[i].request.params.prompt_logprobs or 0
-            first = span.context_start + 1
-            token_ids = self.table.tokens_AC[span.seat, first : first + count].clone()
-            logits_RV = output.logits_RV[at : at + count]
-            scored[i] = PromptRows(token_ids, *raw_logprobs(logits_RV, token_ids, num_top))
-            at += count
-        return scored
-
     def _stop_checker(self, request: Request, max_length: int) -> StopChecker:
         make_sink = self._make_sink
         skip = request.params.skip_special_tokens
@@ -351,36 +380,7 @@ class Engine:
 
     def check_request(self, request: Request) -> None:
         """Everything that can be refused is refused here, before any work."""
-        prompt, params, info = request.prompt_token_ids, request.params, self.info
-        if not prompt:
-            raise RequestError("the prompt is empty; give at least one token", param="prompt")
-        if len(prompt) >= info.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but this model's context holds "
-                f"{info.max_model_len} and at least one is needed for the answer; shorten the prompt",
-                param="prompt",
-            )
-        if not all(type(i) is int and 0 <= i < info.vocab_size for i in prompt):
-            raise RequestError(
-                f"prompt token ids must be whole numbers from 0 to {info.vocab_size - 1}",
-                param="prompt",
-            )
-        for name, ids in (
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            if any(i >= info.vocab_size for i in ids):
-                raise RequestError(
-                    f"{name}: token ids must be below the vocabulary size {info.vocab_size}",
-                    param=name,
-                )
-        if params.stop and self._make_sink is None:
-            raise RequestError("stop: this engine has no tokenizer to find strings", param="stop")
-        if request.output is not None and params.ignore_eos:
-            raise RequestError(
-                "ignore_eos: cannot go with a constrained output, whose grammar says where it ends",
-                param="ignore_eos",
-            )
+        check_request(request, self.info, has_text=self._make_sink is not None)
 
     def _forget_if_done(self, delta: Delta) -> None:
         sequences = self._requests.get(delta.request_id)
@@ -395,3 +395,7 @@ def _sizes(tree: DraftTree, landed: Landed) -> list[int]:
     if tree.sizes_B.device.type == "cpu":
         return tree.sizes_B.tolist()
     return landed.sizes  # nothing is left out on a device
+
+
+def _key(tree: DraftTree) -> tuple[int, bool, int]:
+    return (tree.width, tree.is_chain, tree.tokens_BW.data_ptr())

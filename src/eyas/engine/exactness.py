@@ -1,28 +1,42 @@
 """The start-up self-check: is a row's result on this machine the same bits however it is computed?
 
-Promises: runs the real model through the real rooms: a text in one chunk, token by token, as chains, as
-trees, beside neighbours, and compares logits bit for bit. What it cannot show it does not claim.
+Promises: runs the real model through the real rooms: a text in large chunks and in odd ones, token by
+token, as chains, as trees, beside neighbours, and where kernels run also beside chunks, from graphs and
+with as many rows as a step can have; logits are compared bit for bit. What it cannot show it does not
+claim.
 Does not know: which kernels ran.
+
+Legend: L positions of the text, V vocabulary, R logits rows, W nodes, A seats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from eyas.core import DraftTree, SamplingParams
+from eyas.layers.products import MOST_LOGITS, Products
 from eyas.layers.row_order import RowOrderReport
 from eyas.runner.batch import Batch, Span
+from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import pack
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
 from eyas.sampling import BatchParams, RowSource
 
-_LENGTH = 72
 _WIDTH = 6
+_SHORT, _LONG = 72, 664
+"""Lengths of the text: on a CPU, and where kernels cut keys and rows in large pieces."""
+_MOST_SEQUENCES = 64
+_MOST_NODES = 512
+"""Rows of the largest batch of trees."""
+_MOST_ROWS = 8192
+_BORDERS = (1, 127, 128, 129, 255, 511, 512)
+"""Positions at which attention begins another piece of the keys, and their neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,120 +47,294 @@ class Exactness:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """How much is tried. length: of the text. width: of the widest trees. pieces: rows of chunks that
+    store the text once more. starts: positions of single roots. batches: numbers of sequences.
+    max_rows: of one forward. num_scratch: slots for nodes, and so the most of them. with_graphs: steps
+    are run from CUDA graphs too."""
+
+    length: int
+    width: int
+    pieces: tuple[int, ...]
+    starts: tuple[int, ...]
+    batches: tuple[int, ...]
+    max_rows: int
+    num_scratch: int
+    with_graphs: bool
+
+
 def check_exactness(
-    runner: ModelRunner, order: RowOrderReport, max_length: int, num_slots: int
+    runner: ModelRunner,
+    order: RowOrderReport,
+    max_length: int,
+    num_slots: int,
+    *,
+    width: int = 16,
 ) -> Exactness:
-    """Uses the first slots of the cache, before anybody else does."""
+    """Uses the first slots of the cache, before anybody else does. width: most nodes of a tree."""
     if not order.exact:
         return Exactness(False, order.reason)
-    length = min(_LENGTH, max_length - 1, num_slots // 2 - _WIDTH)
-    if length < 8:
+    products = order.order.products
+    if products is None:
+        extent = _little(max_length, num_slots)
+    else:
+        extent = _much(products, width, max_length, num_slots)
+    if extent.length < 8:
         return Exactness(False, "the cache is too small for the self-check")
-    probe = _Probe(runner, length)
+    probe = _Probe(runner, extent)
     reference_LV = probe.whole()
-    for name, start, logits_RV in probe.other_ways():
-        expected = reference_LV[start : start + len(logits_RV)]
-        if not torch.equal(logits_RV, expected):
-            error = (logits_RV - expected).abs().max().item()
+    for name, positions, logits_RV in probe.other_ways():
+        expected_RV = reference_LV[positions]
+        if not torch.equal(logits_RV, expected_RV):
+            error = (logits_RV - expected_RV).abs().max().item()
             return Exactness(False, f"{name} differs from one chunk (by up to {error:.1e})")
-    return Exactness(
-        True, f"chunks, single tokens, chains, trees and batches agree bit for bit; {order.reason}"
-    )
+    shown = "chunks, single tokens, chains, trees and batches agree bit for bit"
+    if products is not None:
+        shown += f" for up to {extent.max_rows} rows and trees of {extent.width}"
+    return Exactness(True, f"{shown}; {order.reason}")
+
+
+def _little(max_length: int, num_slots: int) -> _Extent:
+    """Where a forward takes long and has few ways to differ."""
+    length = min(_SHORT, max_length - 1, num_slots // 2 - _WIDTH)
+    middle = length // 2
+    starts = (1, middle, length - _WIDTH)
+    pieces = (3, middle - 3, length)
+    return _Extent(length, _WIDTH, pieces, starts, (2,), length, 2 * _WIDTH, False)
+
+
+def _much(products: Products, width: int, max_length: int, num_slots: int) -> _Extent:
+    """Every kernel that a step can meet: rows up to the most, several pieces of keys, wide trees."""
+    max_rows = min(products.max_rows, _MOST_ROWS)
+    num_scratch = min(_MOST_NODES, num_slots // 2)
+    length = min(_LONG, max_length - 1, (num_slots - num_scratch) // 2)
+    width = max(2, min(max(width, _WIDTH), max_rows // 2, num_scratch // 2, length // 2))
+    last = length - width
+    starts = tuple(sorted({start for start in (*_BORDERS, last) if 1 <= start <= last}))
+    pieces = (1, 7, 20, 50, 100, 200, length)
+    most = min(_MOST_SEQUENCES, num_scratch, max_rows)
+    batches = tuple(sorted({min(num, most) for num in (2, 3, 5, 8, 12, 31, most)}))
+    return _Extent(length, width, pieces, starts, batches, max_rows, num_scratch, True)
+
+
+Way = tuple[str, torch.Tensor, torch.Tensor]
+"""A name, positions of the text [R] and their logits [R, V]."""
 
 
 class _Probe:
-    """A random text and the ways to run it."""
+    """A random text, stored twice, and the ways to run it.
 
-    def __init__(self, runner: ModelRunner, length: int) -> None:
+    The first copy is made by the largest chunks there can be, the second by small and odd ones; all
+    further ways read the second, and write nodes into slots that nobody reads afterwards.
+    """
+
+    def __init__(self, runner: ModelRunner, extent: _Extent) -> None:
         self.runner = runner
-        self.length = length
-        device = runner.model.device
-        vocab = runner.model.spec.vocab_size
-        generator = np.random.default_rng(0)
-        self.tokens = generator.integers(0, vocab, size=length + 1).tolist()
-        self.others = generator.integers(0, vocab, size=length + 1).tolist()
-        self.table = SequenceTable(2, length + 1, _WIDTH, device)
-        self.slots = [
-            np.arange(1, length + 1 + _WIDTH, dtype=np.int64),
-            np.arange(length + 1 + _WIDTH, 2 * (length + _WIDTH) + 1, dtype=np.int64),
-        ]
-        self.seats = [
-            self.table.seat(t, s[:length])
-            for t, s in zip((self.tokens, self.others), self.slots, strict=True)
-        ]
-        source = RowSource(SamplingParams(temperature=0), 0, 0, 1, frozenset())
-        self.params = {n: BatchParams([source] * n, vocab, device) for n in (0, 1, 2)}
+        self.extent = extent
+        self.device = device = runner.model.device
+        self.vocab = runner.model.spec.vocab_size
+        self.draw = np.random.default_rng(0)
+        length, width = extent.length, extent.width
+        self.tokens = self.draw.integers(0, self.vocab, size=length + 1)
+        slots = np.arange(1, 2 * length + extent.num_scratch + 1, dtype=np.int64)
+        self.copies = (slots[:length], slots[length : 2 * length])
+        self.scratch = slots[2 * length :]
+        self.num_seats = num_seats = max(extent.batches) + 1
+        self.table = SequenceTable(num_seats, length + 1, width, device)
+        text = self.tokens.tolist()
+        for _ in range(num_seats):
+            self.table.seat(text, self.copies[1])
+        self.source = RowSource(SamplingParams(temperature=0), 0, 0, 1, frozenset())
+        self.graphs = StepGraphs(device) if extent.with_graphs else None
 
     def whole(self) -> torch.Tensor:
-        """[L, V] logits of the text in one chunk."""
-        return self._chunk(0, 0, self.length)
+        """[L, V] logits of the text in as few chunks as there can be."""
+        length, most = self.extent.length, min(self.extent.max_rows, MOST_LOGITS)
+        chunks = [
+            self._chunk(start, min(most, length - start), self.copies[0])
+            for start in range(0, length, most)
+        ]
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
-    def other_ways(self) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """(name, first row, logits) of the same rows computed differently."""
-        middle = self.length // 2
-        yield "a second chunk", middle, self._chunk(0, middle, self.length - middle)
-        yield "an odd chunk", 3, self._chunk(0, 3, self.length - 5)
-        self._chunk(1, 0, self.length)
-        for start in (1, middle, self.length - _WIDTH):
-            yield "a single token", start, self._nodes([0], start, width=1)
-            yield "a chain", start, self._nodes([0], start, width=_WIDTH)
-            yield "a batch", start, self._nodes([0, 1], start, width=3)
-            yield "a tree", start, self._tree(start)
-        yield "the last chunk", 0, self._chunk(0, 0, self.length)
+    def other_ways(self) -> Iterator[Way]:
+        """The same rows computed differently."""
+        yield from self._pieces()
+        for start in self.extent.starts:
+            yield "a single token", *self._nodes([start], 1)
+        if self.graphs is None:
+            for start in self.extent.starts:
+                yield "a chain", *self._nodes([start], self.extent.width)
+                for num in self.extent.batches:
+                    yield "a batch", *self._nodes(self._spread(num, 3), 3)
+                yield "a tree", *self._nodes([start], self.extent.width, is_tree=True)
+            return
+        yield from self._batches()
+        yield from self._beside_chunks()
+        yield from self._replays()
+        yield from self._most_rows()
 
-    def _chunk(self, which: int, start: int, count: int) -> torch.Tensor:
-        slots = self.slots[which][start : start + count]
-        span = Span(self.seats[which], start, count, slots, None, wants_context_logits=True)
-        batch = Batch(self.table, [span], self.params[0], 1, start + count)
-        empty = torch.empty((0, 1), dtype=torch.int64, device=self.table.device)
-        tree = DraftTree(empty, empty, empty[:, 0], is_chain=True)
-        return self._logits(batch, tree)
+    def _pieces(self) -> Iterator[Way]:
+        start, length, most = 0, self.extent.length, self.extent.max_rows
+        counts = iter(self.extent.pieces)
+        while start < length:
+            count = min(next(counts, length), most, length - start)
+            logits_RV = self._chunk(start, count, self.copies[1])
+            yield f"a chunk of {count}", self._range(start, count), logits_RV
+            start += count
+        count = min(length - 5, most)
+        yield "an odd chunk", self._range(3, count), self._chunk(3, count, self.copies[1])
 
-    def _nodes(self, which: list[int], start: int, width: int) -> torch.Tensor:
-        """The text's own tokens from `start` as a chain; rows of the first sequence."""
-        tokens = [(self.tokens, self.others)[i][start : start + width] for i in which]
-        parents = [list(range(-1, width - 1))] * len(which)
-        return self._grid(which, start, tokens, parents, is_chain=True)[:width]
+    def _batches(self) -> Iterator[Way]:
+        """Batches of roots, of chains and of trees, also so many that they need padding."""
+        width = self.extent.width
+        for num in self.extent.batches:
+            yield f"a batch of {num}", *self._nodes(self._spread(num, 1), 1)
+        most_nodes = min(self.extent.num_scratch, self.extent.max_rows)
+        for w in sorted({min(w, width) for w in (2, 3, 5, 8, width)}):
+            most = min(_MOST_SEQUENCES, most_nodes // w)
+            for num in sorted({1, min(3, most), most}):
+                yield f"chains {num} x {w}", *self._nodes(self._spread(num, w), w)
+                yield f"trees {num} x {w}", *self._nodes(self._spread(num, w), w, is_tree=True)
 
-    def _tree(self, start: int) -> torch.Tensor:
-        """The same chain among branches that lead elsewhere."""
-        own = self.tokens[start : start + 3]
-        other = self.others[start : start + 3]
-        tokens = [own[0], other[1], own[1], other[2], own[2], other[0]]
-        parents = [-1, 0, 0, 1, 2, 2]
-        return self._grid([0], start, [tokens], [parents], is_chain=False)[[0, 2, 4]]
+    def _beside_chunks(self) -> Iterator[Way]:
+        """Decoding neighbours of a chunk, and the chunk."""
+        length, width = self.extent.length, self.extent.width
+        for w, count in ((width, 100), (1, 30), (1, length - 9)):
+            num = max(1, min(5, self.extent.max_rows // 2 // w, self.extent.num_scratch // w))
+            start = max(0, length // 3 - count)
+            count = min(count, length - start, self.extent.max_rows - num * w)
+            if count > 0:
+                beside, starts = (start, count), self._spread(num, w)
+                yield "a chunk beside others", *self._nodes(starts, w, w > 1, beside=beside)
 
-    def _grid(
+    def _replays(self) -> Iterator[Way]:
+        """The same graph with other roots."""
+        for num, w, is_tree in ((1, 1, False), (5, 1, False), (3, self.extent.width, True)):
+            if num * w <= min(self.extent.max_rows // 2, self.extent.num_scratch):
+                for _ in range(3):
+                    starts = self._spread(num, w)
+                    yield "a graph", *self._nodes(starts, w, is_tree, graphs=self.graphs)
+
+    def _most_rows(self) -> Iterator[Way]:
+        """One forward of many chunks: only the last wants logits, the others fill it up."""
+        length, most = self.extent.length, self.extent.max_rows
+        counts = [length] * (most // length) + [most % length]
+        counts = [count for count in counts if count][-self.num_seats :]
+        self._restore(len(counts))
+        spans = [self._span(a, 0, count, self.copies[1]) for a, count in enumerate(counts)]
+        spans[-1] = replace(spans[-1], wants_context_logits=True)
+        yield f"{sum(counts)} rows", self._range(0, counts[-1]), self._run(spans, 1, None, length)
+
+    def _range(self, start: int, count: int) -> torch.Tensor:
+        return torch.arange(start, start + count, device=self.device)
+
+    def _spread(self, num: int, width: int) -> list[int]:
+        """Positions for `num` roots; others each time."""
+        highest = self.extent.length - width
+        return self.draw.integers(1, highest + 1, size=num).tolist()
+
+    def _span(self, seat: int, start: int, count: int, slots: np.ndarray) -> Span:
+        return Span(seat, start, count, slots[start : start + count], None)
+
+    def _chunk(self, start: int, count: int, slots: np.ndarray) -> torch.Tensor:
+        """The logits of a chunk, stored in `slots`, which hold what is before it."""
+        self.table.write_slots(0, 0, slots)
+        span = replace(self._span(0, start, count, slots), wants_context_logits=True)
+        logits_RV = self._run([span], 1, None, start + count)
+        self.table.write_slots(0, 0, self.copies[1])
+        return logits_RV
+
+    def _nodes(
         self,
-        which: list[int],
-        start: int,
-        tokens: list[list[int]],
-        parents: list[list[int]],
+        starts: Sequence[int],
+        width: int,
+        is_tree: bool = False,
         *,
-        is_chain: bool,
+        beside: tuple[int, int] | None = None,
+        graphs: StepGraphs | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions and logits of the text's own tokens, as a chain from each start, or on some path of
+        a tree; then of the chunk `beside` them (first position, rows)."""
+        num = len(starts)
+        last = (max(starts) if graphs is None else self.extent.length) + width + 1
+        tokens_BW, parents_BW, rows, positions, spans = [], [], [], [], []
+        free = self.scratch
+        self._restore(num)
+        for b, start in enumerate(starts):
+            parents, path = random_tree(self.draw, width) if is_tree else chain_of(width)
+            tokens_W = self.draw.integers(0, self.vocab, size=width)
+            tokens_W[path] = self.tokens[start : start + len(path)]
+            tokens_BW.append(tokens_W)
+            parents_BW.append(parents)
+            rows += [b * width + node for node in path]
+            positions += range(start, start + len(path))
+            spans.append(Span(b, start, 0, free[:0], free[b * width : (b + 1) * width]))
+            self.table.lengths_A[b] = start + 1
+        if beside is not None:
+            start, count = beside
+            self.table.write_slots(num, 0, self.copies[1])
+            span = self._span(num, start, count, self.copies[1])
+            spans.append(replace(span, wants_context_logits=True))
+            rows += range(num * width, num * width + count)
+            positions += range(start, start + count)
+            last = max(last, start + count)
+        grids = (np.stack(tokens_BW), np.array(parents_BW, dtype=np.int64))
+        logits_RV = self._run(spans, width, grids, last, is_chain=not is_tree, graphs=graphs)
+        device = self.device
+        picked_R = torch.tensor(rows, device=device)
+        return torch.tensor(positions, device=device), logits_RV[picked_R]
+
+    def _restore(self, num: int) -> None:
+        """Have the first seats read the second copy; chains leave their own slots behind."""
+        slots_L = torch.from_numpy(self.copies[1]).to(self.device)
+        self.table.slots_AC[:num, : self.extent.length] = slots_L
+
+    def _run(
+        self,
+        spans: list[Span],
+        width: int,
+        grids: tuple[np.ndarray, np.ndarray] | None,
+        max_length: int,
+        *,
+        is_chain: bool = True,
+        graphs: StepGraphs | None = None,
     ) -> torch.Tensor:
-        width = len(tokens[0])
-        device = self.table.device
-        spans = []
-        for i in which:
-            nodes = self.slots[i][start : start + width]
-            if not is_chain:  # keep the text's own slots as they are
-                nodes = np.concatenate((nodes[:1], self.slots[i][-_WIDTH:][1:]))
-            seat = self.seats[i]
-            self.table.lengths_A[seat] = start + 1
-            spans.append(Span(seat, start, 0, nodes[:0], nodes))
-        batch = Batch(self.table, spans, self.params[len(which)], width, start + width + 1)
-        sizes = torch.full((len(which),), width, device=device)
-        tree = DraftTree(
-            torch.tensor(tokens).to(device), torch.tensor(parents).to(device), sizes, is_chain
-        )
-        logits = self._logits(batch, tree)
-        if not is_chain:
-            self._chunk(0, start, 1)
-        return logits
+        """One forward. grids: tokens and parents [B, W] of the spans with a root."""
+        num = 0 if grids is None else len(grids[0])
+        params = BatchParams([self.source] * num, self.vocab, self.device)
+        batch = Batch(self.table, spans, params, width, max_length, graphs=graphs)
+        if grids is None:
+            empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)
+            tree = DraftTree(empty, empty, empty[:, 0], is_chain=True)
+        else:
+            rest = ((0, batch.num_rows - num), (0, 0))
+            tokens_BW, parents_BW = (
+                torch.from_numpy(np.pad(grid, rest, mode="edge")).to(self.device) for grid in grids
+            )
+            sizes_B = torch.full_like(tokens_BW[:, 0], width)
+            tree = batch.hold(DraftTree(tokens_BW, parents_BW, sizes_B, is_chain))
+        return batch.stage((width, is_chain), partial(self._logits, batch, tree))
 
     def _logits(self, batch: Batch, tree: DraftTree) -> torch.Tensor:
         with torch.inference_mode():
             logits = self.runner.forward(pack(batch, tree)).logits_RV
         assert logits is not None
         return logits
+
+
+def chain_of(width: int) -> tuple[list[int], list[int]]:
+    """Parents of the nodes, and the nodes of the path: all of them."""
+    return list(range(-1, width - 1)), list(range(width))
+
+
+def random_tree(draw: np.random.Generator, width: int) -> tuple[list[int], list[int]]:
+    """Parents of the nodes, and the nodes of a path from the root that is about half of them."""
+    parents, path = [-1], [0]
+    for node in range(1, width):
+        if draw.random() < 0.5 or node == 1:
+            parents.append(path[-1])
+            path.append(node)
+        else:
+            parents.append(int(draw.integers(0, node)))
+    return parents, path

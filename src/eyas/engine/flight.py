@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from eyas.cache.transfer import HostCopy
 from eyas.core import DraftTree, TokenLogprob, Verdict
 from eyas.draft import Drafter
 from eyas.engine.prune import Refusals
@@ -69,19 +70,19 @@ class Flight:
     verdict: Verdict | None = None
     prompt_rows: dict[int, PromptRows] = field(default_factory=dict)
     error: str | None = None
-    _event: torch.cuda.Event | None = None
-    _host: dict[str, torch.Tensor] = field(default_factory=dict)
+    _results: HostCopy | None = None
 
     def depart(self) -> None:
         """Start copying the results to the host, behind the work that makes them."""
         if self.verdict is None or self.tree is None:
             return
-        tensors = {
-            "counts": self.verdict.counts_B,
-            "tokens": self.verdict.tokens_BW,
-            "nodes": self.verdict.nodes_BW,
-            "sizes": self.tree.sizes_B,
-        }
+        tensors = {"sizes": self.tree.sizes_B}
+        if self.verdict.report_BX is not None:
+            tensors["report"] = self.verdict.report_BX
+        else:
+            tensors["tokens"] = self.verdict.tokens_BW
+            tensors["nodes"] = self.verdict.nodes_BW
+            tensors["counts"] = self.verdict.counts_B
         if not self.tree.is_chain:
             tensors["parents"] = self.tree.parents_BW
         if self.tree.source_BW is not None:
@@ -92,27 +93,25 @@ class Flight:
             tensors["own"] = self.verdict.chosen_logprobs_BW
             tensors["top_ids"] = self.verdict.top_ids_BWN
             tensors["top"] = self.verdict.top_logprobs_BWN
-        if self.verdict.counts_B.device.type == "cpu":
-            self._host = tensors
-            return
-        for name, tensor in tensors.items():
-            pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host[name] = pinned.copy_(tensor, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record()
+        self._results = HostCopy(tensors)
 
     def read(self) -> Landed:
         """Wait for the device and turn the results into plain numbers."""
-        if self._event is not None:
-            self._event.synchronize()
         prompt = {i: _prompt_logprobs(rows) for i, rows in self.prompt_rows.items()}
-        if not self._host:
+        if self._results is None or self.tree is None:
             return Landed([], [], [], [], None, None, None, prompt)
-        counts = self._host["counts"].tolist()
-        tokens = self._host["tokens"].tolist()
+        num = len(self.plan.rooted)  # what comes after them filled up the batch
+        host = {name: tensor[:num].tolist() for name, tensor in self._results.read().items()}
+        if "report" in host:
+            width = self.tree.width
+            tokens = [row[:width] for row in host["report"]]
+            nodes = [row[width : 2 * width] for row in host["report"]]
+            counts = [row[2 * width] for row in host["report"]]
+        else:
+            tokens, nodes, counts = host["tokens"], host["nodes"], host["counts"]
         logprobs = None
-        if "own" in self._host:
-            own, ids, top = (self._host[k].tolist() for k in ("own", "top_ids", "top"))
+        if "own" in host:
+            own, ids, top = host["own"], host["top_ids"], host["top"]
             logprobs = [
                 [
                     TokenLogprob(token, own[b][j], list(zip(ids[b][j], top[b][j], strict=True)))
@@ -123,10 +122,10 @@ class Flight:
         return Landed(
             counts,
             tokens,
-            self._host["nodes"].tolist(),
-            self._host["sizes"].tolist(),
-            self._host["parents"].tolist() if "parents" in self._host else None,
-            self._host["sources"].tolist() if "sources" in self._host else None,
+            nodes,
+            host["sizes"],
+            host.get("parents"),
+            host.get("sources"),
             logprobs,
             prompt,
         )

@@ -20,15 +20,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
+from eyas.cache.transfer import HostCopy
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
 from eyas.constraint.fill import fill_points
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, prune
 from eyas.engine.sequence import Sequence, Status
-from eyas.runner.rows import PackedRows
 from eyas.wire import GrammarStats
 
 log = logging.getLogger(__name__)
@@ -59,13 +58,28 @@ class TreeMasks:
     silent: set[int] = field(default_factory=set)
     refusals: Refusals = field(default_factory=Refusals)
     _sizes: list[int] = field(default_factory=list)
+    _num_rows: int = 0
     _filled: Future[np.ndarray] | None = None
+    _host: HostCopy = field(init=False)
 
-    def walk(self, rooted: Series[Sequence], *, prunes: bool) -> DraftTree:
-        """Follow every constrained sequence's draft; the tree, without refused nodes if `prunes`."""
+    def __post_init__(self) -> None:
         tree = self.tree
-        tokens, parents = tree.tokens_BW.tolist(), tree.parents_BW.tolist()
-        self._sizes = tree.sizes_B.tolist()
+        self._host = HostCopy(
+            {"tokens": tree.tokens_BW, "parents": tree.parents_BW, "sizes": tree.sizes_B}
+        )
+
+    @property
+    def walks_ahead(self) -> bool:
+        """Trees are walked before the forward, and lose what is refused; on a device they are only
+        known once it has started."""
+        return self.tree.tokens_BW.device.type == "cpu"
+
+    def walk(self, rooted: Series[Sequence]) -> None:
+        """Follow every constrained sequence's draft."""
+        tree, prunes = self.tree, self.walks_ahead
+        host = self._host.read()
+        tokens, parents = host["tokens"].tolist(), host["parents"].tolist()
+        self._sizes = host["sizes"].tolist()[: len(rooted)]
         for b, sequence in enumerate(rooted):
             self.walked.append(None)
             if sequence.constraint is None:
@@ -90,25 +104,24 @@ class TreeMasks:
                     each.points = [point for point in each.points if point is not None]
             self._sizes = self.tree.sizes_B.tolist() if self.refusals.num_nodes else self._sizes
         self.stats.num_pruned += self.refusals.num_nodes
-        return self.tree
+        self._num_rows = sum(self._sizes) if prunes else self.tree.tokens_BW.numel()
 
-    def begin(self, rows: PackedRows, worker: ThreadPoolExecutor | None) -> None:
+    def begin(self, worker: ThreadPoolExecutor | None) -> None:
         """Start filling beside the forward, where there is a worker and enough to do; else it is done
         when the masks are asked for."""
-        num_words = rows.num_node_rows * -(-self.vocab_size // 32)
+        num_words = self._num_rows * -(-self.vocab_size // 32)
         if worker is not None and num_words > WORTH_A_THREAD:
-            self._filled = worker.submit(self._fill, rows.num_node_rows)
+            self._filled = worker.submit(self._fill)
 
-    def finish(self, rows: PackedRows) -> torch.Tensor:
-        """[R, K] int32 on the rows' device."""
-        filled = self._fill(rows.num_node_rows) if self._filled is None else self._filled.result()
-        return torch.from_numpy(filled).to(rows.tokens_T.device)
+    def finish(self) -> np.ndarray:
+        """[R, K] int32."""
+        return self._fill() if self._filled is None else self._filled.result()
 
-    def _fill(self, num_rows: int) -> np.ndarray:
+    def _fill(self) -> np.ndarray:
         started = time.perf_counter()
-        mask_RK = np.zeros((num_rows, -(-self.vocab_size // 32)), dtype=np.int32)
+        mask_RK = np.zeros((self._num_rows, -(-self.vocab_size // 32)), dtype=np.int32)
         width = self.tree.width
-        is_grid = num_rows == len(self._sizes) * width
+        is_grid = not self.walks_ahead
         first, firsts, roots, later = 0, [], [], []
         for b, size in enumerate(self._sizes):
             each = self.walked[b]

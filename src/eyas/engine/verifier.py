@@ -1,7 +1,8 @@
 """The verdict: every node row chooses, then a walk from the root follows the choices.
 
 Promises: a token is a function of its prefix, parameters, seed and position; the tree decides only how
-far one step gets. Log-probabilities are the raw model's, taken at the row that chose.
+far one step gets. Log-probabilities are the raw model's, taken at the row that chose. On a device with
+kernels nothing waits for it where the parameters are capturable.
 The verifier does not know what a drafter is.
 
 Legend: R rows, V vocabulary, B sequences, W nodes, N top alternatives, K mask words.
@@ -12,9 +13,10 @@ from __future__ import annotations
 import torch
 
 from eyas.core import DraftTree, Verdict
+from eyas.kernels import usable
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
-from eyas.sampling import choose, process
+from eyas.sampling import sample
 
 
 def verify(
@@ -25,10 +27,9 @@ def verify(
     mask_RK: torch.Tensor | None,
 ) -> Verdict:
     """logits_RV: the node rows' logits, float32."""
-    params, sampling = batch.params, rows.sampling
-    chosen_R = choose(process(logits_RV, sampling, params, mask_RK), sampling, params)
-    chosen_BW = _to_grid(chosen_R, tree, rows, fill=-1)
-    verdict = _walk_chain(chosen_BW, tree) if tree.is_chain else _walk_tree(chosen_BW, tree)
+    params = batch.params
+    chosen_R = sample(logits_RV, rows.sampling, params, mask_RK)
+    verdict = _walk(_to_grid(chosen_R, tree, rows, fill=-1), tree)
     if params.num_logprobs is not None:
         _attach_logprobs(verdict, logits_RV, chosen_R, tree, rows, params.num_logprobs)
     return verdict
@@ -72,6 +73,16 @@ def _to_grid(
     grid = values_R.new_full(shape, fill)
     grid[rows.sampling.sequence_R, rows.node_R] = values_R
     return grid
+
+
+def _walk(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
+    if usable(chosen_BW.device):
+        from eyas.kernels.walk import walk
+
+        parents_BW = None if tree.is_chain else tree.parents_BW
+        *parts, report_BX = walk(chosen_BW, tree.tokens_BW, parents_BW, tree.sizes_B)
+        return Verdict(*parts, report_BX=report_BX)
+    return _walk_chain(chosen_BW, tree) if tree.is_chain else _walk_tree(chosen_BW, tree)
 
 
 def _walk_chain(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:

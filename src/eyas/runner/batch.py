@@ -9,15 +9,22 @@ Legend: B rooted spans, W width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from eyas.cache.slots import NULL_SLOT
+from eyas.cache.transfer import refill, send
 from eyas.constraint.automaton import Automaton
+from eyas.core import DraftTree, SamplingParams
+from eyas.runner.graphs import StepGraphs, bucket_of, length_of
 from eyas.runner.table import SequenceTable
-from eyas.sampling.params import BatchParams
+from eyas.sampling.params import BatchParams, RowSource
+
+Result = TypeVar("Result")
 
 _NO_SLOTS = np.empty(0, dtype=np.int64)
 
@@ -50,7 +57,9 @@ class Batch:
     width: how many nodes a tree may have. seats_B, roots_B (position of node 0) and node_slots_BW
     are on the device. max_length: upper bound of any sequence's length once this step has landed.
     automata: of the rooted sequences, standing at their roots (waits for the steps under way); None
-    where no sequence is constrained.
+    where no sequence is constrained. graphs: runs the step's stages from CUDA graphs; B is then a
+    bucket, whose last rows sit in the table's seat that is nobody's, and everything a stage reads of
+    the batch is static.
     """
 
     table: SequenceTable
@@ -59,22 +68,94 @@ class Batch:
     width: int
     max_length: int
     automata: Callable[[], Sequence[Automaton | None]] | None = None
+    graphs: StepGraphs | None = None
     rooted: list[Span] = field(init=False)
     seats_B: torch.Tensor = field(init=False)
     roots_B: torch.Tensor = field(init=False)
     node_slots_BW: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        device = self.table.device
         self.rooted = [span for span in self.spans if span.node_slots is not None]
-        seats = np.array([span.seat for span in self.rooted], dtype=np.int64)
-        self.seats_B = torch.from_numpy(seats).to(device)
-        self.roots_B = self.table.lengths_A[self.seats_B] - 1
-        slots = [span.node_slots for span in self.rooted if span.node_slots is not None]
-        stacked = np.stack(slots) if slots else np.empty((0, self.width), dtype=np.int64)
-        self.node_slots_BW = torch.from_numpy(stacked).to(device)
+        num = len(self.rooted)
+        if self.graphs is not None and not (num and self.params.is_capturable):
+            self.graphs = None
+        num_rows = num if self.graphs is None else bucket_of(num)
+        packed = np.full(num_rows * (1 + self.width), NULL_SLOT, dtype=np.int64)
+        packed[:num_rows] = self.table.nobody
+        for b, span in enumerate(self.rooted):
+            first = num_rows + b * self.width
+            assert span.node_slots is not None
+            packed[b] = span.seat
+            packed[first : first + self.width] = span.node_slots
+        if self.graphs is None:
+            packed_X = send(packed, self.table.device)
+            self.seats_B = packed_X[:num_rows]
+            self.node_slots_BW = packed_X[num_rows:].view(num_rows, self.width)
+            self.roots_B = self.table.lengths_A[self.seats_B] - 1
+            return
+        inputs = self.graphs.inputs(num_rows, self.width)
+        refill(inputs.packed, packed)
+        self.seats_B, self.node_slots_BW = inputs.seats_B, inputs.node_slots_BW
+        self.roots_B = inputs.roots_B
+        torch.index_select(self.table.lengths_A, 0, self.seats_B, out=self.roots_B)
+        self.roots_B.sub_(1)
+        self.params = self.graphs.params(num_rows, self.params)
+        self.max_length = min(length_of(self.max_length), self.table.num_columns)
+
+    @property
+    def num_rows(self) -> int:
+        """B of every [B, ...] tensor of the step: the rooted sequences, and what fills up a bucket."""
+        return len(self.seats_B)
 
     @property
     def history_BL(self) -> torch.Tensor:
         """Committed tokens of the rooted sequences, up to the longest's upper bound."""
         return self.table.tokens_AC[self.seats_B, : self.max_length]
+
+    @property
+    def stores_context(self) -> bool:
+        """Are there prompt chunks among the spans?"""
+        return any(span.context_count for span in self.spans)
+
+    def stage(
+        self, key: Hashable, function: Callable[[], Result], *, reads_context: bool = False
+    ) -> Result:
+        """What `function` returns, which works on the device alone and reads nothing of the step but
+        this batch's tensors and results of other stages; `key` tells its shapes. reads_context: the
+        stage is about prompt chunks too, where there are any, and then runs as it is."""
+        if self.graphs is None or (reads_context and self.stores_context):
+            return function()
+        shape = (self.num_rows, self.width, self.max_length, self.params.signature)
+        return self.graphs.run((shape, key), function)
+
+    def hold(self, tree: DraftTree) -> DraftTree:
+        """`tree` as a later stage may read it."""
+        if self.graphs is None:
+            return tree
+        key = (tree.tokens_BW.shape, tree.is_chain, tree.source_BW is not None)
+        return self.graphs.hold(key, tree)
+
+    def hold_array(self, name: str, values: np.ndarray) -> torch.Tensor:
+        """Numbers of the host as a later stage may read them."""
+        if self.graphs is None:
+            return send(values, self.table.device)
+        return self.graphs.hold_array((name, self.num_rows), values)
+
+
+def nobodys_batch(
+    table: SequenceTable,
+    vocab_size: int,
+    num: int,
+    width: int,
+    length: int,
+    temperature: float,
+    graphs: StepGraphs,
+) -> Batch:
+    """A batch of `num` sequences in the seat that is nobody's: running it leaves no trace."""
+    nothing = np.full(width, NULL_SLOT, dtype=np.int64)
+    spans = [
+        Span(table.nobody, 0, 0, _NO_SLOTS, nothing, root_low=1, root_high=1) for _ in range(num)
+    ]
+    source = RowSource(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
+    params = BatchParams([source] * num, vocab_size, table.device)
+    return Batch(table, spans, params, width, length, None, graphs)

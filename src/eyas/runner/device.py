@@ -18,10 +18,12 @@ _CPU_CACHE_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """device: where tensors live. num_flights: steps worth having under way at once."""
+    """device: where tensors live. num_flights: steps worth having under way at once. exact: kernels
+    that keep a row's bits are chosen also where others are faster."""
 
     device: torch.device
     num_flights: int
+    exact: bool = True
 
 
 def open_device(config: DeviceConfig) -> Device:
@@ -49,7 +51,7 @@ def open_device(config: DeviceConfig) -> Device:
             f"device: {name!r} is not here; this machine has {torch.cuda.device_count()}"
         )
     torch.cuda.set_device(device)
-    return Device(device, num_flights=1)
+    return Device(device, num_flights=1, exact=config.exact)
 
 
 def cache_budget(device: torch.device, memory_fraction: float) -> int:

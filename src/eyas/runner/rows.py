@@ -11,18 +11,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from eyas.attention.base import ContextRun, Layout
+from eyas.cache.transfer import send
 from eyas.core import DraftTree
+from eyas.kernels import usable
 from eyas.runner.batch import Batch, Span
 from eyas.sampling.process import Rows
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ForwardRows:
-    """One forward's input.
+    """One forward's input; tensors of rows have no gaps.
 
     logits_rows_R: indices of the R rows whose logits are wanted, None when none are.
     num_leading: how many of those are the first rows of the forward, in order.
@@ -34,6 +35,11 @@ class ForwardRows:
     layout: Layout
     logits_rows_R: torch.Tensor | None
     num_leading: int = 0
+
+    def __post_init__(self) -> None:
+        self.tokens_T = self.tokens_T.contiguous()
+        self.positions_T = self.positions_T.contiguous()
+        self.write_slots_T = self.write_slots_T.contiguous()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -72,28 +78,13 @@ def ancestors(parents_BW: torch.Tensor) -> torch.Tensor:
 
 def pack(batch: Batch, tree: DraftTree) -> PackedRows:
     """The rows of a step. The tree may be narrower than the batch allows."""
-    table, width = batch.table, tree.width
-    device = table.device
-    num_rooted = len(batch.rooted)
-    node_slots_BW = batch.node_slots_BW[:, :width]
-    if tree.is_chain:
-        positions_BW = batch.roots_B.unsqueeze(1) + torch.arange(width, device=device)
-        table.place_nodes(batch.seats_B, batch.roots_B, node_slots_BW)
-    else:
-        positions_BW = batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW)
-    node_rows_BW, picked_R = ragged_rows(
-        torch.arange(width, device=device) < tree.sizes_B.unsqueeze(1)
-    )
-    num_node_rows = num_rooted * width if picked_R is None else len(picked_R)
-    parts = [
-        [tree.tokens_BW.reshape(-1), positions_BW.reshape(-1), node_slots_BW.reshape(-1)],
-    ]
-    if picked_R is None:
-        picked_R = node_rows_BW.view(-1)
-    else:
-        parts[0] = [part[picked_R] for part in parts[0]]
-    runs, wanted, context_runs, row = [], [], [], num_node_rows
-    for i, span in enumerate(batch.spans):
+    table, device = batch.table, batch.table.device
+    num_rooted = batch.num_rows
+    nodes = _node_rows_by_kernel(batch, tree) if usable(device) else _node_rows(batch, tree)
+    num_node_rows = len(nodes.tokens_R)
+    parts = [[nodes.tokens_R, nodes.position_R, nodes.write_slots_R]]
+    runs, seats, wanted, context_runs, row = [], [], [], [], num_node_rows
+    for span in batch.spans:
         count = span.context_count
         if not count:
             continue
@@ -102,33 +93,113 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
             [
                 table.tokens_AC[span.seat, span.context_start : stop],
                 torch.arange(span.context_start, stop, device=device),
-                torch.from_numpy(span.context_slots).to(device),
+                send(span.context_slots, device),
             ]
         )
-        runs.append(ContextRun(i, row, span.context_start, count))
+        runs.append(ContextRun(num_rooted + len(runs), row, span.context_start, count))
+        seats.append(span.seat)
         if span.wants_context_logits:
             wanted.append(torch.arange(row, row + count, device=device))
             context_runs.append((span, count))
         row += count
-    tokens_T, positions_T, write_slots_T = (
-        torch.cat(columns) if len(columns) > 1 else columns[0]
-        for columns in zip(*parts, strict=True)
+    if runs:
+        tokens_T, positions_T, write_slots_T = map(torch.cat, zip(*parts, strict=True))
+        positions_T = positions_T.clamp(max=table.max_length - 1)
+    else:
+        tokens_T, write_slots_T, positions_T = (
+            nodes.tokens_R,
+            nodes.write_slots_R,
+            nodes.positions_R,
+        )
+    has_nodes = num_rooted > 0
+    layout = Layout(
+        slots_AC=table.slots_AC,
+        seats_B=torch.cat([batch.seats_B, send(seats, device)]) if seats else batch.seats_B,
+        contexts=tuple(runs),
+        node_rows_BW=nodes.grid_BW if has_nodes else None,
+        node_slots_BW=nodes.slots_BW if has_nodes else None,
+        root_positions_B=batch.roots_B if has_nodes else None,
+        parents_BW=None if tree.is_chain else tree.parents_BW,
+        max_position=batch.max_length - 1,
     )
-    layout = _layout(batch, tree, runs, node_rows_BW, node_slots_BW)
-    logits_rows_R = torch.cat([torch.arange(num_node_rows, device=device), *wanted])
-    sequence_R = picked_R // width if width > 1 else picked_R
-    node_R = picked_R % width if width > 1 else torch.zeros_like(picked_R)
+    logits_rows_R = torch.cat([nodes.rows_R, *wanted]) if wanted else nodes.rows_R
     return PackedRows(
         tokens_T=tokens_T,
-        positions_T=positions_T.clamp(max=table.max_length - 1),
+        positions_T=positions_T,
         write_slots_T=write_slots_T,
         layout=layout,
         logits_rows_R=logits_rows_R if len(logits_rows_R) else None,
         num_leading=num_node_rows,
         num_node_rows=num_node_rows,
-        sampling=_sampling_rows(batch, tree, sequence_R, node_R, positions_T[:num_node_rows]),
-        node_R=node_R,
+        sampling=_sampling_rows(batch, tree, nodes.sequence_R, nodes.node_R, nodes.position_R),
+        node_R=nodes.node_R,
         context_runs=context_runs,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _NodeRows:
+    """The tree nodes' rows. position_R: where a node stands; positions_R: the same in the range of a
+    rotary table. rows_R: 0, 1, ...; grid_BW, slots_BW: row and slot of every node."""
+
+    tokens_R: torch.Tensor
+    position_R: torch.Tensor
+    positions_R: torch.Tensor
+    write_slots_R: torch.Tensor
+    sequence_R: torch.Tensor
+    node_R: torch.Tensor
+    rows_R: torch.Tensor
+    grid_BW: torch.Tensor
+    slots_BW: torch.Tensor
+
+
+def _node_rows(batch: Batch, tree: DraftTree) -> _NodeRows:
+    table, width = batch.table, tree.width
+    device = table.device
+    node_slots_BW = batch.node_slots_BW[:, :width].contiguous()
+    if tree.is_chain:
+        positions_BW = batch.roots_B.unsqueeze(1) + torch.arange(width, device=device)
+        table.place_nodes(batch.seats_B, batch.roots_B, node_slots_BW)
+    else:
+        positions_BW = batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW)
+    node_rows_BW, picked_R = ragged_rows(
+        torch.arange(width, device=device) < tree.sizes_B.unsqueeze(1)
+    )
+    columns = [tree.tokens_BW.reshape(-1), positions_BW.reshape(-1), node_slots_BW.reshape(-1)]
+    if picked_R is None:
+        picked_R = node_rows_BW.view(-1)
+    else:
+        columns = [column[picked_R] for column in columns]
+    tokens_R, position_R, write_slots_R = columns
+    return _NodeRows(
+        tokens_R,
+        position_R,
+        position_R.clamp(max=table.max_length - 1),
+        write_slots_R,
+        sequence_R=picked_R // width if width > 1 else picked_R,
+        node_R=picked_R % width if width > 1 else torch.zeros_like(picked_R),
+        rows_R=torch.arange(len(picked_R), device=device),
+        grid_BW=node_rows_BW,
+        slots_BW=node_slots_BW,
+    )
+
+
+def _node_rows_by_kernel(batch: Batch, tree: DraftTree) -> _NodeRows:
+    from eyas.kernels.rows import node_rows
+
+    table, shape = batch.table, tree.tokens_BW.shape
+    rows = node_rows(
+        batch.seats_B,
+        batch.roots_B,
+        batch.node_slots_BW,
+        tree.tokens_BW,
+        None if tree.is_chain else tree.parents_BW,
+        table.slots_AC,
+        table.max_length - 1,
+        pdl=table.device.type == "cuda",
+    )
+    return _NodeRows(
+        *rows, grid_BW=rows.rows_R.view(shape), slots_BW=rows.write_slots_R.view(shape)
     )
 
 
@@ -142,29 +213,12 @@ def ragged_rows(real_BW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | Non
     return torch.arange(real_BW.numel(), device=real_BW.device).view(real_BW.shape), None
 
 
-def _layout(
-    batch: Batch,
-    tree: DraftTree,
-    runs: list[ContextRun],
-    node_rows_BW: torch.Tensor,
-    node_slots_BW: torch.Tensor,
-) -> Layout:
-    """Sequences of the layout: the rooted ones first, then every span with a prompt chunk."""
-    seats_B = batch.seats_B
-    num_rooted = len(batch.rooted)
-    if runs:
-        context_seats = np.array([batch.spans[r.sequence].seat for r in runs], dtype=np.int64)
-        seats_B = torch.cat([seats_B, torch.from_numpy(context_seats).to(seats_B.device)])
-        runs = [ContextRun(num_rooted + i, r.row, r.start, r.count) for i, r in enumerate(runs)]
-    return Layout(
-        slots_BL=batch.table.slots_AC[seats_B, : batch.max_length],
-        contexts=tuple(runs),
-        node_rows_BW=node_rows_BW if num_rooted else None,
-        node_slots_BW=node_slots_BW if num_rooted else None,
-        root_positions_B=batch.roots_B if num_rooted else None,
-        parents_BW=None if tree.is_chain else tree.parents_BW,
-        max_position=batch.max_length - 1,
-    )
+def committed(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Committed tokens [B, L] of each sequence and how many they are; nothing where no penalties act,
+    which alone look at them."""
+    if not any(batch.params.penalised):
+        return batch.table.tokens_AC[:0], batch.table.lengths_A[:0]
+    return batch.history_BL, batch.roots_B + 1
 
 
 def _sampling_rows(
@@ -175,7 +229,7 @@ def _sampling_rows(
     position_R: torch.Tensor,
 ) -> Rows:
     """What the sampler needs to know of each node row; ancestors only where penalties act."""
-    history_BL, length_B = batch.history_BL, batch.roots_B + 1
+    history_BL, length_B = committed(batch)
     if tree.width == 1 or not any(batch.params.penalised):
         return Rows(sequence_R, position_R, None, None, history_BL, length_B)
     if tree.is_chain:

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from eyas.attention.base import Attend, AttentionBackend
 from eyas.cache.slots import NULL_SLOT
+from eyas.kernels import usable
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder
 from eyas.runner.rows import ForwardRows
@@ -69,13 +70,19 @@ def wanted_logits(
     return logits(hidden_RD)[:num_wanted]
 
 
+MOST_SHARED_ROWS = 4096
+"""Rows of logits beyond which a forward makes its own."""
+
+
 class ModelRunner:
-    """One model behind one attention backend."""
+    """One model behind one attention backend. On a device all forwards write their logits to the same
+    memory: those of one are read before the next one runs."""
 
     def __init__(self, model: Decoder, backend: AttentionBackend, order: RowOrder) -> None:
         self.model = model
         self.backend = backend
         self.order = order
+        self._logits_RV: torch.Tensor | None = None
 
     @torch.inference_mode()
     def forward(self, rows: ForwardRows, taps: tuple[int, ...] = ()) -> Output:
@@ -86,7 +93,16 @@ class ModelRunner:
         )
         num_rows = len(rows.tokens_T)
         return Output(
-            wanted_logits(rows, hidden_TD, self.model.logits, self.order),
+            wanted_logits(rows, hidden_TD, self._logits, self.order),
             [tap[:num_rows] for tap in tapped],
             rows.write_slots_T,
         )
+
+    def _logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
+        num_rows = len(hidden_RD)
+        if not usable(hidden_RD.device) or num_rows > MOST_SHARED_ROWS:
+            return self.model.logits(hidden_RD)
+        if self._logits_RV is None or len(self._logits_RV) < num_rows:
+            shape = (num_rows, self.model.spec.vocab_size)
+            self._logits_RV = torch.empty(shape, dtype=torch.float32, device=hidden_RD.device)
+        return self.model.logits(hidden_RD, self._logits_RV[:num_rows])

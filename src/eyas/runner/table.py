@@ -2,7 +2,8 @@
 
 Promises: one row (*seat*) a sequence; a launched step reads lengths and roots from here, so the host
 may plan a step before the one before it has landed. The host writes a seat only at admission and for
-prompt chunks; from then on verdicts advance it on the device.
+prompt chunks; from then on verdicts advance it on the device. One more seat is nobody's: rows that only
+fill up a batch sit there, with a length of 1 and the null slot.
 Does not know: schedulers, drafters, why a sequence ended.
 
 Legend: A seats, C columns (positions), B sequences of a batch, W nodes.
@@ -13,7 +14,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from eyas.cache.transfer import send
 from eyas.core import Verdict
+from eyas.kernels import usable
 
 
 class SequenceTable:
@@ -27,11 +30,12 @@ class SequenceTable:
         self.max_length = max_length
         self.num_columns = max_length + 3 * max_width
         self.trash_column = self.num_columns
-        shape = (num_seats, self.num_columns + 1)
+        self.nobody = num_seats
+        shape = (num_seats + 1, self.num_columns + 1)
         self.tokens_AC = torch.zeros(shape, dtype=torch.int64, device=device)
         self.slots_AC = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.lengths_A = torch.ones(num_seats, dtype=torch.int64, device=device)
-        self.num_seatings = [0] * num_seats
+        self.lengths_A = torch.ones(num_seats + 1, dtype=torch.int64, device=device)
+        self.num_seatings = [0] * (num_seats + 1)
         self.device = device
         self._free_seats = list(range(num_seats - 1, -1, -1))
 
@@ -43,7 +47,7 @@ class SequenceTable:
         """Give a sequence a seat; `stored_slots` are those of its shared prefix."""
         seat = self._free_seats.pop()
         self.num_seatings[seat] += 1
-        self.tokens_AC[seat, : len(tokens)] = torch.tensor(tokens).to(self.device)
+        self.tokens_AC[seat, : len(tokens)] = send(tokens, self.device)
         self.lengths_A[seat] = len(tokens)
         if len(stored_slots):
             self.write_slots(seat, 0, stored_slots)
@@ -54,7 +58,7 @@ class SequenceTable:
 
     def write_slots(self, seat: int, start: int, slots: np.ndarray) -> None:
         """Where the keys and values of positions start.. of this seat live."""
-        self.slots_AC[seat, start : start + len(slots)] = torch.from_numpy(slots).to(self.device)
+        self.slots_AC[seat, start : start + len(slots)] = send(slots, self.device)
 
     def place_nodes(
         self, seats_B: torch.Tensor, roots_B: torch.Tensor, node_slots_BW: torch.Tensor
@@ -75,9 +79,26 @@ class SequenceTable:
     ) -> None:
         """Append each verdict: its tokens after the root, the accepted nodes' slots from the root on.
 
-        A faulty verdict (count -1) appends nothing.
+        A faulty verdict (count -1) appends nothing, and nothing happens to the seat that is nobody's.
         """
-        counts_B = verdict.counts_B.clamp(min=0)
+        if usable(self.device):
+            from eyas.kernels import walk
+
+            walk.advance(
+                seats_B,
+                roots_B,
+                verdict.tokens_BW,
+                verdict.nodes_BW,
+                verdict.counts_B,
+                node_slots_BW,
+                self.tokens_AC,
+                self.slots_AC,
+                self.lengths_A,
+                is_chain=is_chain,
+                trash_seat=self.nobody,
+            )
+            return
+        counts_B = torch.where(seats_B == self.nobody, 0, verdict.counts_B.clamp(min=0))
         width = verdict.tokens_BW.shape[1]
         offsets_W = torch.arange(width, device=self.device)
         kept_BW = offsets_W < counts_B.unsqueeze(1)

@@ -4,5 +4,6 @@ from eyas.sampling.choose import choose
 from eyas.sampling.noise import gumbel
 from eyas.sampling.params import BatchParams, RowSource
 from eyas.sampling.process import process
+from eyas.sampling.sample import sample
 
-__all__ = ["BatchParams", "RowSource", "choose", "gumbel", "process"]
+__all__ = ["BatchParams", "RowSource", "choose", "gumbel", "process", "sample"]

@@ -26,8 +26,7 @@ def choose(processed_RV: torch.Tensor, rows: Rows, params: BatchParams) -> torch
     if all(params.noisy):
         return _best_with_noise(processed_RV, rows.sequence_R, rows.position_R, params)
     chosen_R = _best(processed_RV)
-    noisy = torch.tensor(params.noisy).to(processed_RV.device)[rows.sequence_R]
-    picked = noisy.nonzero().squeeze(1)
+    picked = (params.temperature_B > 0)[rows.sequence_R].nonzero().squeeze(1)
     chosen_R[picked] = _best_with_noise(
         processed_RV[picked], rows.sequence_R[picked], rows.position_R[picked], params
     )

@@ -1,7 +1,8 @@
 """The sampling parameters of a batch as tensors, one entry a sequence, and which of them act at all.
 
 Promises: built once for a set of sequences and reused while the set stays; a parameter at its neutral
-value leaves a row's bits alone, whoever its neighbours are.
+value leaves a row's bits alone, whoever its neighbours are. A padded twin keeps its addresses when it
+is filled again, and two of the same signature run the same operations.
 Does not know: logits, trees.
 
 Legend: B sequences.
@@ -9,12 +10,18 @@ Legend: B sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from eyas.cache.transfer import send
 from eyas.core import SamplingParams
+
+_NEUTRAL_FLOATS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
+_NEUTRAL_INTEGERS = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +36,65 @@ class RowSource:
 
 
 class BatchParams:
-    """Parameters of B sequences. Attributes ending in _B are tensors [B] on the device; `any_*` and
-    the lists of sequence indices are known to the host."""
+    """Parameters of B sequences. Attributes ending in _B are tensors [B] on the device, the rows of
+    floats_6B and integers_4B; `any_*` and the lists of sequence indices are known to the host.
+
+    signature: equal where the same operations run. is_capturable: they run on the device alone.
+    """
 
     def __init__(self, sources: Sequence[RowSource], vocab_size: int, device: torch.device) -> None:
-        self.sources = tuple(sources)
         self.vocab_size = vocab_size
+        self.device = device
+        self._neutral: tuple[torch.Tensor, torch.Tensor] | None = None
         params = [s.params for s in sources]
-        floats = torch.tensor(
+        floats = [
             [
-                [
-                    p.temperature,
-                    p.top_p,
-                    p.min_p,
-                    p.repetition_penalty,
-                    p.frequency_penalty,
-                    p.presence_penalty,
-                ]
-                for p in params
-            ],
-            dtype=torch.float32,
-        ).view(len(params), 6)
+                p.temperature,
+                p.top_p,
+                p.min_p,
+                p.repetition_penalty,
+                p.frequency_penalty,
+                p.presence_penalty,
+            ]
+            for p in params
+        ]
+        integers = [
+            [_signed(s.seed), s.choice, min(s.params.top_k, vocab_size), s.num_prompt_tokens]
+            for s in sources
+        ]
+        self._hold(_columns(floats, 6, np.float32), _columns(integers, 4, np.int64))
+        self._learn(sources)
+
+    def __len__(self) -> int:
+        """The sequences that there are; a padded twin has more entries."""
+        return len(self.sources)
+
+    def padded(self, num: int) -> BatchParams:
+        """A twin with tensors of `num` entries, those past the sequences' neutral."""
+        assert self.is_capturable, "parameters with tensors of other shapes have no twin"
+        twin = copy(self)
+        twin._hold(
+            _columns([_NEUTRAL_FLOATS] * num, 6, np.float32),
+            _columns([_NEUTRAL_INTEGERS] * num, 4, np.int64),
+        )
+        twin._neutral = (twin.floats_6B[:, :1].clone(), twin.integers_4B[:, :1].clone())
+        twin.copy_(self)
+        return twin
+
+    def copy_(self, other: BatchParams) -> None:
+        """Become `other`, which has the same signature and no more sequences than there are entries;
+        the tensors stay where they are, and nothing waits for the device. Twins only."""
+        assert self._neutral is not None and other.signature == self.signature, "other operations"
+        num = len(other)
+        mine, theirs = (self.floats_6B, self.integers_4B), (other.floats_6B, other.integers_4B)
+        for own, given, neutral in zip(mine, theirs, self._neutral, strict=True):
+            own[:, :num].copy_(given[:, :num])
+            own[:, num:].copy_(neutral.expand(-1, own.shape[1] - num))
+        self._learn(other.sources)
+
+    def _hold(self, floats: np.ndarray, integers: np.ndarray) -> None:
+        """Send the numbers to the device and name them."""
+        self.floats_6B, self.integers_4B = send(floats, self.device), send(integers, self.device)
         (
             self.temperature_B,
             self.top_p_B,
@@ -57,15 +102,13 @@ class BatchParams:
             self.repetition_B,
             self.frequency_B,
             self.presence_B,
-        ) = floats.to(device).unbind(1)
-        integers = torch.tensor(
-            [
-                [_signed(s.seed), s.choice, min(s.params.top_k, vocab_size), s.num_prompt_tokens]
-                for s in sources
-            ],
-            dtype=torch.int64,
-        ).view(len(params), 4)
-        self.seed_B, self.choice_B, self.top_k_B, self.num_prompt_B = integers.to(device).unbind(1)
+        ) = self.floats_6B.unbind(0)
+        self.seed_B, self.choice_B, self.top_k_B, self.num_prompt_B = self.integers_4B.unbind(0)
+
+    def _learn(self, sources: Sequence[RowSource]) -> None:
+        """What the host knows of the sequences."""
+        self.sources = tuple(sources)
+        params = [s.params for s in sources]
         self.noisy = [p.temperature > 0 for p in params]
         self.filtered = [
             p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params
@@ -74,19 +117,20 @@ class BatchParams:
             p.repetition_penalty != 1 or p.frequency_penalty != 0 or p.presence_penalty != 0
             for p in params
         ]
-        self.max_top_k = max((min(p.top_k, vocab_size) for p in params), default=0)
-        self.any_top_p = any(p.top_p < 1 for p in params)
-        self.any_min_p = any(p.min_p > 0 for p in params)
+        acting = [p for p in params if p.temperature > 0]
+        self.max_top_k = max((min(p.top_k, self.vocab_size) for p in acting), default=0)
+        self.any_top_p = any(p.top_p < 1 for p in acting)
+        self.any_min_p = any(p.min_p > 0 for p in acting)
         self.biased = {
             b: (
-                torch.tensor(list(p.logit_bias.keys())).to(device),
-                torch.tensor(list(p.logit_bias.values()), dtype=torch.float32).to(device),
+                send(np.array(list(p.logit_bias.keys()), dtype=np.int64), self.device),
+                send(np.array(list(p.logit_bias.values()), dtype=np.float32), self.device),
             )
             for b, p in enumerate(params)
             if p.logit_bias
         }
         self.barred = {
-            b: (s.params.min_tokens, torch.tensor(sorted(s.barred)).to(device))
+            b: (s.params.min_tokens, send(sorted(s.barred), self.device))
             for b, s in enumerate(sources)
             if s.params.min_tokens > 0 and s.barred
         }
@@ -95,9 +139,20 @@ class BatchParams:
         )
         self.is_changed_before_temperature = bool(any(self.penalised) or self.biased or self.barred)
         self.is_plain = not (any(self.noisy) or self.is_changed_before_temperature)
+        self.is_capturable = not self.is_changed_before_temperature and self.num_logprobs is None
+        self.signature: Hashable = (
+            any(self.noisy),
+            self.max_top_k > 0,
+            self.any_top_p,
+            self.any_min_p,
+            self.is_changed_before_temperature,
+            self.num_logprobs,
+        )
 
-    def __len__(self) -> int:
-        return len(self.sources)
+
+def _columns(rows: Sequence[Sequence[float]], width: int, dtype: type) -> np.ndarray:
+    """[width, B] of B rows of numbers."""
+    return np.ascontiguousarray(np.array(rows, dtype=dtype).reshape(len(rows), width).T)
 
 
 def _signed(seed: int) -> int:

@@ -2,7 +2,8 @@
 
 Promises: the order above; a row's result depends on its logits, its sequence's parameters and the
 tokens before it (the ancestors of its node included) and on nothing else; ties at a top-k or top-p
-threshold are all kept.
+threshold are all kept. On a device with kernels nothing waits for it, unless there are a bias,
+penalties or `min_tokens`.
 Does not know: the drafter, the verdict.
 
 Legend: R rows, V vocabulary, B sequences, W nodes, L positions, K mask words.
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eyas.kernels import usable
 from eyas.sampling.params import BatchParams
 
 NEVER = float("-inf")
@@ -44,6 +46,19 @@ def process(
     """[R, V] float32; -inf where a token may not be chosen. `logits_RV` itself is left alone."""
     if params.is_plain and mask_RK is None:
         return logits_RV
+    x = before_temperature(logits_RV, rows, params, mask_RK)
+    if any(params.noisy):
+        temperature_R1 = params.temperature_B[rows.sequence_R].unsqueeze(1)
+        x = x / torch.where(temperature_R1 > 0, temperature_R1, 1.0)
+        if any(params.filtered):
+            _filter(x, rows, params)
+    return x
+
+
+def before_temperature(
+    logits_RV: torch.Tensor, rows: Rows, params: BatchParams, mask_RK: torch.Tensor | None
+) -> torch.Tensor:
+    """[R, V] with bias, penalties, mask, `min_tokens`; `logits_RV` itself is left alone."""
     x = logits_RV
     if params.is_changed_before_temperature or mask_RK is not None:
         x = x.clone()
@@ -55,11 +70,6 @@ def process(
         x.masked_fill_(~unpack_mask(mask_RK, x.shape[1]), NEVER)
     if params.barred:
         _bar(x, rows, params, is_masked=mask_RK is not None)
-    if any(params.noisy):
-        temperature_R1 = params.temperature_B[rows.sequence_R].unsqueeze(1)
-        x = x / torch.where(temperature_R1 > 0, temperature_R1, 1.0)
-        if any(params.filtered):
-            _filter(x, rows, params)
     return x
 
 
@@ -71,12 +81,23 @@ def unpack_mask(mask_RK: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return torch.nn.functional.pad(flat, (0, vocab_size - flat.shape[1]))
 
 
-def _rows_of(rows: Rows, which: list[bool]) -> torch.Tensor | slice:
+def _rows_of(rows: Rows, marked_B: torch.Tensor) -> torch.Tensor:
     """The rows whose sequence is marked."""
-    if all(which):
+    return marked_B[rows.sequence_R].nonzero().squeeze(1)
+
+
+def _penalised_rows(rows: Rows, params: BatchParams) -> torch.Tensor | slice:
+    if all(params.penalised):
         return slice(None)
-    marked = torch.tensor(which).to(rows.sequence_R.device)
-    return marked[rows.sequence_R].nonzero().squeeze(1)
+    counted_B = (params.frequency_B != 0) | (params.presence_B != 0)
+    return _rows_of(rows, counted_B | (params.repetition_B != 1))
+
+
+def _filtered_rows(rows: Rows, params: BatchParams) -> torch.Tensor | slice:
+    if all(params.filtered):
+        return slice(None)
+    acts_B = (params.top_k_B > 0) | (params.top_p_B < 1) | (params.min_p_B > 0)
+    return _rows_of(rows, acts_B & (params.temperature_B > 0))
 
 
 def _add_bias(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
@@ -87,7 +108,7 @@ def _add_bias(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
 
 def _penalise(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
     """Repetition counts prompt and output; frequency and presence count the output."""
-    picked = _rows_of(rows, params.penalised)
+    picked = _penalised_rows(rows, params)
     sequence_R = rows.sequence_R[picked]
     history_RL = rows.history_BL[sequence_R]
     columns_L = torch.arange(history_RL.shape[1], device=x.device)
@@ -124,7 +145,22 @@ def _bar(x: torch.Tensor, rows: Rows, params: BatchParams, *, is_masked: bool) -
 
 def _filter(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
     """top-k, top-p, min-p in place, each over what the one before left."""
-    picked = _rows_of(rows, params.filtered)
+    if usable(x.device):
+        from eyas.kernels.filters import floors
+
+        floor_R = floors(
+            x,
+            rows.sequence_R,
+            (params.temperature_B > 0).to(torch.float32),  # x has been divided by it
+            params.top_k_B,
+            params.top_p_B,
+            params.min_p_B,
+            any_top_k=params.max_top_k > 0,
+            any_top_p=params.any_top_p,
+        )
+        x.masked_fill_(x < floor_R.unsqueeze(1), NEVER)
+        return
+    picked = _filtered_rows(rows, params)
     sequence_R = rows.sequence_R[picked]
     logits = x[picked]
     if params.max_top_k > 0:

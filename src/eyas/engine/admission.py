@@ -1,0 +1,43 @@
+"""What a request must be before any work is done for it.
+
+Promises: a RequestError names the field and the remedy. Does not know: what else is under way.
+"""
+
+from __future__ import annotations
+
+from eyas.config import EngineInfo
+from eyas.core import Request, RequestError
+
+
+def check_request(request: Request, info: EngineInfo, *, has_text: bool) -> None:
+    """Refuse what can never be served. has_text: tokens can be turned into text."""
+    prompt, params = request.prompt_token_ids, request.params
+    if not prompt:
+        raise RequestError("the prompt is empty; give at least one token", param="prompt")
+    if len(prompt) >= info.max_model_len:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but this model's context holds "
+            f"{info.max_model_len} and at least one is needed for the answer; shorten the prompt",
+            param="prompt",
+        )
+    if not all(type(i) is int and 0 <= i < info.vocab_size for i in prompt):
+        raise RequestError(
+            f"prompt token ids must be whole numbers from 0 to {info.vocab_size - 1}",
+            param="prompt",
+        )
+    for name, ids in (
+        ("logit_bias", params.logit_bias),
+        ("stop_token_ids", params.stop_token_ids),
+    ):
+        if any(i >= info.vocab_size for i in ids):
+            raise RequestError(
+                f"{name}: token ids must be below the vocabulary size {info.vocab_size}",
+                param=name,
+            )
+    if params.stop and not has_text:
+        raise RequestError("stop: this engine has no tokenizer to find strings", param="stop")
+    if request.output is not None and params.ignore_eos:
+        raise RequestError(
+            "ignore_eos: cannot go with a constrained output, whose grammar says where it ends",
+            param="ignore_eos",
+        )

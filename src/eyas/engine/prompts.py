@@ -1,0 +1,31 @@
+"""Log-probabilities of prompts, chunk by chunk.
+
+Promises: they are the raw model's, of each prompt token after the first. Does not know: who asked.
+"""
+
+from __future__ import annotations
+
+from eyas.engine.flight import PromptRows
+from eyas.engine.scheduler import Plan
+from eyas.engine.verifier import raw_logprobs
+from eyas.runner.rows import PackedRows
+from eyas.runner.runner import Output
+from eyas.runner.table import SequenceTable
+
+
+def score_prompts(
+    plan: Plan, rows: PackedRows, output: Output, table: SequenceTable
+) -> dict[int, PromptRows]:
+    """By index of the span, for the chunks that asked."""
+    scored: dict[int, PromptRows] = {}
+    at = rows.num_node_rows
+    for span, count in rows.context_runs:
+        assert output.logits_RV is not None
+        i = plan.spans.index(span)
+        num_top = plan.sequences[i].request.params.prompt_logprobs or 0
+        first = span.context_start + 1
+        token_ids = table.tokens_AC[span.seat, first : first + count].clone()
+        logits_RV = output.logits_RV[at : at + count]
+        scored[i] = PromptRows(token_ids, *raw_logprobs(logits_RV, token_ids, num_top))
+        at += count
+    return scored

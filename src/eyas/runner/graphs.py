@@ -1,0 +1,165 @@
+"""CUDA graphs of the stages of a step, and the tensors that they read.
+
+A stage is a function of tensors on the device: a drafter's expansion, the forward, the verdict. The
+first time it runs as it is, which prepares its kernels, and is captured; then, as ever after, it is
+replayed: a stage may run twice on the same inputs and must mean the same. What it returned when it was
+captured is what every replay fills again.
+
+Promises: a replay does what the function would do; graphs are kept for a bounded number of shapes, and
+all share one pool of memory. What a stage reads is either static (`StepInputs`, results of other
+stages, the engine's own tables) or held (`hold`).
+Does not know: what the stages compute.
+
+Legend: B sequences of a bucket, W width.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from eyas.cache.transfer import refill, send
+from eyas.core import DraftTree
+from eyas.sampling.params import BatchParams
+
+Result = TypeVar("Result")
+
+MAX_GRAPHS = 384
+SMALLEST_LENGTH = 512
+"""Sequences up to this length share their graphs; beyond it, up to each power of two."""
+
+
+@dataclass(slots=True, eq=False)
+class StepInputs:
+    """What the host writes for each step, at fixed addresses."""
+
+    packed: torch.Tensor
+    seats_B: torch.Tensor
+    node_slots_BW: torch.Tensor
+    roots_B: torch.Tensor
+
+    @classmethod
+    def empty(cls, num: int, width: int, device: torch.device) -> StepInputs:
+        packed = torch.zeros(num * (1 + width), dtype=torch.int64, device=device)
+        roots_B = torch.zeros(num, dtype=torch.int64, device=device)
+        return cls(packed, packed[:num], packed[num:].view(num, width), roots_B)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stage:
+    """A captured stage and what it fills."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Any
+
+
+class StepGraphs:
+    """Stages by key. num_captured: graphs made so far; num_replays: stages run from one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stages: OrderedDict[Hashable, _Stage] = OrderedDict()
+        self._inputs: dict[tuple[int, int], StepInputs] = {}
+        self._params: dict[Hashable, tuple[BatchParams, object]] = {}
+        self._held: dict[Hashable, DraftTree] = {}
+        self._arrays: dict[Hashable, torch.Tensor] = {}
+        self._static: set[int] = set()
+        self._pool: Any = None
+        self.num_captured = 0
+        self.num_replays = 0
+
+    def inputs(self, num: int, width: int) -> StepInputs:
+        """The inputs of steps of this shape."""
+        found = self._inputs.get((num, width))
+        if found is None:
+            found = self._inputs[num, width] = StepInputs.empty(num, width, self._device)
+        return found
+
+    def params(self, num: int, params: BatchParams) -> BatchParams:
+        """`params` at fixed addresses, with `num` rows; filled again only when they are others."""
+        key = (num, params.signature)
+        twin, filled_from = self._params.get(key, (None, None))
+        if twin is None:
+            twin = params.padded(num)
+        elif filled_from is not params:
+            twin.copy_(params)
+        self._params[key] = (twin, params)
+        return twin
+
+    def run(self, key: Hashable, stage: Callable[[], Result]) -> Result:
+        """What `stage` returns."""
+        known = self._stages.get(key)
+        if known is None:
+            stage()
+            known = self._stages[key] = self._capture(stage)
+            while len(self._stages) > MAX_GRAPHS:
+                self._stages.popitem(last=False)
+        else:
+            self._stages.move_to_end(key)
+        known.graph.replay()
+        self.num_replays += 1
+        return known.result
+
+    def _capture(self, stage: Callable[[], Any]) -> _Stage:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            result = stage()
+        if isinstance(result, DraftTree):
+            self._static.add(result.tokens_BW.data_ptr())
+        self.num_captured += 1
+        return _Stage(graph, result)
+
+    def hold(self, key: Hashable, tree: DraftTree) -> DraftTree:
+        """`tree` at fixed addresses; itself where it is a replay's result."""
+        if tree.tokens_BW.data_ptr() in self._static:
+            return tree
+        tensors = (tree.tokens_BW, tree.parents_BW, tree.sizes_B, tree.source_BW)
+        held = self._held.get(key)
+        if held is None:
+            copies = [None if t is None else t.clone() for t in tensors]
+            tokens_BW, parents_BW, sizes_B, source_BW = copies
+            assert tokens_BW is not None and parents_BW is not None and sizes_B is not None
+            held = replace(
+                tree,
+                tokens_BW=tokens_BW,
+                parents_BW=parents_BW,
+                sizes_B=sizes_B,
+                source_BW=source_BW,
+            )
+            self._held[key] = held
+        else:
+            own = (held.tokens_BW, held.parents_BW, held.sizes_B, held.source_BW)
+            for mine, theirs in zip(own, tensors, strict=True):
+                if mine is not None and theirs is not None and mine is not theirs:
+                    mine.copy_(theirs)
+        return replace(held, shape=tree.shape)
+
+    def hold_array(self, key: Hashable, values: np.ndarray) -> torch.Tensor:
+        """The numbers at a fixed address; `key` and their shape tell which."""
+        key = (key, values.shape, values.dtype.str)
+        held = self._arrays.get(key)
+        if held is None:
+            held = self._arrays[key] = send(values, self._device)
+        else:
+            refill(held, values)
+        return held
+
+
+def bucket_of(num: int) -> int:
+    """The number of rows that a graph for `num` sequences has: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    if num <= 4:
+        return max(1, num)
+    power = 1 << ((num - 1).bit_length() - 1)
+    return power + power // 2 if num <= power + power // 2 else 2 * power
+
+
+def length_of(length: int) -> int:
+    """The length that a graph for sequences of up to `length` is made for."""
+    return max(SMALLEST_LENGTH, 1 << (length - 1).bit_length())
