@@ -78,7 +78,7 @@ def batch_tokens(sizes: Sequence[int], shapes: Sequence[Shape]) -> int:
             f"--nodes: {max(sizes)} sequences with their largest trees are {rows} rows a step, and "
             f"{MOST_ROWS} are the most; give a smaller --batch or smaller --nodes"
         )
-    return max(SchedulerConfig().max_batch_tokens, -(-4 * rows // 3))
+    return max(SchedulerConfig().rows(on_gpu=False), -(-4 * rows // 3))
 
 
 def shape_name(shape: Shape) -> str:

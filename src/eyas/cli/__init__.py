@@ -20,6 +20,7 @@ from eyas.cli import (
     models,
     ranking,
     serve,
+    serve_load,
     structured,
     train,
     tune,
@@ -47,6 +48,7 @@ bench.app.command("tune")(tune.tune)
 bench.app.command("ranking")(ranking.ranking)
 bench.app.command("grammar")(grammar.grammar)
 bench.app.command("structured")(structured.structured)
+bench.app.command("serve")(serve_load.serve)
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 

@@ -19,6 +19,16 @@ from eyas.cli import options
 from eyas.cli.bench import TASKS_OF_A_ROUND, Output, Workload, command_line
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
+from eyas.cli.shape_decode import (
+    NEW_TOKENS,
+    PROMPT_TOKENS,
+    REPEATS,
+    TEXT_TOKENS,
+    Protocol,
+    ShapeOptions,
+    decode_shape,
+    with_aliases,
+)
 
 if TYPE_CHECKING:
     from eyas.llm import LLM
@@ -66,8 +76,11 @@ def decode(
         typer.Option("--prompts-file", help="Text prompts of your own, JSON lines; raw."),
     ] = None,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", help="Length of random prompts.")
-    ] = 128,
+        int | None,
+        typer.Option(
+            "--prompt-tokens", min=1, help="Length of random prompts; 128, or 1 with --schemas."
+        ),
+    ] = None,
     num_prompts: Annotated[
         int | None,
         typer.Option(
@@ -84,7 +97,10 @@ def decode(
             help="Start a prompt as soon as an answer has ended, so that a batch stays full.",
         ),
     ] = False,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer.")] = 128,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", help="Tokens of an answer; 128, or 256 with --shape."),
+    ] = None,
     stop_at_eos: Annotated[
         bool,
         typer.Option(
@@ -93,13 +109,17 @@ def decode(
     ] = False,
     temperature: Annotated[float, typer.Option("--temperature", "-t")] = 0.0,
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Counted rounds after one to warm up.")
-    ] = 5,
+        int | None,
+        typer.Option(
+            "--repeats", min=1, help="Counted rounds after one to warm up; 5, or 3 with --shape."
+        ),
+    ] = None,
     compare: Annotated[
         Peer | None,
         typer.Option("--compare", help="Run the same checkpoint through this, in turn."),
     ] = None,
     drafting: Contender,
+    shaped: ShapeOptions,
     plain: Annotated[
         bool,
         typer.Option(
@@ -109,6 +129,7 @@ def decode(
     dtype: options.Dtype = options.DtypeChoice.auto,
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,
+    exact: options.Exact = DEVICE.exact,
     offline: options.Offline = False,
     output: Output = None,
     as_json: options.Json = False,
@@ -117,7 +138,40 @@ def decode(
 
     Plain decoding is an engine of its own that knows nothing of drafts. What a drafter has learned
     of costs and acceptance stays from round to round; one round is not counted.
+
+    With --shape one contestant runs by the protocol that engines are compared with: random prompts
+    start together, tokens per second count from the last sequence's first token to the last
+    sequence's last one, and the best round is told. With --schemas or --prefill other things are
+    measured of it.
     """
+    shaped.check()
+    drafting = with_aliases(drafting)
+    batches = _batch_sizes(batch)
+    if shaped.shape is not None:
+        for option, given in (
+            ("--refill", refill),
+            ("--compare", compare),
+            ("--stop-at-eos", stop_at_eos),
+            ("--prompts-file", prompts_file),
+            ("--num-prompts", num_prompts),
+        ):
+            if given:
+                raise ValueError(f"{option}: --shape has a protocol of its own; leave it out")
+        protocol = Protocol(
+            batches=batches,
+            prompt_tokens=prompt_tokens or (PROMPT_TOKENS if shaped.schemas is None else 1),
+            max_tokens=max_tokens or (NEW_TOKENS if shaped.schemas is None else TEXT_TOKENS),
+            temperature=temperature,
+            repeats=repeats or REPEATS,
+            dtype=dtype,
+            device=device,
+            threads=threads,
+            exact=exact,
+        )
+        decode_shape(shaped, drafting, protocol, output, as_json)
+        return
+    max_tokens, repeats = max_tokens or 128, repeats or 5
+    prompt_tokens = prompt_tokens or PROMPT_TOKENS
     from eyas.bench.decode import EngineContestant, Job, ratio, same_tokens, summarise, take_turns
     from eyas.bench.machine import describe_run, write_result
     from eyas.bench.peers import TransformersContestant
@@ -130,6 +184,7 @@ def decode(
             dtype=dtype,
             device=device,
             threads=threads,
+            exact=exact,
             offline=offline,
             max_num_seqs=max(batches),
             prefix_cache=False,
@@ -137,7 +192,6 @@ def decode(
         )
         return EngineContestant(name, open_model(config, quiet=as_json))
 
-    batches = _batch_sizes(batch)
     if refill and compare is not None:
         raise ValueError("--refill: another engine runs whole batches; leave --compare out")
     tasks = workload is Workload.tasks and prompts_file is None

@@ -65,6 +65,9 @@ OPTION_OF_SETTING = {
     "stop_after": "--stop-after",
     "log_every": "--log-every",
     "eval_every": "--eval-every",
+    "shape": "--shape",
+    "synthetic_acceptance": "--synthetic-acceptance",
+    "tokenizer": "--tokenizer",
 }
 """How the settings that error texts begin with are called on the command line."""
 

@@ -151,6 +151,15 @@ Threads = Annotated[
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact/--no-exact",
+        help="On a GPU: keep a row's bits whatever is drafted, and whoever its neighbours are, or "
+        "take the fastest kernels.",
+        rich_help_panel=RESOURCE_PANEL,
+    ),
+]
 NumSlots = Annotated[
     int | None,
     typer.Option(
@@ -172,10 +181,11 @@ MaxNumSeqs = Annotated[
     typer.Option("--max-num-seqs", help="Sequences of one step.", rich_help_panel=RESOURCE_PANEL),
 ]
 MaxBatchTokens = Annotated[
-    int,
+    str,
     typer.Option(
         "--max-batch-tokens",
-        help="Rows of one step: prompt chunks and draft trees together.",
+        help="Rows of one step: prompt chunks and draft trees together; auto is 512 on a CPU, 2048 on "
+        "a GPU.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -256,10 +266,11 @@ class ResourceOptions:
 
     device: Device = DEVICE.device
     threads: Threads = DEVICE.num_threads
+    exact: Exact = DEVICE.exact
     num_slots: NumSlots = CACHE.num_slots
     memory_fraction: MemoryFraction = CACHE.memory_fraction
     max_num_seqs: MaxNumSeqs = SCHEDULER.max_num_seqs
-    max_batch_tokens: MaxBatchTokens = SCHEDULER.max_batch_tokens
+    max_batch_tokens: MaxBatchTokens = str(SCHEDULER.max_batch_tokens)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -314,10 +325,11 @@ def engine_config(
     draft_token_map: str | None = DRAFT.token_map,
     device: str = DEVICE.device,
     threads: int | None = DEVICE.num_threads,
+    exact: bool = DEVICE.exact,
     num_slots: int | None = CACHE.num_slots,
     memory_fraction: float = CACHE.memory_fraction,
     max_num_seqs: int = SCHEDULER.max_num_seqs,
-    max_batch_tokens: int = SCHEDULER.max_batch_tokens,
+    max_batch_tokens: str | int = SCHEDULER.max_batch_tokens,
     prefix_cache: bool = CACHE.prefix_cache,
     flights: str = "auto",
     grammar_backend: str = GRAMMAR.backend,
@@ -339,7 +351,7 @@ def engine_config(
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
-            max_batch_tokens=max_batch_tokens,
+            max_batch_tokens=_count("scheduler.max_batch_tokens", max_batch_tokens),
             flights="auto" if flights == "auto" else int(flights),
         ),
         draft=DraftConfig(
@@ -350,7 +362,7 @@ def engine_config(
             nodes=_count("draft.nodes", draft_nodes),
             token_map=draft_token_map,
         ),
-        device=DeviceConfig(device=device, num_threads=threads),
+        device=DeviceConfig(device=device, num_threads=threads, exact=exact),
         grammar=GrammarConfig(
             backend=GrammarChoice(grammar_backend).value, compile_seconds=grammar_timeout
         ),

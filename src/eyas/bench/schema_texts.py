@@ -1,0 +1,327 @@
+"""Structured texts that a model of random weights is made to write: real instances, real masks.
+
+An instance of a schema is spelled as JSON and cut into tokens. A request names its instance by the
+first token of its prompt, so everything is looked up on the device: drafts are replaced by the
+instance's tokens up to a drawn length and one other token that its grammar allows there, and the
+verdict, after verification has run in full, by the one of a model that prefers the instance's tokens.
+
+Promises: a token that its row's mask refuses is not chosen: at a root the request ends with an error,
+as one whose row allows nothing; further down the walk ends before it. Nothing waits for the device, so
+both replacements also work inside a CUDA graph. Texts of the same files are the same every time.
+Does not know: steps, clocks, how results are shown.
+
+Legend: R rows, V vocabulary, K mask words, B sequences, W nodes, I instances, A seats, C positions.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eyas.bench.grammar import Case, read_cases
+from eyas.bench.synthetic import Verify, draw_lengths
+from eyas.constraint import ConstraintFailure, Grammar
+from eyas.constraint.base import State
+from eyas.core import DraftTree, GrammarError, Request, SamplingParams, Verdict
+from eyas.engine.engine import Engine
+from eyas.grammar import Json, OutputSpec
+from eyas.runner.batch import Batch
+from eyas.runner.rows import PackedRows
+from eyas.schemas import prepare
+from eyas.text import Tokenizer
+
+NAME = "instances' tokens, drawn acceptance"
+LEAST_TOKENS = 32
+"""Shorter instances take no part: a sequence's first steps are not what is measured."""
+MOST_TEXTS = 256
+_TRIES = 4
+"""Tokens that are looked at for one after which the instance could go on."""
+_SLACK = 8
+
+Propose = Callable[[Batch], DraftTree]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """An instance. tokens: without the end. others: at each place, the end's included, another token
+    that its grammar allows there, where it allows one."""
+
+    name: str
+    output: OutputSpec
+    grammar: Grammar
+    tokens: list[int]
+    others: list[int]
+
+
+@dataclass(slots=True)
+class Texts:
+    """left_out: instances by why they take no part; refused: files whose valid instance the grammar
+    refuses."""
+
+    texts: list[Text] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    refused: list[str] = field(default_factory=list)
+
+
+def read_texts(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    folder: Path,
+    longest: int,
+    *,
+    most: int = MOST_TEXTS,
+    tell: Callable[[int], None] = lambda number: None,
+) -> Texts:
+    """Valid instances of a folder's schemas of LEAST_TOKENS to `longest` tokens, one of every schema
+    before the second of any; their grammars are compiled. ValueError where there is none."""
+    if engine.info.grammar_backend is None:
+        raise ValueError("--schemas: this model cannot be held to schemas")
+    end = engine.info.eos_token_ids[0]
+    most = min(most, engine.info.vocab_size)
+    found = Texts()
+    cases = read_cases(folder)
+    random.Random(0).shuffle(cases)
+    grammars: dict[str, tuple[OutputSpec, Grammar] | None] = {}
+    for case, value in _in_turn(cases):
+        if len(found.texts) == most:
+            found.left_out["not needed"] += 1
+            continue
+        tokens = tokenizer.encode_text(json.dumps(value, ensure_ascii=False))
+        if not LEAST_TOKENS <= len(tokens) <= longest:
+            found.left_out["too short" if len(tokens) < LEAST_TOKENS else "too long"] += 1
+            continue
+        if case.name not in grammars:
+            grammars[case.name] = _compiled(engine, case)
+        compiled = grammars[case.name]
+        if compiled is None:
+            found.left_out["schema refused"] += 1
+            continue
+        output, grammar = compiled
+        draw = random.Random(f"{case.name} {len(tokens)}")
+        others = other_tokens(grammar, [*tokens, end], engine.info.vocab_size, draw)
+        if others is None:
+            found.left_out["instance refused"] += 1
+            found.refused.append(case.name)
+            continue
+        found.texts.append(Text(case.name, output, grammar, tokens, others))
+        tell(len(found.texts))
+    if not found.texts:
+        raise ValueError(
+            f"--schemas: {folder} has no instance of {LEAST_TOKENS} to {longest} tokens that its "
+            f"schema allows ({dict(found.left_out)})"
+        )
+    return found
+
+
+def other_tokens(
+    grammar: Grammar, tokens: Sequence[int], vocab_size: int, draw: random.Random
+) -> list[int] | None:
+    """At each place a token other than the instance's, allowed, and such that the instance could go on
+    after it if one is soon found. None where the grammar refuses one of the instance's own."""
+    state: State | None = grammar.start(fresh=True)
+    others: list[int] = []
+    for place, token in enumerate(tokens):
+        assert state is not None
+        mask_1K = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
+        if grammar.backend.fill([state], mask_1K):
+            return None
+        allowed_V = np.unpackbits(mask_1K.view(np.uint8)[0], bitorder="little")[:vocab_size]
+        if not allowed_V[token]:
+            return None
+        allowed_V[[token, tokens[-1]]] = 0
+        later = tokens[place + 1 : place + 2]
+        others.append(_other(state, np.flatnonzero(allowed_V), token, later, draw))
+        try:
+            state = state.after(token)
+        except ConstraintFailure:
+            return None
+    return others
+
+
+def _other(
+    state: State, legal: np.ndarray, token: int, later: Sequence[int], draw: random.Random
+) -> int:
+    if not len(legal):  # one text must follow: a wrong guess is refused
+        return token - 1 if token else 1
+    tried = [int(legal[draw.randrange(len(legal))]) for _ in range(_TRIES)]
+    for other in tried:
+        try:
+            following = state.after(other)
+            if following is not None and (not later or following.after(later[0]) is not None):
+                return other
+        except ConstraintFailure:
+            continue
+    return tried[0]
+
+
+def _in_turn(cases: Sequence[Case]) -> Iterator[tuple[Case, Any]]:
+    valid = [(case, [value for is_valid, value in case.tests if is_valid]) for case in cases]
+    for turn in range(max((len(values) for _, values in valid), default=0)):
+        for case, values in valid:
+            if turn < len(values):
+                yield case, values[turn]
+
+
+def _compiled(engine: Engine, case: Case) -> tuple[OutputSpec, Grammar] | None:
+    try:
+        output = OutputSpec(root=Json(prepare(case.schema, param="schema")), param="schema")
+        return output, engine.compile(output).result()
+    except GrammarError:
+        return None
+
+
+class Teacher:
+    """Has an engine's sequences write instances.
+
+    ahead_IC, others_IC: tokens of each instance and the other ones, by place; the end stands behind
+    every text. ends_I: its place. accepted_AC: how many draft tokens a seat accepts whose root stands
+    at a position. num_2: roots whose token was refused, and walks that ended further down because a
+    mask was not there in time (on the device).
+    """
+
+    def __init__(
+        self, engine: Engine, texts: Sequence[Text], prompt_tokens: int, accepted_AC: torch.Tensor
+    ) -> None:
+        device, end = engine.table.device, engine.info.eos_token_ids[0]
+        columns = max(len(text.tokens) for text in texts) + 2
+        ahead = [text.tokens + [end] * (columns - len(text.tokens)) for text in texts]
+        others = [text.others + [end] * (columns - len(text.others)) for text in texts]
+        self._ahead_IC = torch.tensor(ahead, device=device)
+        self._others_IC = torch.tensor(others, device=device)
+        self._ends_I = torch.tensor([len(text.tokens) for text in texts], device=device)
+        self._accepted_AC = accepted_AC.to(device)
+        self._prompt_tokens = prompt_tokens
+        self._nobody = engine.table.nobody
+        self._propose: Propose = engine.drafter.propose
+        self._verify: Verify = engine.verify
+        self.num_2 = torch.zeros(2, dtype=torch.int64, device=device)
+
+    def propose(self, batch: Batch) -> DraftTree:
+        """The drafter's chain, with other tokens."""
+        tree = self._propose(batch)
+        if tree.width == 1:
+            return tree
+        assert tree.is_chain
+        tree = batch.hold(tree)
+        key = ("taught", tree.width, tree.tokens_BW.data_ptr())
+        return batch.stage(key, lambda: self._taught(batch, tree))
+
+    def _taught(self, batch: Batch, tree: DraftTree) -> DraftTree:
+        names_B, places_BW = self._places(batch, tree.width - 1)
+        names_B1 = names_B.unsqueeze(1)
+        wanted_B1 = self._accepted_AC[batch.seats_B, batch.roots_B].unsqueeze(1)
+        is_other_BW = torch.arange(tree.width - 1, device=wanted_B1.device) == wanted_B1
+        ahead_BW = self._ahead_IC[names_B1, places_BW]
+        drafts_BW = torch.where(is_other_BW, self._others_IC[names_B1, places_BW], ahead_BW)
+        tokens_BW = torch.cat([tree.tokens_BW[:, :1], drafts_BW], dim=1)
+        return replace(tree, tokens_BW=tokens_BW)
+
+    def verify(
+        self,
+        logits_RV: torch.Tensor,
+        tree: DraftTree,
+        rows: PackedRows,
+        batch: Batch,
+        mask_RK: torch.Tensor | None,
+    ) -> Verdict:
+        """What the verifier says, and then the instance's tokens as far as the masks allow them."""
+        verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
+        assert tree.is_chain
+        names_B, places_BW = self._places(batch, tree.width)
+        chosen_BW = self._ahead_IC[names_B.unsqueeze(1), places_BW]
+        if mask_RK is not None:
+            chosen_BW = torch.where(allowed(mask_RK, chosen_BW, rows), chosen_BW, -1)
+        nodes_W = torch.arange(1, tree.width, device=chosen_BW.device)
+        agrees_BW = (chosen_BW[:, :-1] == tree.tokens_BW[:, 1:]) & (
+            nodes_W < tree.sizes_B.unsqueeze(1)
+        )
+        accepted_B = agrees_BW.to(torch.int64).cumprod(dim=1).sum(dim=1)
+        has_last_B = chosen_BW.gather(1, accepted_B.unsqueeze(1)).squeeze(1) >= 0
+        counts_B = accepted_B + has_last_B.to(torch.int64)
+        self._count(batch, names_B, accepted_B, has_last_B)
+        verdict.tokens_BW.copy_(chosen_BW.clamp(min=0))
+        real_B = verdict.counts_B
+        real_B.copy_(torch.where(real_B > 0, torch.where(counts_B > 0, counts_B, -1), real_B))
+        return verdict
+
+    def _places(self, batch: Batch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The instance of each sequence, and [B, W] which of its tokens comes after each node."""
+        names_B = batch.table.tokens_AC[batch.seats_B, 0]
+        nodes_W = torch.arange(width, device=names_B.device)
+        places_BW = batch.roots_B.unsqueeze(1) + (1 - self._prompt_tokens) + nodes_W
+        return names_B, places_BW.clamp(0, self._ahead_IC.shape[1] - 1)
+
+    def _count(
+        self,
+        batch: Batch,
+        names_B: torch.Tensor,
+        accepted_B: torch.Tensor,
+        has_last_B: torch.Tensor,
+    ) -> None:
+        """Sequences that are past their end, and whom nobody hears, do not count."""
+        place_B = batch.roots_B + (1 - self._prompt_tokens) + accepted_B
+        is_faulty_B = ~has_last_B & (place_B <= self._ends_I[names_B])
+        is_faulty_B &= batch.seats_B != self._nobody
+        at_root_B = accepted_B == 0
+        self.num_2 += torch.stack(
+            [(is_faulty_B & at_root_B).sum(), (is_faulty_B & ~at_root_B).sum()]
+        )
+
+
+def allowed(mask_RK: torch.Tensor, tokens_BW: torch.Tensor, rows: PackedRows) -> torch.Tensor:
+    """bool [B, W]: does each node's mask allow its token? Nodes without a row allow nothing."""
+    num, width = tokens_BW.shape
+    is_grid = mask_RK.shape[0] == num * width
+    sequence_R = rows.sampling.sequence_R
+    tokens_R = tokens_BW.reshape(-1) if is_grid else tokens_BW[sequence_R, rows.node_R]
+    words_R = mask_RK.gather(1, (tokens_R // 32).unsqueeze(1)).squeeze(1)
+    allowed_R = (words_R >> (tokens_R % 32).to(words_R.dtype)) & 1 == 1
+    if is_grid:
+        return allowed_R.view(num, width)
+    grid_BW = torch.zeros((num, width), dtype=torch.bool, device=mask_RK.device)
+    grid_BW[sequence_R, rows.node_R] = allowed_R
+    return grid_BW
+
+
+def install(
+    engine: Engine,
+    texts: Sequence[Text],
+    prompt_tokens: int,
+    mean: float | None,
+    steps: int,
+    *,
+    seed: int = 0,
+) -> Teacher:
+    """Have this engine write `texts`, `mean` tokens a step on average, the one that every step yields
+    included; None where nothing drafts. steps: tokens of its chains."""
+    num_seats, num_positions = engine.table.tokens_AC.shape
+    if mean is None:
+        accepted_AC = torch.zeros((num_seats, num_positions), dtype=torch.int64)
+    else:
+        accepted_AC = draw_lengths(mean, steps, num_seats, num_positions, seed)
+    teacher = Teacher(engine, texts, prompt_tokens, accepted_AC)
+    engine.drafter.propose = teacher.propose  # type: ignore[method-assign]
+    engine.verify = teacher.verify
+    return teacher
+
+
+def request_for(
+    texts: Sequence[Text], number: int, prompt_tokens: int, name: str, *, has_schema: bool
+) -> Request:
+    """A request for one of these texts, held to its schema or not; its prompt is the text's number and
+    zeros."""
+    text = texts[number]
+    return Request(
+        id=name,
+        prompt_token_ids=[number] + [0] * (prompt_tokens - 1),
+        params=SamplingParams(temperature=0.0, max_tokens=len(text.tokens) + _SLACK),
+        output=text.output if has_schema else None,
+    )

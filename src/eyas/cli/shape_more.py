@@ -1,0 +1,275 @@
+"""`eyas bench decode --shape` with --schemas or --prefill: steps of structured answers, long prompts.
+
+Promises: what was replaced by drawn numbers is named in the result. Does not know: how anything is
+measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyas.cli.bench import command_line
+from eyas.cli.errors import CheckFailed
+from eyas.cli.options import DraftOptions
+from eyas.cli.shape_decode import Protocol, ShapeOptions, narrator, number, shape_config
+
+if TYPE_CHECKING:
+    from eyas.engine.engine import Engine
+
+PREFILL_ROWS, INTERFERE_ROWS = 8192, 2048
+
+
+def schema_steps(
+    options: ShapeOptions,
+    drafting: DraftOptions,
+    protocol: Protocol,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Steps with schemas beside steps without, at every batch size."""
+    from eyas.bench import schema_steps as bench
+    from eyas.bench import schema_texts, synthetic
+    from eyas.bench.shape import dummy_engine
+    from eyas.text import Tokenizer
+
+    assert options.shape is not None and options.schemas is not None
+    assert options.tokenizer is not None
+    accepted = options.synthetic_acceptance
+    drafts = drafting.drafter != "root"
+    if drafts and (drafting.drafter != "head" or drafting.draft_topk != 1 or accepted is None):
+        raise ValueError(
+            "--schemas: drafts are chains of drawn acceptance here; give --drafter eagle3 "
+            "--draft-topk 1 --synthetic-acceptance, or no drafter"
+        )
+    if protocol.temperature:
+        raise ValueError("--temperature: with --schemas answers are given; leave it out")
+    config = shape_config(options, drafting, protocol, spare_seats=max(protocol.batches))
+    if accepted is not None:
+        synthetic.continuation(accepted, config.draft.max_steps)
+    say = narrator(as_json)
+    say("filling weights")
+    engine = dummy_engine(options.shape, config, tokenizer_directory=options.tokenizer)
+    found = schema_texts.read_texts(
+        engine,
+        Tokenizer.from_directory(options.tokenizer),
+        options.schemas,
+        protocol.max_tokens,
+        tell=lambda number: say(f"{number} instances"),
+    )
+    teacher = schema_texts.install(
+        engine, found.texts, protocol.prompt_tokens, accepted, config.draft.max_steps
+    )
+    results = []
+    for size in protocol.batches:
+        before = teacher.num_2.tolist()
+        held, free = bench.take_turns(
+            engine,
+            found.texts,
+            size,
+            protocol.prompt_tokens,
+            accepted or 1.0,
+            protocol.repeats,
+            tell=_turn(say, f"batch {size}"),
+        )
+        refused, late = (
+            now - then for now, then in zip(teacher.num_2.tolist(), before, strict=True)
+        )
+        results.append(
+            {
+                "batch": size,
+                "drafter": drafting.drafter if drafts else "plain",
+                "synthetic_acceptance": accepted,
+                **bench.summarise(held, free),
+                "refused": refused,
+                "cut_by_masks": late,
+            }
+        )
+    lengths = sorted(len(text.tokens) for text in found.texts)
+    settings = {
+        "protocol": "instances of schemas, with schemas and without in turn; a full batch's steps",
+        "acceptance": schema_texts.NAME,
+        "instances": len(found.texts),
+        "schemas": len({text.name for text in found.texts}),
+        "instance_tokens": [lengths[0], lengths[len(lengths) // 2], lengths[-1]],
+        "left_out": dict(found.left_out),
+        "refused_instances": found.refused,
+        "grammar_backend": engine.info.grammar_backend,
+    }
+    result = _result(engine, options.shape, drafting, protocol, settings, results)
+    _finish(engine, result, output, as_json, _show_steps, say)
+    failed = sum(entry[one]["failed"] for entry in results for one in ("with_schemas", "without"))
+    if failed or any(entry["refused"] for entry in results):
+        raise CheckFailed(f"{failed} requests failed; instances' tokens were refused")
+
+
+def prefill(
+    options: ShapeOptions,
+    drafting: DraftOptions,
+    protocol: Protocol,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Prompts alone, and prompts among sequences that decode."""
+    from eyas.bench import prefill as bench
+    from eyas.bench import synthetic
+    from eyas.bench.shape import dummy_engine
+    from eyas.models.shapes import find_shape
+
+    assert options.shape is not None and options.prefill is not None
+    num_tokens, others = options.prefill, options.interfere
+    rows = options.max_batch_tokens or (PREFILL_ROWS if others is None else INTERFERE_ROWS)
+    longest = max(num_tokens, protocol.prompt_tokens + protocol.max_tokens)
+    config = shape_config(
+        replace(
+            options, max_batch_tokens=rows, max_model_len=options.max_model_len or longest + 32
+        ),
+        drafting,
+        replace(protocol, batches=[1 + (others or 0)]),
+    )
+    accepted = options.synthetic_acceptance
+    if accepted is not None:
+        synthetic.continuation(accepted, config.draft.max_steps)
+    say = narrator(as_json)
+    say("filling weights")
+    engine = dummy_engine(options.shape, config)
+    if num_tokens >= engine.info.max_model_len:
+        raise ValueError(
+            f"--prefill: the context holds {engine.info.max_model_len}, one token more than a prompt"
+        )
+    if accepted is not None:
+        synthetic.install(engine, accepted, config.draft.max_steps)
+    spec = find_shape(options.shape).model
+    seconds = bench.time_prompts(engine, num_tokens, protocol.repeats, _turn(say, "prompt"))
+    entry: dict[str, Any] = bench.summarise_prompts(seconds, spec, num_tokens, rows)
+    if others is not None:
+        gaps = bench.interfere(
+            engine,
+            others,
+            protocol.prompt_tokens,
+            num_tokens,
+            protocol.repeats,
+            _turn(say, f"{others} others"),
+        )
+        entry["interference"] = bench.summarise_interference(gaps, others, entry)
+    settings = {
+        "protocol": "fresh random prompts, one at a time, from their arrival to their first token",
+        "acceptance": "real" if accepted is None else synthetic.NAME,
+        "synthetic_acceptance": accepted,
+        "max_batch_tokens": rows,
+    }
+    result = _result(engine, options.shape, drafting, protocol, settings, [entry])
+    _finish(engine, result, output, as_json, _show_prefill, say)
+
+
+def _turn(say: Callable[[str], None], what: str) -> Callable[[int], None]:
+    return lambda turn: say(f"{what}: " + (f"round {turn}" if turn > 0 else "warm-up"))
+
+
+def _result(
+    engine: Engine,
+    shape: str,
+    drafting: DraftOptions,
+    protocol: Protocol,
+    settings: dict[str, Any],
+    results: list[dict[str, Any]],
+) -> dict[str, Any]:
+    from eyas.bench.machine import describe_run
+    from eyas.bench.shape import about
+
+    return {
+        **describe_run(command_line()),
+        "model": about(engine, shape),
+        "settings": {
+            **settings,
+            **{k: v for k, v in asdict(protocol).items() if k != "batches"},
+            "prefix_cache": False,
+            "drafting": None if drafting.drafter == "root" else vars(drafting),
+        },
+        "results": results,
+    }
+
+
+def _finish(
+    engine: Engine,
+    result: dict[str, Any],
+    output: Path | None,
+    as_json: bool,
+    show: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> None:
+    from eyas.bench.machine import write_result
+
+    engine.check()
+    engine.shutdown()
+    if output is not None:
+        write_result(result, output)
+    say("")
+    print(json.dumps(result)) if as_json else show(result)
+
+
+def _title(result: dict[str, Any]) -> str:
+    model, settings, machine = result["model"], result["settings"], result["machine"]
+    where = machine.get("gpu") if model["device"].startswith("cuda") else machine["cpu"]
+    title = f"{model['name']}, dummy weights, {model['dtype']} on {where}"
+    return title if settings["acceptance"] == "real" else f"{title}, {settings['acceptance']}"
+
+
+def _show_steps(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        *("batch", "", "steps", "mean\nms", "p50\nms", "p99\nms", "tokens\na draft"),
+        *("masks\nms", "walks\nms", "wait for\ntrees ms", "wait for\nresults ms", "failed"),
+        title=_title(result),
+        padding=(0, 0),
+    )
+    for entry in result["results"]:
+        for name in ("with_schemas", "without"):
+            one = entry[name]
+            table.add_row(
+                str(entry["batch"]),
+                name.replace("_", " "),
+                str(one["steps"]),
+                *(number(one["step_ms"].get(key)) for key in ("mean", "p50", "p99")),
+                number(one["tokens_per_draft"]),
+                *(f"{spent:.3f}" for spent in one["spent_ms"].values()),
+                str(one["failed"]),
+            )
+    console = Console()
+    console.print(table)
+    for entry in result["results"]:
+        ratios = ", ".join(f"{name} {ratio:.3f}" for name, ratio in entry["ratio"].items())
+        console.print(
+            f"batch {entry['batch']}: with schemas / without: {ratios}; refused "
+            f"{entry['refused']}, cut by late masks {entry['cut_by_masks']}",
+            highlight=False,
+        )
+
+
+def _show_prefill(result: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    entry = result["results"][0]
+    console = Console()
+    console.print(_title(result))
+    console.print(
+        f"a prompt of {entry['prompt_tokens']} tokens in {entry['chunks']} chunks: first token after "
+        f"{entry['first_token_ms']:.1f} ms (best {entry['best_ms']:.1f}), "
+        f"{entry['tflops']:.1f} TFLOP/s, {entry['share_of_peak']:.1%} of {entry['peak_tflops']:g}",
+        highlight=False,
+    )
+    if (found := entry.get("interference")) is None:
+        return
+    calm, during = found["gap_ms"]["calm"], found["gap_ms"]["during"]
+    console.print(
+        f"{found['sequences']} sequences beside it: between deliveries p50 {during['p50']:.2f} ms, p99 "
+        f"{during['p99']:.2f} ms; before it came {calm['p50']:.2f} and {calm['p99']:.2f} ms. A calm "
+        f"one and a chunk are {found['bound_ms']:.2f} ms (p99 is {found['p99_over_bound']:.2f} of that). "
+        f"Its first token came after {found['first_token_ms']:.1f} ms",
+        highlight=False,
+    )
