@@ -1,6 +1,7 @@
 """Runs every measurement that the documents quote and writes benchmarks/results/NAME.json.
 
-`python benchmarks/run.py [NAME...]`; `make bench` runs all. A result says which command made it.
+`python benchmarks/run.py [NAME...]`; `make bench` runs all that need no GPU, `--gpu` those that need
+an H200 (--results FOLDER: write there). A result says which command made it.
 """
 
 from __future__ import annotations
@@ -60,20 +61,46 @@ COMMANDS: dict[str, list[str]] = {
     ],
 }
 """By the name of its result."""
+SHAPE = ("bench", "decode", "--shape", "llama-3.1-8b", "--dummy-weights", "--profile")
+EAGLE3 = (*SHAPE, "--drafter", "eagle3", "--synthetic-acceptance")
+ON_GPU: dict[str, list[str]] = {
+    "h200_plain": [*SHAPE, "--batch", "1,8,32"],
+    "h200_chain": [
+        *(*EAGLE3, "3.52", "--draft-steps", "5", "--draft-topk", "1"),
+        *("--batch", "1,8,32"),
+    ],
+    "h200_tree_32": [
+        *(*EAGLE3, "4.0", "--draft-steps", "5", "--draft-topk", "8", "--draft-nodes", "32"),
+        *("--batch", "1,8"),
+    ],
+    "h200_tree_60": [
+        *(*EAGLE3, "4.0", "--draft-steps", "7", "--draft-topk", "10", "--draft-nodes", "60"),
+        *("--batch", "1"),
+    ],
+}
+"""The same, on one H200; each of them also with kernels that are fastest (NAME_fast)."""
+ON_GPU |= {f"{name}_fast": [*command, "--no-exact"] for name, command in ON_GPU.items()}
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the named measurements, or all of them."""
-    unknown = set(names) - set(COMMANDS)
+    known = COMMANDS | ON_GPU
+    folder = RESULTS
+    if "--results" in arguments:
+        at = arguments.index("--results")
+        folder = Path(arguments[at + 1])
+        arguments = arguments[:at] + arguments[at + 2 :]
+    usual = list(ON_GPU if "--gpu" in arguments else COMMANDS)
+    names = [argument for argument in arguments if argument != "--gpu"]
+    unknown = set(names) - set(known)
     if unknown:
-        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(COMMANDS)}")
+        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
         return 2
     status = 0
-    for name in names or list(COMMANDS):
-        output = RESULTS / f"{name}.json"
-        eyas = Path(sys.executable).with_name("eyas")
-        command = [str(eyas), *COMMANDS[name], "--output", str(output)]
-        print(f"{name}: eyas {' '.join(command[1:])}", flush=True)
+    for name in names or usual:
+        output = folder / f"{name}.json"
+        command = [sys.executable, "-m", "eyas", *known[name], "--output", str(output)]
+        print(f"{name}: eyas {' '.join(command[3:])}", flush=True)
         status |= subprocess.run(command, check=False).returncode
     return status
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from device_tables import parts_table, speed_table
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "facts.md")
@@ -441,7 +443,11 @@ def _origin(result: dict[str, Any]) -> str:
 def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Every table by the name its marker has: that of its result, or one of those made of several."""
     made = {"claims": claims_table(results), "heads": heads_table(results)}
+    made |= {"h200": speed_table(results), "h200_parts": parts_table(results)}
     for name, result in results.items():
+        if name.startswith("h200_"):
+            made[name] = _origin(result)
+            continue
         command = re.match(r"eyas (?:bench )?([\w-]+)", result.get("command", ""))
         if command and command[1] in TABLES:
             made[name] = TABLES[command[1]](result)

@@ -7,7 +7,10 @@ from eyas.attention.reference import ReferenceAttention
 from eyas.cache.kv import KVStore
 from eyas.kernels import usable
 
-__all__ = ["open_attention"]
+__all__ = ["attention_units", "open_attention"]
+
+UNIT = 512
+"""Positions that a partial result covers where there are many rows."""
 
 
 def open_attention(kv: KVStore, *, exact: bool = False) -> AttentionBackend:
@@ -18,3 +21,8 @@ def open_attention(kv: KVStore, *, exact: bool = False) -> AttentionBackend:
 
         return TritonAttention(kv, exact=exact, pdl=True)
     return ReferenceAttention(kv)
+
+
+def attention_units(max_length: int, width: int) -> int:
+    """Most partial results of a row of a large step."""
+    return -(-max_length // UNIT) + 2 + -(-width // UNIT)

@@ -25,7 +25,7 @@ from eyas.kernels.softmax import GROUP, SPLIT, Shape
 
 HEIGHTS = (16, 32)
 """Heights of tiles (queries times query heads of a group) that give a row the same bits."""
-MANY_PROGRAMS = 1024
+MANY_PROGRAMS = 256
 """Where groups of splits make so many programs, a program does a whole group, which spares the traffic
 of partial results and changes no bit."""
 
@@ -57,15 +57,20 @@ class TritonAttention:
             store: _fitting(shape.per_kv, heights) for store, shape in self.shapes.items()
         }
         self.tiles = {
-            store: PromptTiles(self.heights[store][-1], num_warps=8, stages=1)
-            if exact
-            else flash_tiles(shape, itemsize)
+            store: exact_tiles(shape, itemsize) if exact else flash_tiles(shape, itemsize)
             for store, shape in self.shapes.items()
         }
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """The nodes' places and scratch; the prompts' tiles when a layer first asks for them."""
         return _Plan(self, layout, write_slots_T)
+
+
+def exact_tiles(shape: Shape, itemsize: int) -> PromptTiles:
+    """Tiles of prompt rows that keep the order of nodes; any height gives the same bits."""
+    if itemsize > 2 or shape.inner > 128:
+        return PromptTiles(max(32, _power(shape.per_kv)), num_warps=8, stages=1)
+    return PromptTiles(max(64, _power(shape.per_kv)), num_warps=8, stages=2)
 
 
 def flash_tiles(shape: Shape, itemsize: int) -> PromptTiles:

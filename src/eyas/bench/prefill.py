@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from eyas.bench.load import percentile
-from eyas.bench.together import WARM_UPS
+from eyas.bench.together import SLACK, WARM_UPS
 from eyas.core import Delta, Request, SamplingParams
 from eyas.engine.engine import Engine
 from eyas.models.spec import ModelSpec, layer_products
@@ -55,6 +55,19 @@ def operations(spec: ModelSpec, num_tokens: int) -> float:
 def num_chunks(num_tokens: int, chunk: int) -> int:
     """Steps that store a prompt, `chunk` positions at a time."""
     return max(1, math.ceil(num_tokens / chunk))
+
+
+def longest(num_tokens: int, prompt_tokens: int, others: int, rows: int, nodes: int) -> int:
+    """Positions to prepare for: the prompt's, and the others' answers until it is stored. ValueError
+    where `rows` of a step are too few for it beside `others` trees of so many nodes."""
+    free = rows - 2 * others * nodes
+    if free < 1:
+        raise ValueError(
+            f"--max-batch-tokens: {rows} rows leave too few for a prompt beside {others} drafts of "
+            f"{nodes} nodes; give more than {2 * others * nodes}"
+        )
+    num_steps = CALM_STEPS + 2 * num_chunks(num_tokens, free) + SLACK
+    return max(num_tokens, prompt_tokens + nodes * num_steps * min(1, others)) + SLACK
 
 
 def time_prompts(

@@ -129,10 +129,11 @@ def take_turns(
     repeats: int,
     tell: Callable[[int], None] = lambda turn: None,
 ) -> tuple[list[Round], list[Round]]:
-    """(rounds with schemas, rounds without); of those that warm up only errors are told. tell: called
-    with the number of the pair, 0 and less for those."""
+    """(rounds with schemas, rounds without). tell: called with the number of the pair, 0 and less for
+    those that warm up, of which only errors count."""
     numbers = plan_round(texts, batch, tokens_per_step)
     runs: dict[bool, list[Round]] = {True: [], False: []}
+    early: dict[bool, list[str]] = {True: [], False: []}
     for turn in range(1 - WARM_UPS, repeats + 1):
         tell(turn)
         for has_schema in (True, False) if turn % 2 else (False, True):
@@ -140,9 +141,11 @@ def take_turns(
             run = run_round(
                 engine, texts, numbers, batch, prompt_tokens, name, has_schema=has_schema
             )
-            if turn <= 0:  # an error of a warm-up is one as well
-                run = Round(errors=run.errors)
-            runs[has_schema].append(run)
+            early[has_schema] += run.errors if turn <= 0 else []
+            if turn == 1:  # an error of a warm-up is one as well
+                run.errors += early[has_schema]
+            if turn > 0:
+                runs[has_schema].append(run)
     return runs[True], runs[False]
 
 

@@ -26,7 +26,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from eyas import kernels
-from eyas.core import Request
+from eyas.core import Delta, Request
 from eyas.engine.engine import Engine
 from eyas.runner.batch import Batch
 
@@ -111,7 +111,7 @@ def busy_seconds(ran: Sequence[Ran]) -> float:
 
 def profile_steps(engine: Engine, batch: Sequence[Request]) -> dict[str, Any]:
     """Profile steps in the middle of these requests' answers, which are then abandoned. ValueError
-    where the answers are too short for that."""
+    where the answers are too short for that, RuntimeError where a step fails."""
     wait = _waiter(engine)
     for request in batch:
         engine.add(request)
@@ -178,22 +178,24 @@ def _until_all_decode(engine: Engine, batch: Sequence[Request]) -> None:
     have: set[str] = set()
     while len(have) < len(batch):
         for delta in engine.step():
-            if delta.finish_reason is not None:
-                raise _too_short()
+            _refuse_an_end(delta)
             have.add(delta.request_id)
 
 
 def _steps(engine: Engine, count: int) -> None:
     for _ in range(count):
-        if any(delta.finish_reason is not None for delta in engine.step()):
-            raise _too_short()
+        for delta in engine.step():
+            _refuse_an_end(delta)
 
 
-def _too_short() -> ValueError:
-    return ValueError(
-        f"--profile: answers end before {WARM_STEPS} and twice {STEPS} steps were run; give more "
-        "--max-tokens"
-    )
+def _refuse_an_end(delta: Delta) -> None:
+    if delta.finish_reason == "error":
+        raise RuntimeError(f"a request failed while it was profiled: {delta.error}")
+    if delta.finish_reason is not None:
+        raise ValueError(
+            f"--profile: answers end before {WARM_STEPS} and twice {STEPS} steps were run; give "
+            "more --max-tokens"
+        )
 
 
 def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[Ran], dict[str, float]]:
@@ -230,12 +232,12 @@ def _marked_parts(engine: Engine) -> Iterator[None]:
     """The parts of a step carry their names while the context lasts."""
     drafter, stage = engine.drafter, Batch.stage
 
-    def marked_stage(batch: Batch, key: Any, function: Callable[[], Any]) -> Any:
+    def marked_stage(batch: Batch, key: Any, function: Callable[[], Any], **named: Any) -> Any:
         name = key[0] if isinstance(key, tuple) else key
         if name not in PARTS:
-            return stage(batch, key, function)
+            return stage(batch, key, function, **named)
         with record_function(name):
-            return stage(batch, key, function)
+            return stage(batch, key, function, **named)
 
     Batch.stage = marked_stage  # type: ignore[method-assign]
     drafter.propose = _marked("draft", drafter.propose)  # type: ignore[method-assign]

@@ -63,7 +63,7 @@ def schema_steps(
     teacher = schema_texts.install(
         engine, found.texts, protocol.prompt_tokens, accepted, config.draft.max_steps
     )
-    results = []
+    results: list[dict[str, Any]] = []
     for size in protocol.batches:
         before = teacher.num_2.tolist()
         held, free = bench.take_turns(
@@ -122,11 +122,11 @@ def prefill(
     assert options.shape is not None and options.prefill is not None
     num_tokens, others = options.prefill, options.interfere
     rows = options.max_batch_tokens or (PREFILL_ROWS if others is None else INTERFERE_ROWS)
-    longest = max(num_tokens, protocol.prompt_tokens + protocol.max_tokens)
+    nodes = int(drafting.draft_nodes) if drafting.draft_nodes.isdecimal() else 1
+    length = bench.longest(num_tokens, protocol.prompt_tokens, others or 0, rows, nodes)
+    length = max(length, protocol.prompt_tokens + protocol.max_tokens)
     config = shape_config(
-        replace(
-            options, max_batch_tokens=rows, max_model_len=options.max_model_len or longest + 32
-        ),
+        replace(options, max_batch_tokens=rows, max_model_len=options.max_model_len or length),
         drafting,
         replace(protocol, batches=[1 + (others or 0)]),
     )
@@ -268,8 +268,8 @@ def _show_prefill(result: dict[str, Any]) -> None:
     calm, during = found["gap_ms"]["calm"], found["gap_ms"]["during"]
     console.print(
         f"{found['sequences']} sequences beside it: between deliveries p50 {during['p50']:.2f} ms, p99 "
-        f"{during['p99']:.2f} ms; before it came {calm['p50']:.2f} and {calm['p99']:.2f} ms. A calm "
-        f"one and a chunk are {found['bound_ms']:.2f} ms (p99 is {found['p99_over_bound']:.2f} of that). "
-        f"Its first token came after {found['first_token_ms']:.1f} ms",
+        f"{during['p99']:.2f} ms; before it came {calm['p50']:.2f} and {calm['p99']:.2f} ms.\n"
+        f"A calm one and a chunk are {found['bound_ms']:.2f} ms (p99 is {found['p99_over_bound']:.2f} "
+        f"of that); its first token came after {found['first_token_ms']:.1f} ms",
         highlight=False,
     )

@@ -32,6 +32,8 @@ from eyas.runner.runner import Output
 
 MAX_SPAN = 24
 """Most tokens of one span."""
+DEVICE_WIDTHS = (5, 9, 1 + MAX_SPAN)
+"""Nodes of a tree of spans on a device: few widths, so that few steps have to be captured."""
 MAX_REMEMBERED = 4
 
 
@@ -130,7 +132,9 @@ def _extend(
     if tree.source_BW is None:
         tree.source_BW = torch.zeros_like(tree.tokens_BW)
     if not sees_tree:
-        spans = _as_tree(grown, tree.tokens_BW.device)
+        longest = max(len(each.tokens) for each in grown)
+        usual = next(length for length in DEVICE_WIDTHS if length >= longest)
+        spans = _as_tree(grown, tree.tokens_BW.device, usual)
         return merge(tree, spans, source, min(batch.width, width + most))
     extended = _as_tree(grown, tree.tokens_BW.device)
     columns_W = torch.arange(min(width, extended.width))
@@ -142,8 +146,8 @@ def _extend(
     return extended
 
 
-def _as_tree(grown: list[_Growing], device: torch.device) -> DraftTree:
-    width = max(len(each.tokens) for each in grown)
+def _as_tree(grown: list[_Growing], device: torch.device, width: int = 0) -> DraftTree:
+    width = max(width, *(len(each.tokens) for each in grown))
     tokens_BW = send([_padded(each.tokens, width) for each in grown], device)
     sizes_B = send([len(each.tokens) for each in grown], device)
     if all(each.is_chain for each in grown):

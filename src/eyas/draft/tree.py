@@ -194,8 +194,8 @@ class TreeDrafter(Drafter):
         states_RF: torch.Tensor | None,
         depth: int,
     ) -> tuple[ForwardRows, torch.Tensor | None]:
-        """The rows of the frontier at `depth`, and for each the state [F] of the node above it. parent_BK:
-        which node of the last frontier, whose states are given, that is."""
+        """The rows of the frontier at `depth`, and for each the state [F] of the node above it.
+        parent_BK: which node of the last frontier, whose states are given, that is."""
         if usable(parent_BK.device):
             return self._below_by_kernel(growth, frontier, parent_BK, states_RF)
         parents, (num, topk), device = growth.parents, parent_BK.shape, parent_BK.device

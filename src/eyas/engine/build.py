@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from eyas.attention import open_attention
+from eyas.attention import attention_units, open_attention
 from eyas.cache import CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import CompilePool, Vocabulary, build_backend
@@ -149,6 +149,8 @@ def assemble(
     elif own_drafter is not None:
         width = own_drafter.width
     max_length = parts.model.max_model_len
+    if usable(place.device):
+        scratch += step_bytes(spec, config, width, max_length, dtype)
     num_slots, max_length = _size_cache(config, per_slot, scratch, place.device, max_length, width)
     kv = KVStore(spec.stores, num_slots, dtype=dtype, device=place.device)
     runner = ModelRunner(parts.model, open_attention(kv, exact=place.exact), order.order)
@@ -281,6 +283,19 @@ def longest_sequence(config: EngineConfig, spec: ModelSpec, drafting: Drafting |
     return min(limits)
 
 
+def step_bytes(
+    spec: ModelSpec, config: EngineConfig, width: int, max_length: int, dtype: torch.dtype
+) -> int:
+    """An upper bound of what a step on a device takes beside weights and cache: the widest activations
+    of a full step, logits, and partial results of attention in sequences of full length."""
+    rows = config.scheduler.rows(on_gpu=True)
+    nodes = min(config.scheduler.max_num_seqs * width, rows)
+    activations = 4 * rows * 2 * spec.intermediate_size * dtype.itemsize
+    logits = 2 * nodes * spec.vocab_size * 4
+    heads = spec.num_query_heads * (spec.head_dim + 2) * 4
+    return activations + logits + nodes * attention_units(max_length, width) * heads
+
+
 def _size_cache(
     config: EngineConfig,
     per_slot: int,
@@ -291,9 +306,16 @@ def _size_cache(
 ) -> tuple[int, int]:
     """(number of slots, longest sequence). One sequence of that length always fits.
 
-    per_slot, scratch: bytes of a slot, and of what drafting needs besides.
+    per_slot, scratch: bytes of a slot, and of what steps and drafting need besides.
     """
     num_slots = config.cache.num_slots
+    gib = 2**30
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        log.info(
+            "memory: %.1f GiB in all, %.1f in use with the weights, %.1f kept for steps and drafts",
+            *(size / gib for size in (total, total - free, scratch)),
+        )
     if num_slots is None:
         table_bytes = 16 * config.scheduler.max_num_seqs * (max_length + 3 * width)
         budget = cache_budget(device, config.cache.memory_fraction) - table_bytes - scratch
@@ -308,5 +330,7 @@ def _size_cache(
         )
     if longest < max_length:
         log.warning("the cache has %d slots: the context is limited to %d", num_slots, longest)
-    log.info("cache: %d slots of %d bytes", num_slots, per_slot)
+    log.info(
+        "cache: %d slots of %d bytes, %.1f GiB", num_slots, per_slot, num_slots * per_slot / gib
+    )
     return num_slots, longest

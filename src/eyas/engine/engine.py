@@ -4,7 +4,7 @@ A step comes in two halves. `launch` plans a batch, lets the drafter propose a t
 runs the model over all rows, masks them, verifies, and advances the device's own state; `land` waits
 for the result and tells the sequences. With `num_flights` = 1 the next launch goes out before the last
 one landed; with 0 they are called one after the other. Automata read landed tokens, so a step with a
-constrained sequence lands what is under way once its drafter has been started.
+constrained sequence lands what is under way, on a device while its own forward runs.
 
 Promises: the tokens of a request depend on its prompt, parameters and seed alone; a row's fault ends
 that row's request and no other; whatever a client sends, the step goes on.
@@ -54,9 +54,8 @@ log = logging.getLogger(__name__)
 class Engine:
     """add, abort, step. make_sink: makes an incremental detokenizer that skips special tokens or
     not; None without a tokenizer. grammars: compiles what outputs are to be; None where none can be.
-    mask_seconds: when a step's masks take longer, the rest of its draft is left out.
-    token_bytes: what a token stands for. control_ids: tokens that a request can have marked in its
-    text."""
+    mask_seconds: when a step's masks take longer, the rest of its draft is left out. token_bytes: what
+    a token stands for. control_ids: tokens that a request can have marked in its text."""
 
     def __init__(
         self,
@@ -143,8 +142,8 @@ class Engine:
             self.metrics.num_failed_steps += 1
 
     def _run(self, plan: Plan, flight: Flight, drafter: Drafter) -> None:
-        """One step up to its verdict. Nothing is changed before the verdict, so a step that failed
-        with what a drafter proposed runs again without a draft."""
+        """One step up to its verdict. Nothing is changed before it, so a step that failed with what a
+        drafter proposed runs again without a draft."""
         batch = self._batch(plan, drafter)
         flight.drafted = proposed = drafter.propose(batch)
         tree = batch.hold(proposed)
@@ -200,8 +199,8 @@ class Engine:
     def prepare(self, num: int, width: int, length: int, temperature: float) -> None:
         """Run, and so capture, a step of `num` sequences of up to `length` tokens; it is nobody's."""
         assert self._graphs is not None, "only a device has something to prepare"
-        shape = (self.info.vocab_size, num, width, length, temperature)
-        batch = nobodys_batch(self.table, *shape, self._graphs)
+        asked = (self.info.vocab_size, num, width, length, temperature, self._graphs)
+        batch = nobodys_batch(self.table, *asked)
         tree = batch.hold(self.drafter.propose(batch))
         rows, output = self._forward(batch, tree)
         verdict = self._settle(batch, tree, rows, output, None)
@@ -398,4 +397,4 @@ def _sizes(tree: DraftTree, landed: Landed) -> list[int]:
 
 
 def _key(tree: DraftTree) -> tuple[int, bool, int]:
-    return (tree.width, tree.is_chain, tree.tokens_BW.data_ptr())
+    return tree.width, tree.is_chain, tree.tokens_BW.data_ptr()

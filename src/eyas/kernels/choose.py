@@ -106,7 +106,8 @@ def _partial_kernel(
     """The best of one chunk of one row: its value (infinite for not a number) and its lowest id."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     begin(PDL)
-    warmth = 0.0
+    warmth, least = 0.0, 0.0
+    b, row_seed, row_choice, row_position = 0, 0, 0, 0
     if ANY_NOISE or HAS_FLOOR:
         b = tl.load(sequence + row)
         warmth = tl.load(temperature + b * temperature_stride)

@@ -217,11 +217,10 @@ def _begin_kernel(
         tl.store(facts_row + 3, tl.full((), _UNKNOWN, tl.int64))
         bin_N = tl.arange(0, _COARSE)
         row_coarse = coarse + row.to(tl.int64) * _COARSE
-    if BY_COUNT:
-        if (k > 0) & (warmth > 0.0):
-            _search_count(facts_row, tl.load(row_coarse + bin_N), bin_N, k)
-    elif BY_MASS:
-        if (p < 1.0) & (warmth > 0.0):
+        if BY_COUNT:
+            if (k > 0) & (warmth > 0.0):
+                _search_count(facts_row, tl.load(row_coarse + bin_N), bin_N, k)
+        elif (p < 1.0) & (warmth > 0.0):
             left = tl.full((), _UNKNOWN, tl.int64)
             _search_mass(facts_row, tl.load(row_coarse + bin_N), bin_N, p, left)
 

@@ -69,6 +69,7 @@ class Shape:
             window,
             first_position,
             (head_dim**-0.5 if scale is None else scale) * LOG2_E.value,
+            2 if row <= 256 and itemsize == 2 else 1,
         )
 
     def num_warps(self, height: int) -> int:

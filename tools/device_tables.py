@@ -1,0 +1,83 @@
+"""Tables of what was measured on a GPU, for `make_docs`.
+
+Promises: numbers come from results whose command, machine and commit stand beside them. Does not know:
+where tables go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Results = Mapping[str, dict[str, Any]]
+
+SPEEDS: tuple[tuple[str, str, int, float], ...] = (
+    ("plain", "h200_plain", 1, 218),
+    ("plain", "h200_plain", 8, 1690),
+    ("plain", "h200_plain", 32, 6150),
+    ("chain of 5, acceptance 3.52", "h200_chain", 1, 590),
+    ("chain of 5, acceptance 3.52", "h200_chain", 8, 4350),
+    ("chain of 5, acceptance 3.52", "h200_chain", 32, 13200),
+)
+"""What, the result, batch, tokens a second aimed at."""
+STEPS: tuple[tuple[str, str, int, float], ...] = (
+    ("tree of 5 levels, top-k 8, 32 nodes", "h200_tree_32", 1, 6.8),
+    ("tree of 5 levels, top-k 8, 32 nodes", "h200_tree_32", 8, 10.0),
+    ("tree of 7 levels, top-k 10, 60 nodes", "h200_tree_60", 1, 7.4),
+)
+"""What, the result, batch, milliseconds a step aimed at."""
+FAST = "_fast"
+"""Ends the names of results made with --no-exact."""
+KINDS = (
+    ("GEMMs", "GEMMs"),
+    ("attention", "attention"),
+    ("small kernels", "small"),
+    ("draft trees", "trees"),
+    ("sampling, verify", "verify"),
+    ("copies", "copies"),
+)
+
+
+def _entry(results: Results, name: str, batch: int) -> dict[str, Any] | None:
+    entries = results.get(name, {}).get("results", ())
+    return next((entry for entry in entries if entry["batch"] == batch), None)
+
+
+def speed_table(results: Results) -> str:
+    """Tokens a second and step times beside their aims, exact and not."""
+    lines = [
+        "| Llama-3.1-8B shape, bfloat16 | batch | exact | --no-exact | aim |",
+        "|---|---|---|---|---|",
+    ]
+    for text, name, batch, aim in SPEEDS:
+        cells = [_entry(results, name + suffix, batch) for suffix in ("", FAST)]
+        shown = ["" if c is None else f"{c['tokens_per_second']:,.0f}" for c in cells]
+        lines.append(f"| {text}, tokens/s | {batch} | {shown[0]} | {shown[1]} | {aim:,} |")
+    for text, name, batch, aim in STEPS:
+        cells = [_entry(results, name + suffix, batch) for suffix in ("", FAST)]
+        shown = ["" if c is None else f"{c['step_ms']:.2f}" for c in cells]
+        lines.append(f"| {text}, ms a step | {batch} | {shown[0]} | {shown[1]} | {aim} |")
+    return "\n".join(lines)
+
+
+def parts_table(results: Results) -> str:
+    """What steps are made of, by the profiler, in milliseconds."""
+    heads = " | ".join(short for _, short in KINDS)
+    lines = [
+        f"| step | batch | ms | {heads} | gaps | kernels |",
+        "|---" * (len(KINDS) + 5) + "|",
+    ]
+    seen = dict.fromkeys((text, name) for text, name, _, _ in (*SPEEDS, *STEPS))
+    for text, name in seen:
+        for suffix, way in (("", "exact"), (FAST, "--no-exact")):
+            for entry in results.get(name + suffix, {}).get("results", ()):
+                profile = entry.get("profile")
+                if not profile:
+                    continue
+                kinds = [profile["kinds"].get(kind, {"ms": 0.0})["ms"] for kind, _ in KINDS]
+                cells = " | ".join(f"{ms:.2f}" for ms in kinds)
+                lines.append(
+                    f"| {text}, {way} | {entry['batch']} | {profile['step_ms']:.2f} | {cells} "
+                    f"| {profile['gaps_ms']:.2f} | {profile['kernels_per_step']:.0f} |"
+                )
+    return "\n".join(lines)
