@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TRITON := "triton==3.6.0; sys_platform == 'linux'"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup demo test check format gpu bench docs
@@ -17,8 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once)"
 	$(PIP) torch
+	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) $(TRITON) # torch for CUDA brings its own
 	$(PIP) -e '.[dev]'
-	$(PIP) --no-deps xgrammar apache-tvm-ffi # without triton, which only its GPU kernels use
 	@touch $@
 
 demo: $(STAMP)

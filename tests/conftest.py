@@ -1,12 +1,20 @@
-"""What every test shares: one thread, since many on a busy machine have a terrible tail."""
+"""What every test shares: one thread, since many on a busy machine have a terrible tail.
+
+Without a device kernels run in triton's interpreter, which must be known before anybody imports triton
+(xgrammar does).
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,7 @@ from tests.sampling.test_choose_law import (
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 
 CUDA = torch.device("cuda")

@@ -23,20 +23,13 @@ from tests.kernels.hopper import Job, compile_for_hopper
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loops with tensors as bounds, which the interpreter asks numpy for in a way that it refuses by
-    now; and products whose rows do not depend on their place in the tile, which BLAS does not promise
-    and the device does."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+    """Products whose rows do not depend on their place in the tile, which BLAS does not promise and the
+    device does."""
 
     def dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
         product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)) + d.data
         return interpreter.TensorHandle(product.astype(np.float32), d.dtype.scalar)
 
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,21 +24,6 @@ from tests.kernels.hopper import Job, compile_for_hopper
 ROW_COUNTS = (1, 2, 7, 16, 17, 33, 64, 65, 100)
 ALL_TILES = tuple(dict.fromkeys(tile for _, tiles in TILES for tile in tiles))
 MOST_SHARED = 227 * 1024
-
-
-@pytest.fixture(autouse=True)
-def _loops_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The interpreter makes loop bounds of arrays of one element, which numpy no longer takes."""
-    from triton.runtime import interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patched(tensor: object, scope: interpreter._LangPatchScope) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    yield
 
 
 def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:

@@ -12,9 +12,14 @@ from functools import lru_cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "eyas"
+TESTS = PACKAGE.parents[1] / "tests"
 MAX_LINES = 400
 TABLES_OF_DATA = ("builtin/families/",)
 """Where a file may be as long as its sentences are many."""
+REFERENCE = re.compile(
+    r"\b(?:Reference:|[Tt]he reference(?:\s+is|:)|Torch:|same bits as)\s|`F\.\w+\("
+)
+"""How a launcher names what computes the same with torch."""
 FORBIDDEN_CALLS = {"eval", "exec", "__import__", "torch.hub.load", "os.system"}
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 
@@ -56,7 +61,10 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_every_room_says_what_it_promises_and_what_it_does_not_know() -> None:
     """The modules of the engine's rooms; packages' fronts may be one line."""
-    rooms = ("engine/", "runner/", "cache/", "attention/", "draft/", "constraint/", "sampling/")
+    rooms = (
+        *("engine/", "runner/", "cache/", "attention/", "draft/", "constraint/", "sampling/"),
+        "kernels/",
+    )
     silent = [
         name
         for name, tree in trees().items()
@@ -90,6 +98,70 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module.split(".")[0]
+
+
+def launchers(tree: ast.Module) -> dict[str, str]:
+    """Public functions that start a kernel (`kernel[grid](...)`), themselves or by others of their
+    file, with their docstrings."""
+    functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+    found: set[str] = set()
+    while True:
+        more = {
+            name
+            for name, function in functions.items()
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call)
+            and (isinstance(node.func, ast.Subscript) or ast.unparse(node.func) in found)
+        }
+        if more <= found:
+            break
+        found |= more
+    return {name: ast.get_docstring(functions[name]) or "" for name in found if name[0] != "_"}
+
+
+def kernels_named_in(file: Path) -> set[tuple[str, str]]:
+    """(file, function) of eyas.kernels that a Python file imports, or reads from what it imports."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    modules: dict[str, str] = {}
+    found: set[tuple[str, str]] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        if node.module == "eyas.kernels":
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif node.module.startswith("eyas.kernels."):
+            found |= {(node.module.split(".")[2], alias.name) for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in modules:
+                found.add((modules[node.value.id], node.attr))
+    return found
+
+
+def modules_imported_by(file: Path) -> set[Path]:
+    """Files of the package that a Python file imports."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("eyas."):
+            place = PACKAGE.joinpath(*node.module.split(".")[1:])
+            found |= {place.with_suffix(".py")} | {place / f"{a.name}.py" for a in node.names}
+    return {place for place in found if place.is_file()}
+
+
+def test_every_kernel_has_a_torch_reference_and_a_numeric_test() -> None:
+    """A test of kernels imports what launches them, or the file that chooses between both ways."""
+    files = [file for room in ("kernels", "gpu") for file in (TESTS / room).glob("test_*.py")]
+    choosers = set().union(*map(modules_imported_by, files))
+    tested = set().union(*map(kernels_named_in, [*files, *choosers]))
+    found = {
+        (name.removeprefix("kernels/").removesuffix(".py"), launcher): text
+        for name, tree in trees().items()
+        if name.startswith("kernels/")
+        for launcher, text in launchers(tree).items()
+    }
+    assert len(found) > 15
+    assert sorted(found.keys() - tested) == []
+    assert [name for name, text in sorted(found.items()) if not REFERENCE.search(text)] == []
 
 
 def test_nothing_runs_code_from_a_file_or_a_client() -> None:

@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": ["bench"],
     "bench_decode": ["bench", "decode"],
     "bench_builtin": ["bench", "builtin"],
+    "bench_serve": ["bench", "serve"],
     "bench_serve_soak": ["bench", "serve-soak"],
     "bench_tune": ["bench", "tune"],
     "bench_ranking": ["bench", "ranking"],

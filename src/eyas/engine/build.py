@@ -25,7 +25,7 @@ from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
 from eyas.kernels import usable
-from eyas.layers.products import Products, pad_for_device
+from eyas.layers.products import Products, is_supported, pad_for_device
 from eyas.layers.row_order import RowOrder, RowOrderReport, find_row_order
 from eyas.models import (
     Decoder,
@@ -127,8 +127,11 @@ def find_order(
     max_rows = config.scheduler.rows(on_gpu=place.device.type == "cuda")
     if usable(place.device):
         exact = place.exact and not isinstance(of, Drafting)
-        products = Products(exact, place.device, pad_for_device(max_rows))
+        # A bucket of sequences may be half as large again as what fills it.
+        products = Products(exact, place.device, pad_for_device(max_rows + max_rows // 2))
         reason = "products have one order" if exact else "products are the fastest; pass --exact"
+        if not all(is_supported(num_in) for _, num_in in (*of.linear_shapes, *heads)):
+            exact, reason = False, "a product's input features are no multiple of 16"
         return RowOrderReport(RowOrder(products=products), exact, reason)
     return find_row_order(of.linear_shapes, dtype, place.device, max_rows, heads=heads)
 
@@ -158,7 +161,7 @@ def assemble(
     if drafter is None:
         assert drafting is not None
         drafter = build_drafter(drafting, config, runner, parts.network, num_slots, max_length)
-    exact = check_exactness(runner, order, max_length, num_slots)
+    exact = check_exactness(runner, order, max_length, num_slots, width=drafter.width)
     log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
     has_grammars = bool(parts.defaults.eos_token_ids) and parts.tokenizer is not None
     info = EngineInfo(

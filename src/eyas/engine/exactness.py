@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from eyas.core import DraftTree, SamplingParams
-from eyas.layers.products import MOST_LOGITS, Products
+from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrderReport
 from eyas.runner.batch import Batch, Span
 from eyas.runner.graphs import StepGraphs
@@ -150,7 +150,7 @@ class _Probe:
 
     def whole(self) -> torch.Tensor:
         """[L, V] logits of the text in as few chunks as there can be."""
-        length, most = self.extent.length, min(self.extent.max_rows, MOST_LOGITS)
+        length, most = self.extent.length, self.extent.max_rows
         chunks = [
             self._chunk(start, min(most, length - start), self.copies[0])
             for start in range(0, length, most)
@@ -320,7 +320,8 @@ class _Probe:
         with torch.inference_mode():
             logits = self.runner.forward(pack(batch, tree)).logits_RV
         assert logits is not None
-        return logits
+        # On a device the next forward writes to the same memory.
+        return logits if logits.device.type == "cpu" else logits.clone()
 
 
 def chain_of(width: int) -> tuple[list[int], list[int]]:

@@ -62,11 +62,12 @@ def level_kernel(
     row = b * TOPK + k
     is_below_root = depth == 1
     num_above = tl.where(is_below_root, 1, TOPK)
-    for first in tl.static_range(0, SIZE, BLOCK):
-        at = first + tl.arange(0, BLOCK)
+    if SIZE > 0:
         source = states_above + (b * num_above + tl.load(above + row)) * states_stride
-        state = tl.load(source + at, mask=at < SIZE)
-        tl.store(states + row * SIZE + at, state, mask=at < SIZE)
+        for first in tl.static_range(0, SIZE, BLOCK):
+            at = first + tl.arange(0, BLOCK)
+            state = tl.load(source + at, mask=at < SIZE)
+            tl.store(states + row * SIZE + at, state, mask=at < SIZE)
 
     seat, root = tl.load(seats + b), tl.load(roots + b)
     first_own = first_scratch + seat * per_seat

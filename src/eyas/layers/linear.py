@@ -140,7 +140,8 @@ class Linear:
             return None
         plan = self._plans.get(role)
         if plan is None:
-            plan = self._products.plan(*self.shape, self._weight_OI.dtype, role)
+            bias = self._bias_O is not None
+            plan = self._products.plan(*self.shape, self._weight_OI.dtype, role, bias=bias)
             self._plans[role] = plan
         way = plan.way(num_rows)
         return None if way.tile is None else way

@@ -25,8 +25,6 @@ MANY_ROWS = 1 << 62
 DEVICE_STEPS = ((64, 1), (512, 16), (MANY_ROWS, 128))
 """Up to so many rows, counts are multiples of so many, so that all that occur can be tried."""
 PARTS_SPLITS = 4
-MOST_LOGITS = 1024
-"""Rows of logits that a step can ask for at most in one go; more of them are tried by nobody."""
 FOLDED_FROM = 256
 """Beyond so many rows the parts of a sum are added where they are made."""
 OWN_UP_TO: dict[Role, int] = {"plain": 16, "parts": 96, "gated": 128, "logits": 64}
@@ -59,24 +57,26 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Plans by (out, in, type, role), made when first asked for. max_rows: of a forward."""
+    """Plans by (out, in, type, role, has a bias), made when first asked for. max_rows: of a forward."""
 
     exact: bool
     device: torch.device
     max_rows: int
-    _plans: dict[tuple[int, int, torch.dtype, Role], Plan] = field(default_factory=dict)
-    _agrees: dict[tuple[int, int, torch.dtype, bool], bool] = field(default_factory=dict)
+    _plans: dict[tuple[int, int, torch.dtype, Role, bool], Plan] = field(default_factory=dict)
+    _agrees: dict[tuple[int, int, torch.dtype, bool, bool], bool] = field(default_factory=dict)
 
-    def plan(self, num_out: int, num_in: int, dtype: torch.dtype, role: Role) -> Plan:
-        key = (num_out, num_in, dtype, role)
+    def plan(
+        self, num_out: int, num_in: int, dtype: torch.dtype, role: Role, *, bias: bool = False
+    ) -> Plan:
+        key = (num_out, num_in, dtype, role, bias)
         if key not in self._plans:
             self._plans[key] = self._make(*key)
         return self._plans[key]
 
-    def _make(self, num_out: int, num_in: int, dtype: torch.dtype, role: Role) -> Plan:
+    def _make(self, num_out: int, num_in: int, dtype: torch.dtype, role: Role, bias: bool) -> Plan:
         from eyas.kernels.gemm import FLOAT32_TILES, FOLDED_TILE, Tile
 
-        if num_in % 16:
+        if not is_supported(num_in):
             return Plan((Way(MANY_ROWS, None),))
         if dtype == torch.float32:
             small, large = FLOAT32_TILES
@@ -95,20 +95,24 @@ class Products:
             most = Way(MANY_ROWS, Tile(128, 256, 64, 8, 4, by_copy_engine=role != "gated"))
         ways = (*few, *more, most)
         splits = PARTS_SPLITS if role == "parts" else 1
-        if not self.exact or (splits == 1 and self._library_agrees(num_out, num_in, dtype, role)):
+        agrees = splits == 1 and self.exact
+        if agrees:
+            agrees = self._library_agrees(num_out, num_in, dtype, role == "logits", bias)
+        if agrees or not self.exact:
             own = tuple(way for way in ways if way.rows <= OWN_UP_TO[role])
             between = (Way(OWN_UP_TO[role], ways[len(own)].tile),) if _cuts(own, role) else ()
             ways = (*own, *between, Way(MANY_ROWS, None))
         return Plan(ways, splits)
 
-    def _library_agrees(self, num_out: int, num_in: int, dtype: torch.dtype, role: Role) -> bool:
+    def _library_agrees(self, *key: *tuple[int, int, torch.dtype, bool, bool]) -> bool:
         """Whether the library's bits are our kernel's, for every number of rows that can occur."""
-        key = (num_out, num_in, dtype, role == "logits")
         if key not in self._agrees:
             self._agrees[key] = self._try(*key)
         return self._agrees[key]
 
-    def _try(self, num_out: int, num_in: int, dtype: torch.dtype, is_logits: bool) -> bool:
+    def _try(
+        self, num_out: int, num_in: int, dtype: torch.dtype, is_logits: bool, has_bias: bool
+    ) -> bool:
         from eyas.kernels.gemm import Tile, product
 
         tile = Tile(64, 64, 128, 4, 3)
@@ -116,17 +120,16 @@ class Products:
         random = {"generator": generator, "device": self.device, "dtype": dtype}
         weight_OI = torch.randn(num_out, num_in, **random) * num_in**-0.5
         x_TI = torch.randn(max(64, self.max_rows), num_in, **random)
+        bias_O = torch.randn(num_out, **random) if has_bias else None
         out_dtype = torch.float32 if is_logits else dtype
         with torch.inference_mode():
-            for count in row_counts(
-                min(self.max_rows, MOST_LOGITS) if is_logits else self.max_rows
-            ):
+            for count in row_counts(self.max_rows):
                 rows_TI = x_TI[:count]
                 if is_logits:
                     theirs = torch.mm(rows_TI, weight_OI.t(), out_dtype=torch.float32)
                 else:
-                    theirs = torch.nn.functional.linear(rows_TI, weight_OI)
-                ours = product(rows_TI, weight_OI, tile=tile, out_dtype=out_dtype)
+                    theirs = torch.nn.functional.linear(rows_TI, weight_OI, bias_O)
+                ours = product(rows_TI, weight_OI, tile=tile, bias_O=bias_O, out_dtype=out_dtype)
                 if not torch.equal(ours, theirs):
                     return False
         return True
@@ -149,3 +152,8 @@ def pad_for_device(num_rows: int) -> int:
     """The number of rows to run `num_rows` with."""
     step = next(step for most, step in DEVICE_STEPS if num_rows <= most)
     return -(-num_rows // step) * step
+
+
+def is_supported(num_in: int) -> bool:
+    """Whether our kernel takes so many input features; else torch's library does, in its own order."""
+    return num_in % 16 == 0
