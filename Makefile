@@ -41,7 +41,7 @@ format: $(STAMP)
 	$(BIN)/ruff format
 
 gpu: $(STAMP)
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m "gpu and not slow"
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py

@@ -51,10 +51,14 @@ def speed_table(results: Results) -> str:
     ]
     for text, name, batch, aim in SPEEDS:
         cells = [_entry(results, name + suffix, batch) for suffix in ("", FAST)]
+        if cells == [None, None]:
+            continue
         shown = ["" if c is None else f"{c['tokens_per_second']:,.0f}" for c in cells]
         lines.append(f"| {text}, tokens/s | {batch} | {shown[0]} | {shown[1]} | {aim:,} |")
     for text, name, batch, aim in STEPS:
         cells = [_entry(results, name + suffix, batch) for suffix in ("", FAST)]
+        if cells == [None, None]:
+            continue
         shown = ["" if c is None else f"{c['step_ms']:.2f}" for c in cells]
         lines.append(f"| {text}, ms a step | {batch} | {shown[0]} | {shown[1]} | {aim} |")
     return "\n".join(lines)

@@ -25,7 +25,10 @@ from eyas.config import (
 )
 from eyas.outputs import Choice
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 NUM_PROMPTS = 200
 NUM_TOKENS = 32
@@ -153,7 +156,6 @@ def drafted(request: pytest.FixtureRequest) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.gpu
 def test_this_device_claims_to_be_exact(plain: LLM) -> None:
     assert plain.info.exact, plain.info.exact_reason
 
@@ -161,9 +163,9 @@ def test_this_device_claims_to_be_exact(plain: LLM) -> None:
 @pytest.mark.parametrize(
     ("batch", "num"),
     [
-        pytest.param(1, FEW, marks=pytest.mark.gpu),
-        pytest.param(7, NUM_PROMPTS, marks=pytest.mark.gpu),
-        pytest.param(32, NUM_PROMPTS, marks=pytest.mark.gpu),
+        (1, FEW),
+        (7, NUM_PROMPTS),
+        (32, NUM_PROMPTS),
         pytest.param(1, NUM_PROMPTS, marks=pytest.mark.slow),
     ],
 )
@@ -181,7 +183,6 @@ def test_no_token_depends_on_who_drafts_or_on_the_batch(
             assert sum(choice.usage.num_accepted_tokens for choice in found) > num // 2
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("batch", [1, 7, 32])
 def test_log_probabilities_are_the_same_bits(
     drafted: LLM, prompts: list[list[int]], scored: dict[float, list[Choice]], batch: int
@@ -192,7 +193,6 @@ def test_log_probabilities_are_the_same_bits(
         assert chosen(found) == chosen(answers)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("drafter", "settings"),
     [
@@ -226,7 +226,6 @@ def test_neither_flights_nor_cuts_nor_preemption_nor_shared_prefixes_change_a_bi
             assert llm.engine.cache.num_hit_tokens > 0
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("max_batch_tokens", [64, 200, 2048])
 def test_an_echo_has_the_log_probabilities_of_the_answer(
     prompts: list[list[int]], scored: dict[float, list[Choice]], max_batch_tokens: int

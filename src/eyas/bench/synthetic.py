@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from eyas.core import DraftTree, Verdict
+from eyas.engine.build import prepare
+from eyas.kernels import usable
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
 
@@ -164,4 +166,6 @@ def install(engine: Engine, mean: float, steps: int, *, seed: int = 0) -> Synthe
     lengths_AC = draw_lengths(mean, steps, num_seats, num_positions, seed)
     synthetic = SyntheticAcceptance(engine.verify, lengths_AC.to(engine.table.device), steps)
     engine.verify = synthetic
+    if usable(engine.table.device):  # what was captured at start-up ends in the real verdict
+        prepare(engine, engine.drafter.width)
     return synthetic

@@ -186,15 +186,15 @@ def assemble(
     grammars = compile_pool(config, info, parts.tokenizer)
     engine = connect(config, runner, drafter, info, parts.tokenizer, grammars)
     if usable(place.device) and not (drafting is not None and drafting.is_paced):
-        prepare(engine, drafting.shape.nodes if drafting is not None else width, config)
+        prepare(engine, drafting.shape.nodes if drafting is not None else width)
     return engine
 
 
-def prepare(engine: Engine, width: int, config: EngineConfig) -> None:
-    """Capture the steps that are sure to come; others are when they are first met."""
+def prepare(engine: Engine, width: int) -> None:
+    """Capture the steps that are sure to come; others are when they are first met. width: of trees."""
     width = min(width, engine.drafter.width)
     started = time.perf_counter()
-    most = bucket_of(config.scheduler.max_num_seqs)
+    most = bucket_of(engine.scheduler.max_num_seqs)
     sizes = sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
     lengths = {length_of(min(length, engine.info.max_model_len)) for length in PREPARED_LENGTHS}
     for length in sorted(lengths, reverse=True):

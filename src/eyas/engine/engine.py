@@ -192,7 +192,7 @@ class Engine:
             self.table.advance(*places, is_chain=tree.is_chain)
             return verdict
 
-        key = ("verdict", logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
+        key = ("verdict", id(self.verify), logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
         return batch.stage(key, settle, reads_context=True)
 
     @torch.inference_mode()

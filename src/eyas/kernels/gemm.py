@@ -263,10 +263,11 @@ def product(
 ) -> torch.Tensor:
     """`F.linear(x_TK, weight_OK, bias_O)`, the bias added before the one rounding.
 
-    One split: [T, O] in `out_dtype`, by default x's, or in `out_TO`, a tensor without gaps. More: float32 sums of the splits [S, T, O], to be
-    added in order by who reads them; no bias then. folded: [1, T, O], the splits' sums already added in
-    that order, which for many rows costs less than to write them all. prefetch: columns of each
-    program's weights asked for before the wait of `pdl`, a power of two, or 0.
+    One split: [T, O] in `out_dtype`, by default x's, or in `out_TO`, a tensor without gaps. More:
+    float32 sums of the splits [S, T, O], to be added in order by who reads them; no bias then. folded:
+    [1, T, O], the splits' sums already added in that order, which for many rows costs less than to
+    write them all. prefetch: columns of each program's weights asked for before the wait of `pdl`, a
+    power of two, or 0.
     """
     num_rows, num_columns = x_TK.shape
     num_out = weight_OK.shape[0]

@@ -98,7 +98,9 @@ class StepGraphs:
             stage()
             known = self._stages[key] = self._capture(stage)
             while len(self._stages) > MAX_GRAPHS:
-                self._stages.popitem(last=False)
+                _, dropped = self._stages.popitem(last=False)
+                if isinstance(dropped.result, DraftTree):
+                    self._static.discard(dropped.result.tokens_BW.data_ptr())
         else:
             self._stages.move_to_end(key)
         known.graph.replay()
