@@ -94,7 +94,7 @@ class TreeDrafter(Drafter):
             self._make_runs(batch, missing.runs)
         self._book.step(batch, missing)
         if missing is None or not any(missing.drafts):
-            return batch.stage("roots", lambda: roots_alone(batch))
+            return replace(batch.stage("roots", lambda: roots_alone(batch)))
         drafts_B = None
         if not all(missing.drafts):
             drafts = np.ones(batch.num_rows, dtype=bool)
