@@ -171,6 +171,7 @@ def test_layers_of_one_model_may_differ() -> None:
     scenes = [build(lanes, store, torch.float32, 10) for store in stores]
     kv = scenes[0].kv
     kv.stores, kv.layers = tuple(stores), [scene.kv.layers[0] for scene in scenes]
+    kv.keys, kv.values = ([scene.kv.layers[0].select(1, i) for scene in scenes] for i in (0, 1))
     with poisoned():
         plan = TritonAttention(kv).plan(scenes[0].layout, scenes[0].write_slots_T)
         for layer, (scene, store) in enumerate(zip(scenes, stores, strict=True)):

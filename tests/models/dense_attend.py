@@ -58,7 +58,7 @@ class DenseAttend:
         store, num = self.cache.stores[layer], self.num_rows + self.num_padding
         shape = (num, 2, store.num_kv_heads, store.head_dim)
         self._placed = torch.zeros(shape, dtype=self.cache.dtype)
-        return Room(self._placed, torch.arange(num))
+        return Room.of(self._placed, torch.arange(num))
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         cache, store = self.cache, self.cache.stores[layer]
@@ -98,7 +98,7 @@ class RowByRow:
         self._placed = torch.zeros(num_rows, 2, store.num_kv_heads, store.head_dim, dtype=dtype)
 
     def room(self, layer: int) -> Room:
-        return Room(self._placed, torch.arange(len(self._placed)))
+        return Room.of(self._placed, torch.arange(len(self._placed)))
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         return self._answer(q_TNH, *self._placed.unbind(1))

@@ -60,11 +60,17 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where a layer's keys and values go: row t of the forward to kv_S2GH[slots_T[t]]. What is written
-    must be finite (`finite`)."""
+    """Where a layer's keys and values go: row t of the forward to kv_S2GH[slots_T[t]], whose views
+    keys_SGH and values_SGH are. What is written must be finite (`finite`)."""
 
     kv_S2GH: torch.Tensor
     slots_T: torch.Tensor
+    keys_SGH: torch.Tensor
+    values_SGH: torch.Tensor
+
+    @classmethod
+    def of(cls, kv_S2GH: torch.Tensor, slots_T: torch.Tensor) -> Room:
+        return cls(kv_S2GH, slots_T, kv_S2GH.select(1, 0), kv_S2GH.select(1, 1))
 
 
 class Attend(Protocol):

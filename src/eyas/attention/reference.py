@@ -98,7 +98,8 @@ class _Plan:
         self._answers: dict[LayerStore, _Answers] = {}
 
     def room(self, layer: int) -> Room:
-        return Room(self._kv.layers[layer], self._write_slots_T)
+        kv = self._kv
+        return Room(kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer])
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         store = self._kv.stores[layer]

@@ -123,7 +123,8 @@ class _Plan:
         self._tiles: dict[int, torch.Tensor] = {}
 
     def room(self, layer: int) -> Room:
-        return Room(self._backend.kv.layers[layer], self._write_slots_T)
+        kv = self._backend.kv
+        return Room(kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer])
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         backend, layout = self._backend, self._layout

@@ -132,6 +132,6 @@ class SelfAttention:
         qk_TNH = rotate(qk_TNH, *angles.rows)
         q_TNH, k_TGH = torch.split_with_sizes(qk_TNH, self._qk_sizes, 1)
         v_TGH = heads_TNH.narrow(1, self._qk_heads, self._num_kv_heads)
-        room.kv_S2GH.select(1, 0).index_copy_(0, room.slots_T, finite(k_TGH))
-        room.kv_S2GH.select(1, 1).index_copy_(0, room.slots_T, finite(v_TGH))
+        room.keys_SGH.index_copy_(0, room.slots_T, finite(k_TGH))
+        room.values_SGH.index_copy_(0, room.slots_T, finite(v_TGH))
         return q_TNH

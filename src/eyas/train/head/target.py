@@ -49,7 +49,7 @@ class PaddedAttend:
         store = self._stores[layer]
         shape = (len(self._rows_T), 2, store.num_kv_heads, store.head_dim)
         placed = torch.empty(shape, dtype=self._dtype, device=self._rows_T.device)
-        self._room = Room(placed, self._rows_T)
+        self._room = Room.of(placed, self._rows_T)
         return self._room
 
     def __call__(self, layer: int, q_TNH: Tensor) -> Tensor:
