@@ -9,9 +9,6 @@ from eyas.kernels import usable
 
 __all__ = ["attention_units", "open_attention"]
 
-UNIT = 512
-"""Positions that a partial result covers where there are many rows."""
-
 
 def open_attention(kv: KVStore, *, exact: bool = False) -> AttentionBackend:
     """The backend for where the store lives. exact: a row has the same bits however it is computed,
@@ -24,5 +21,8 @@ def open_attention(kv: KVStore, *, exact: bool = False) -> AttentionBackend:
 
 
 def attention_units(max_length: int, width: int) -> int:
-    """Most partial results of a row of a large step."""
-    return -(-max_length // UNIT) + 2 + -(-width // UNIT)
+    """Most partial results that kernels keep of a row, where a step has many rows."""
+    from eyas.kernels.softmax import GROUP, SPLIT
+
+    unit = GROUP * SPLIT
+    return -(-max_length // unit) + 2 + -(-width // unit)

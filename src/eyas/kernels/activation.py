@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
-LAUNCH = ({"PDL": False}, {"PDL": True, "launch_pdl": True})
+from eyas.kernels.launch import enter, launch_options
+
 BLOCK = 1024
 
 
@@ -32,9 +32,7 @@ def gated_silu_kernel(
     gate_up_T2F, out_TF, row_stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """One program a row and BLOCK columns."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    enter(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_inside = columns < size
@@ -51,6 +49,12 @@ def gated_silu(gate_up_T2F: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
     out_TF = gate_up_T2F.new_empty((num_rows, size))
     if num_rows:
         gated_silu_kernel[(num_rows, -(-size // BLOCK))](
-            gate_up_T2F, out_TF, gate_up_T2F.stride(0), size, BLOCK=BLOCK, **LAUNCH[pdl]
+            gate_up_T2F,
+            out_TF,
+            gate_up_T2F.stride(0),
+            size,
+            BLOCK=BLOCK,
+            PDL=pdl,
+            **launch_options(pdl),
         )
     return out_TF

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
+from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.softmax import GROUP, SPLIT, Shape, attend_split, empty, finish, first_seen, merge
 
 UNFUSED = {"enable_fp_fusion": False}
 """The compiler would fuse products in one kernel that another, reading them from memory, cannot."""
-LAUNCH = ({"PDL": False, **UNFUSED}, {"PDL": True, "launch_pdl": True, **UNFUSED})
 PROGRAMS = 2048
 """How many programs of a launch are enough; beyond, each does several units of keys."""
 
@@ -85,9 +84,7 @@ def attend_splits_kernel(
     what the tile shares: everything for a chain, the splits before its root's for a tree. The others
     (trees): one node, one head, the splits that may hold nodes of its path.
     """
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    enter(PDL)
     SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
     program = tl.program_id(0)
@@ -212,9 +209,7 @@ def merge_splits_kernel(
     PDL: tl.constexpr,
 ):
     """One program a row and key/value head: its partial results in order; zeros for what is no node."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    enter(PDL)
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
     row = tl.program_id(0).to(tl.int64)
     g = tl.program_id(1)
@@ -368,7 +363,9 @@ def attend_nodes(
         HAS_FIRST=shape.first_position > 0,
         num_warps=shape.num_warps(height),
         num_stages=shape.stages,
-        **LAUNCH[pdl],
+        PDL=pdl,
+        **UNFUSED,
+        **launch_options(pdl),
     )
     lines = triton.next_power_of_2(per_kv)
     merge_splits_kernel[(len(nodes.nodes_T), heads)](
@@ -396,5 +393,7 @@ def attend_nodes(
         HAS_WINDOW=shape.window is not None,
         HAS_SINKS=sinks_N is not None,
         num_warps=max(1, min(4, lines * shape.inner // 128)),
-        **LAUNCH[pdl],
+        PDL=pdl,
+        **UNFUSED,
+        **launch_options(pdl),
     )

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
+from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.softmax import (
     GROUP,
     PRECISION,
@@ -157,9 +157,7 @@ def flash_prompts_kernel(
     PDL: tl.constexpr,
 ):
     """One program a tile of queries and key/value head: blocks that all rows see, then the rest."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    enter(PDL)
     SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     ALWAYS_MASKED: tl.constexpr = HAS_WINDOW or HAS_FIRST
     q_MH, position_M, first, last, table, head_M, place_MH, is_wanted = _tile(
@@ -215,9 +213,7 @@ def exact_prompts_kernel(
     PDL: tl.constexpr,
 ):
     """One program a tile of queries and key/value head: splits and groups in the order of nodes."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    enter(PDL)
     SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     q_MH, position_M, first, last, table, head_M, place_MH, is_wanted = _tile(
         tiles_X4, seats_B, slots_AC, num_columns, q_TNH, q_stride, PER_KV, HEAD_DIM, INNER, HEIGHT
@@ -295,11 +291,9 @@ def attend_prompts(
     Reference: `dense` in tests/attention/scenes.py.
     """
     kernel = exact_prompts_kernel if exact else flash_prompts_kernel
-    options = {"KEYS": tiles.keys, "PDL": pdl}
+    options = {"KEYS": tiles.keys, "PDL": pdl, **launch_options(pdl)}
     if exact:
         options |= {"KEYS": shape.keys, "SPLIT": SPLIT, "GROUP": GROUP, "enable_fp_fusion": False}
-    if pdl:
-        options["launch_pdl"] = True
     kernel[(shape.num_kv_heads, len(tiles_X4))](
         q_TNH,
         kv_S2GH,

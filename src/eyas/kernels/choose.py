@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.kernels.launch import enter, launch_options
+
 TILE = 1024
 """Ids a program works on at a time."""
 _MANY_ROWS = 16
@@ -23,26 +25,11 @@ _HIGHEST_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
 _NO_ID = tl.constexpr(2**31 - 1)
 COLUMNS = ("sequence", "position", "temperature", "seed", "choice", "top_k", "top_p", "min_p")
 """Read one number at a time: wherever they lie, the compiled kernel is the same."""
-_EAGER: dict[str, bool] = {}
-_EARLY = {"launch_pdl": True}
-
-
-def launch_options(pdl: bool) -> dict[str, bool]:
-    """What a launch is told of programmatic dependent launch; nothing where it is not wanted."""
-    return _EARLY if pdl else _EAGER
 
 
 def tiles_of_a_program(num_rows: int) -> int:
     """Few rows are spread over all of the device, many rows are read in longer runs."""
     return 1 if num_rows < _MANY_ROWS else 4
-
-
-@triton.jit
-def begin(PDL: tl.constexpr):
-    """The next kernel may be set up; what the one before wrote can be read from here on."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -105,7 +92,7 @@ def _partial_kernel(
 ):  # fmt: skip
     """The best of one chunk of one row: its value (infinite for not a number) and its lowest id."""
     row, chunk = tl.program_id(0), tl.program_id(1)
-    begin(PDL)
+    enter(PDL)
     warmth, least = 0.0, 0.0
     b, row_seed, row_choice, row_position = 0, 0, 0, 0
     if ANY_NOISE or HAS_FLOOR:
@@ -146,7 +133,7 @@ def _partial_kernel(
 def _combine_kernel(values, ids, chosen, num_chunks, BLOCK_C: tl.constexpr, PDL: tl.constexpr):
     """One row's choice from the best of its chunks."""
     row = tl.program_id(0)
-    begin(PDL)
+    enter(PDL)
     chunk_C = tl.arange(0, BLOCK_C)
     at_C = row * num_chunks + chunk_C
     value_C = tl.load(values + at_C, mask=chunk_C < num_chunks, other=float("-inf"))

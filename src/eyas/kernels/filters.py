@@ -24,11 +24,10 @@ import triton.language as tl
 from eyas.kernels.choose import (
     COLUMNS,
     TILE,
-    begin,
-    launch_options,
     load_processed,
     tiles_of_a_program,
 )
+from eyas.kernels.launch import enter, launch_options
 
 _MANY = 512
 """Rows that share one piece of scratch memory."""
@@ -76,7 +75,7 @@ def _best_kernel(
 ):  # fmt: skip
     """The best of one chunk of one row; the row's bins are emptied on the way."""
     row, chunk = tl.program_id(0), tl.program_id(1)
-    begin(PDL)
+    enter(PDL)
     b = tl.load(sequence + row)
     warmth = tl.load(temperature + b * temperature_stride)
     k, p = tl.load(top_k + b * top_k_stride), tl.load(top_p + b * top_p_stride)
@@ -117,7 +116,7 @@ def _count_kernel(
     """Put the ids of one chunk of one row into the row's coarse bins, or those of the coarse bin that
     is searched into its fine ones, with the least logit of each."""
     row, chunk = tl.program_id(0), tl.program_id(1)
-    begin(PDL)
+    enter(PDL)
     b = tl.load(sequence + row)
     warmth = tl.load(temperature + b * temperature_stride)
     if IS_COARSE:
@@ -201,7 +200,7 @@ def _begin_kernel(
 ):  # fmt: skip
     """One row: min-p's threshold, and where the first search goes."""
     row = tl.program_id(0)
-    begin(PDL)
+    enter(PDL)
     b = tl.load(sequence + row)
     warmth = tl.load(temperature + b * temperature_stride)
     k, p = tl.load(top_k + b * top_k_stride), tl.load(top_p + b * top_p_stride)
@@ -234,7 +233,7 @@ def _settle_kernel(
     """One row: the fine bin that a search ends in, its least logit as the floor; then where the search
     by mass goes, with the fine bins emptied for it."""
     row = tl.program_id(0)
-    begin(PDL)
+    enter(PDL)
     facts_row = facts + row * 4
     found = tl.load(facts_row)
     left = tl.full((), _UNKNOWN, tl.int64)

@@ -20,7 +20,8 @@ import triton.language as tl
 from triton.language.extra import cuda
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from eyas.kernels.activation import LAUNCH, gated
+from eyas.kernels.activation import gated
+from eyas.kernels.launch import launch_options
 
 SPLIT_MULTIPLE = 256
 """Splits begin at multiples of so many columns, and so at borders of every tile's blocks."""
@@ -379,5 +380,6 @@ def _launch(
         PREFETCH=prefetch if pdl else 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        **LAUNCH[pdl],
+        PDL=pdl,
+        **launch_options(pdl),
     )

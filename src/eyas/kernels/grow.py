@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.choose import begin, launch_options
+from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.rank import LOWEST, index_of, key_of, largest, score_of
 
 _PATH_BLOCK = 16
@@ -31,7 +31,7 @@ def add_level(
 ):  # fmt: skip
     """Program (sequence): candidates into the pool from `start` on, the KEEP best as next frontier.
     What has no path (PATH_BLOCKS is 0) is a root: its score is 0 and it has no place."""
-    begin(PDL)
+    enter(PDL)
     NUM: tl.constexpr = WIDTH * CHILDREN
     b = tl.program_id(0).to(tl.int64)
     entry = tl.arange(0, PADDED)
@@ -102,7 +102,7 @@ def keep_best(
     PADDED: tl.constexpr, WIDTH_PADDED: tl.constexpr, IS_CHAIN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence): the root and the width - 1 best of the pool, in the pool's order."""
-    begin(PDL)
+    enter(PDL)
     b = tl.program_id(0).to(tl.int64)
     entry = tl.arange(0, PADDED)
     stored = b * capacity + entry

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from eyas.kernels.activation import LAUNCH
+from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.norm import normalized, warps_for
 
 
@@ -50,9 +50,7 @@ def join_kernel(
     PDL: tl.constexpr,
 ):
     """Two programs a row, one for each half of the output."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    enter(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     out = out_TW + row * out_stride
@@ -155,7 +153,8 @@ def join(
             HAS_FEATURE_WEIGHT=feature_weight_F is not None,
             BLOCK=block,
             num_warps=warps_for(block),
-            **LAUNCH[pdl],
+            PDL=pdl,
+            **launch_options(pdl),
         )
     return out_TW
 
@@ -187,6 +186,7 @@ def gather_norm(
             HAS_WEIGHT=weight_D is not None,
             BLOCK=block,
             num_warps=warps_for(block),
-            **LAUNCH[pdl],
+            PDL=pdl,
+            **launch_options(pdl),
         )
     return residual_TD, normed_TD

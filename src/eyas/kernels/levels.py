@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.choose import begin, launch_options
+from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.rows import empty_numbers, with_rows
 
 _BLOCK = 2048
@@ -57,7 +57,7 @@ def level_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, node of the level); the first node's writes the grids of the sequence."""
-    begin(PDL)
+    enter(PDL)
     b, k = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = b * TOPK + k
     is_below_root = depth == 1

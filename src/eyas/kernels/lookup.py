@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.choose import begin, launch_options
+from eyas.kernels.launch import enter, launch_options
 
 _BLOCK = 1024
 
@@ -24,7 +24,7 @@ def find(
     MAX_MATCH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence, chunk): the best place of the chunk as (tokens that agree, column)."""
-    begin(PDL)
+    enter(PDL)
     b, chunk = tl.program_id(0), tl.program_id(1)
     text = history + tl.load(seats + b) * stride
     root = tl.load(roots + b).to(tl.int32)
@@ -51,7 +51,7 @@ def follow(
 ):  # fmt: skip
     """Program (sequence): the root and what followed the best place, as a chain; a match that runs
     into the end of the text goes on periodically."""
-    begin(PDL)
+    enter(PDL)
     b = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS_PADDED)
     best = tl.max(tl.load(keys + b * num_chunks + chunk, mask=chunk < num_chunks, other=-1), axis=0)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.choose import begin, launch_options
+from eyas.kernels.launch import enter, launch_options
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def add_tree(
 ):  # fmt: skip
     """Program (sequence): the merged tree stays in registers while the other's nodes come by.
     place_W: where in the merged tree each of the other's nodes is, -1 where it is not."""
-    begin(PDL)
+    enter(PDL)
     b = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     is_old = column < old_width

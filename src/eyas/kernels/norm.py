@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from eyas.kernels.activation import LAUNCH
+from eyas.kernels.launch import launch_options
 
 
 @triton.jit
@@ -120,7 +120,8 @@ def add_norm(
             HAS_WEIGHT=weight_D is not None,
             BLOCK=block,
             num_warps=warps_for(block),
-            **LAUNCH[pdl],
+            PDL=pdl,
+            **launch_options(pdl),
         )
     return new_residual_TD, out
 

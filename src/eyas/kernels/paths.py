@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
+
+from eyas.kernels.launch import enter, launch_options
 
 
 @triton.jit(do_not_specialize=["num_nodes", "num_rows"])
@@ -31,9 +32,7 @@ def node_paths_kernel(
     PDL: tl.constexpr,
 ):
     """One program a sequence, one element a node: all walk up to their roots at once."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    enter(PDL)
     b = tl.program_id(0).to(tl.int64)
     node_W = tl.arange(0, WIDTH)
     is_node = node_W < num_nodes
@@ -82,7 +81,6 @@ def node_paths(
     if parents_BW is not None:
         parents_BW, node_slots_BW = parents_BW.contiguous(), node_slots_BW.contiguous()
         paths_BWD = torch.empty((num, width, width), dtype=torch.int64, device=device)
-    options = {"launch_pdl": True} if pdl else {}
     node_paths_kernel[(num,)](
         rows_BW,
         roots_B,
@@ -97,6 +95,6 @@ def node_paths(
         IS_TREE=parents_BW is not None,
         PDL=pdl,
         num_warps=1 if width <= 32 else 4,
-        **options,
+        **launch_options(pdl),
     )
     return positions_BW, nodes_T, paths_BWD

@@ -17,7 +17,8 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.choose import begin, gumbel_of_words, launch_options, philox_words
+from eyas.kernels.choose import gumbel_of_words, philox_words
+from eyas.kernels.launch import enter, launch_options
 
 _BLOCK = 1024
 LOWEST = tl.constexpr(-(2**63))
@@ -121,7 +122,7 @@ def survey(
     GROUP: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, chunk): the best score of each group of ids and the sum of exponentials to it."""
-    begin(PDL)
+    enter(PDL)
     J: tl.constexpr = BLOCK // GROUP
     row = tl.program_id(0)
     group_J = tl.program_id(1) * J + tl.arange(0, J)
@@ -150,7 +151,7 @@ def select(
     NUM: tl.constexpr, NUM_PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row): of the LOOKED_AT best groups the NUM best ids, their scores normalised."""
-    begin(PDL)
+    enter(PDL)
     row = tl.program_id(0)
     group_G = tl.arange(0, GROUPS_PADDED)
     is_group_G = group_G < num_groups

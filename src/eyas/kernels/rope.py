@@ -13,9 +13,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
-from eyas.kernels.activation import LAUNCH
+from eyas.kernels.launch import enter, launch_options
 
 BLOCK_HEADS = 8
 
@@ -60,9 +59,7 @@ def rotate_and_store_kernel(
     PDL: tl.constexpr,
 ):
     """One program a row and BLOCK_HEADS heads; pairs (h, h + H/2) stand in two tiles."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-        cuda.gdc_wait()
+    enter(PDL)
     row = tl.program_id(0).to(tl.int64)
     head_N1 = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
     inner_1H = tl.arange(0, BLOCK_HALF)[None, :]
@@ -156,6 +153,7 @@ def rotate_and_store(
             BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
             num_warps=2,
             enable_fp_fusion=False,
-            **LAUNCH[pdl],
+            PDL=pdl,
+            **launch_options(pdl),
         )
     return q_TNH

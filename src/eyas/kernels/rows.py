@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.choose import begin, launch_options
+from eyas.kernels.launch import enter, launch_options
 
 _NUMBERS = ("width", "padded_rows", "max_position")
 _STRIDES = ("node_slots_stride", "tokens_stride", "parents_stride", "table_slots_stride")
@@ -46,7 +46,7 @@ def node_rows_kernel(
     IS_CHAIN: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence), one element a node: all follow their parents to the root at once."""
-    begin(PDL)
+    enter(PDL)
     b = tl.program_id(0).to(tl.int64)
     node_W = tl.arange(0, BLOCK_W)
     is_node_W = node_W < width

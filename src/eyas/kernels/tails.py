@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.choose import begin, launch_options
+from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.rows import empty_numbers
 
 _NUMBERS = ("longest", "padded_rows", "padded_sequences", "max_position", "null_slot")
@@ -55,7 +55,7 @@ def tail_rows_kernel(
     HAS_DRAFTS: tl.constexpr, BLOCK_P: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (sequence), one warp: `made` is read before any thread of it writes."""
-    begin(PDL)
+    enter(PDL)
     b = tl.program_id(0).to(tl.int64)
     seat = tl.load(seats + b)
     root = tl.load(roots + b)

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from eyas.kernels.choose import begin, launch_options
+from eyas.kernels.launch import enter, launch_options
 
 _WALKED = ("tokens", "parents", "sizes", "report")
 _KEPT = ("tokens", "nodes", "counts", "node_slots", "table_tokens", "table_slots")
@@ -32,7 +32,7 @@ def _walk_kernel(
     """One sequence. A chain's walk is the run of draft tokens that were chosen; in a tree each step
     goes to the first child that carries the chosen token."""
     b = tl.program_id(0).to(tl.int64)
-    begin(PDL)
+    enter(PDL)
     node_W = tl.arange(0, BLOCK_W)
     is_node_W = node_W < width
     size = tl.load(sizes + b * sizes_stride)
@@ -81,7 +81,7 @@ def _advance_kernel(
 ):  # fmt: skip
     """One sequence's tokens after the root, its accepted nodes' slots from the root on, its length."""
     b = tl.program_id(0).to(tl.int64)
-    begin(PDL)
+    enter(PDL)
     seat = tl.load(seats + b)
     is_kept = True
     if HAS_TRASH:

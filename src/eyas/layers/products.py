@@ -10,7 +10,7 @@ Does not know: what the products are for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -99,9 +99,10 @@ class Products:
         if agrees:
             agrees = self._library_agrees(num_out, num_in, dtype, role == "logits", bias)
         if agrees or not self.exact:
-            own = tuple(way for way in ways if way.rows <= OWN_UP_TO[role])
-            between = (Way(OWN_UP_TO[role], ways[len(own)].tile),) if _cuts(own, role) else ()
-            ways = (*own, *between, Way(MANY_ROWS, None))
+            limit = OWN_UP_TO[role]
+            last = next(i for i, way in enumerate(ways) if way.rows >= limit)
+            own = (*ways[:last], replace(ways[last], rows=limit))
+            ways = (*own, Way(MANY_ROWS, None))
         return Plan(ways, splits)
 
     def _library_agrees(self, *key: *tuple[int, int, torch.dtype, bool, bool]) -> bool:
@@ -133,10 +134,6 @@ class Products:
                 if not torch.equal(ours, theirs):
                     return False
         return True
-
-
-def _cuts(own: tuple[Way, ...], role: Role) -> bool:
-    return not own or own[-1].rows < OWN_UP_TO[role]
 
 
 def row_counts(max_rows: int) -> Iterator[int]:
