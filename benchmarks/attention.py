@@ -204,8 +204,11 @@ TIMED: dict[str, tuple[list[int], int, bool]] = {
     "decode 1x300": ([300], 1, False),
     "decode 8x300": ([300] * 8, 1, False),
     "decode 1x8k": ([8192], 1, False),
+    "decode 32x300": ([300] * 32, 1, False),
     "chain 1x6 at 300": ([300], 6, False),
+    "chain 32x6 at 300": ([300] * 32, 6, False),
     "tree 1x32 at 300": ([300], 32, True),
+    "tree 1x60 at 300": ([300], 60, True),
     "tree 8x32 at 300": ([300] * 8, 32, True),
     "tree 8x32 at 4k": ([4096] * 8, 32, True),
 }

@@ -2,7 +2,7 @@
 
 Promises: a row's bits depend on its own prefix alone, whatever the batch, the tree around it, the
 height of tiles and how keys are shared out to programs (`kernels.softmax`). What all nodes of a
-sequence see is read once a tile; only the splits that hold nodes are read node by node. Every size of
+sequence see is read once a tile; of the splits that hold nodes each reads its own path. Every size of
 a launch comes from shapes and from the host's upper bound of positions, so launches can be captured.
 Does not know: layouts, what is stored by whom.
 
@@ -19,11 +19,17 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.kernels.attention_tails import attend_tails
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.softmax import GROUP, SPLIT, Shape, attend_split, empty, finish, first_seen, merge
 
 UNFUSED = {"enable_fp_fusion": False}
 """The compiler would fuse products in one kernel that another, reading them from memory, cannot."""
+TAIL_LINES = 16
+"""Height of a tile of nodes that attend along their own paths."""
+TAIL_NODES = 4
+"""Most nodes of such a tile; each has SPLIT / TAIL_NODES columns for its own path."""
+MERGED_A_WARP = 128
 PROGRAMS = 2048
 """How many programs of a launch are enough; beyond, each does several units of keys."""
 
@@ -73,6 +79,7 @@ def attend_splits_kernel(
     SPLIT: tl.constexpr,
     UNIT: tl.constexpr,
     TAILS: tl.constexpr,
+    TAIL_NODES: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
@@ -80,16 +87,19 @@ def attend_splits_kernel(
 ):
     """Partial results of all nodes: U = units of UNIT splits, then TAILS splits of a node's own.
 
-    The first `num_shared` programs: a tile of nodes, a key/value head, every num_stripes-th unit of
-    what the tile shares: everything for a chain, the splits before its root's for a tree. The others
-    (trees): one node, one head, the splits that may hold nodes of its path.
+    The last `num_shared` programs: a tile of nodes, a key/value head, every num_stripes-th unit of
+    what the tile shares: everything for a chain, the splits before its root's for a tree. Those before
+    them (trees), which take longer: TAIL_NODES nodes, one head, the splits that may hold nodes of their
+    paths.
     """
     enter(PDL)
     SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
     program = tl.program_id(0)
     inner_1H = tl.arange(0, INNER)[None, :]
-    if program < num_shared:
+    num_tails = tl.num_programs(0) - num_shared
+    if program >= num_tails:
+        program -= num_tails
         QUERIES: tl.constexpr = HEIGHT // PER_KV
         g = program % NUM_KV_HEADS
         tile = (program // NUM_KV_HEADS) % num_tiles
@@ -144,41 +154,14 @@ def attend_splits_kernel(
             place_MH = values_TNUH + (partial_M + unit)[:, None] * HEAD_DIM + inner_1H
             tl.store(place_MH, value_MH, mask=is_wanted)
     elif TAILS > 0:
-        g = (program - num_shared) % NUM_KV_HEADS
-        node = ((program - num_shared) // NUM_KV_HEADS).to(tl.int64)
-        b = node // num_nodes
-        row = tl.load(rows_BW + node)
-        position = tl.load(positions_BW + node)
-        root = tl.load(roots_B + b)
-        table = slots_AC + tl.load(seats_B + b) * num_columns
-        own_stop = tl.minimum(position, limit) + 1
-        own = tl.maximum(root, 0) // SPLIT
-        own_first = first_seen(own_stop - 1, window, first_position, HAS_WINDOW)
-        own_line_P = tl.arange(0, TAIL_HEIGHT)
-        is_own_line_P = (own_line_P < PER_KV) & (position >= 0)
-        own_head_P = g * PER_KV + own_line_P
-        is_own_PH = is_own_line_P[:, None] & (inner_1H < HEAD_DIM)
-        own_q_PH = q_TNH + row * q_stride + own_head_P[:, None] * HEAD_DIM
-        own_q_PH = tl.load(own_q_PH + inner_1H, mask=is_own_PH, other=0.0)
-        own_unit_P = (row * NUM_HEADS + own_head_P) * num_units + num_units - TAILS
-        own_begin = tl.maximum(own, own_first // SPLIT)
-        own_end = tl.where(
-            position >= 0, tl.minimum(tl.cdiv(own_stop, SPLIT), own + TAILS), own_begin
-        )
-        own_position_P = tl.where(is_own_line_P, position, -1)
-        path = paths_BWD + node * num_nodes + position
-        for split in tl.range(own_begin, own_end, num_stages=1):
-            own_top_P, own_sum_P, own_value_PH = attend_split(
-                own_q_PH, own_position_P, split * SPLIT, own_stop, kv_S2GH + g * HEAD_DIM, table,
-                path, root, window, first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, True,
-                HAS_WINDOW, HAS_FIRST,
-            )  # fmt: skip
-            place_P = own_unit_P + (split - own)
-            tl.store(states_TNU2 + place_P * 2, own_top_P, mask=is_own_line_P)
-            tl.store(states_TNU2 + place_P * 2 + 1, own_sum_P, mask=is_own_line_P)
-            tl.store(
-                values_TNUH + place_P[:, None] * HEAD_DIM + inner_1H, own_value_PH, mask=is_own_PH
-            )
+        g = program % NUM_KV_HEADS
+        attend_tails(
+            program // NUM_KV_HEADS, g, q_TNH, kv_S2GH + g * HEAD_DIM, states_TNU2,
+            values_TNUH, rows_BW, positions_BW, roots_B, seats_B, slots_AC, paths_BWD, q_stride,
+            num_nodes, num_columns, num_units, limit, window, first_position, scale, NUM_KV_HEADS,
+            PER_KV, HEAD_DIM, INNER, TAIL_HEIGHT, KEYS, SPLIT, TAILS, TAIL_NODES, HAS_WINDOW,
+            HAS_FIRST,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_nodes", "num_units", "limit", "window", "first_position"])
@@ -326,7 +309,9 @@ def attend_nodes(
     window = 0 if shape.window is None else shape.window
     table = nodes.slots_AC
     paths_BWD = table if nodes.paths_BWD is None else nodes.paths_BWD
-    attend_splits_kernel[(num_shared + num * width * heads * (nodes.tails > 0),)](
+    tail_nodes = _tail_nodes(shape)
+    num_tails = num * -(-width // tail_nodes) * heads if nodes.tails else 0
+    attend_splits_kernel[(num_shared + num_tails,)](
         q_TNH,
         kv_S2GH,
         nodes.states,
@@ -353,11 +338,12 @@ def attend_nodes(
         HEAD_DIM=shape.head_dim,
         INNER=shape.inner,
         HEIGHT=height,
-        TAIL_HEIGHT=max(16, triton.next_power_of_2(per_kv)),
+        TAIL_HEIGHT=max(TAIL_LINES, triton.next_power_of_2(per_kv)),
         KEYS=shape.keys,
         SPLIT=SPLIT,
         UNIT=nodes.unit,
         TAILS=nodes.tails,
+        TAIL_NODES=tail_nodes,
         STAGES=shape.stages,
         HAS_WINDOW=shape.window is not None,
         HAS_FIRST=shape.first_position > 0,
@@ -392,8 +378,15 @@ def attend_nodes(
         TAILS=nodes.tails,
         HAS_WINDOW=shape.window is not None,
         HAS_SINKS=sinks_N is not None,
-        num_warps=max(1, min(4, lines * shape.inner // 128)),
+        num_warps=max(1, min(4, lines * shape.inner // MERGED_A_WARP)),
         PDL=pdl,
         **UNFUSED,
         **launch_options(pdl),
     )
+
+
+def _tail_nodes(shape: Shape) -> int:
+    """Nodes of a tree whose own splits one program does: a power of two."""
+    if shape.keys < SPLIT:
+        return 1
+    return min(TAIL_NODES, 1 << (max(1, TAIL_LINES // shape.per_kv).bit_length() - 1))

@@ -1,0 +1,108 @@
+"""What the nodes of a tree see of the splits that hold their own paths.
+
+Promises: a node's partial results are those that a chain, or a prompt, has at the same positions, bit
+for bit. Several nodes share a program, and so what they have in common, where their paths are short;
+a tile with a longer one does its nodes one after the other.
+Does not know: the splits before the root's, how results are merged.
+
+Legend: M rows of a tile (nodes times query heads a key/value head), H head dim, W nodes, D steps up a
+path, A seats, C columns, U partial results of a row.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from eyas.kernels.softmax import MATRIX_DEPTH, attend_paths, attend_split
+
+
+@triton.jit
+def attend_tails(
+    tile,
+    g,
+    q_TNH,
+    kv,
+    states_TNU2,
+    values_TNUH,
+    rows_BW,
+    positions_BW,
+    roots_B,
+    seats_B,
+    slots_AC,
+    paths_BWD,
+    q_stride,
+    num_nodes,
+    num_columns,
+    num_units,
+    limit,
+    window,
+    first_position,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    PER_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TAILS: tl.constexpr,
+    NODES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+):
+    """The `tile`th NODES nodes of all sequences, one key/value head: its last TAILS partial results."""
+    SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
+    num_tiles = tl.cdiv(num_nodes, NODES)
+    b = (tile // num_tiles).to(tl.int64)
+    first_node = tile % num_tiles * NODES
+    inner_1H = tl.arange(0, INNER)[None, :]
+    line_M = tl.arange(0, HEIGHT)
+    node_M = first_node + line_M // PER_KV
+    is_line = (line_M < NODES * PER_KV) & (node_M < num_nodes)
+    positions_W = positions_BW + b * num_nodes
+    row_M = tl.load(rows_BW + b * num_nodes + node_M, mask=is_line, other=-1)
+    position_M = tl.load(positions_W + node_M, mask=is_line, other=-1).to(tl.int32)
+    is_line = is_line & (position_M >= 0)
+    head_M = g * PER_KV + line_M % PER_KV
+    is_wanted = is_line[:, None] & (inner_1H < HEAD_DIM)
+    q_MH = q_TNH + row_M[:, None] * q_stride + head_M[:, None] * HEAD_DIM + inner_1H
+    q_MH = tl.load(q_MH, mask=is_wanted, other=0.0)
+    root = tl.load(roots_B + b).to(tl.int32)
+    table = slots_AC + tl.load(seats_B + b) * num_columns
+    paths_WD = paths_BWD + b * num_nodes * num_nodes
+    unit_M = (row_M * NUM_HEADS + head_M) * num_units + num_units - TAILS
+    own = tl.maximum(root, 0) // SPLIT
+    stop = tl.minimum(tl.max(position_M, 0), limit) + 1
+    end = tl.minimum(tl.cdiv(stop, SPLIT), own + TAILS)
+    for split in tl.range(own, end, num_stages=1):
+        start = split * SPLIT
+        place_M = unit_M + (split - own)
+        shared_stop = tl.maximum(start, root // MATRIX_DEPTH * MATRIX_DEPTH)
+        is_short = tl.minimum(stop, start + SPLIT) - shared_stop <= SPLIT // NODES
+        if (NODES > 1) & is_short:
+            top_M, sum_M, value_MH = attend_paths(
+                q_MH, position_M, node_M, start, shared_stop, first_node, num_nodes, kv, table,
+                positions_W, paths_WD, root, limit, window, first_position, scale, SIDE, HEAD_DIM,
+                INNER, SPLIT, NODES, HAS_WINDOW, HAS_FIRST,
+            )  # fmt: skip
+            tl.store(states_TNU2 + place_M * 2, top_M, mask=is_line)
+            tl.store(states_TNU2 + place_M * 2 + 1, sum_M, mask=is_line)
+            place_MH = values_TNUH + place_M[:, None] * HEAD_DIM + inner_1H
+            tl.store(place_MH, value_MH, mask=is_wanted)
+        else:
+            for node in tl.range(first_node, first_node + NODES, num_stages=1):
+                own_position_M = tl.where(node_M == node, position_M, -1)
+                position = tl.max(own_position_M, 0)
+                is_own = is_line & (node_M == node)
+                own_top_M, own_sum_M, own_value_MH = attend_split(
+                    q_MH, own_position_M, start, tl.minimum(position, limit) + 1, kv, table,
+                    paths_WD + node * num_nodes + position, root, window, first_position, scale, SIDE,
+                    HEAD_DIM, INNER, KEYS, SPLIT, True, HAS_WINDOW, HAS_FIRST,
+                )  # fmt: skip
+                tl.store(states_TNU2 + place_M * 2, own_top_M, mask=is_own)
+                tl.store(states_TNU2 + place_M * 2 + 1, own_sum_M, mask=is_own)
+                place_MH = values_TNUH + place_M[:, None] * HEAD_DIM + inner_1H
+                is_own_MH = is_own[:, None] & (inner_1H < HEAD_DIM)
+                tl.store(place_MH, own_value_MH, mask=is_own_MH)
