@@ -134,7 +134,7 @@ def attend_splits_kernel(
             if UNIT == 1:
                 top_M, sum_M, value_MH = attend_split(
                     q_MH, position_M, unit * SPLIT, stop, kv, table, table, root, window,
-                    first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, False, HAS_WINDOW,
+                    first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, True, False, HAS_WINDOW,
                     HAS_FIRST,
                 )  # fmt: skip
             else:
@@ -143,8 +143,8 @@ def attend_splits_kernel(
                 for split in tl.range(unit_begin, unit_end, num_stages=STAGES):
                     own_top_M, own_sum_M, own_value_MH = attend_split(
                         q_MH, position_M, split * SPLIT, stop, kv, table, table, root, window,
-                        first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, False, HAS_WINDOW,
-                        HAS_FIRST,
+                        first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, True, False,
+                        HAS_WINDOW, HAS_FIRST,
                     )  # fmt: skip
                     top_M, sum_M, value_MH = merge(
                         top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH

@@ -184,6 +184,53 @@ def flash_prompts_kernel(
     tl.store(out_TNH + place_MH, out_MH.to(out_TNH.dtype.element_ty), mask=is_wanted)
 
 
+@triton.jit
+def _ordered_splits(
+    q_MH,
+    position_M,
+    top_M,
+    sum_M,
+    value_MH,
+    group_top_M,
+    group_sum_M,
+    group_value_MH,
+    begin,
+    end,
+    stop,
+    kv,
+    table,
+    window,
+    first_position,
+    scale,
+    SIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+):
+    """Splits [begin, end) into the group under way, and groups that are complete into the rest; one
+    loop, so that loads run ahead over the borders of groups."""
+    for split in tl.range(begin, end, num_stages=STAGES):
+        own_top_M, own_sum_M, own_value_MH = attend_split(
+            q_MH, position_M, split * SPLIT, stop, kv, table, table, 0, window, first_position, scale,
+            SIDE, HEAD_DIM, INNER, KEYS, SPLIT, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
+        )  # fmt: skip
+        group_top_M, group_sum_M, group_value_MH = merge(
+            group_top_M, group_sum_M, group_value_MH, own_top_M, own_sum_M, own_value_MH
+        )
+        if split % GROUP == GROUP - 1:
+            top_M, sum_M, value_MH = merge(
+                top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH
+            )
+            group_top_M, group_sum_M, group_value_MH = empty(value_MH.shape[0], INNER)
+    return top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH
+
+
 @triton.jit(do_not_specialize=["num_columns", "window", "first_position"])
 def exact_prompts_kernel(
     q_TNH,
@@ -219,25 +266,25 @@ def exact_prompts_kernel(
         tiles_X4, seats_B, slots_AC, num_columns, q_TNH, q_stride, PER_KV, HEAD_DIM, INNER, HEIGHT
     )
     kv = kv_S2GH + tl.program_id(0) * HEAD_DIM
+    ALWAYS_MASKED: tl.constexpr = HAS_WINDOW or HAS_FIRST
     top_M, sum_M, value_MH = empty(HEIGHT, INNER)
+    group_top_M, group_sum_M, group_value_MH = empty(HEIGHT, INNER)
     stop = last + 1
     begin = first_seen(first, window, first_position, HAS_WINDOW) // SPLIT
-    num_splits = tl.cdiv(stop, SPLIT)
-    for group in range(begin // GROUP, tl.cdiv(num_splits, GROUP)):
-        group_top_M, group_sum_M, group_value_MH = empty(HEIGHT, INNER)
-        group_begin = tl.maximum(group * GROUP, begin)
-        group_end = tl.minimum(group * GROUP + GROUP, num_splits)
-        for split in tl.range(group_begin, group_end, num_stages=STAGES):
-            own_top_M, own_sum_M, own_value_MH = attend_split(
-                q_MH, position_M, split * SPLIT, stop, kv, table, table, 0, window, first_position,
-                scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, False, HAS_WINDOW, HAS_FIRST,
-            )  # fmt: skip
-            group_top_M, group_sum_M, group_value_MH = merge(
-                group_top_M, group_sum_M, group_value_MH, own_top_M, own_sum_M, own_value_MH
-            )
-        top_M, sum_M, value_MH = merge(
-            top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH
-        )
+    middle = begin
+    if not ALWAYS_MASKED:
+        middle = (first + 1) // SPLIT
+        top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH = _ordered_splits(
+            q_MH, position_M, top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH, begin,
+            middle, stop, kv, table, window, first_position, scale, SIDE, HEAD_DIM, INNER, KEYS,
+            SPLIT, GROUP, STAGES, False, False, False,
+        )  # fmt: skip
+    top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH = _ordered_splits(
+        q_MH, position_M, top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH, middle,
+        tl.cdiv(stop, SPLIT), stop, kv, table, window, first_position, scale, SIDE, HEAD_DIM, INNER,
+        KEYS, SPLIT, GROUP, STAGES, True, HAS_WINDOW, HAS_FIRST,
+    )  # fmt: skip
+    top_M, sum_M, value_MH = merge(top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH)
     sink_M = tl.zeros((HEIGHT,), tl.float32)
     if HAS_SINKS:
         sink_M = tl.load(sinks_N + head_M)

@@ -99,7 +99,7 @@ def attend_tails(
                 own_top_M, own_sum_M, own_value_MH = attend_split(
                     q_MH, own_position_M, start, tl.minimum(position, limit) + 1, kv, table,
                     paths_WD + node * num_nodes + position, root, window, first_position, scale, SIDE,
-                    HEAD_DIM, INNER, KEYS, SPLIT, True, HAS_WINDOW, HAS_FIRST,
+                    HEAD_DIM, INNER, KEYS, SPLIT, True, True, HAS_WINDOW, HAS_FIRST,
                 )  # fmt: skip
                 tl.store(states_TNU2 + place_M * 2, own_top_M, mask=is_own)
                 tl.store(states_TNU2 + place_M * 2 + 1, own_sum_M, mask=is_own)

@@ -137,32 +137,42 @@ def _attend_columns(
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_MASKED: tl.constexpr,
     HAS_OWNERS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
 ):
     """What the rows of a tile see of these columns of keys: those up to their own position and,
-    HAS_OWNERS, those of their own owner or of nobody (-1)."""
+    HAS_OWNERS, those of their own owner or of nobody (-1); all of them without IS_MASKED."""
     inner_1H = tl.arange(0, INNER)[None, :]
     source_KH = kv + slot_K[:, None] * (2 * SIDE) + inner_1H
-    is_key = is_stored[:, None]
-    if INNER != HEAD_DIM:
-        is_key = is_key & (inner_1H < HEAD_DIM)
-    k_KH = tl.load(source_KH, mask=is_key, other=0.0)
+    is_inner = inner_1H < HEAD_DIM
+    if IS_MASKED:
+        k_KH = tl.load(source_KH, mask=is_stored[:, None] & is_inner, other=0.0)
+    elif INNER == HEAD_DIM:
+        k_KH = tl.load(source_KH)
+    else:
+        k_KH = tl.load(source_KH, mask=is_inner, other=0.0)
     score_MK = tl.dot(q_MH, tl.trans(k_KH), input_precision=PRECISION)
-    is_seen = (column_K[None, :] <= position_M[:, None]) & is_stored[None, :]
-    if HAS_OWNERS:
-        is_seen = is_seen & ((owner_K < 0)[None, :] | (owner_K[None, :] == owner_M[:, None]))
-    if HAS_WINDOW:
-        is_seen = is_seen & (column_K[None, :] > position_M[:, None] - window)
-    if HAS_FIRST:
-        is_own = column_K[None, :] == position_M[:, None]
-        is_seen = is_seen & ((column_K[None, :] >= first_position) | is_own)
-    score_MK = tl.where(is_seen, score_MK, float("-inf"))
+    if IS_MASKED:
+        is_seen = (column_K[None, :] <= position_M[:, None]) & is_stored[None, :]
+        if HAS_OWNERS:
+            is_seen = is_seen & ((owner_K < 0)[None, :] | (owner_K[None, :] == owner_M[:, None]))
+        if HAS_WINDOW:
+            is_seen = is_seen & (column_K[None, :] > position_M[:, None] - window)
+        if HAS_FIRST:
+            is_own = column_K[None, :] == position_M[:, None]
+            is_seen = is_seen & ((column_K[None, :] >= first_position) | is_own)
+        score_MK = tl.where(is_seen, score_MK, float("-inf"))
     top_M = tl.max(score_MK, 1) * scale
     finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
     weight_MK = tl.exp2(tl.fma(score_MK, scale, -finite_top_M[:, None])).to(k_KH.dtype)
-    v_KH = tl.load(source_KH + SIDE, mask=is_key, other=0.0)
+    if IS_MASKED:
+        v_KH = tl.load(source_KH + SIDE, mask=is_stored[:, None] & is_inner, other=0.0)
+    elif INNER == HEAD_DIM:
+        v_KH = tl.load(source_KH + SIDE)
+    else:
+        v_KH = tl.load(source_KH + SIDE, mask=is_inner, other=0.0)
     ones_K8 = tl.full((KEYS, 8), 1.0, v_KH.dtype)
     sum_M = tl.max(tl.dot(weight_MK, ones_K8, input_precision=PRECISION), 1)
     return top_M, sum_M, tl.dot(weight_MK, v_KH, input_precision=PRECISION)
@@ -185,6 +195,7 @@ def _attend_keys(
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_MASKED: tl.constexpr,
     HAS_PATH: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
@@ -194,11 +205,14 @@ def _attend_keys(
     if HAS_PATH:
         slot_K = tl.load(table + column_K, mask=is_stored & (column_K < root), other=0)
         slot_K += tl.load(path - column_K, mask=is_stored & (column_K >= root), other=0)
-    else:
+    elif IS_MASKED:
         slot_K = tl.load(table + column_K, mask=is_stored, other=0)
+    else:
+        slot_K = tl.load(table + column_K)
     return _attend_columns(
         q_MH, position_M, position_M, slot_K, column_K, column_K, is_stored, kv, window,
-        first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, False, HAS_WINDOW, HAS_FIRST,
+        first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, IS_MASKED, False, HAS_WINDOW,
+        HAS_FIRST,
     )  # fmt: skip
 
 
@@ -220,6 +234,7 @@ def attend_split(
     INNER: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
+    IS_MASKED: tl.constexpr,
     HAS_PATH: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
@@ -228,17 +243,19 @@ def attend_split(
 
     kv: the head's keys in slot 0; a slot is 2 * SIDE numbers, values SIDE after keys. table: slots by
     position; from `root` on, where HAS_PATH, they stand at path[-position]. position_M: -1 is no row.
+    IS_MASKED: not every row sees all of the split.
     """
     column_K = start + tl.arange(0, KEYS)
     top_M, sum_M, value_MH = _attend_keys(
         q_MH, position_M, column_K, stop, kv, table, path, root, window, first_position, scale, SIDE,
-        HEAD_DIM, INNER, KEYS, HAS_PATH, HAS_WINDOW, HAS_FIRST,
+        HEAD_DIM, INNER, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     if KEYS < SPLIT:
         for offset in range(KEYS, SPLIT, KEYS):
             own_top_M, own_sum_M, own_value_MH = _attend_keys(
                 q_MH, position_M, column_K + offset, stop, kv, table, path, root, window,
-                first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, HAS_PATH, HAS_WINDOW, HAS_FIRST,
+                first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW,
+                HAS_FIRST,
             )  # fmt: skip
             top_M, sum_M, value_MH = merge(
                 top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH
@@ -292,5 +309,5 @@ def attend_paths(
     slot_K += tl.load(path_K - column_K, mask=is_on_path, other=0)
     return _attend_columns(
         q_MH, position_M, node_M, slot_K, column_K, owner_K, is_stored, kv, window, first_position,
-        scale, SIDE, HEAD_DIM, INNER, 2 * SPLIT, True, HAS_WINDOW, HAS_FIRST,
+        scale, SIDE, HEAD_DIM, INNER, 2 * SPLIT, True, True, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
