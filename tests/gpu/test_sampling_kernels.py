@@ -283,3 +283,20 @@ def test_nothing_waits_for_the_device(name: str) -> None:
         twin.copy_(params)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 1001, 1002, 128_257])
+def test_log_probabilities_do_not_depend_on_where_a_row_stands(vocab_size: int) -> None:
+    from eyas.engine.verifier import raw_logprobs
+
+    generator = torch.Generator(CUDA).manual_seed(vocab_size)
+    row_V = torch.randn(vocab_size, generator=generator, device=CUDA) * 5
+    logits_RV = row_V.repeat(9, 1)
+    tokens_R = torch.arange(9, device=CUDA)
+    expected_V = row_V.double().log_softmax(0)
+    for first in range(4):
+        own_R, ids_RN, top_RN = raw_logprobs(logits_RV[first:], tokens_R[first:], 3)
+        assert (own_R.double() - expected_V[tokens_R[first:]]).abs().max() < 1e-5
+        assert ids_RN.unique(dim=0).shape[0] == 1 and top_RN.unique(dim=0).shape[0] == 1
+        again_R = raw_logprobs(logits_RV[:1], tokens_R[first : first + 1], 3)[0]
+        assert torch.equal(own_R[:1], again_R)

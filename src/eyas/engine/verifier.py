@@ -11,12 +11,16 @@ Legend: R rows, V vocabulary, B sequences, W nodes, N top alternatives, K mask w
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from eyas.core import DraftTree, Verdict
 from eyas.kernels import usable
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
 from eyas.sampling import sample
+
+ALIGNED = 4
+"""Numbers that a device reads at once."""
 
 
 def verify(
@@ -40,7 +44,11 @@ def raw_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """([R] log-probability of each token, [R, N] ids and [R, N] log-probabilities of the likeliest;
     ties by id)."""
-    logprobs_RV = logits_RV.log_softmax(dim=1)
+    vocab_size = logits_RV.shape[1]
+    if vocab_size % ALIGNED:
+        # A device sums a row in an order that depends on where in memory it begins: make all alike.
+        logits_RV = F.pad(logits_RV, (0, -vocab_size % ALIGNED), value=float("-inf"))
+    logprobs_RV = logits_RV.log_softmax(dim=1)[:, :vocab_size]
     own_R = logprobs_RV.gather(1, tokens_R.clamp(min=0).unsqueeze(1)).squeeze(1)
     if num_top == 0:
         nothing = logprobs_RV[:, :0]
