@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 TRITON := "triton==3.6.0; sys_platform == 'linux'"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test check format gpu bench docs
+.PHONY: help setup demo test check format gpu memcheck bench docs
 
 help:
-	@echo "make demo | test | check | format | bench | docs | gpu | setup"
+	@echo "make demo | test | check | format | bench | docs | gpu | memcheck | setup"
 
 setup: $(STAMP)
 
@@ -42,6 +42,12 @@ format: $(STAMP)
 
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -m "gpu and not slow"
+
+# Memory of every tensor by itself, so that an access beyond it is one that the tool sees.
+memcheck: $(STAMP)
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 \
+		$(BIN)/python -m pytest -m "gpu and not slow" -k "not graph and not captur" tests/kernels tests/gpu/test_attention_kernels.py \
+		tests/gpu/test_sampling_kernels.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
