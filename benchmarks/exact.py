@@ -83,7 +83,7 @@ class Rooms:
         self.draw = np.random.default_rng(seed)
         total, longest = sum(lengths), max(lengths)
         kv = KVStore(spec.stores, 2 * total + MOST_NODES, dtype=parts.dtype, device=self.device)
-        attention = open_attention(kv, exact=True)
+        attention = open_attention(kv)
         self.runner = ModelRunner(parts.model, attention, parts.order.order)
         self.first = np.concatenate(([0], np.cumsum(lengths)))
         self.tokens_XC = self.draw.integers(0, self.vocab, size=(len(lengths), longest))

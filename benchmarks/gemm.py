@@ -1,7 +1,8 @@
 """Products of eyas' kernels beside cuBLAS on one GPU: times, bits, and a chain of whole layers.
 
-`python benchmarks/gemm.py [--output FILE.json] [--sections times,bits,small,chain]`. Weights rotate
-among copies that no cache holds; everything runs in CUDA graphs; times are medians.
+`python benchmarks/gemm.py [--output FILE.json] [--sections times,bits,small,chain]`. Times are taken
+by the clock that the engine uses at start-up (`eyas.layers.timing`): weights come from memory, all runs
+in CUDA graphs, neighbours included; they are medians.
 
 Legend: T rows, O output features, K input features, D hidden size, F feed-forward size.
 """
@@ -14,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,77 +25,64 @@ import torch.nn.functional as F
 import triton
 
 from eyas.kernels.activation import gated_silu
-from eyas.kernels.gemm import FOLDED_TILE, Tile, gated_product, product, tiles_for, usual_tile
+from eyas.kernels.gemm import product
 from eyas.kernels.norm import add_norm
 from eyas.kernels.rope import rotate_and_store
+from eyas.kernels.tiles import FOLDED_TILES, tiles_for
+from eyas.layers import apply
+from eyas.layers.search import fastest
+from eyas.layers.timing import DeviceClock
+from eyas.layers.ways import LIBRARY, PARTS_SPLITS, Product, Way, candidates
 
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
-ROWS = (1, 2, 6, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 8192)
+ROWS = (1, 2, 6, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 2048)
 CHAIN_ROWS = (1, 6, 32, 64, 192)
-CACHE_BYTES = 256 << 20
 NUM_LAYERS = 32
-EVERY = ("qkv", "o", "gate_up", "down")
+LAYER = ("qkv", "o", "gate_up", "down")
 
 
 @dataclass(frozen=True)
 class Shape:
+    """splits: of our kernel, whose bits are compared."""
+
     name: str
-    num_out: int
-    num_columns: int
+    product: Product
     splits: tuple[int, ...] = (1,)
-    is_head: bool = False
 
     @property
     def num_bytes(self) -> int:
-        return 2 * self.num_out * self.num_columns
+        return 2 * self.product.num_out * self.product.num_in
 
 
 SHAPES = (
-    Shape("qkv", 6144, 4096, (1, 2)),
-    Shape("o", 4096, 4096, (1, 2, 4)),
-    Shape("gate_up", 28672, 4096),
-    Shape("down", 4096, 14336, (1, 2, 4)),
-    Shape("head", 128256, 4096, is_head=True),
-    Shape("draft_qkv", 6144, 8192, (1, 2)),
-    Shape("draft_fc", 4096, 12288, (1, 2, 4)),
-    Shape("draft_head", 32000, 4096, is_head=True),
+    Shape("qkv", Product(6144, 4096, DTYPE, "plain"), (1, 2)),
+    Shape("o", Product(4096, 4096, DTYPE, "parts"), (1, 2, 4)),
+    Shape("gate_up", Product(28672, 4096, DTYPE, "gated")),
+    Shape("down", Product(4096, 14336, DTYPE, "parts"), (1, 2, 4)),
+    Shape("head", Product(128256, 4096, DTYPE, "logits")),
+    Shape("draft_qkv", Product(6144, 8192, DTYPE, "plain"), (1, 2)),
+    Shape("draft_fc", Product(4096, 12288, DTYPE, "plain"), (1, 2, 4)),
+    Shape("draft_head", Product(32000, 4096, DTYPE, "logits")),
 )
 
 
-def candidates(num_rows: int) -> tuple[Tile, ...]:
-    """What `tiles_for` lists, and the usual one by way of the copy engine."""
-    tiles = tiles_for(num_rows)
-    return tuple(dict.fromkeys((*tiles, replace(tiles[0], by_copy_engine=True))))
-
-
-def label(tile: Tile) -> str:
-    *numbers, by_copy_engine = astuple(tile)
-    return "x".join(map(str, numbers)) + ("+copy" if by_copy_engine else "")
-
-
 def compile_all() -> int:
-    """Every variant that the sections launch, compiled on all cores by tiny launches."""
+    """Every variant that bits are compared of, compiled on all cores by tiny launches."""
     weight_OK = torch.randn(512, 1024, device=DEVICE).to(DTYPE)
     x_TK = torch.randn(256, 1024, device=DEVICE).to(DTYPE)
-    tiles = list(dict.fromkeys(tile for rows in ROWS for tile in candidates(rows)))
-    jobs: list[Callable[[], torch.Tensor]] = []
-    for tile in tiles:
-        jobs.append(lambda tile=tile: product(x_TK, weight_OK, tile=tile))
-        jobs.append(lambda tile=tile: product(x_TK, weight_OK, tile=tile, num_splits=2))
-    fold = {"num_splits": 2, "folded": True, "tile": FOLDED_TILE}
-    jobs.append(lambda: product(x_TK, weight_OK, **fold))
-    for tile in dict.fromkeys(tiles_for(rows)[0] for rows in CHAIN_ROWS):
-        for prefetch in (0, 512):
-            how: dict[str, Any] = {"tile": tile, "pdl": True, "prefetch": prefetch}
-            jobs.append(lambda how=how: product(x_TK, weight_OK, **how))
-            jobs.append(lambda how=how: product(x_TK, weight_OK, num_splits=2, **how))
-        jobs.append(lambda tile=tile: gated_product(x_TK, weight_OK, tile=tile, pdl=True))
+    ways = [
+        run
+        for is_head in (False, True)
+        for num_rows in ROWS
+        for name, run in variants((1, 2), num_rows, is_head=is_head)
+        if name != "cublas"
+    ]
     with ThreadPoolExecutor(16) as pool:
-        for done in [pool.submit(job) for job in jobs]:
+        for done in [pool.submit(run, x_TK, weight_OK) for run in ways]:
             done.result()
     torch.cuda.synchronize()
-    return len(jobs)
+    return len(ways)
 
 
 @cache
@@ -126,8 +114,8 @@ def graph_time(launch: Callable[[], None], repeats: int = 7) -> float:
 
 
 def weight_of(shape: Shape) -> torch.Tensor:
-    size = (shape.num_out, shape.num_columns)
-    return torch.empty(size, device=DEVICE, dtype=DTYPE).normal_(std=shape.num_columns**-0.5)
+    size = (shape.product.num_out, shape.product.num_in)
+    return torch.empty(size, device=DEVICE, dtype=DTYPE).normal_(std=size[1] ** -0.5)
 
 
 def rows_of(num_rows: int, num_columns: int) -> torch.Tensor:
@@ -140,44 +128,39 @@ def cublas(x_TK: torch.Tensor, weight_OK: torch.Tensor, is_head: bool = False) -
     return F.linear(x_TK, weight_OK)
 
 
-def variants(shape: Shape, num_rows: int) -> Iterator[tuple[str, Callable[..., torch.Tensor]]]:
-    """cuBLAS and the products worth a look, by name."""
-    yield "cublas", lambda x, w: cublas(x, w, shape.is_head)
-    out_dtype = torch.float32 if shape.is_head else None
-    for num_splits in shape.splits:
-        tiles = candidates(num_rows) if num_splits <= 2 else tiles_for(num_rows)[:1]
-        for tile in tiles:
+def variants(
+    splits: tuple[int, ...], num_rows: int, *, is_head: bool
+) -> Iterator[tuple[str, Callable[..., torch.Tensor]]]:
+    """cuBLAS and our kernel with every tile, by name."""
+    yield "cublas", lambda x, w: cublas(x, w, is_head)
+    out_dtype = torch.float32 if is_head else None
+    for num_splits in splits:
+        for tile in tiles_for(num_rows):
             how: dict[str, Any] = {"tile": tile, "num_splits": num_splits, "out_dtype": out_dtype}
-            yield f"{num_splits}:{label(tile)}", lambda x, w, how=how: product(x, w, **how)
-    if num_rows > 128 and 2 in shape.splits:
-        yield "2:folded", lambda x, w: product(x, w, num_splits=2, folded=True, tile=FOLDED_TILE)
+            yield f"{num_splits}:{Way(tile)}", lambda x, w, how=how: product(x, w, **how)
+    if num_rows > 128 and 2 in splits:
+        for tile in FOLDED_TILES:
+            how = {"tile": tile, "num_splits": 2, "folded": True}
+            yield f"folded:{Way(tile)}", lambda x, w, how=how: product(x, w, **how)
 
 
 def measure_times() -> list[dict[str, Any]]:
+    clock = DeviceClock(DEVICE)
     found = []
     for shape in SHAPES:
-        copies = max(2, -(-CACHE_BYTES // shape.num_bytes))
-        weights = [weight_of(shape) for _ in range(copies)]
-        print(f"\n{shape.name} {shape.num_out} x {shape.num_columns}: us, best three of ours")
-        for num_rows in ROWS:
-            if shape.is_head and num_rows > 512:
-                continue
-            x_TK = rows_of(num_rows, shape.num_columns)
-            calls = [weights[i % copies] for i in range(2 if num_rows > 512 else max(24, copies))]
-            times = {}
-            for name, run in variants(shape, num_rows):
-
-                def launch(run: Any = run, x: torch.Tensor = x_TK, calls: Any = calls) -> None:
-                    for weight_OK in calls:
-                        run(x, weight_OK)
-
-                times[name] = graph_time(launch, 3 if num_rows > 512 else 5) / len(calls)
-            found.append({"shape": shape.name, "rows": num_rows, "us": times})
-            ours = sorted((us, name) for name, us in times.items() if name != "cublas")
-            shown = "  ".join(f"{us:.1f} {name}" for us, name in ours[:3])
-            print(f"  T={num_rows:5d} cublas {times['cublas']:8.1f} | {shown}", flush=True)
-        del weights, calls, launch
-        torch.cuda.empty_cache()
+        jobs = [(rows, candidates(shape.product, rows, library=True)) for rows in ROWS]
+        began = time.perf_counter()
+        times = clock(shape.product, jobs)
+        print(
+            f"\n{shape.name} {shape.product} ({time.perf_counter() - began:.1f} s): us, best four"
+        )
+        for (num_rows, ways), each in zip(jobs, times, strict=True):
+            us = {str(way): microseconds for way, microseconds in zip(ways, each, strict=True)}
+            entry = {"shape": shape.name, "rows": num_rows, "us": us}
+            found.append(entry | {"chosen": str(fastest(ways, each))})
+            best = sorted((microseconds, name) for name, microseconds in us.items())[:4]
+            shown = "  ".join(f"{microseconds:.1f} {name}" for microseconds, name in best)
+            print(f"  T={num_rows:5d} cublas {us['library']:8.1f} | {shown}", flush=True)
     return found
 
 
@@ -186,7 +169,8 @@ def compare_bits() -> list[dict[str, Any]]:
     found = []
     for shape in SHAPES:
         weight_OK = weight_of(shape)
-        x_TK = rows_of(512, shape.num_columns)
+        x_TK = rows_of(512, shape.product.num_in)
+        is_head = shape.product.role == "logits"
         counts = (*range(1, 65), 96, 128, 192, 256, 512)
         references: dict[str, torch.Tensor] = {}
         differing: dict[str, list[int]] = {}
@@ -194,21 +178,19 @@ def compare_bits() -> list[dict[str, Any]]:
         for num_rows in counts:
             x = x_TK[:num_rows]
             is_listed = num_rows in ROWS or num_rows in (17, 33)
-            names = variants(shape, num_rows) if is_listed else iter([next(variants(shape, 1))])
+            names = variants(shape.splits if is_listed else (), num_rows, is_head=is_head)
             results = {name: run(x, weight_OK) for name, run in names}
-            out_dtype = torch.float32 if shape.is_head else None
+            out_dtype = torch.float32 if is_head else None
             ours = product(x, weight_OK, out_dtype=out_dtype)
             if not torch.equal(ours, results["cublas"]):
                 unlike_cublas.append(num_rows)
             for name, result in results.items():
                 group = "cublas" if name == "cublas" else f"splits {name[0]}"
-                if name == "2:folded":
+                if name.startswith("folded"):
                     result, group = result[0], "folded"
                     references.setdefault(group, references["splits 2"].sum(0))
                 if group == "cublas" and group not in references:
-                    singles = [
-                        cublas(x_T1, weight_OK, shape.is_head) for x_T1 in x_TK[:64].split(1)
-                    ]
+                    singles = [cublas(x_T1, weight_OK, is_head) for x_T1 in x_TK[:64].split(1)]
                     references[group] = torch.cat(singles)
                 elif group not in references:
                     how: dict[str, Any] = {"num_splits": int(name[0]), "out_dtype": ours.dtype}
@@ -246,67 +228,54 @@ class Chain:
         self.table_P2H = torch.randn(4096, 2, 1, 128, device=DEVICE).to(DTYPE)
         self.kv_S2GH = torch.zeros(1024, 2, 8, 128, device=DEVICE, dtype=DTYPE)
 
-    def launcher(
-        self,
-        num_rows: int,
-        *,
-        ours: tuple[str, ...] = EVERY,
-        pdl: bool = True,
-        prefetch: int = 512,
-        gated: bool = False,
-        best: dict[str, Tile] | None = None,
-    ) -> Callable[[], None]:
-        """ours: the products that cuBLAS does not do."""
+    def launcher(self, num_rows: int, ways: dict[str, Way]) -> Callable[[], None]:
+        """ways: of each product of a layer."""
         x_TD, places_T = rows_of(num_rows, 4096), torch.arange(num_rows, device=DEVICE)
-        how: dict[str, Any] = {"pdl": pdl, "prefetch": prefetch}
-        splits = {"o": 2, "down": 2}
-
-        def run(name: str, x_TK: torch.Tensor, layer: dict[str, torch.Tensor]) -> torch.Tensor:
-            weight_OK = layer[name]
-            if name not in ours:
-                return cublas(x_TK, weight_OK)
-            tile = (best or {}).get(name) or usual_tile(num_rows, *weight_OK.shape, DTYPE)
-            return product(x_TK, weight_OK, num_splits=splits.get(name, 1), tile=tile, **how)
 
         def launch() -> None:
-            residual_TD, normed_TD = add_norm(x_TD, None, self.norm_D, 1e-5, pdl=pdl)
+            residual_TD, normed_TD = add_norm(x_TD, None, self.norm_D, 1e-5, pdl=True)
             for layer in self.layers:
-                heads_TX = run("qkv", normed_TD, layer)
+                heads_TX = apply.plain(ways["qkv"], normed_TD, layer["qkv"], None)
                 places = (places_T, self.table_P2H, places_T, self.kv_S2GH)
-                q_TNH = rotate_and_store(heads_TX, *places, 32, 8, 128, pdl=pdl)
-                parts = run("o", q_TNH.view(num_rows, 4096), layer)
-                residual_TD, normed_TD = add_norm(residual_TD, parts, self.norm_D, 1e-5, pdl=pdl)
-                if gated:
-                    active_TF = gated_product(normed_TD, layer["gate_up"], **how)
-                else:
-                    active_TF = gated_silu(run("gate_up", normed_TD, layer), pdl=pdl)
-                parts = run("down", active_TF, layer)
-                residual_TD, normed_TD = add_norm(residual_TD, parts, self.norm_D, 1e-5, pdl=pdl)
+                q_TNH = rotate_and_store(heads_TX, *places, 32, 8, 128, pdl=True)
+                q_TD = q_TNH.view(num_rows, 4096)
+                parts = apply.parts(ways["o"], q_TD, layer["o"], PARTS_SPLITS)
+                residual_TD, normed_TD = add_norm(residual_TD, parts, self.norm_D, 1e-5, pdl=True)
+                active_TF = apply.gated(ways["gate_up"], normed_TD, layer["gate_up"], None)
+                parts = apply.parts(ways["down"], active_TF, layer["down"], PARTS_SPLITS)
+                residual_TD, normed_TD = add_norm(residual_TD, parts, self.norm_D, 1e-5, pdl=True)
 
         return launch
 
 
-def measure_chain(best: dict[tuple[str, int], Tile]) -> list[dict[str, Any]]:
+def measure_chain(best: dict[tuple[str, int], str]) -> list[dict[str, Any]]:
+    """best: the name of the way that was the fastest, by product and rows."""
     chain = Chain()
     num_bytes = NUM_LAYERS * sum(shape.num_bytes for shape in SHAPES[:4])
     found = []
     for num_rows in CHAIN_ROWS:
-        fastest = {name: best[name, num_rows] for name in EVERY if (name, num_rows) in best}
-        ways: dict[str, dict[str, Any]] = {
-            "cublas": {"ours": (), "pdl": False, "prefetch": 0},
-            "cublas, small kernels pdl": {"ours": (), "prefetch": 0},
-            "ours": {"pdl": False, "prefetch": 0},
-            "ours pdl": {"prefetch": 0},
-            "ours pdl prefetch": {},
-            "the same, fastest tiles": {"best": fastest},
-            "ours pdl prefetch gated": {"gated": True},
-            "o, down ours; pdl prefetch": {"ours": ("o", "down")},
+        known = {s.name: candidates(s.product, num_rows, library=True) for s in SHAPES[:4]}
+        arrangements = {
+            "cublas": dict.fromkeys(LAYER, LIBRARY),
+            "usual tiles": {name: ways[0] for name, ways in known.items()},
         }
-        for name, way in ways.items():
-            us = graph_time(chain.launcher(num_rows, **way))
-            found.append({"rows": num_rows, "way": name, "us": us})
+        if best:
+            arrangements["the fastest"] = {
+                name: next(way for way in ways if str(way) == best[name, num_rows])
+                for name, ways in known.items()
+            }
+            arrangements["the fastest of ours"] = {
+                name: arrangements[
+                    "usual tiles" if best[name, num_rows] == str(LIBRARY) else "the fastest"
+                ][name]
+                for name in known
+            }
+        for name, ways in arrangements.items():
+            us = graph_time(chain.launcher(num_rows, ways))
+            shown = {name: str(way) for name, way in ways.items()}
+            found.append({"rows": num_rows, "way": name, "us": us, "ways": shown})
             print(
-                f"  T={num_rows:4d} {name:28s} {us / 1000:7.3f} ms {us / NUM_LAYERS:7.1f} us a layer "
+                f"  T={num_rows:4d} {name:20s} {us / 1000:7.3f} ms {us / NUM_LAYERS:7.1f} us a layer "
                 f"{num_bytes / us / 1e6:5.2f} TB/s",
                 flush=True,
             )
@@ -343,19 +312,6 @@ def measure_small() -> list[dict[str, Any]]:
     return found
 
 
-def fastest_tiles(times: list[dict[str, Any]]) -> dict[tuple[str, int], Tile]:
-    """Of each product of the chain, with the splits that the chain uses."""
-    best = {}
-    for entry in times:
-        splits = "2" if entry["shape"] in ("o", "down") else "1"
-        tiles = {label(tile): tile for tile in candidates(entry["rows"])}
-        ours = [(us, name) for name, us in entry["us"].items() if name.startswith(f"{splits}:")]
-        ours = [(us, name[2:]) for us, name in ours if name[2:] in tiles]
-        if ours:
-            best[entry["shape"], entry["rows"]] = tiles[min(ours)[1]]
-    return best
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path)
@@ -373,18 +329,20 @@ def main() -> None:
 
     torch.manual_seed(20261121)
     with torch.inference_mode():
-        done(f"{compile_all()} variants compiled")
         if "small" in sections:
             report["small"] = measure_small()
             done("small kernels")
         if "bits" in sections:
+            done(f"{compile_all()} variants compiled")
             report["bits"] = compare_bits()
             done("bits")
         if "times" in sections:
             report["times"] = measure_times()
             done("times")
         if "chain" in sections:
-            report["chain"] = measure_chain(fastest_tiles(report.get("times", [])))
+            times = report.get("times", [])
+            best = {(entry["shape"], entry["rows"]): entry["chosen"] for entry in times}
+            report["chain"] = measure_chain(best)
             done("chain")
 
 

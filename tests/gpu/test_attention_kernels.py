@@ -42,9 +42,9 @@ def random_roots(draw: random.Random, num: int, longest: int) -> list[int]:
     return [draw.choice([draw.choice(edges), draw.randint(1, longest)]) for _ in range(num)]
 
 
-def attended(case: Case, *, exact: bool = False) -> torch.Tensor:
+def attended(case: Case) -> torch.Tensor:
     with poisoned():
-        return answer(case, exact=exact)
+        return answer(case)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -71,8 +71,7 @@ def test_any_shape_is_right(seed: int) -> None:
         seed=seed,
     )
     expected = reference(case)
-    for exact in (False, True):
-        assert error(attended(case, exact=exact), expected) < TOLERANCE[dtype]
+    assert error(attended(case), expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("heads", WIDE_HEADS)
@@ -84,8 +83,7 @@ def test_odd_heads_and_float32(heads: tuple[int, int, int], dtype: torch.dtype) 
             [700, 140, 512], 9, is_tree=is_tree, is_prompt=is_prompt, store=store, dtype=dtype
         )
         expected = reference(case)
-        for exact in (False, True):
-            assert error(attended(case, exact=exact), expected) < TOLERANCE[dtype]
+        assert error(attended(case), expected) < TOLERANCE[dtype]
 
 
 HIDDEN = [-1, 0, 0, 2, 2, 1, 4, 6, 6, 8]
@@ -148,7 +146,7 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
     tree = attended(hidden_in_a_tree(chain)).view(num, len(HIDDEN), *whole.shape[1:])
     assert torch.equal(tree[:, PATH], by_node)
     prompt = replace(chain, layout=as_prompts(chain))
-    assert torch.equal(attended(prompt, exact=True), whole)
+    assert torch.equal(attended(prompt), whole)
     for many in (1, 1_000_000):
         monkeypatch.setattr(backend, "MANY_PROGRAMS", many)
         assert torch.equal(attended(chain), whole)

@@ -25,11 +25,11 @@ pytestmark = [
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 4e-3}
 
 
-def attend(scene: Scene, *, exact: bool = False, **options: object) -> torch.Tensor:
+def attend(scene: Scene, **options: object) -> torch.Tensor:
     """[T, N, H], with nothing but numbers that are none in unused slots and fresh memory."""
     layer = scene.kv.layers[0]
     layer[layer.isinf()] = float("nan")
-    attention = TritonAttention(scene.kv, exact=exact, **options)  # type: ignore[arg-type]
+    attention = TritonAttention(scene.kv, **options)  # type: ignore[arg-type]
     with poisoned():
         plan = attention.plan(scene.layout, scene.write_slots_T)
         scene.store(plan.room(0))
@@ -58,9 +58,8 @@ def dense(scene: Scene, store: LayerStore, sinks_N: torch.Tensor | None = None) 
 
 def check(scene: Scene, store: LayerStore, **options: object) -> None:
     expected = dense(scene, store)
-    for exact in (False, True):
-        error = (attend(scene, exact=exact, **options).double() - expected).abs().max().item()
-        assert error < TOLERANCE[scene.q_TNH.dtype], (exact, error)
+    error = (attend(scene, **options).double() - expected).abs().max().item()
+    assert error < TOLERANCE[scene.q_TNH.dtype], error
 
 
 def chain(size: int) -> list[int]:
@@ -141,9 +140,8 @@ def test_sinks_take_their_part() -> None:
         lanes = mixed_lanes(draw, is_chain=is_chain)
         scene = build(lanes, store, torch.float32, 5, is_chain=is_chain)
         expected = dense(scene, store, sinks_N)
-        for exact in (False, True):
-            out = attend(scene, exact=exact, sinks=[sinks_N])
-            assert (out.double() - expected).abs().max().item() < 3e-6
+        out = attend(scene, sinks=[sinks_N])
+        assert (out.double() - expected).abs().max().item() < 3e-6
 
 
 def test_a_path_may_reach_into_a_third_split() -> None:

@@ -8,16 +8,20 @@ import torch.nn.functional as F
 
 from eyas.kernels.activation import gated_silu
 from eyas.kernels.gemm import (
-    FLOAT32_TILES,
-    FOLDED_TILE,
-    TILES,
-    Tile,
     gated_product,
     product,
     split_columns,
     supports,
+)
+from eyas.kernels.tiles import (
+    FLOAT32_TILES,
+    FOLDED_TILES,
+    LEAST_OUT,
+    TILES,
+    Tile,
+    folded_tiles_for,
+    gated_tiles_for,
     tiles_for,
-    usual_tile,
 )
 from tests.kernels.hopper import Job, compile_for_hopper
 
@@ -66,6 +70,36 @@ def test_the_copy_engine_brings_the_same(device: torch.device) -> None:
                 assert torch.equal(found, expected)
 
 
+def test_the_copy_engine_brings_gate_and_up_as_two_blocks(device: torch.device) -> None:
+    small, large = Tile(128, 32, 64, 4, 4, True), Tile(128, 128, 64, 8, 3, True)
+    half_too_small = Tile(64, 32, 64, 4, 4, True)
+    dtype = torch.float16
+    for size, num_columns in ((128, 256), (100, 304), (56, 64)):
+        weight_2FK = quarters(2 * size, num_columns, dtype=dtype, device=device)
+        wide_TK = quarters(70, 401, dtype=dtype, device=device)[:, :num_columns]
+        for bias_2F in (None, torch.randn(2 * size, device=device).to(dtype)):
+            expected_TF = gated_silu(product(wide_TK, weight_2FK, bias_O=bias_2F))
+            for x_TK in (wide_TK.clone(), wide_TK):
+                for tile in (small, large, half_too_small):
+                    for num_rows in (1, 33, 70):
+                        x = x_TK[:num_rows]
+                        found_TF = gated_product(x, weight_2FK, tile=tile, bias_2F=bias_2F)
+                        assert torch.equal(found_TF, expected_TF[:num_rows]), (size, tile)
+
+
+def test_no_gate_meets_an_up_that_is_no_number(device: torch.device) -> None:
+    """A block of the gate may reach into the rows of "up", whose sums it then throws away."""
+    weight_2FK = quarters(2 * 56, 64, dtype=torch.float16, device=device)
+    x_TK = quarters(3, 64, dtype=torch.float16, device=device)
+    tile = Tile(128, 16, 64, 4, 4, True)
+    expected_TF = gated_product(x_TK, weight_2FK, tile=tile)
+    weight_2FK[56 + 5] = float("nan")
+    found_TF = gated_product(x_TK, weight_2FK, tile=tile)
+    kept = [column for column in range(56) if column != 5]
+    assert torch.equal(found_TF[:, kept], expected_TF[:, kept])
+    assert found_TF[:, 5].isnan().all()
+
+
 def test_splits_are_ranges_of_the_columns_whatever_the_rows(device: torch.device) -> None:
     for num_columns, num_splits in ((1040, 2), (1040, 3), (272, 2), (256, 2), (1024, 4)):
         weight_OK = quarters(72, num_columns, dtype=torch.float32, device=device)
@@ -98,7 +132,7 @@ def test_a_gated_product_is_the_product_and_the_activation(device: torch.device)
             bias_2F = torch.randn(2 * size, device=device).to(dtype)
             x_TK = quarters(65, 160, dtype=dtype, device=device)
             for num_rows in (1, 17, 65):
-                for tile in tiles_for(num_rows, dtype):
+                for tile in gated_tiles_for(num_rows, dtype):
                     x = x_TK[:num_rows]
                     expected_TF = gated_silu(product(x, weight_2FK, tile=tile, bias_O=bias_2F))
                     found_TF = gated_product(x, weight_2FK, tile=tile, bias_2F=bias_2F)
@@ -135,11 +169,16 @@ def test_odd_widths_are_refused_by_name(device: torch.device) -> None:
 
 
 def test_tiles_use_one_instruction_and_blocks_that_splits_are_made_of() -> None:
-    for tile in (*ALL_TILES, FOLDED_TILE, *FLOAT32_TILES):
-        assert tile.block_out >= 64 and tile.num_warps in (4, 8)
+    for tile in (*ALL_TILES, *FOLDED_TILES, *FLOAT32_TILES):
+        assert tile.block_out >= LEAST_OUT and tile.num_warps in (4, 8)
         assert split_columns(4096, 2) % tile.block_k == 0
     for num_rows in (1, 16, 17, 64, 128, 256, 8192):
-        assert usual_tile(num_rows, 4096, 4096, torch.bfloat16) in tiles_for(num_rows)
+        for tile in gated_tiles_for(num_rows):
+            assert tile in tiles_for(num_rows)
+            assert not tile.by_copy_engine or tile.block_out // 2 >= LEAST_OUT
+        for tile in folded_tiles_for(num_rows):
+            registers = 2 * tile.block_out * tile.block_rows // (32 * tile.num_warps)
+            assert registers <= 128, "two sums leave no room"
 
 
 def hopper_job(
@@ -170,7 +209,8 @@ def hopper_job(
     }
     if tile.by_copy_engine:
         signature["x_blocks"] = f"tensordesc<{dtype}[{tile.block_rows}, {tile.block_k}]>"
-        signature["weight_blocks"] = f"tensordesc<{dtype}[{tile.block_out}, {tile.block_k}]>"
+        block_out = tile.block_out // 2 if gated else tile.block_out
+        signature["weight_blocks"] = f"tensordesc<{dtype}[{block_out}, {tile.block_k}]>"
     else:
         constants |= {"x_blocks": None, "weight_blocks": None}
     kernel = "eyas.kernels.gemm:product_kernel"
@@ -179,10 +219,11 @@ def hopper_job(
 
 def test_every_tile_compiles_for_hopper_within_its_means() -> None:
     plain = [tile for tile in ALL_TILES if not tile.by_copy_engine]
+    gated = dict.fromkeys(tile for most, _ in TILES for tile in gated_tiles_for(most))
     jobs = [hopper_job(tile) for tile in ALL_TILES]
-    jobs += [hopper_job(tile, out="bf16", gated=True) for tile in plain]
+    jobs += [hopper_job(tile, out="bf16", gated=True) for tile in gated]
     jobs += [hopper_job(tile, even=False) for tile in plain[:3]]
-    jobs += [hopper_job(FOLDED_TILE, num_folded=2)]
+    jobs += [hopper_job(tile, num_folded=4) for tile in FOLDED_TILES]
     for job, compiled in zip(jobs, compile_for_hopper(*jobs), strict=True):
         assert compiled.uses_wgmma and compiled.num_spilled == 0, (job, compiled)
         assert compiled.shared <= MOST_SHARED, (job, compiled)
@@ -220,11 +261,12 @@ def test_a_row_has_the_same_bits_in_any_call(
                 )
                 assert torch.equal(found, expected[..., rows, :]), (num_rows, tile)
         if num_splits > 1:
-            folded = product(x_TK, weight_OK, num_splits=num_splits, folded=True)
             summed = expected[0]
             for part_TO in expected[1:]:
                 summed = summed + part_TO
-            assert torch.equal(folded[0], summed)
+            for tile in folded_tiles_for(1024, dtype):
+                how = {"num_splits": num_splits, "folded": True, "tile": tile}
+                assert torch.equal(product(x_TK, weight_OK, **how)[0], summed), tile
     expected = product(x_TK, weight_OK, bias_O=bias_O)
     for num_rows in ROW_COUNTS:
         found = product(x_TK[:num_rows], weight_OK, bias_O=bias_O, pdl=True)
@@ -240,6 +282,6 @@ def test_gated_products_are_products_and_activations_bit_for_bit(device: torch.d
     exact_TF = F.silu(gate_TF) * up_TF
     assert (expected_TF - exact_TF).norm() / exact_TF.norm() < 1e-2
     for num_rows in (*ROW_COUNTS, 128, 256, 512):
-        for tile in tiles_for(num_rows):
+        for tile in gated_tiles_for(num_rows):
             found_TF = gated_product(x_TK[:num_rows], weight_2FK, tile=tile, pdl=True)
             assert torch.equal(found_TF, expected_TF[:num_rows])

@@ -10,13 +10,12 @@ from eyas.kernels import usable
 __all__ = ["attention_units", "open_attention"]
 
 
-def open_attention(kv: KVStore, *, exact: bool = False) -> AttentionBackend:
-    """The backend for where the store lives. exact: a row has the same bits however it is computed,
-    also where another way would be faster."""
+def open_attention(kv: KVStore) -> AttentionBackend:
+    """The backend for where the store lives."""
     if usable(kv.layers[0].device):
         from eyas.attention.triton import TritonAttention
 
-        return TritonAttention(kv, exact=exact, pdl=True)
+        return TritonAttention(kv, pdl=True)
     return ReferenceAttention(kv)
 
 

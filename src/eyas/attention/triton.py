@@ -1,7 +1,7 @@
 """Attention by triton kernels: nodes in two launches a layer, prompt rows in one.
 
-Promises: a node's bits depend on its own prefix alone: plain tokens, chains and trees agree, and so do
-prompt rows where `exact` is asked for. What layers share is prepared once a forward, without asking the
+Promises: a row's bits depend on its own prefix alone: prompt rows, plain tokens, chains and trees
+agree. What layers share is prepared once a forward, without asking the
 device anything; a forward without prompt rows can be captured in a graph and replayed with other roots.
 Does not know: models, how kernels reduce.
 
@@ -33,22 +33,20 @@ of partial results and changes no bit."""
 class TritonAttention:
     """`AttentionBackend` over a `KVStore` on a CUDA device.
 
-    exact: prompt rows get the bits they would have as nodes. pdl: kernels start while the one before
-    them ends. heights: see HEIGHTS. sinks: for each layer None or a logit a query head [N] (float32)
-    that takes part in its softmax without a value; empty where no layer has any.
+    pdl: kernels start while the one before them ends. heights: see HEIGHTS. sinks: for each layer None
+    or a logit a query head [N] (float32) that takes part in its softmax without a value; empty where
+    no layer has any.
     """
 
     def __init__(
         self,
         kv: KVStore,
         *,
-        exact: bool = False,
         pdl: bool = False,
         heights: Sequence[int] = HEIGHTS,
         sinks: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self.kv = kv
-        self.exact = exact
         self.pdl = pdl
         self.sinks = tuple(sinks) or (None,) * len(kv.stores)
         itemsize = kv.layers[0].dtype.itemsize
@@ -56,30 +54,18 @@ class TritonAttention:
         self.heights = {
             store: _fitting(shape.per_kv, heights) for store, shape in self.shapes.items()
         }
-        self.tiles = {
-            store: exact_tiles(shape, itemsize) if exact else flash_tiles(shape, itemsize)
-            for store, shape in self.shapes.items()
-        }
+        self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """The nodes' places and scratch; the prompts' tiles when a layer first asks for them."""
         return _Plan(self, layout, write_slots_T)
 
 
-def exact_tiles(shape: Shape, itemsize: int) -> PromptTiles:
-    """Tiles of prompt rows that keep the order of nodes; any height gives the same bits."""
+def prompt_tiles(shape: Shape, itemsize: int) -> PromptTiles:
+    """Tiles of prompt rows; any height gives the same bits."""
     if itemsize > 2 or shape.inner > 128:
         return PromptTiles(max(32, _power(shape.per_kv)), num_warps=8, stages=1)
-    return PromptTiles(max(64, _power(shape.per_kv)), num_warps=8, stages=2)
-
-
-def flash_tiles(shape: Shape, itemsize: int) -> PromptTiles:
-    """Tiles of prompt rows where the order of keys is free."""
-    if itemsize > 2:
-        return PromptTiles(max(32, _power(shape.per_kv)), num_warps=8, keys=32, stages=1)
-    if shape.inner <= 128:
-        return PromptTiles(max(128, _power(shape.per_kv)), num_warps=8, keys=128, stages=2)
-    return PromptTiles(max(64, _power(shape.per_kv)), num_warps=8, keys=32, stages=2)
+    return PromptTiles(max(128, _power(shape.per_kv)), num_warps=8, stages=2)
 
 
 def _power(number: int) -> int:
@@ -151,7 +137,6 @@ class _Plan:
                 layout.slots_AC,
                 shape,
                 tiles,
-                exact=backend.exact,
                 sinks_N=sinks_N,
                 pdl=pdl,
             )

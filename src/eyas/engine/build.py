@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
 from eyas.attention import attention_units, open_attention
@@ -25,8 +26,10 @@ from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
 from eyas.kernels import usable
-from eyas.layers.products import Products, is_supported, pad_for_device
+from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder, RowOrderReport, find_row_order
+from eyas.layers.search import search_on
+from eyas.layers.ways import is_supported, pad_for_device
 from eyas.models import (
     Decoder,
     ModelSpec,
@@ -156,7 +159,7 @@ def assemble(
         scratch += step_bytes(spec, config, width, max_length, dtype)
     num_slots, max_length = _size_cache(config, per_slot, scratch, place.device, max_length, width)
     kv = KVStore(spec.stores, num_slots, dtype=dtype, device=place.device)
-    runner = ModelRunner(parts.model, open_attention(kv, exact=place.exact), order.order)
+    runner = ModelRunner(parts.model, open_attention(kv), order.order)
     drafter = own_drafter
     if drafter is None:
         assert drafting is not None
@@ -187,6 +190,8 @@ def assemble(
     engine = connect(config, runner, drafter, info, parts.tokenizer, grammars)
     if usable(place.device) and not (drafting is not None and drafting.is_paced):
         prepare(engine, drafting.shape.nodes if drafting is not None else width)
+    if usable(place.device):
+        search_on(place.device).report()
     return engine
 
 
@@ -204,6 +209,11 @@ def prepare(engine: Engine, width: int) -> None:
     log.info("captured steps of %s sequences in %.1f s", sizes, time.perf_counter() - started)
 
 
+def _num_mask_threads() -> int:
+    """Cores that a device leaves free, whatever torch was told about its own; more bring nothing."""
+    return min(16, (psutil.cpu_count(logical=False) or 1) - 1)
+
+
 def compile_pool(
     config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None
 ) -> CompilePool | None:
@@ -219,7 +229,7 @@ def compile_pool(
     backend = build_backend(
         grammar.backend,
         vocabulary,
-        torch.get_num_threads(),
+        config.device.num_threads or max(torch.get_num_threads(), _num_mask_threads()),
         deadline_seconds=grammar.compile_seconds,
     )
     return CompilePool(

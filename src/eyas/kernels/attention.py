@@ -21,15 +21,24 @@ import triton.language as tl
 
 from eyas.kernels.attention_tails import attend_tails
 from eyas.kernels.launch import enter, launch_options
-from eyas.kernels.softmax import GROUP, SPLIT, Shape, attend_split, empty, finish, first_seen, merge
+from eyas.kernels.softmax import (
+    GROUP,
+    SPLIT,
+    UNFUSED,
+    Shape,
+    attend_split,
+    empty,
+    finish,
+    first_seen,
+    merge,
+)
 
-UNFUSED = {"enable_fp_fusion": False}
-"""The compiler would fuse products in one kernel that another, reading them from memory, cannot."""
 TAIL_LINES = 16
 """Height of a tile of nodes that attend along their own paths."""
 TAIL_NODES = 4
 """Most nodes of such a tile; each has SPLIT / TAIL_NODES columns for its own path."""
-MERGED_A_WARP = 128
+MERGED_A_WARP = 256
+"""Numbers of a row that a warp merges."""
 PROGRAMS = 2048
 """How many programs of a launch are enough; beyond, each does several units of keys."""
 

@@ -1,8 +1,7 @@
 """Attention of prompt rows over slots, in one launch that writes the answers.
 
-Promises: all chunks of a forward in one launch, the tiles with most keys first. `exact` gives every
-row the bits that it would have as a node (`kernels.softmax`); otherwise keys are reduced block by
-block on top of one another, and a row's bits may depend on where in its chunk it stands.
+Promises: all chunks of a forward in one launch, the tiles with most keys first. Every row has the bits
+that it would have as a node (`kernels.softmax`).
 Does not know: layouts, nodes.
 
 Legend: T rows, N query heads, G key/value heads, H head dim, S slots, B sequences, A seats, C columns
@@ -22,8 +21,8 @@ import triton.language as tl
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.softmax import (
     GROUP,
-    PRECISION,
     SPLIT,
+    UNFUSED,
     Shape,
     attend_split,
     empty,
@@ -65,123 +64,6 @@ def _tile(
     place_MH = row_M1 * (tl.num_programs(0) * PER_KV * HEAD_DIM) + inside_MH
     position_M = tl.where(is_line, position + query_M, -1)
     return q_MH, position_M, position, position + count - 1, table, head_M, place_MH, is_wanted
-
-
-@triton.jit
-def _flash_blocks(
-    q_MH,
-    position_M,
-    top_M,
-    sum_M,
-    value_MH,
-    begin,
-    end,
-    kv,
-    table,
-    window,
-    first_position,
-    scale,
-    SIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    INNER: tl.constexpr,
-    KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
-    IS_MASKED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
-):
-    """Keys [begin, end) on top of what has been seen; without IS_MASKED all rows see all of them, and
-    there are whole blocks of them."""
-    inner_1H = tl.arange(0, INNER)[None, :]
-    for start in tl.range(begin, end, KEYS, num_stages=STAGES):
-        column_K = start + tl.arange(0, KEYS)
-        if IS_MASKED:
-            is_key = (column_K < end)[:, None] & (inner_1H < HEAD_DIM)
-            slot_K = tl.load(table + column_K, mask=column_K < end, other=0)
-            source_KH = kv + slot_K[:, None] * (2 * SIDE) + inner_1H
-            k_KH = tl.load(source_KH, mask=is_key, other=0.0)
-            v_KH = tl.load(source_KH + SIDE, mask=is_key, other=0.0)
-        else:
-            slot_K = tl.load(table + column_K)
-            source_KH = kv + slot_K[:, None] * (2 * SIDE) + inner_1H
-            if INNER == HEAD_DIM:
-                k_KH = tl.load(source_KH)
-                v_KH = tl.load(source_KH + SIDE)
-            else:
-                k_KH = tl.load(source_KH, mask=inner_1H < HEAD_DIM, other=0.0)
-                v_KH = tl.load(source_KH + SIDE, mask=inner_1H < HEAD_DIM, other=0.0)
-        score_MK = tl.dot(q_MH, tl.trans(k_KH), input_precision=PRECISION)
-        if IS_MASKED:
-            is_seen = column_K[None, :] <= position_M[:, None]
-            if HAS_WINDOW:
-                is_seen = is_seen & (column_K[None, :] > position_M[:, None] - window)
-            if HAS_FIRST:
-                is_own = column_K[None, :] == position_M[:, None]
-                is_seen = is_seen & ((column_K[None, :] >= first_position) | is_own)
-            score_MK = tl.where(is_seen, score_MK, float("-inf"))
-        new_top_M = tl.maximum(top_M, tl.max(score_MK, 1) * scale)
-        finite_top_M = tl.where(new_top_M == float("-inf"), 0.0, new_top_M)
-        weight_MK = tl.exp2(tl.fma(score_MK, scale, -finite_top_M[:, None]))
-        scale_M = tl.exp2(top_M - finite_top_M)
-        sum_M = sum_M * scale_M + tl.sum(weight_MK, 1)
-        value_MH = value_MH * scale_M[:, None]
-        value_MH = tl.dot(weight_MK.to(v_KH.dtype), v_KH, value_MH, input_precision=PRECISION)
-        top_M = new_top_M
-    return top_M, sum_M, value_MH
-
-
-@triton.jit(do_not_specialize=["num_columns", "window", "first_position"])
-def flash_prompts_kernel(
-    q_TNH,
-    kv_S2GH,
-    out_TNH,
-    tiles_X4,
-    seats_B,
-    slots_AC,
-    sinks_N,
-    q_stride,
-    num_columns,
-    window,
-    first_position,
-    scale,
-    NUM_KV_HEADS: tl.constexpr,
-    PER_KV: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    INNER: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    KEYS: tl.constexpr,
-    STAGES: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program a tile of queries and key/value head: blocks that all rows see, then the rest."""
-    enter(PDL)
-    SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
-    ALWAYS_MASKED: tl.constexpr = HAS_WINDOW or HAS_FIRST
-    q_MH, position_M, first, last, table, head_M, place_MH, is_wanted = _tile(
-        tiles_X4, seats_B, slots_AC, num_columns, q_TNH, q_stride, PER_KV, HEAD_DIM, INNER, HEIGHT
-    )
-    kv = kv_S2GH + tl.program_id(0) * HEAD_DIM
-    top_M, sum_M, value_MH = empty(HEIGHT, INNER)
-    begin = first_seen(first, window, first_position, HAS_WINDOW) // KEYS * KEYS
-    middle = begin
-    if not ALWAYS_MASKED:
-        middle = (first + 1) // KEYS * KEYS
-        top_M, sum_M, value_MH = _flash_blocks(
-            q_MH, position_M, top_M, sum_M, value_MH, begin, middle, kv, table, window,
-            first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, STAGES, False, False, False,
-        )  # fmt: skip
-    top_M, sum_M, value_MH = _flash_blocks(
-        q_MH, position_M, top_M, sum_M, value_MH, middle, last + 1, kv, table, window,
-        first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, STAGES, True, HAS_WINDOW, HAS_FIRST,
-    )  # fmt: skip
-    sink_M = tl.zeros((HEIGHT,), tl.float32)
-    if HAS_SINKS:
-        sink_M = tl.load(sinks_N + head_M)
-    out_MH = finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS)
-    tl.store(out_TNH + place_MH, out_MH.to(out_TNH.dtype.element_ty), mask=is_wanted)
 
 
 @triton.jit
@@ -232,7 +114,7 @@ def _ordered_splits(
 
 
 @triton.jit(do_not_specialize=["num_columns", "window", "first_position"])
-def exact_prompts_kernel(
+def prompts_kernel(
     q_TNH,
     kv_S2GH,
     out_TNH,
@@ -294,13 +176,12 @@ def exact_prompts_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PromptTiles:
-    """How prompt rows are cut. height: lines of a tile. keys: of a block (an exact order has its own).
-    stages: blocks whose loads are under way at a time."""
+    """How prompt rows are cut. height: lines of a tile. stages: splits whose loads are under way at a
+    time."""
 
     height: int
     num_warps: int
-    keys: int = 128
-    stages: int = 2
+    stages: int
 
 
 def cut(runs: Sequence[tuple[int, int, int, int]], queries: int) -> np.ndarray:
@@ -329,7 +210,6 @@ def attend_prompts(
     shape: Shape,
     tiles: PromptTiles,
     *,
-    exact: bool,
     sinks_N: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> None:
@@ -337,11 +217,7 @@ def attend_prompts(
 
     Reference: `dense` in tests/attention/scenes.py.
     """
-    kernel = exact_prompts_kernel if exact else flash_prompts_kernel
-    options = {"KEYS": tiles.keys, "PDL": pdl, **launch_options(pdl)}
-    if exact:
-        options |= {"KEYS": shape.keys, "SPLIT": SPLIT, "GROUP": GROUP, "enable_fp_fusion": False}
-    kernel[(shape.num_kv_heads, len(tiles_X4))](
+    prompts_kernel[(shape.num_kv_heads, len(tiles_X4))](
         q_TNH,
         kv_S2GH,
         out_TNH,
@@ -359,11 +235,16 @@ def attend_prompts(
         HEAD_DIM=shape.head_dim,
         INNER=shape.inner,
         HEIGHT=tiles.height,
+        KEYS=shape.keys,
+        SPLIT=SPLIT,
+        GROUP=GROUP,
         STAGES=tiles.stages,
         HAS_WINDOW=shape.window is not None,
         HAS_FIRST=shape.first_position > 0,
         HAS_SINKS=sinks_N is not None,
         num_warps=tiles.num_warps,
         num_stages=tiles.stages,
-        **options,
+        PDL=pdl,
+        **UNFUSED,
+        **launch_options(pdl),
     )

@@ -1,9 +1,9 @@
 """Products with weights, y = x @ w.T, whose reduction order is one whatever the number of rows.
 
-Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of
-`tiles_for`. The weights stand on the M side of the matrix instruction and the rows on its N side, so
-the row count chooses nothing but a tile's width; sums run over ascending columns in float32, within
-each of `num_splits` ranges of columns whose borders follow from the weight's shape alone.
+Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of `tiles`.
+The weights stand on the M side of the matrix instruction and the rows on its N side, so the row count
+chooses nothing but a tile's width; sums run over ascending columns in float32, within each of
+`num_splits` ranges of columns whose borders follow from the weight's shape alone.
 Does not know: layers, what a row is.
 
 Legend: T rows, O output features, K input features (the contraction), S splits of K, F feed-forward
@@ -11,8 +11,6 @@ size.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -22,65 +20,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.kernels.activation import gated
 from eyas.kernels.launch import launch_options
+from eyas.kernels.tiles import LEAST_OUT, Tile, folded_tiles_for, gated_tiles_for, tiles_for
 
+COMPILER = f"triton {triton.__version__}"
+"""What made these kernels; their speed depends on it."""
 SPLIT_MULTIPLE = 256
 """Splits begin at multiples of so many columns, and so at borders of every tile's blocks."""
 GROUP_ROW_TILES = 8
 """Row tiles that run next to each other, so that they share a tile of weights in the L2 cache."""
 PREFETCH = 512
 """Columns of a program's weights that are on their way before the kernel before has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """block_out: weight rows of a program, 64 or more, so that every tile uses the same instruction.
-    block_rows: rows of x. block_k: columns of a step of the loop, a divisor of SPLIT_MULTIPLE.
-    by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned and the
-    product is not gated."""
-
-    block_out: int
-    block_rows: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    by_copy_engine: bool = False
-
-
-TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
-    (16, (Tile(64, 16, 128, 4, 4), Tile(64, 16, 128, 4, 6), Tile(128, 16, 128, 8, 3))),
-    (32, (Tile(64, 32, 128, 4, 4), Tile(64, 32, 64, 4, 6), Tile(64, 32, 128, 4, 6))),
-    (64, (Tile(64, 64, 128, 4, 3), Tile(64, 64, 64, 4, 6), Tile(64, 64, 128, 4, 4))),
-    (128, (Tile(64, 128, 64, 4, 4), Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 8, 4))),
-    (256, (Tile(128, 128, 64, 8, 3), Tile(64, 256, 64, 4, 3), Tile(128, 256, 64, 8, 3))),
-    (
-        1 << 62,
-        (
-            Tile(128, 256, 64, 8, 4),
-            Tile(128, 256, 64, 8, 4, by_copy_engine=True),
-            Tile(128, 128, 64, 8, 4),
-            Tile(128, 128, 64, 8, 4, by_copy_engine=True),
-        ),
-    ),
-)
-"""Up to so many rows, these; the usual one first."""
-FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
-FOLDED_TILE = Tile(128, 128, 64, 8, 4)
-"""A tile with room for a second accumulator in registers."""
-
-
-def tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
-    """The tiles worth measuring at this row count, the usual one first; all give the same bits."""
-    if dtype == torch.float32:
-        return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
-    for most_rows, tiles in TILES:
-        if num_rows <= most_rows:
-            return tiles
-    raise AssertionError("the last entry has no limit")
-
-
-def usual_tile(num_rows: int, num_out: int, num_columns: int, dtype: torch.dtype) -> Tile:
-    """A tile for a product of this shape, where nothing was measured."""
-    return tiles_for(num_rows, dtype)[0]
 
 
 def supports(weight_OK: torch.Tensor) -> bool:
@@ -145,6 +94,38 @@ def _accumulate(
     return total
 
 
+@triton.jit
+def _accumulate_pairs(
+    x_blocks,
+    weight_blocks,
+    first_row,
+    first_out,
+    num_out,
+    last,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Sums of rows of the gate and of the same rows of "up", float32 [BLOCK_OUT, BLOCK_ROWS] each, in
+    the order of `_accumulate`; their weights are two blocks of one matrix."""
+    gate = tl.zeros((BLOCK_OUT, BLOCK_ROWS), dtype=tl.float32)
+    up = tl.zeros((BLOCK_OUT, BLOCK_ROWS), dtype=tl.float32)
+    for start in tl.range(0, last, BLOCK_K):
+        x = x_blocks.load([first_row, start]).T
+        gate_weight = weight_blocks.load([first_out, start])
+        up_weight = weight_blocks.load([num_out + first_out, start])
+        gate = tl.dot(gate_weight, x, gate, input_precision="ieee")
+        up = tl.dot(up_weight, x, up, input_precision="ieee")
+    return gate, up
+
+
+@triton.jit
+def _bias_of(bias_O, row_O, is_inside_O):
+    """The biases of these rows of weights, float32 [O, 1]."""
+    bias = tl.load(bias_O + row_O, mask=is_inside_O, other=0.0)
+    return bias.to(tl.float32)[:, None]
+
+
 @triton.jit(do_not_specialize=["num_rows", "group_tiles", "num_groups"])
 def product_kernel(
     x_TK,
@@ -175,11 +156,13 @@ def product_kernel(
     """One program a tile of rows, a tile of weight rows and a split. The grid is (row tiles of a
     group, tiles of weight rows, groups and splits): rows go first, then weights, then groups.
 
-    GATED: half of the weight tile are rows of the gate, the other half the same rows of "up".
+    GATED: half of the weight tile are rows of the gate, the other half the same rows of "up"; the copy
+    engine brings them as two blocks, which have sums of their own.
     NUM_FOLDED: a program runs so many splits one after the other and adds their sums in order.
     x_blocks, weight_blocks: tensor descriptors of x and weight, None but BY_COPY_ENGINE.
     """
     columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
+    PAIRED: tl.constexpr = GATED and BY_COPY_ENGINE
     group = tl.program_id(2) % num_groups
     split = tl.program_id(2) // num_groups
     first_row = (group * group_tiles + tl.program_id(0)) * BLOCK_ROWS
@@ -214,29 +197,41 @@ def product_kernel(
         x_row_T = first_row.to(tl.int64) * x_stride + row_T * x_stride
         x_KT = x_TK + x_row_T[None, :] + inner[:, None]
         weight_tile_OK = weight_OK + (weight_row_O * num_columns)[:, None] + inner[None, :]
-    total = _accumulate(
-        x_KT, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first, last, num_columns,
-        BLOCK_OUT, BLOCK_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, BY_COPY_ENGINE,
-    )  # fmt: skip
-    for folded in tl.static_range(1, NUM_FOLDED):
-        first = folded * split_columns
-        last = min(first + split_columns, num_columns)
-        total += _accumulate(
+    rounded: tl.constexpr = x_TK.dtype.element_ty
+    if PAIRED:
+        gate, up = _accumulate_pairs(
+            x_KT, weight_tile_OK, first_row, first_out, num_out, last,
+            columns_of_tile, BLOCK_ROWS, BLOCK_K,
+        )  # fmt: skip
+        if PDL:
+            cuda.gdc_launch_dependents()
+        out_O = first_out + tl.arange(0, columns_of_tile)
+        if HAS_BIAS:
+            gate += _bias_of(bias_O, out_O, out_O < num_out)
+            up += _bias_of(bias_O, num_out + out_O, out_O < num_out)
+        total = gated(gate.to(rounded), up.to(rounded))
+    else:
+        total = _accumulate(
             x_KT, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first, last,
             num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, BY_COPY_ENGINE,
         )  # fmt: skip
-    if PDL:  # not earlier: programs that come early crowd the first multiprocessors that have room
-        cuda.gdc_launch_dependents()
-    if HAS_BIAS:
-        bias = tl.load(bias_O + weight_row_O, mask=out_O < num_out, other=0.0)
-        total += bias.to(tl.float32)[:, None]
+        for folded in tl.static_range(1, NUM_FOLDED):
+            first = folded * split_columns
+            last = min(first + split_columns, num_columns)
+            total += _accumulate(
+                x_KT, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first, last,
+                num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, BY_COPY_ENGINE,
+            )  # fmt: skip
+        if PDL:  # not earlier: programs that come early crowd the first multiprocessors with room
+            cuda.gdc_launch_dependents()
+        if HAS_BIAS:
+            total += _bias_of(bias_O, weight_row_O, out_O < num_out)
+        if GATED:
+            halves_2OT = tl.reshape(total, (2, columns_of_tile, BLOCK_ROWS))
+            gate, up = tl.split(tl.permute(halves_2OT, (1, 2, 0)))
+            total = gated(gate.to(rounded), up.to(rounded))
+            out_O = first_out + tl.arange(0, columns_of_tile)
     out_row_T = (split.to(tl.int64) * num_rows + first_row + row_T) * num_out
-    if GATED:
-        halves_2OT = tl.reshape(total, (2, columns_of_tile, BLOCK_ROWS))
-        gate, up = tl.split(tl.permute(halves_2OT, (1, 2, 0)))
-        rounded: tl.constexpr = x_TK.dtype.element_ty
-        total = gated(gate.to(rounded), up.to(rounded))
-        out_O = first_out + tl.arange(0, columns_of_tile)
     out_TO = out_STO + out_row_T[:, None] + out_O[None, :]
     is_inside_TO = (first_row + row_T < num_rows)[:, None] & (out_O < num_out)[None, :]
     tl.store(out_TO, tl.trans(total).to(out_STO.dtype.element_ty), mask=is_inside_TO)
@@ -270,8 +265,7 @@ def product(
     write them all. prefetch: columns of each program's weights asked for before the wait of `pdl`, a
     power of two, or 0.
     """
-    num_rows, num_columns = x_TK.shape
-    num_out = weight_OK.shape[0]
+    num_rows, num_out = len(x_TK), len(weight_OK)
     _check(x_TK, weight_OK)
     if num_splits == 1 and not folded:
         if out_TO is None:
@@ -283,9 +277,7 @@ def product(
         )
     if num_rows:
         if tile is None:
-            tile = usual_tile(num_rows, num_out, num_columns, x_TK.dtype)
-            if folded and tile.block_rows > FOLDED_TILE.block_rows:
-                tile = FOLDED_TILE
+            tile = (folded_tiles_for if folded else tiles_for)(num_rows, x_TK.dtype)[0]
         _launch(
             x_TK, weight_OK, bias_O, out_TO, num_out, tile, pdl, prefetch,
             num_splits=num_splits, num_folded=num_splits if folded else 1, is_gated=False,
@@ -303,13 +295,13 @@ def gated_product(
     prefetch: int = PREFETCH,
 ) -> torch.Tensor:
     """[T, F], the same bits as `activation.gated_silu(product(...))` of a weight [gate; up]."""
-    num_rows, num_columns = x_TK.shape
+    num_rows = len(x_TK)
     size = gate_up_weight_2FK.shape[0] // 2
     _check(x_TK, gate_up_weight_2FK)
     out_TF = x_TK.new_empty((num_rows, size))
     if num_rows:
         if tile is None:
-            tile = usual_tile(num_rows, 2 * size, num_columns, x_TK.dtype)
+            tile = gated_tiles_for(num_rows, x_TK.dtype)[0]
         _launch(
             x_TK, gate_up_weight_2FK, bias_2F, out_TF, size, tile, pdl, prefetch,
             num_splits=1, num_folded=1, is_gated=True,
@@ -349,10 +341,14 @@ def _launch(
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
     num_planes = num_groups * (1 if num_folded > 1 else num_splits)
     x_blocks, weight_blocks = None, None
-    by_copy_engine = tile.by_copy_engine and not is_gated and _is_aligned(x_TK)
+    by_copy_engine = tile.by_copy_engine and _is_aligned(x_TK)
+    if is_gated and columns_of_tile < LEAST_OUT:
+        by_copy_engine = (
+            False  # a block of either half alone would be too small for the instruction
+        )
     if by_copy_engine:
         x_blocks = TensorDescriptor.from_tensor(x_TK, [tile.block_rows, tile.block_k])
-        block_shape = [tile.block_out, tile.block_k]
+        block_shape = [columns_of_tile, tile.block_k]
         weight_blocks = TensorDescriptor.from_tensor(weight_OK, block_shape)
     product_kernel[(group_tiles, -(-num_out // columns_of_tile), num_planes)](
         x_TK,

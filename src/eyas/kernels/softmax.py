@@ -25,6 +25,8 @@ SPLIT = 128
 """Keys of a split."""
 GROUP = 4
 """Splits of a group."""
+UNFUSED = {"enable_fp_fusion": False}
+"""The compiler would fuse products in one kernel that another, reading them from memory, cannot."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 MATRIX_DEPTH = tl.constexpr(16)
 """Columns that the matrix unit adds up at once; a column's place within them has a say in the bits."""

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 
 if TYPE_CHECKING:
-    from eyas.layers.products import Plan, Role, Way
     from eyas.layers.row_order import RowOrder
+    from eyas.layers.ways import Plan, Role, Way
 
 HEAD_BLOCK_BYTES = 128 << 20
 """A float32 head is packed in blocks of at most this size, so that packing needs little memory."""
@@ -72,9 +72,9 @@ class Linear:
         self._packed: torch.Tensor | None = None
         self._plans: dict[Role, Plan] = {}
         if self._products is not None:
-            from eyas.kernels import gemm
+            from eyas.layers import apply
 
-            self._kernels = gemm
+            self._apply = apply
         self._is_sealed = False
 
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -106,36 +106,25 @@ class Linear:
         way = self._way(len(x_TI), "plain")
         if way is None:
             return F.linear(x_TI, self._weight_OI, self._bias_O)
-        return self._kernels.product(
-            x_TI, self._weight_OI, tile=way.tile, bias_O=self._bias_O, pdl=True
-        )
+        return self._apply.plain(way, x_TI, self._weight_OI, self._bias_O)
 
     def parts(self, x_TI: torch.Tensor) -> torch.Tensor:
         """The same as something to add up in order: [T, O] in x's dtype, or float32 [S, T, O]."""
         way = None if self._bias_O is not None else self._way(len(x_TI), "parts")
         if way is None:
             return self(x_TI)
-        return self._kernels.product(
-            x_TI,
-            self._weight_OI,
-            num_splits=self._plans["parts"].num_splits,
-            folded=way.folded,
-            tile=way.tile,
-            pdl=True,
-        )
+        num_splits = self._plans["parts"].num_splits
+        return self._apply.parts(way, x_TI, self._weight_OI, num_splits)
 
     def gated(self, x_TI: torch.Tensor) -> torch.Tensor | None:
-        """[T, O / 2] silu of the first half of the outputs times the second, where one kernel does it
-        all; else None."""
+        """[T, O / 2] silu of the first half of the outputs times the second, on a device; else None."""
         way = self._way(len(x_TI), "gated")
         if way is None:
             return None
-        return self._kernels.gated_product(
-            x_TI, self._weight_OI, tile=way.tile, bias_2F=self._bias_O, pdl=True
-        )
+        return self._apply.gated(way, x_TI, self._weight_OI, self._bias_O)
 
     def _way(self, num_rows: int, role: Role) -> Way | None:
-        """How our own kernel does so many rows; None where torch's library does them."""
+        """How a device does so many rows; None where there is nothing to choose."""
         if self._products is None:
             return None
         plan = self._plans.get(role)
@@ -143,8 +132,7 @@ class Linear:
             bias = self._bias_O is not None
             plan = self._products.plan(*self.shape, self._weight_OI.dtype, role, bias=bias)
             self._plans[role] = plan
-        way = plan.way(num_rows)
-        return None if way.tile is None else way
+        return plan.way(num_rows)
 
 
 class LogitsHead:
@@ -180,6 +168,9 @@ class LogitsHead:
         self._is_float32 = weight_dtype == torch.float32
         self._plan: Plan | None = None
         if order.products is not None:
+            from eyas.layers import apply
+
+            self._apply = apply
             self._plan = order.products.plan(vocab_size, hidden_size, dtype, "logits")
         self._is_sealed = False
 
@@ -201,28 +192,13 @@ class LogitsHead:
         """[T, I] -> float32 [T, V], on a device in `out_TV` where it is given; T as the row order
         allows."""
         if self._plan is not None:
-            return self._on_device(x_TI, out_TV)
+            (weight_VI,), way = self._blocks, self._plan.way(len(x_TI))
+            return self._apply.logits(way, x_TI, weight_VI, out_TV)
         if self._is_float32:
             x_TI = x_TI.float()
         if self._bucket is not None and x_TI.shape[0] > self._bucket:
             return torch.cat([self._run(rows) for rows in x_TI.split(self._bucket)])
         return self._run(x_TI)
-
-    def _on_device(self, x_TI: torch.Tensor, out_TV: torch.Tensor | None) -> torch.Tensor:
-        from eyas.kernels import gemm
-
-        (weight_VI,), plan = self._blocks, self._plan
-        assert plan is not None
-        tile = plan.way(len(x_TI)).tile
-        if tile is not None:
-            return gemm.product(
-                x_TI, weight_VI, tile=tile, out_dtype=torch.float32, out_TO=out_TV, pdl=True
-            )
-        if out_TV is None:
-            out_TV = x_TI.new_empty((len(x_TI), len(weight_VI)), dtype=torch.float32)
-        if weight_VI.dtype == torch.float32:
-            return torch.mm(x_TI, weight_VI.t(), out=out_TV)
-        return torch.ops.aten.mm.dtype_out(x_TI, weight_VI.t(), torch.float32, out=out_TV)
 
     def _run(self, x_TI: torch.Tensor) -> torch.Tensor:
         columns = [

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import torch
 
 from eyas.layers.linear import Linear, LogitsHead
-from eyas.layers.products import Products, pad_for_device
+from eyas.layers.products import Products
+from eyas.layers.ways import pad_for_device
 
 CPU_BUCKET = 32
 """Rows of one product where only a fixed count is exact."""

@@ -1,0 +1,109 @@
+"""Shapes of the products' programs: which are worth a try, by number of rows.
+
+Promises: every tile of a type gives a row the same bits, in every kernel of `gemm`: the weights stand
+on the M side of one matrix instruction, whose width and whose way of loading change no sum.
+Does not know: which is the fastest on a device (`layers.products` measures it).
+
+Legend: O output features, K input features, T rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """block_out: weight rows of a program, 64 or more, so that every tile uses the same instruction.
+    block_rows: rows of x. block_k: columns of a step of the loop, a divisor of SPLIT_MULTIPLE.
+    by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned."""
+
+    block_out: int
+    block_rows: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    by_copy_engine: bool = False
+
+
+def _fast(tile: Tile) -> Tile:
+    return replace(tile, by_copy_engine=True)
+
+
+MANY_ROWS = 1 << 62
+LEAST_OUT = 64
+"""Weight rows of the matrix instruction that every product uses."""
+_ROWS_16 = Tile(64, 16, 128, 4, 4)
+_ROWS_32 = Tile(64, 32, 128, 4, 4)
+_ROWS_64 = Tile(64, 64, 128, 4, 4)
+_HIGH = Tile(128, 64, 64, 4, 4)
+_BROAD = Tile(64, 128, 64, 4, 4)
+_SQUARE = Tile(128, 128, 64, 8, 3)
+_DEEP = Tile(128, 128, 64, 8, 4)
+_LARGE = Tile(128, 256, 64, 8, 4)
+
+TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
+    (
+        16,
+        (
+            _ROWS_16,
+            Tile(64, 16, 128, 4, 6),
+            _fast(_ROWS_16),
+            Tile(128, 16, 128, 8, 3),
+            _fast(Tile(128, 16, 128, 4, 4)),
+        ),
+    ),
+    (
+        32,
+        (
+            _ROWS_32,
+            Tile(64, 32, 64, 4, 6),
+            Tile(64, 32, 128, 4, 6),
+            _fast(_ROWS_32),
+            _fast(Tile(128, 32, 128, 4, 4)),
+        ),
+    ),
+    (
+        64,
+        (
+            Tile(64, 64, 128, 4, 3),
+            _ROWS_64,
+            _fast(_ROWS_64),
+            _HIGH,
+            _fast(_HIGH),
+            _fast(Tile(128, 64, 128, 4, 3)),
+        ),
+    ),
+    (128, (_BROAD, _fast(_BROAD), _HIGH, _fast(_HIGH), _SQUARE, _fast(_SQUARE))),
+    (256, (_SQUARE, _fast(_SQUARE), _LARGE, _fast(_LARGE), _fast(_BROAD))),
+    (MANY_ROWS, (_fast(_LARGE), _LARGE, _fast(_DEEP), _DEEP)),
+)
+"""Up to so many rows, these; the usual one first."""
+FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
+FOLDED_TILES = (_DEEP, _fast(_DEEP), _fast(_HIGH), _fast(_BROAD))
+"""Tiles with room for a second accumulator in registers; the usual one first."""
+
+
+def tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
+    """The tiles worth measuring at this row count, the usual one first; all give the same bits."""
+    if dtype == torch.float32:
+        return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
+    for most_rows, tiles in TILES:
+        if num_rows <= most_rows:
+            return tiles
+    raise AssertionError("the last entry has no limit")
+
+
+def folded_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
+    """The same for products that add their splits themselves."""
+    if dtype == torch.float32:
+        return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
+    return FOLDED_TILES
+
+
+def gated_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
+    """The same for products of a gate and its "up", which the copy engine brings as two blocks."""
+    tiles = tiles_for(num_rows, dtype)
+    return tuple(t for t in tiles if not t.by_copy_engine or t.block_out >= 2 * LEAST_OUT)

@@ -1,0 +1,122 @@
+"""The fastest way of each product, measured once and kept.
+
+Promises: of the ways that are within `TIE` of the fastest the first of `candidates` is taken, so that
+choices are the same at every start. What was kept is taken only if it is still among the candidates.
+No choice here changes bits: who may take part is the caller's decision.
+Does not know: how times are taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, TILES
+from eyas.layers.kept import Kept, cache_folder
+from eyas.layers.ways import BUCKETS, Product, Way, buckets_up_to, candidates
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[Product, Sequence[tuple[int, Sequence[Way]]]], list[list[float]]]
+"""Microseconds of each way at each row count (`timing.DeviceClock`)."""
+
+TIE = 1.02
+
+
+class Search:
+    """kept: where choices outlive the process; None is nowhere."""
+
+    def __init__(self, clock: Clock, kept: Kept | None) -> None:
+        self._clock = clock
+        self._kept = kept
+        self.num_measured = 0
+        self.num_kept = 0
+        self.seconds = 0.0
+
+    def ways(self, product: Product, max_rows: int, *, library: bool) -> tuple[Way, ...]:
+        """The way of each bucket up to `max_rows`. library: torch's library may take part."""
+        lists = [
+            (bucket, candidates(product, bucket, library=library))
+            for bucket in buckets_up_to(max_rows)
+        ]
+        name = f"{product}{' or library' * library}"
+        found = self._kept_ways(name, [ways for _, ways in lists])
+        if found is not None:
+            self.num_kept += 1
+            return found
+        started = time.perf_counter()
+        times = self._clock(product, lists)
+        found = tuple(fastest(ways, each) for (_, ways), each in zip(lists, times, strict=True))
+        self.num_measured += 1
+        self.seconds += time.perf_counter() - started
+        if self._kept is not None and all(math.isfinite(min(each)) for each in times):
+            self._kept.add(name, [_written(way) for way in found])
+        return found
+
+    def _kept_ways(self, name: str, lists: list[tuple[Way, ...]]) -> tuple[Way, ...] | None:
+        entry = None if self._kept is None else self._kept.read().get(name)
+        if not isinstance(entry, list) or len(entry) < len(lists):
+            return None
+        found = []
+        for ways, each in zip(lists, entry, strict=False):
+            way = next((way for way in ways if _written(way) == each), None)
+            if way is None:
+                return None
+            found.append(way)
+        return tuple(found)
+
+    def report(self) -> None:
+        """Tell what was searched since the last report."""
+        num = self.num_measured + self.num_kept
+        if num:
+            log.info(
+                "products: the fastest way of %d, %d of them kept from an earlier start, in %.1f s",
+                num,
+                self.num_kept,
+                self.seconds,
+            )
+        self.num_measured, self.num_kept, self.seconds = 0, 0, 0.0
+
+
+def fastest(ways: Sequence[Way], times: Sequence[float]) -> Way:
+    """The first that is as good as the best; the usual one where none can run."""
+    best = min(times)
+    if not math.isfinite(best):
+        return ways[0]
+    return next(way for way, us in zip(ways, times, strict=True) if us <= best * TIE)
+
+
+def _written(way: Way) -> list[Any]:
+    """As a file holds it."""
+    return [None if way.tile is None else list(astuple(way.tile)), way.folded]
+
+
+@cache
+def search_on(device: torch.device) -> Search:
+    """The one search of a device."""
+    from eyas.kernels import gemm
+    from eyas.layers.timing import DeviceClock
+
+    lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES)
+    machine = {
+        "device": torch.cuda.get_device_name(device),
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "compiler": gemm.COMPILER,
+        "kernel": _digest(Path(gemm.__file__).read_bytes()),
+        "candidates": _digest(repr(lists).encode()),
+    }
+    return Search(DeviceClock(device), Kept(cache_folder(), "products", machine))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

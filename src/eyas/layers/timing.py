@@ -1,0 +1,186 @@
+"""How long a product takes each way, on this device.
+
+Promises: medians of replays of CUDA graphs, taken in turns, so that a clock that drifts is fair to all
+ways. Weights come from memory, not from a cache, and each product stands between the small kernels
+that it has for neighbours in a model; what a way leaves to others is counted (the activation after the
+library's product, the reading of parts). A way that this device cannot run takes forever. Must not run
+while anything is captured. Memory is given back.
+Does not know: which way is chosen.
+
+Legend: T rows, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from eyas.kernels.norm import add_norm, norm
+from eyas.layers import apply
+from eyas.layers.ways import Product, Way
+
+log = logging.getLogger(__name__)
+
+Jobs = Sequence[tuple[int, Sequence[Way]]]
+"""Row counts, and the ways to measure at each."""
+
+WEIGHT_BYTES = 256 << 20
+"""Weights that take turns: several times what a cache holds."""
+MOST_CALLS = 32
+MANY_CALLS_UP_TO = 512
+"""Rows beyond which a product takes so long that two of them are enough."""
+ROUNDS = 7
+NUM_THREADS = 16
+EPSILON = 1e-5
+
+
+class DeviceClock:
+    """Measures products on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, product: Product, jobs: Jobs) -> list[list[float]]:
+        """Microseconds of each way of each job; infinite where the device cannot run it."""
+        with torch.inference_mode(), torch.cuda.device(self._device):
+            assert not torch.cuda.is_current_stream_capturing(), "products are measured before"
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()
+            try:
+                times = _Scene(product, self._device, self._stream).times(jobs)
+            except torch.cuda.OutOfMemoryError:
+                log.warning("no memory to measure the product %s", product)
+                times = [[math.inf] * len(ways) for _, ways in jobs]
+            torch.cuda.empty_cache()
+        return times
+
+
+class _Scene:
+    """A product with weights that take turns, and what stands around it."""
+
+    def __init__(self, product: Product, device: torch.device, stream: torch.cuda.Stream) -> None:
+        self._product = product
+        self._device = device
+        self._stream = stream
+        size = product.num_out * product.num_in
+        num_bytes = size * product.dtype.itemsize
+        copies = max(1, WEIGHT_BYTES // num_bytes)
+        self._calls = max(2, min(2 * copies, MOST_CALLS))
+        copies = min(copies, self._calls)
+        options = {"device": device, "dtype": product.dtype}
+        weight = torch.empty(copies, product.num_out, product.num_in, **options)
+        self._weights = weight.normal_(std=product.num_in**-0.5).unbind()
+        self._bias_O = torch.zeros(product.num_out, **options) if product.has_bias else None
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+
+    def times(self, jobs: Jobs) -> list[list[float]]:
+        unusable = self._compile(list(dict.fromkeys(way for _, ways in jobs for way in ways)))
+        return [self._race(num_rows, ways, unusable) for num_rows, ways in jobs]
+
+    def _compile(self, ways: list[Way]) -> set[Way]:
+        """Run our kernel once in every way, on all cores, since the first run compiles it: the ways
+        that failed."""
+        x_1I = self._rows(1)
+
+        def fails(way: Way) -> bool:
+            with torch.inference_mode(), torch.cuda.device(self._device):
+                try:
+                    self._run(way, x_1I, self._weights[0], None)
+                except Exception as error:  # the compiler's or the driver's
+                    log.debug("%s: %s cannot run here: %s", self._product, way, error)
+                    return True
+            return False
+
+        def enter() -> None:
+            torch.zeros(1, device=self._device)  # the driver knows a thread by its first work there
+
+        own = [way for way in ways if way.tile is not None]
+        with ThreadPoolExecutor(NUM_THREADS, initializer=enter) as pool:
+            failed = list(pool.map(fails, own))
+        torch.cuda.synchronize()
+        return {way for way, has_failed in zip(own, failed, strict=True) if has_failed}
+
+    def _race(self, num_rows: int, ways: Sequence[Way], unusable: set[Way]) -> list[float]:
+        run = self._chain(num_rows)
+        calls = self._calls if num_rows <= MANY_CALLS_UP_TO else 2
+        racers = [way for way in ways if way not in unusable]
+        graphs = [self._capture(run, way, calls) for way in racers]
+        spans = [[self._span(graph) for graph in graphs] for _ in range(ROUNDS + 1)]
+        torch.cuda.synchronize()  # not earlier, or launches would be waited for inside the spans
+        medians = {
+            way: statistics.median(begin.elapsed_time(end) for begin, end in of_way) * 1000 / calls
+            for way, *of_way in zip(racers, *spans[1:], strict=True)  # the first is a rehearsal
+        }
+        self._graphs = graphs or self._graphs  # while one of them lives, the pool does
+        return [medians.get(way, math.inf) for way in ways]
+
+    def _span(self, graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """The events around one replay."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        return begin, end
+
+    def _capture(
+        self, run: Callable[[Way, int], None], way: Way, calls: int
+    ) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):  # torch.cuda.graph would collect garbage every time
+            run(way, 1)
+            torch.cuda.synchronize()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            run(way, calls)
+            graph.capture_end()
+        torch.cuda.synchronize()
+        return graph
+
+    def _chain(self, num_rows: int) -> Callable[[Way, int], None]:
+        """What runs the product so many times, its neighbours included."""
+        product, weights, x_TI = self._product, self._weights, self._rows(num_rows)
+        shape = (num_rows, product.num_out)
+        stream_TO, out_TO = None, None
+        if product.role == "parts":
+            stream_TO = torch.zeros(shape, device=self._device, dtype=product.dtype)
+        elif product.role == "logits":
+            out_TO = torch.empty(shape, device=self._device, dtype=torch.float32)
+
+        def run(way: Way, calls: int) -> None:
+            for i in range(calls):
+                weight_OI = weights[i % len(weights)]
+                if stream_TO is not None:
+                    parts = self._run(way, x_TI, weight_OI, None)
+                    add_norm(stream_TO, parts, None, EPSILON, pdl=True)
+                else:
+                    self._run(way, norm(x_TI, None, EPSILON, pdl=True), weight_OI, out_TO)
+
+        return run
+
+    def _rows(self, num_rows: int) -> torch.Tensor:
+        shape = (num_rows, self._product.num_in)
+        return torch.randn(shape, device=self._device, dtype=self._product.dtype)
+
+    def _run(
+        self,
+        way: Way,
+        x_TI: torch.Tensor,
+        weight_OI: torch.Tensor,
+        out_TO: torch.Tensor | None,
+    ) -> torch.Tensor:
+        match self._product.role:
+            case "parts":
+                return apply.parts(way, x_TI, weight_OI, self._product.num_splits)
+            case "logits":
+                return apply.logits(way, x_TI, weight_OI, out_TO)
+            case "gated":
+                return apply.gated(way, x_TI, weight_OI, self._bias_O)
+            case "plain":
+                return apply.plain(way, x_TI, weight_OI, self._bias_O)

@@ -1,0 +1,397 @@
+"""Which way a product runs: choices by time, ties, what exactness allows, and what outlives a start."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.layers.kept import Kept, cache_folder
+from eyas.layers.products import Products
+from eyas.layers.search import TIE, Search, fastest
+from eyas.layers.ways import (
+    BUCKETS,
+    DEVICE_STEPS,
+    LIBRARY,
+    PARTS_SPLITS,
+    Product,
+    Role,
+    Way,
+    buckets_up_to,
+    candidates,
+    pad_for_device,
+    plan_of,
+    row_counts,
+)
+
+CPU = torch.device("cpu")
+BF16 = torch.bfloat16
+ROLES: tuple[Role, ...] = ("plain", "parts", "gated", "logits")
+MACHINE = {"device": "a device", "torch": "2.11"}
+
+
+class FakeClock:
+    """Times by way and rows. The library takes 10, our kernel 20, what is listed another time."""
+
+    def __init__(self, listed: dict[tuple[int, Way], float] | None = None) -> None:
+        self.listed = listed or {}
+        self.library, self.own = 10.0, 20.0
+        self.asked: list[Product] = []
+
+    def __call__(
+        self, product: Product, jobs: Sequence[tuple[int, Sequence[Way]]]
+    ) -> list[list[float]]:
+        self.asked.append(product)
+        return [[self.time(rows, way) for way in ways] for rows, ways in jobs]
+
+    def time(self, rows: int, way: Way) -> float:
+        usual = self.library if way == LIBRARY else self.own
+        return self.listed.get((rows, way), usual)
+
+
+@pytest.fixture
+def agreeing(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
+    """Products for which the library is said to agree; all until the list is changed."""
+    disagreeing: list[Product] = []
+    monkeypatch.setattr(Products, "_try", lambda self, product: product not in disagreeing)
+    return disagreeing
+
+
+def product_of(role: Role, num_out: int = 4096, *, bias: bool = False) -> Product:
+    return Product(num_out, 4096, BF16, role, bias)
+
+
+def plans(exact: bool, search: Search | None, max_rows: int = 3072) -> dict[Role, Any]:
+    products = Products(exact, CPU, max_rows, search)
+    return {role: products.plan(4096, 4096, BF16, role) for role in ROLES}
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("library", [True, False])
+def test_every_bucket_has_candidates_that_differ(role: Role, library: bool) -> None:
+    for dtype in (BF16, torch.float16, torch.float32):
+        for bucket in BUCKETS:
+            ways = candidates(Product(96, 64, dtype, role), bucket, library=library)
+            assert len(set(ways)) == len(ways) >= 2
+            assert (ways[-1] == LIBRARY) is library and LIBRARY not in ways[:-1]
+            assert role == "parts" or not any(way.folded for way in ways)
+
+
+def test_every_row_count_has_a_way() -> None:
+    for max_rows in (1, 16, 17, 100, 3072, 8192):
+        buckets = buckets_up_to(max_rows)
+        assert buckets[-1] >= max_rows or buckets == BUCKETS
+        found = tuple(Way(None, folded=index % 2 == 1) for index in range(len(buckets)))
+        plan = plan_of(product_of("parts"), found)
+        for count in row_counts(max_rows):
+            index = sum(bucket < count for bucket in buckets[:-1])
+            assert plan.way(count) == found[index], count
+        assert plan.way(10**9) == found[-1]
+
+
+def test_row_counts_are_those_that_padding_makes() -> None:
+    for max_rows in (64, 100, 3072):
+        padded = {pad_for_device(count) for count in range(1, max_rows + 1)}
+        assert padded == set(row_counts(max_rows))
+    assert [step for _, step in DEVICE_STEPS] == [1, 16, 128]
+
+
+def test_ways_that_agree_become_one() -> None:
+    a, b = candidates(product_of("plain"), 16, library=False)[:2]
+    plan = plan_of(product_of("plain"), (a, a, b, b, a))
+    assert plan.ways == ((BUCKETS[1], a), (BUCKETS[3], b), (1 << 62, a))
+    assert plan.num_splits == 1
+
+
+def test_the_first_within_a_tie_is_taken() -> None:
+    usual, other, third = candidates(product_of("plain"), 16, library=False)[:3]
+    ways = (usual, other, third)
+    assert fastest(ways, (10.0, 9.9, 9.95)) == usual
+    assert fastest(ways, (9.9 * TIE + 0.1, 9.9 * TIE, 9.9)) == other
+    assert fastest(ways, (12.0, 11.0, 10.0)) == third
+    assert fastest(ways, (math.inf, math.inf, 10.0)) == third
+    assert fastest(ways, (math.inf, math.inf, math.inf)) == usual
+
+
+def test_the_fastest_is_chosen_for_each_bucket(agreeing: list[Product]) -> None:
+    for role in ROLES:
+        product = product_of(role)
+        ways = {rows: candidates(product, rows, library=False) for rows in BUCKETS}
+        chosen = {rows: options[index % len(options)] for index, (rows, options) in
+                  enumerate(ways.items())}  # fmt: skip
+        clock = FakeClock(dict.fromkeys(chosen.items(), 5.0))
+        plan = Products(True, CPU, 3072, Search(clock, None)).plan(4096, 4096, BF16, role)
+        assert {rows: plan.way(rows) for rows in BUCKETS} == chosen
+        assert plan.way(3072) == chosen[BUCKETS[-1]]
+
+
+def test_a_plan_is_made_once(agreeing: list[Product]) -> None:
+    clock = FakeClock()
+    products = Products(True, CPU, 3072, Search(clock, None))
+    first = products.plan(4096, 4096, BF16, "plain", bias=True)
+    assert products.plan(4096, 4096, BF16, "plain", bias=True) is first
+    products.plan(4096, 4096, BF16, "plain")
+    assert clock.asked == [product_of("plain", bias=True), product_of("plain")]
+
+
+def test_exact_products_use_the_library_only_where_it_agrees(agreeing: list[Product]) -> None:
+    found = plans(True, Search(FakeClock(), None))
+    for role in ("plain", "gated", "logits"):
+        assert [way for _, way in found[role].ways] == [LIBRARY]
+    agreeing += [product_of(role) for role in ROLES]
+    for plan in plans(True, Search(FakeClock(), None)).values():
+        assert all(way != LIBRARY for _, way in plan.ways)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_parts_keep_their_splits(agreeing: list[Product], exact: bool) -> None:
+    plan = plans(exact, Search(FakeClock(), None))["parts"]
+    assert plan.num_splits == PARTS_SPLITS
+    assert all((way == LIBRARY) is not exact for _, way in plan.ways)
+
+
+def test_without_exactness_nobody_asks_whether_the_library_agrees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(Products, "_try")
+    for plan in plans(False, Search(FakeClock(), None)).values():
+        assert [way for _, way in plan.ways] == [LIBRARY]
+
+
+def test_agreement_is_tried_once_for_what_is_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Product] = []
+    monkeypatch.setattr(Products, "_try", lambda self, product: bool(tried.append(product)))
+    plans(True, Search(FakeClock(), None))
+    assert [product.role for product in tried] == ["plain", "logits"], "gated is plain, parts never"
+
+
+def test_where_nothing_is_measured_the_usual_tiles_run() -> None:
+    for role, plan in plans(True, None).items():
+        for bucket in BUCKETS:
+            way = plan.way(bucket)
+            assert way == candidates(product_of(role), bucket, library=False)[0]
+            assert way.tile is not None
+            assert way.folded is (role == "parts" and bucket > 256)
+
+
+def test_odd_widths_are_the_librarys(agreeing: list[Product]) -> None:
+    clock = FakeClock()
+    plan = Products(True, CPU, 64, Search(clock, None)).plan(64, 40, BF16, "parts")
+    assert plan.way(1) == plan.way(4096) == LIBRARY and not clock.asked
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_library_of_another_order_is_found_out(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a torch product for each of the two, and one bit that is another at 17 rows."""
+    apply = pytest.importorskip("eyas.layers.apply")  # it imports triton
+    differing = 0
+
+    def plain(
+        way: Way, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+    ) -> torch.Tensor:
+        rows_TO = (x_TI.double() @ weight_OI.double().T).float() + (0 if bias_O is None else bias_O)
+        if way == LIBRARY and len(x_TI) == differing:
+            rows_TO[-1, -1] = rows_TO[-1, -1].nextafter(torch.tensor(torch.inf))
+        return rows_TO
+
+    monkeypatch.setattr(apply, "plain", plain)
+    monkeypatch.setattr(apply, "logits", lambda way, x, w, out: plain(way, x, w, None))
+    for differing in (0, 17, 80):
+        products = Products(True, CPU, 80)
+        for role, bias in (("plain", False), ("plain", True), ("logits", False)):
+            product = Product(24, 32, dtype, role, bias)
+            assert products._library_agrees(product) is (differing == 0)
+        assert not products._library_agrees(Product(24, 32, dtype, "parts"))
+
+
+# What outlives a start.
+
+
+def test_choices_are_kept(agreeing: list[Product], tmp_path: Path) -> None:
+    way = candidates(product_of("parts"), 192, library=False)[3]
+    clock = FakeClock({(192, way): 1.0})
+    first = plans(True, Search(clock, Kept(tmp_path, "products", MACHINE)))
+    again = FakeClock()
+    search = Search(again, Kept(tmp_path, "products", MACHINE))
+    assert plans(True, search) == first and first["parts"].way(192) == way
+    assert not again.asked and (search.num_measured, search.num_kept) == (0, len(ROLES))
+    assert plans(True, search, max_rows=48) == {
+        role: plan_of(product_of(role), tuple(plan.way(rows) for rows in buckets_up_to(48)))
+        for role, plan in first.items()
+    }, "fewer rows need fewer buckets"
+    assert not again.asked
+
+
+def test_more_rows_than_were_measured_are_measured(agreeing: list[Product], tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "products", MACHINE)
+    plans(True, Search(FakeClock(), kept), max_rows=48)
+    clock = FakeClock()
+    plans(True, Search(clock, kept), max_rows=3072)
+    assert len(clock.asked) == len(ROLES)
+
+
+def test_what_was_kept_says_nothing_of_agreement(agreeing: list[Product], tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "products", MACHINE)
+    plans(True, Search(FakeClock(), kept))
+    plans(False, Search(FakeClock(), kept))
+    agreeing += [product_of(role) for role in ROLES]
+    for plan in plans(True, Search(FakeClock(), kept)).values():
+        assert all(way != LIBRARY for _, way in plan.ways)
+
+
+def damaged(path: Path, what: str) -> None:
+    content = json.loads(path.read_text())
+    entries = content["entries"]
+    match what:
+        case "empty":
+            path.write_text("")
+            return
+        case "half":
+            path.write_text(path.read_text()[:-40])
+            return
+        case "bytes":
+            path.write_bytes(b"\xff\xfe\x00{")
+            return
+        case "deep":
+            path.write_text("[" * 100_000)
+            return
+        case "list":
+            content = [content]
+        case "foreign":
+            content["machine"]["torch"] = "2.12"
+        case "entries":
+            content["entries"] = 7
+        case "entry":
+            content["entries"] = {name: {"16": None} for name in entries}
+        case "short":
+            content["entries"] = {name: entry[:-1] for name, entry in entries.items()}
+        case "strange tile":
+            for entry in entries.values():
+                entry[2] = [[64, 64, 128, 4, 99, False], False]
+        case "library":
+            for entry in entries.values():
+                entry[2] = [None, False]
+        case "not a way":
+            for entry in entries.values():
+                entry[0] = 12
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["empty", "half", "bytes", "deep", "list", "foreign", "entries", "entry", "short",
+     "strange tile", "library", "not a way"],
+)  # fmt: skip
+def test_a_file_that_is_not_sound_is_replaced(
+    agreeing: list[Product], tmp_path: Path, what: str
+) -> None:
+    agreeing += [product_of(role) for role in ROLES]
+    kept = Kept(tmp_path, "products", MACHINE)
+    expected = plans(True, Search(FakeClock(), kept))
+    sound = kept.path.read_text()
+    damaged(kept.path, what)
+    clock = FakeClock()
+    assert plans(True, Search(clock, kept)) == expected
+    assert len(clock.asked) == len(ROLES)
+    assert json.loads(kept.path.read_text()) == json.loads(sound)
+
+
+def test_machines_have_files_of_their_own(tmp_path: Path) -> None:
+    here = Kept(tmp_path, "products", MACHINE)
+    there = Kept(tmp_path, "products", MACHINE | {"torch": "2.12"})
+    here.add("a", [1])
+    there.add("a", [2])
+    here.add("b", [3])
+    assert here.read() == {"a": [1], "b": [3]} and there.read() == {"a": [2]}
+    assert sorted(tmp_path.iterdir()) == sorted((here.path, there.path)), "nothing is left behind"
+
+
+def test_two_writers_do_not_lose_each_others_entries(tmp_path: Path) -> None:
+    one, other = (Kept(tmp_path / "new" / "folder", "products", MACHINE) for _ in range(2))
+    assert one.read() == {}
+    one.add("a", [1])
+    other.add("b", [2])
+    assert one.read() == {"a": [1], "b": [2]}
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(tmp_path, "products", MACHINE)
+    kept.add("a", [1])
+    seen: list[dict[str, Any]] = []
+
+    def fails(source: str, target: Path) -> None:
+        seen.append(json.loads(Path(source).read_text())["entries"])
+        raise PermissionError(source)
+
+    monkeypatch.setattr(os, "replace", fails)
+    kept.add("b", [2])
+    assert seen == [{"a": [1], "b": [2]}], "all of it is written before"
+    assert kept.read() == {"a": [1]} and list(tmp_path.iterdir()) == [kept.path]
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(
+    agreeing: list[Product], tmp_path: Path
+) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    expected = plans(True, Search(FakeClock(), None))
+    assert plans(True, Search(FakeClock(), Kept(blocked, "products", MACHINE))) == expected
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    closed.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert plans(True, Search(FakeClock(), Kept(closed, "products", MACHINE))) == expected
+    finally:
+        closed.chmod(stat.S_IRWXU)
+
+
+def test_what_could_not_be_measured_is_not_kept(agreeing: list[Product], tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "products", MACHINE)
+    clock = FakeClock()
+    clock.library = clock.own = math.inf
+    found = plans(True, Search(clock, kept))
+    assert found["plain"].way(16) == candidates(product_of("plain"), 16, library=True)[0]
+    assert kept.read() == {}
+
+
+def test_the_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "eyas"
+    monkeypatch.setenv("XDG_CACHE_HOME", "somewhere/below")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    for platform, parts in (
+        ("linux", (".cache",)),
+        ("darwin", ("Library", "Caches")),
+        ("win32", ("AppData", "Local")),
+    ):
+        monkeypatch.setattr("sys.platform", platform)
+        monkeypatch.delenv("LOCALAPPDATA", raising=False)
+        assert cache_folder() == tmp_path.joinpath(*parts, "eyas")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    assert cache_folder() == tmp_path / "local" / "eyas"
+
+
+def test_one_line_tells_of_the_search(
+    agreeing: list[Product], caplog: pytest.LogCaptureFixture
+) -> None:
+    search = Search(FakeClock(), None)
+    with caplog.at_level(logging.DEBUG, logger="eyas.layers"):
+        products = Products(True, CPU, 64, search)
+        products.plan(4096, 4096, BF16, "parts")
+        assert any("4096x4096 bfloat16 parts: 64x16x128w4s4" in text for text in caplog.messages)
+        caplog.clear()
+        search.report()
+        (line,) = caplog.messages
+        assert line.startswith("products: the fastest way of 1, 0 of them kept")
+        search.report()
+        assert len(caplog.messages) == 1, "nothing new to tell"
