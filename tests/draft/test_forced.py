@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.constraint import ConstraintFailure
+from eyas.constraint import ConstraintFailure, State
 from eyas.constraint.automaton import Automaton, Point
+from eyas.constraint.base import one_by_one
 from eyas.constraint.fill import fill_points
 from eyas.core import DraftTree, Request, SamplingParams
 from eyas.draft import Drafter, ForcedDrafter, RootDrafter, StepReport
@@ -42,6 +43,9 @@ class Told:
         if not self.row()[token]:
             return None
         return Told(self.grammar, self.text, self.choices, self.count + 1)
+
+    def after_all(self, tokens: Sequence[int]) -> State | None:
+        return one_by_one(self, tokens)
 
     def row(self) -> np.ndarray:
         allowed = np.zeros(VOCAB, dtype=bool)

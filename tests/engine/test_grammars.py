@@ -22,6 +22,7 @@ from eyas.constraint import (
     Vocabulary,
     build_backend,
 )
+from eyas.constraint.base import one_by_one
 from eyas.constraint.llguidance import LlguidanceState
 from eyas.core import GrammarError, Request, SamplingParams
 from eyas.dialect import Wanted
@@ -110,6 +111,9 @@ class Exhausted(LlguidanceState):
             raise ConstraintFailure("a limit, on purpose")
         state = self.state.after(token)
         return None if state is None else Exhausted(state, self.count - 1)
+
+    def after_all(self, tokens: Any) -> Any:
+        return one_by_one(self, tokens)
 
 
 class Limited:

@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from eyas.constraint import ConstraintFailure, Grammar, PoolStats, State
+from eyas.constraint.base import one_by_one
 from eyas.grammar import OutputSpec, Source
 from tests.laws.world import EOS, VOCAB
 
@@ -43,6 +44,9 @@ class Modular:
             return None
         state = ENDED if token == EOS else (self.state + token) % self.modulus
         return self.at(state, self.count + 1)
+
+    def after_all(self, tokens: Sequence[int]) -> State | None:
+        return one_by_one(self, tokens)
 
     def at(self, state: int, count: int) -> Modular:
         return type(self)(self.grammar, self.modulus, self.limit, state, count)

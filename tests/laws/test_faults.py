@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import eyas.engine.engine as engine_module
-from eyas.constraint import ConstraintFailure
+from eyas.constraint import ConstraintFailure, State
+from eyas.constraint.base import one_by_one
 from eyas.core import Request, RequestError, SamplingParams, Verdict
 from eyas.engine.engine import Engine
 from eyas.engine.flight import Flight, Landed
@@ -206,6 +207,9 @@ class Failing:
         if self.where == "after":
             self._count_down()
         return Failing(self.grammar, self.where, self.calls, self.count + 1)
+
+    def after_all(self, tokens: Sequence[int]) -> State | None:
+        return one_by_one(self, tokens)
 
     def row(self) -> np.ndarray:
         if self.where in ("fill", "limit"):

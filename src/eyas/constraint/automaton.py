@@ -29,15 +29,17 @@ forced over many thousand characters is slow to find, each time anew."""
 
 
 class Point:
-    """A place in an output. mask: its row of words, once it was filled; None is not filled."""
+    """A place in an output. mask: its row of words, once it was filled; None is not filled. ahead:
+    tokens that may come next, the masks here and after each of them, and how many of them are legal."""
 
-    __slots__ = ("budget", "later", "mask", "state")
+    __slots__ = ("ahead", "budget", "later", "mask", "state")
 
     def __init__(self, state: State, budget: BudgetPoint | None) -> None:
         self.state = state
         self.budget = budget
         self.mask: np.ndarray | None = None
-        self.later: dict[int, Point] = {}
+        self.ahead: tuple[tuple[int, ...], np.ndarray, int] | None = None
+        self.later: dict[int | tuple[int, ...], Point] = {}
 
     def after(self, token: int) -> Point | None:
         """One token later; None where the token is not legal. ConstraintFailure at a limit."""
@@ -55,6 +57,19 @@ class Point:
             return None
         point = self.later[token] = Point(state, budget)
         return point
+
+    def beyond(self, tokens: tuple[int, ...]) -> tuple[Point | None, int]:
+        """As `after`, over at least one of the tokens, and over how many: over all at once where nobody
+        has walked and no budget counts them."""
+        if len(tokens) == 1 or self.budget is not None or tokens[0] in self.later:
+            return self.after(tokens[0]), 1
+        point = self.later.get(tokens)
+        if point is None:
+            state = self.state.after_all(tokens)
+            if state is None:
+                return None, len(tokens)
+            point = self.later[tokens] = Point(state, None)
+        return point, len(tokens)
 
     @property
     def only_token(self) -> int | None:
@@ -86,14 +101,21 @@ class Automaton:
         self._spelled: list[State] | None = None
         self._num_asked, self._asked_seconds = 0, 0.0
         self.num_replays = 0
+        self.has_twins = False
         self.root = Point(grammar.start(), self._budget)
 
     def fork(self) -> Automaton:
         """An independent automaton at the same place."""
+        self.has_twins = True
         twin = copy.copy(self)
         twin._tokens, twin._passed = list(self._tokens), []
         twin._num_asked, twin._asked_seconds, twin.num_replays = 0, 0.0, 0
         return twin
+
+    @property
+    def has_budget(self) -> bool:
+        """Does a budget still have a say? Then masks alone do not tell what is legal."""
+        return self.root.budget is not None
 
     def walk(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[Point | None]:
         """Where each node of a draft stands; None for one that is not legal here or has hit a limit,
@@ -111,11 +133,13 @@ class Automaton:
         self._passed = []
         self._tokens += tokens
         try:
-            for token in tokens:
-                point = self.root.after(token)
-                assert point is not None, "a chosen token is not legal"
+            left = tuple(tokens)
+            while left:
+                point, num_passed = self.root.beyond(left)
+                if point is None:  # it was, in its mask: a limit has spoilt what states share
+                    raise ConstraintFailure("a chosen token is not legal any more")
                 self._passed.append(self.root)
-                self.root = point
+                self.root, left = point, left[num_passed:]
         except ConstraintFailure:
             self.replay()
         if self._spelled is not None:
@@ -171,10 +195,8 @@ def _all_after(states: Sequence[State], tokens: Sequence[int]) -> list[State]:
     """The states that follow, without those for which a token is not legal."""
     left: list[State] = []
     for first in states:
-        state: State | None = first
         try:
-            for token in tokens:
-                state = state.after(token) if state is not None else None
+            state = first.after_all(tokens)
         except Exception:  # as in `_try`
             state = None
         if state is not None:

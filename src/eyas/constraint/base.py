@@ -3,7 +3,7 @@
 Promises: a state never changes, and what it allows depends on the tokens that led to it alone.
 Does not know: models, drafters, sampling, requests.
 
-Legend: N mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed).
+Legend: N, R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed).
 """
 
 from __future__ import annotations
@@ -37,10 +37,24 @@ class State(Protocol):
         resource limit is hit."""
         ...
 
+    def after_all(self, tokens: Sequence[int]) -> State | None:
+        """As `after`, token by token."""
+        ...
+
     def forced(self, limit: int) -> list[int]:
         """Up to `limit` tokens that spell the only text that can follow; [] when there is a choice.
         A guess for drafts: nothing has to come of it."""
         ...
+
+
+def one_by_one(state: State, tokens: Sequence[int]) -> State | None:
+    """`State.after_all` for libraries that have nothing quicker."""
+    last: State | None = state
+    for token in tokens:
+        if last is None:
+            break
+        last = last.after(token)
+    return last
 
 
 class Grammar(Protocol):
@@ -76,6 +90,19 @@ class Backend(Protocol):
         """Write the mask of states[i] into the zeroed int32 row i, over all cores, without the
         interpreter's lock. The rows of states that hit a resource limit stay zero; returns their
         indices."""
+        ...
+
+    def fill_drafts(
+        self,
+        states: Sequence[State],
+        drafts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        mask_RK: np.ndarray,
+    ) -> list[int]:
+        """Write the mask of states[i] into the zeroed row rows[i] and behind it those after each token
+        of drafts[i], as far as these are legal; rows after that, and after an end, stay zero. Over all
+        cores, without the interpreter's lock. Where a resource limit is hit the rows stay zero from
+        there on, or from one row before; returns the indices of those that have no rows at all."""
         ...
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ handled here; padding and nameless ids are never legal; masks allow every spelli
 never call the tokenizer, so they need no interpreter.
 Does not know: who compiles when, budgets, trees.
 
-Legend: N mask rows, K 32-bit words of a row.
+Legend: N, R mask rows, K 32-bit words of a row.
 """
 
 from __future__ import annotations
@@ -16,38 +16,25 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import llguidance
-import msgspec
 import numpy as np
 
-from eyas.constraint.base import ConstraintFailure, State
+from eyas.constraint.base import ConstraintFailure, State, one_by_one
+from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
 from eyas.constraint.lark import to_llguidance
+from eyas.constraint.library_tokenizer import library_tokenizer
 from eyas.constraint.priority import give_way
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
-from eyas.grammar import Json, Node, OutputSpec, Source, leaves, replaced
+from eyas.grammar import Node, OutputSpec, Source, leaves
 
 _T = TypeVar("_T")
 
 MAX_TOKEN_BYTES = 32
 """Longer tokens are no good guess for a forced text."""
-CANONICAL_SEPARATORS = ((", ", ": "), (",", ":"))
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
 stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
-_PLAIN = r'"\\\x00-\x1F\x7F'
-_OPENERS = r"<\["
-SLICES = (
-    rf"[^{_PLAIN}{_OPENERS}/|][^{_PLAIN}{_OPENERS}]{{0,9}}",
-    rf"[^{_PLAIN}{_OPENERS}/|][^{_PLAIN}{_OPENERS}]{{0,29}}",
-    rf"[^{_PLAIN}{_OPENERS}/|][^{_PLAIN}{_OPENERS}]*",
-    rf"[^{_OPENERS}/|][^{_OPENERS}]*",
-    rf"[^{_OPENERS}]+",
-    *llguidance.LLTokenizer.general_slices(),
-)
-"""Classes of tokens whose legality the library may decide at once: its own and, before them, those in
-which no marker begins. The first mask of free text up to a marker takes 30 microseconds with them and
-1,200 without (152k tokens)."""
 _BORROWED_PAUSE_SECONDS = 0.0002
 
 
@@ -59,16 +46,13 @@ class LlguidanceBackend:
     def __init__(self, vocabulary: Vocabulary, *, num_threads: int = 1) -> None:
         self.vocabulary = vocabulary
         self.eos_token_ids = frozenset(vocabulary.eos_token_ids)
-        self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Tokens(vocabulary)),
-            eos_token=list(vocabulary.eos_token_ids),
-            slices=list(SLICES),
-        )
+        self._tokenizer = library_tokenizer(vocabulary)
         self._limits = llguidance.LLParserLimits(
             verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW
         )
-        # Alone, the calling thread is quicker than waking another.
-        self._executor = llguidance.LLExecutor(num_threads) if num_threads > 1 else None
+        self._executor = llguidance.LLExecutor(num_threads)
+        self._is_threaded = num_threads > 1
+        """Alone, the calling thread is quicker than waking another."""
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
             token for token, data in enumerate(vocabulary.tokens) if not data
@@ -78,7 +62,7 @@ class LlguidanceBackend:
         )
 
     def compile(self, spec: OutputSpec) -> LlguidanceGrammar:
-        return self._compile(spec.root, spec.param, _canonical_trees(spec.root))
+        return self._compile(spec.root, spec.param, canonical_trees(spec.root))
 
     def fill(self, states: Sequence[State], mask_NK: np.ndarray) -> list[int]:
         assert mask_NK.dtype == np.int32 and mask_NK.flags.c_contiguous
@@ -105,6 +89,35 @@ class LlguidanceBackend:
                 mask_NK[other] = mask_NK[row]
         return sorted(failed)
 
+    def fill_drafts(
+        self,
+        states: Sequence[State],
+        drafts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        mask_RK: np.ndarray,
+    ) -> list[int]:
+        assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
+        assert mask_RK.shape[1] == self._num_words
+        work: list[tuple[int, llguidance.LLMatcher, int, list[int]]] = []
+        for i, state in enumerate(states):
+            assert isinstance(state, LlguidanceState)
+            assert rows[i] >= 0 and rows[i] + len(drafts[i]) < len(mask_RK)
+            if state.matcher is not None:
+                # A copy, also since one that has gone back would remember masks of where it was.
+                work.append((i, state.copy(), rows[i], self.spelled(drafts[i])))
+        # Matchers of one grammar wait for each other, so they stand together, for one thread.
+        work.sort(key=lambda each: id(states[each[0]].grammar))
+        self._follow([each[1:] for each in work], mask_RK)
+        failed: list[int] = []
+        for i, matcher, row, draft in work:
+            if _has_failed(matcher):
+                written = np.any(mask_RK[row : row + len(draft) + 1], axis=1).tolist()
+                last = max((place for place, has_row in enumerate(written) if has_row), default=0)
+                mask_RK[row + last] = 0  # it may be that of an end, which failures are given
+                if last == 0:
+                    failed.append(i)
+        return sorted(failed)
+
     def close(self) -> None:
         """End the background thread; what it compiles now it finishes."""
         self._background.shutdown(wait=False, cancel_futures=True)
@@ -112,6 +125,13 @@ class LlguidanceBackend:
     def is_nameless(self, token: int) -> bool:
         """Has no bytes: padding, or an id that the tokenizer leaves out."""
         return not 0 <= token < len(self.vocabulary.tokens) or token in self._nameless
+
+    def spelled(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens up to the end or the first one without bytes, which the library is not shown."""
+        for place, token in enumerate(tokens):
+            if token in self.eos_token_ids or self.is_nameless(token):
+                return list(tokens[:place])
+        return list(tokens)
 
     def matcher(self, text: str) -> llguidance.LLMatcher:
         """A matcher that shares nothing with others; it may be in error."""
@@ -138,11 +158,24 @@ class LlguidanceBackend:
     def _compute(self, work: list[tuple[llguidance.LLMatcher, int]], mask_NK: np.ndarray) -> None:
         num_bytes = self._num_words * 4
         begin = mask_NK.ctypes.data
-        if self._executor is not None and len(work) > 1:
+        if self._is_threaded and len(work) > 1:
             self._executor.unsafe_compute_mask_ptr(work, begin, num_bytes, len(mask_NK))
             return
         for matcher, row in work:
             matcher.unsafe_compute_mask_ptr(begin + row * num_bytes, num_bytes)
+
+    def _follow(
+        self, work: list[tuple[llguidance.LLMatcher, int, list[int]]], mask_RK: np.ndarray
+    ) -> None:
+        """Have matchers that are nobody's go through a draft, mask by mask, and back."""
+        drafted = [each for each in work if each[2]]  # the executor takes none without a draft
+        at_once = [drafted] if self._is_threaded and drafted else [[each] for each in drafted]
+        for some in at_once:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(
+                some, mask_RK.ctypes.data, self._num_words * 4, len(mask_RK)
+            )
+        if len(drafted) < len(work):
+            self._compute([(matcher, row) for matcher, row, draft in work if not draft], mask_RK)
 
     def _compile(
         self, root: Node, param: str | None, canonical: Sequence[Node]
@@ -267,7 +300,7 @@ class LlguidanceState:
         if self.matcher is None:
             return None
         backend = self._grammar.backend
-        matcher = self._copy()
+        matcher = self.copy()
         if matcher.is_error():
             raise ConstraintFailure(_LIMIT_HIT)
         if token in backend.eos_token_ids and matcher.is_accepting():
@@ -280,13 +313,27 @@ class LlguidanceState:
             raise ConstraintFailure(_LIMIT_HIT)
         return None
 
+    def after_all(self, tokens: Sequence[int]) -> State | None:
+        plain = self._grammar.backend.spelled(tokens)
+        if self.matcher is None or not plain:
+            return one_by_one(self, tokens)
+        matcher = self.copy()
+        num_taken = matcher.try_consume_tokens(plain)
+        if matcher.is_error():
+            raise ConstraintFailure(_LIMIT_HIT)
+        if num_taken < len(plain):
+            return None
+        reached = type(self)(self._grammar, matcher, self.num_deviations)
+        return one_by_one(reached, tokens[len(plain) :])
+
     def forced(self, limit: int) -> list[int]:
         if self.matcher is None or limit <= 0:
             return []
-        data = self._copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
+        data = self.copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
         return self._grammar.backend.forced_tokens(data)[:limit] if data else []
 
-    def _copy(self) -> llguidance.LLMatcher:
+    def copy(self) -> llguidance.LLMatcher:
+        """A matcher that stands here and is the caller's own."""
         assert self.matcher is not None
         return _when_free(self.matcher.deep_copy)
 
@@ -304,11 +351,14 @@ class CanonicalState(LlguidanceState):
             return exact
         bare = backend.vocabulary.tokens[token].strip(_WHITE)
         for data in (bare, b" " + bare) if bare else (b"",):
-            matcher = self._copy()
+            matcher = self.copy()
             tokens = backend.forced_tokens(data) if data else []
             if matcher.try_consume_tokens(tokens) == len(tokens):
                 return CanonicalState(self._grammar, matcher, self.num_deviations + 1)
         return None
+
+    def after_all(self, tokens: Sequence[int]) -> State | None:
+        return one_by_one(self, tokens)
 
 
 def _when_free(call: Callable[[], _T]) -> _T:
@@ -328,43 +378,19 @@ def _fate(matcher: llguidance.LLMatcher) -> tuple[bool, bool]:
     return is_failed, is_failed or (matcher.is_stopped() and not matcher.is_accepting())
 
 
+def _has_failed(matcher: llguidance.LLMatcher) -> bool:
+    """After a draft: did it hit a limit? That it cannot go back does not matter."""
+    return matcher.is_error() and _NO_WAY_BACK not in matcher.get_error()
+
+
 _WHITE = b" \t\r\n"
 _NOTHING_FOLLOWS = "NoExtension"
 """How the library's error begins where no text can match."""
+_NO_WAY_BACK = "rollback not supported"
+"""In the library's error where a grammar has lexemes of so many tokens at most."""
 _LIMIT_HIT = (
     "the output grammar is too complex to go on from here; lower its repetition counts or lengths"
 )
-
-
-class _Tokens:
-    """A vocabulary in the shape in which the library's wrapper reads one."""
-
-    bos_token_id = None
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        padding = vocabulary.vocab_size - len(vocabulary.tokens)
-        self.tokens = [*vocabulary.tokens, *[b""] * padding]
-        self.special_token_ids = sorted(vocabulary.special_ids)
-        self.eos_token_id = vocabulary.eos_token_ids[0]
-        self._encode = vocabulary.encode
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._encode(text.decode("utf-8", "replace"))
-
-
-def _canonical_trees(root: Node) -> list[Node]:
-    """The tree with the usual separators in its schemas; none where it has no free white space."""
-    if not any(isinstance(leaf, Json) and leaf.separators is None for leaf in leaves(root)):
-        return []
-    return [
-        replaced(root, lambda leaf, pair=pair: _spaced(leaf, pair)) for pair in CANONICAL_SEPARATORS
-    ]
-
-
-def _spaced(leaf: Node, separators: tuple[str, str]) -> Node:
-    if isinstance(leaf, Json) and leaf.separators is None:
-        return msgspec.structs.replace(leaf, separators=separators)
-    return leaf
 
 
 def _num_bytes(text: str) -> int:

@@ -5,7 +5,7 @@ that the tree does not name is ever legal; compilations run in a process that is
 Its grammars have no canonical ones: a compilation takes too long to do it three times.
 Does not know: who compiles when, budgets, trees.
 
-Legend: N mask rows, K 32-bit words of a row.
+Legend: N, R mask rows, K 32-bit words of a row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eyas.constraint.base import State
+from eyas.constraint.base import State, one_by_one
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
 from eyas.constraint.vocabulary import Vocabulary
@@ -109,6 +109,28 @@ class XgrammarBackend:
             mask_NK[row] = mask_NK[source]
         return []
 
+    def fill_drafts(
+        self,
+        states: Sequence[State],
+        drafts: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        mask_RK: np.ndarray,
+    ) -> list[int]:
+        reached: list[State] = []
+        reached_rows: list[int] = []
+        for first, draft, row in zip(states, drafts, rows, strict=True):
+            state: State | None = first
+            for place in range(len(draft) + 1):
+                if state is None:
+                    break
+                reached.append(state)
+                reached_rows.append(row + place)
+                state = state.after(draft[place]) if place < len(draft) else None
+        mask_NK = np.zeros((len(reached), mask_RK.shape[1]), dtype=np.int32)
+        self.fill(reached, mask_NK)
+        mask_RK[reached_rows] = mask_NK
+        return []
+
     def close(self) -> None:
         """End the compiling process."""
         self._compiler.close()
@@ -192,6 +214,9 @@ class XgrammarState:
             if token not in backend.eos_token_ids and matcher.accept_token(token):
                 return XgrammarState(self._grammar, matcher)
         return None
+
+    def after_all(self, tokens: Sequence[int]) -> State | None:
+        return one_by_one(self, tokens)
 
     def forced(self, limit: int) -> list[int]:
         if self.matcher is None or limit <= 0:

@@ -20,11 +20,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from eyas.cache.transfer import HostCopy
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
-from eyas.constraint.fill import fill_points
+from eyas.constraint.fill import Draft, fill_drafts, fill_points
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, prune
 from eyas.engine.sequence import Sequence, Status
@@ -39,16 +40,30 @@ FAILED = "the output's grammar hit a resource limit while it was enforced; simpl
 
 @dataclass(slots=True)
 class _Walked:
-    """One sequence's tree: where each node stands. None in `points`: not legal."""
+    """One sequence's tree: where each node stands. None in `points`: not legal. draft: its tokens where
+    only the root was looked at, and their masks will tell the rest; None where all nodes were."""
 
     sequence: Sequence
     points: list[Point | None]
+    draft: Draft | None = None
+
+    @property
+    def is_filled(self) -> bool:
+        """As a draft; points have their masks by themselves."""
+        return self.draft is not None and bool(self.draft.is_filled)
+
+    def legal(self, size: int) -> list[bool]:
+        """By node; what was not looked at is not refused."""
+        if self.draft is None:
+            return [point is not None for point in self.points]
+        num = 1 + self.draft.num_legal if self.draft.is_filled else size
+        return [node < num for node in range(size)]
 
 
 @dataclass(slots=True, eq=False)
 class TreeMasks:
     """The automata of one step. walked[b] is None for a sequence that is not constrained (or has
-    ended: `silent`)."""
+    ended: `silent`). refusals: complete once the masks are there."""
 
     tree: DraftTree
     vocab_size: int
@@ -57,6 +72,8 @@ class TreeMasks:
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
     refusals: Refusals = field(default_factory=Refusals)
+    _tokens: list[list[int]] = field(default_factory=list)
+    _parents: list[list[int]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
     _num_rows: int = 0
     _filled: Future[np.ndarray] | None = None
@@ -75,10 +92,9 @@ class TreeMasks:
         return self.tree.tokens_BW.device.type == "cpu"
 
     def walk(self, rooted: Series[Sequence]) -> None:
-        """Follow every constrained sequence's draft."""
-        tree, prunes = self.tree, self.walks_ahead
+        """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
         host = self._host.read()
-        tokens, parents = host["tokens"].tolist(), host["parents"].tolist()
+        self._tokens, self._parents = host["tokens"].tolist(), host["parents"].tolist()
         self._sizes = host["sizes"].tolist()[: len(rooted)]
         for b, sequence in enumerate(rooted):
             self.walked.append(None)
@@ -87,24 +103,44 @@ class TreeMasks:
             if sequence.status is not Status.RUNNING or sequence.failure is not None:
                 self.silent.add(b)
                 continue
-            size = self._sizes[b]
-            try:
-                points = sequence.constraint.walk(tokens[b][:size], parents[b][:size])
-            except Exception:
-                self._fail(b, sequence)
-                continue
+            if not self.walks_ahead and self.tree.is_chain and not sequence.constraint.has_budget:
+                root = sequence.constraint.root
+                tokens = tuple(self._tokens[b][1 : self._sizes[b]])
+                draft = Draft(root, tokens, b * self.tree.width, sequence.constraint.has_twins)
+                self.walked[b] = _Walked(sequence, [root], draft)
+            else:
+                self._walk(b, sequence)
+        if self.walks_ahead:
+            self._refuse()
+        self._num_rows = sum(self._sizes) if self.walks_ahead else self.tree.tokens_BW.numel()
+
+    def _walk(self, b: int, sequence: Sequence) -> None:
+        automaton, size = sequence.constraint, self._sizes[b]
+        assert automaton is not None
+        try:
+            points = automaton.walk(self._tokens[b][:size], self._parents[b][:size])
+        except Exception:
+            self._fail(b, sequence)
+        else:
             self.walked[b] = _Walked(sequence, points)
+
+    def _refuse(self) -> None:
+        """Say what is not legal, and leave it out of the tree where the forward is still to come."""
         legal = [
-            None if each is None else [p is not None for p in each.points] for each in self.walked
+            None if each is None else each.legal(size)
+            for each, size in zip(self.walked, self._sizes, strict=True)
         ]
-        self.tree, self.refusals = prune(tree, tokens, parents, self._sizes, legal, prunes=prunes)
-        if prunes:
+        asked = (self.tree, self._tokens, self._parents, self._sizes, legal)
+        self.tree, found = prune(*asked, prunes=self.walks_ahead)
+        refusals = self.refusals  # the step's flight may hold it already
+        refusals.num_nodes, refusals.below = found.num_nodes, found.below
+        refusals.illegal = found.illegal
+        self.stats.num_pruned += found.num_nodes
+        if self.walks_ahead:
             for each in self.walked:
                 if each is not None:
                     each.points = [point for point in each.points if point is not None]
-            self._sizes = self.tree.sizes_B.tolist() if self.refusals.num_nodes else self._sizes
-        self.stats.num_pruned += self.refusals.num_nodes
-        self._num_rows = sum(self._sizes) if prunes else self.tree.tokens_BW.numel()
+            self._sizes = self.tree.sizes_B.tolist() if found.num_nodes else self._sizes
 
     def begin(self, worker: ThreadPoolExecutor | None) -> None:
         """Start filling beside the forward, where there is a worker and enough to do; else it is done
@@ -119,27 +155,45 @@ class TreeMasks:
 
     def _fill(self) -> np.ndarray:
         started = time.perf_counter()
-        mask_RK = np.zeros((self._num_rows, -(-self.vocab_size // 32)), dtype=np.int32)
-        width = self.tree.width
+        mask_RK = self._zeros()
         is_grid = not self.walks_ahead
-        first, firsts, roots, later = 0, [], [], []
+        firsts, first = [], 0
         for b, size in enumerate(self._sizes):
-            each = self.walked[b]
             firsts.append(first)
-            if each is not None:
-                places = [(first + node, point) for node, point in enumerate(each.points) if point]
+            if self.walked[b] is None and b not in self.silent:
+                mask_RK[first : first + size] = -1
+            first += self.tree.width if is_grid else size
+        self._fill_drafts(mask_RK, started + self.deadline_seconds)
+        roots, later = [], []
+        for b, each in enumerate(self.walked):
+            if each is not None and not each.is_filled:
+                nodes = enumerate(each.points)
+                places = [(firsts[b] + node, point) for node, point in nodes if point is not None]
                 roots += places[:1]
                 later += places[1:]
-            elif b not in self.silent:
-                mask_RK[first : first + size] = -1
-            first += width if is_grid else size
         self._fill_points(roots, mask_RK, None)
         for b, each in enumerate(self.walked):
-            if each is not None and each.points[0] is not None and each.points[0].mask is None:
-                self._retry(b, each, mask_RK, firsts[b])
+            if each is not None and not each.is_filled and each.points[0] is not None:
+                if each.points[0].mask is None:
+                    self._retry(b, each, mask_RK, firsts[b])
         self._fill_points(later, mask_RK, started + self.deadline_seconds)
+        if is_grid:
+            self._refuse()
         self.stats.mask_seconds += time.perf_counter() - started
         return mask_RK
+
+    def _zeros(self) -> np.ndarray:
+        """[R, K] int32; for a device, from where it is copied without a detour."""
+        shape = (self._num_rows, -(-self.vocab_size // 32))
+        if self.tree.tokens_BW.device.type == "cpu":
+            return np.zeros(shape, dtype=np.int32)
+        return torch.zeros(shape, dtype=torch.int32, pin_memory=True).numpy()
+
+    def _fill_drafts(self, mask_RK: np.ndarray, deadline: float) -> None:
+        """Rows of drafts that nobody has walked through."""
+        drafts = [each.draft for each in self.walked if each is not None and each.draft is not None]
+        if drafts:
+            self.stats.num_masks += fill_drafts(drafts, mask_RK, deadline)
 
     def _fill_points(
         self, places: list[tuple[int, Point]], mask_RK: np.ndarray, deadline: float | None

@@ -1,0 +1,51 @@
+"""A vocabulary as llguidance wants it.
+
+Promises: padding and nameless ids have no bytes; tokens whose legality can be decided at once stand
+together.
+Does not know: grammars.
+"""
+
+from __future__ import annotations
+
+import llguidance
+
+from eyas.constraint.vocabulary import Vocabulary
+
+_PLAIN = r'"\\\x00-\x1F\x7F'
+_OPENERS = r"<\["
+SLICES = (
+    rf"[^{_PLAIN}{_OPENERS}/|][^{_PLAIN}{_OPENERS}]{{0,9}}",
+    rf"[^{_PLAIN}{_OPENERS}/|][^{_PLAIN}{_OPENERS}]{{0,29}}",
+    rf"[^{_PLAIN}{_OPENERS}/|][^{_PLAIN}{_OPENERS}]*",
+    rf"[^{_OPENERS}/|][^{_OPENERS}]*",
+    rf"[^{_OPENERS}]+",
+    *llguidance.LLTokenizer.general_slices(),
+)
+"""Classes of tokens whose legality the library may decide at once: its own and, before them, those in
+which no marker begins. The first mask of free text up to a marker takes 30 microseconds with them and
+1,200 without (152k tokens)."""
+
+
+def library_tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
+    """The vocabulary's tokens, with its ends."""
+    return llguidance.LLTokenizer(
+        llguidance.TokenizerWrapper(_Tokens(vocabulary)),
+        eos_token=list(vocabulary.eos_token_ids),
+        slices=list(SLICES),
+    )
+
+
+class _Tokens:
+    """A vocabulary in the shape in which the library's wrapper reads one."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        padding = vocabulary.vocab_size - len(vocabulary.tokens)
+        self.tokens = [*vocabulary.tokens, *[b""] * padding]
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._encode(text.decode("utf-8", "replace"))
