@@ -16,7 +16,7 @@ import torch
 
 from eyas.layers.kept import Kept, cache_folder
 from eyas.layers.products import Products
-from eyas.layers.search import TIE, Search, fastest
+from eyas.layers.search import TIE, USUAL, Search, fastest
 from eyas.layers.ways import (
     BUCKETS,
     DEVICE_STEPS,
@@ -111,14 +111,15 @@ def test_ways_that_agree_become_one() -> None:
     assert plan.num_splits == 1
 
 
-def test_the_first_within_a_tie_is_taken() -> None:
-    usual, other, third = candidates(product_of("plain"), 16, library=False)[:3]
-    ways = (usual, other, third)
-    assert fastest(ways, (10.0, 9.9, 9.95)) == usual
-    assert fastest(ways, (9.9 * TIE + 0.1, 9.9 * TIE, 9.9)) == other
+def test_the_usual_way_stays_unless_another_is_clearly_faster() -> None:
+    usual, other, third = ways = candidates(product_of("plain"), 16, library=False)[:3]
+    assert fastest(ways, (10.0 * USUAL, 10.0, 10.0)) == usual
+    assert fastest(ways, (10.0 * USUAL + 0.1, 10.0 * TIE, 10.0)) == other
     assert fastest(ways, (12.0, 11.0, 10.0)) == third
     assert fastest(ways, (math.inf, math.inf, 10.0)) == third
     assert fastest(ways, (math.inf, math.inf, math.inf)) == usual
+    assert fastest([usual, other, LIBRARY], (11.0, 10.0, 9.9)) == other
+    assert fastest([usual, other, LIBRARY], (11.0, 10.0, 9.0)) == LIBRARY
 
 
 def test_the_fastest_is_chosen_for_each_bucket(agreeing: list[Product]) -> None:

@@ -1,8 +1,8 @@
 """The fastest way of each product, measured once and kept.
 
-Promises: of the ways that are within `TIE` of the fastest the first of `candidates` is taken, so that
-choices are the same at every start. What was kept is taken only if it is still among the candidates.
-No choice here changes bits: who may take part is the caller's decision.
+Promises: the usual way is kept unless another is clearly faster, and of those alike the first of
+`candidates` is taken, so that choices are the same at every start. What was kept is taken only if it
+is still among the candidates. No choice here changes bits: who may take part is the caller's decision.
 Does not know: how times are taken.
 """
 
@@ -22,7 +22,7 @@ import torch
 
 from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, TILES
 from eyas.layers.kept import Kept, cache_folder
-from eyas.layers.ways import BUCKETS, Product, Way, buckets_up_to, candidates
+from eyas.layers.ways import BUCKETS, LIBRARY, Product, Way, buckets_up_to, candidates
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,12 @@ Clock = Callable[[Product, Sequence[tuple[int, Sequence[Way]]]], list[list[float
 """Microseconds of each way at each row count (`timing.DeviceClock`)."""
 
 TIE = 1.02
+USUAL = 1.06
+"""The usual way stays unless another is faster by more than this: what a product costs in a model also
+depends on how its neighbours fit beside it, by a few percent that are not measured here."""
+ALONE = 1.05
+"""What the library's kernels cost more in a model than here: they neither start early nor let the next
+one."""
 
 
 class Search:
@@ -88,11 +94,13 @@ class Search:
 
 
 def fastest(ways: Sequence[Way], times: Sequence[float]) -> Way:
-    """The first that is as good as the best; the usual one where none can run."""
-    best = min(times)
-    if not math.isfinite(best):
+    """The usual one where it is nearly as good as the best, or where none can run; else the first that
+    is as good as the best."""
+    costs = [us * ALONE if way == LIBRARY else us for way, us in zip(ways, times, strict=True)]
+    best = min(costs)
+    if not math.isfinite(best) or costs[0] <= best * USUAL:
         return ways[0]
-    return next(way for way, us in zip(ways, times, strict=True) if us <= best * TIE)
+    return next(way for way, cost in zip(ways, costs, strict=True) if cost <= best * TIE)
 
 
 def _written(way: Way) -> list[Any]:
@@ -106,7 +114,7 @@ def search_on(device: torch.device) -> Search:
     from eyas.kernels import gemm
     from eyas.layers.timing import DeviceClock
 
-    lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES)
+    lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES, TIE, USUAL, ALONE)
     machine = {
         "device": torch.cuda.get_device_name(device),
         "torch": str(torch.__version__),
