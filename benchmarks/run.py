@@ -80,6 +80,7 @@ ON_GPU: dict[str, list[str]] = {
 }
 """The same, on one H200; each of them also with kernels that are fastest (NAME_fast)."""
 ON_GPU |= {f"{name}_fast": [*command, "--no-exact"] for name, command in ON_GPU.items()}
+ON_GPU["h200_prefill"] = [*SHAPE[:-1], "--prefill", "8192", "--interfere", "16"]
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,7 @@ from eyas.core import (
 from eyas.grammar import OutputSpec
 from eyas.typed import Grammar, JsonSchema, OutputIncomplete, Regex
 
-__version__ = "0.4.0"
+__version__ = "0.4.1"
 
 __all__ = [
     "LLM",
