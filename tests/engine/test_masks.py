@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +15,10 @@ import torch
 
 from eyas.constraint import Vocabulary, build_backend
 from eyas.constraint.automaton import Automaton
+from eyas.constraint.drafts import DraftThreads
 from eyas.core import DraftTree
-from eyas.engine.masks import FAILED, TreeMasks
+from eyas.engine import masks as masks_module
+from eyas.engine.masks import FAILED, MaskThreads, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
 from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
@@ -36,12 +40,20 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TreeMasks, "walks_ahead", property(lambda masks: False))
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+HERE, THREADS = (1, False), (3, True)
+
+
+@pytest.fixture(scope="module", params=[HERE, (3, False), THREADS])
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """By threads that fill points, and whether there are some for drafts: its `mask_threads`."""
+    num_threads, has_draft_threads = request.param
     info = engine("root").info
     vocabulary = Vocabulary.of(TOKENIZER, info.vocab_size, info.eos_token_ids)
-    made = build_backend("llguidance", vocabulary, request.param)
+    made: Any = build_backend("llguidance", vocabulary, num_threads)
+    made.mask_threads = MaskThreads(torch.device("cpu"))
+    made.mask_threads.drafts = DraftThreads(3) if has_draft_threads else None
     yield made
+    made.mask_threads.close()
     made.close()
 
 
@@ -75,10 +87,12 @@ def filled(
 ) -> tuple[np.ndarray, Refusals, GrammarStats]:
     """[B, W, K], what was refused, and the counts. What is refused is asked for before the masks."""
     stats = GrammarStats()
-    masks = TreeMasks(tree, backend.vocabulary.vocab_size, deadline, stats)
+    asked = (backend.vocabulary.vocab_size, deadline, stats, backend.mask_threads)
+    masks = TreeMasks(tree, *asked)
+    masks.watch_forward()
     masks.walk(rooted)
     refusals = masks.refusals
-    masks.begin(None)
+    masks.begin()
     mask_RK = masks.finish()
     return mask_RK.reshape(*tree.tokens_BW.shape, -1), refusals, stats
 
@@ -165,9 +179,10 @@ def test_a_draft_that_hits_a_limit_loses_only_what_hits_it(backend: Any) -> None
     assert not mask_BWK[1].any() and mask_BWK[[0, 2]].any(axis=2).all()
 
 
+@pytest.mark.parametrize("backend", [HERE], indirect=True)
 def test_when_time_is_over_only_roots_have_masks(backend: Any) -> None:
     tree, rooted = some_steps(backend, random.Random(1))
-    in_time_BWK, _, _ = filled(tree, rooted, backend)
+    in_time_BWK, _, _ = filled(tree, some_steps(backend, random.Random(1))[1], backend)
     mask_BWK, refusals, stats = filled(tree, rooted, backend, deadline=-1.0)
     held = [
         b
@@ -177,6 +192,10 @@ def test_when_time_is_over_only_roots_have_masks(backend: Any) -> None:
     assert np.array_equal(mask_BWK[:, 0], in_time_BWK[:, 0])
     assert mask_BWK[held, 0].any(axis=1).all() and not mask_BWK[held, 1:].any()
     assert stats.num_masks == len(held) and refusals.num_nodes == 0
+    assert stats.num_late == sum(int(tree.sizes_B[b]) > 1 for b in held)
+    _, rooted = some_steps(backend, random.Random(1))
+    walked_BWK, _, stats = filled(as_walked(tree), rooted, backend, deadline=-1.0)
+    assert np.array_equal(walked_BWK, mask_BWK) and 0 < stats.num_late <= len(held)
 
 
 def test_twins_share_what_is_made_for_one_of_them(backend: Any) -> None:
@@ -196,6 +215,129 @@ def test_twins_share_what_is_made_for_one_of_them(backend: Any) -> None:
     assert stats.num_masks == 1
 
 
+# Drafts that are late
+
+
+@pytest.fixture
+def slow(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Sequence[int]], threading.Event]]:
+    """Has drafts with these tokens wait for an event after their first mask; it tells how many do."""
+    held: list[threading.Event] = []
+    follow = backend.follow
+
+    def hold(slow_tokens: Sequence[int]) -> threading.Event:
+        go = threading.Event()
+        go.num_held = 0  # type: ignore[attr-defined]
+
+        def slowly(state: Any, tokens: Sequence[int], mask_LK: np.ndarray) -> Iterator[None]:
+            for row, _ in enumerate(follow(state, tokens, mask_LK)):
+                yield
+                if list(tokens) == list(slow_tokens) and not go.is_set():
+                    mask_LK[row + 1 :] = -1
+                    go.num_held += 1  # type: ignore[attr-defined]
+                    assert go.wait(30)
+
+        monkeypatch.setattr(backend, "follow", slowly)
+        held.append(go)
+        return go
+
+    yield hold
+    for go in held:
+        go.set()
+
+
+def several(backend: Any, num: int, num_slow: int) -> tuple[DraftTree, list[Any], list[int]]:
+    """Drafts from the start of one text each, and which of them are slow: one token shorter."""
+    tokens = tokens_of(TOKENIZER, TEXT)[:4]
+    rows = [tokens[:3] if b < num_slow else tokens for b in range(num)]
+    return chains(rows), [sequence(backend, OBJECT) for _ in rows], tokens[:3]
+
+
+@pytest.mark.parametrize("backend", [THREADS], indirect=True)
+@pytest.mark.parametrize(("num", "num_slow"), [(8, 1), (16, 2), (7, 1), (8, 2), (2, 1), (1, 1)])
+def test_few_late_drafts_are_left_and_many_are_waited_for(
+    backend: Any,
+    slow: Callable[[Sequence[int]], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    num: int,
+    num_slow: int,
+) -> None:
+    tree, rooted, tokens = several(backend, num, num_slow)
+    expected_BWK, _, _ = filled(tree, rooted, backend)
+    go = slow(tokens)
+    may_leave = num_slow * 8 <= num
+    monkeypatch.setattr(masks_module, "work_so_far", lambda device: lambda: go.num_held >= num_slow)
+    timer = threading.Timer(30 if may_leave else 0.1, go.set)
+    timer.start()
+    begin = time.perf_counter()
+    mask_BWK, refusals, stats = filled(tree, rooted, backend)
+    is_waited_for = go.is_set()
+    before_BWK = mask_BWK.copy()
+    go.set()
+    timer.cancel()
+    time.sleep(0.01)
+    assert np.array_equal(mask_BWK, before_BWK), "nobody writes there any more"
+    assert is_waited_for is not may_leave and time.perf_counter() - begin < 20
+    assert np.array_equal(mask_BWK[:, 0], expected_BWK[:, 0]) and mask_BWK[:, 0].any(axis=1).all()
+    assert np.array_equal(mask_BWK[num_slow:], expected_BWK[num_slow:])
+    assert refusals.num_nodes == 0
+    if may_leave:
+        assert stats.num_late == num_slow
+        assert np.array_equal(mask_BWK[:num_slow, 1], expected_BWK[:num_slow, 1]), "it was there"
+        assert not mask_BWK[:num_slow, 2:].any()
+    else:  # the last of them may be left once the others are there
+        assert stats.num_late <= num // 8
+        assert stats.num_late or np.array_equal(mask_BWK, expected_BWK)
+    assert all(held.failure is None for held in rooted)
+
+
+@pytest.mark.parametrize("backend", [THREADS], indirect=True)
+def test_a_sequence_goes_on_while_its_last_draft_is_still_under_way(
+    backend: Any, slow: Callable[[Sequence[int]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or ends: what was left behind holds what it needs."""
+    tree, rooted, tokens = several(backend, 16, 2)
+    go = slow(tokens)
+    with monkeypatch.context() as late:
+        late.setattr(masks_module, "work_so_far", lambda device: lambda: go.num_held == 2)
+        _, _, stats = filled(tree, rooted, backend)
+    assert stats.num_late == 2
+    rooted[1].status = Status.FINISHED
+    for held in rooted:
+        held.constraint.advance(tokens[:1])
+    rows = [tokens_of(TOKENIZER, TEXT)[1:4]] * 16
+    mask_BWK, _, stats = filled(chains(rows), rooted, backend)
+    assert stats.num_late == 0 and not mask_BWK[1].any()
+    assert mask_BWK[[0, *range(2, 16)]].any(axis=2).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device")
+def test_a_device_tells_when_it_has_done_its_work() -> None:
+    cuda = torch.device("cuda")
+    torch.cuda._sleep(10**9)
+    is_done = masks_module.work_so_far(cuda)
+    torch.cuda._sleep(10**9)
+    assert not is_done()
+    while not is_done():
+        time.sleep(0.001)
+    begin = time.perf_counter()
+    torch.cuda.synchronize()
+    assert time.perf_counter() - begin > 0.05, "what came later does not count"
+
+
+def test_an_engine_has_threads_for_its_device() -> None:
+    """A host one beside the forward, a device some for drafts; they end with it."""
+    on_host, on_device = MaskThreads(torch.device("cpu")), MaskThreads(torch.device("cuda"))
+    assert on_host.beside is not None and on_host.drafts is None
+    assert on_device.beside is None and on_device.drafts is not None
+    on_host.close()
+    on_device.close()
+    with pytest.raises(RuntimeError):
+        on_host.beside.submit(int)
+
+
 @pytest.mark.parametrize("library", BACKENDS)
 @pytest.mark.parametrize("drafter", ["chain", "short chain", "tree", "root"])
 def test_an_engine_says_the_same_however_late_it_sees_its_trees(
@@ -213,3 +355,43 @@ def test_an_engine_says_the_same_however_late_it_sees_its_trees(
                 plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
             assert told(answer) == told(plain)
             assert all(choice.error is None for choice in answer.choices)
+
+
+@pytest.mark.parametrize("library", BACKENDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_an_engine_says_the_same_however_many_drafts_are_late(
+    monkeypatch: pytest.MonkeyPatch, library: str, seed: int
+) -> None:
+    if library == "xgrammar":
+        pytest.importorskip("xgrammar")
+    llm = engine("chain", library)
+    draw, threads = random.Random(seed), DraftThreads(3)
+    stats = llm.engine.metrics.grammar
+    before = stats.num_late
+    pool = llm.engine._grammars
+    assert pool is not None
+    backend: Any = pool._backend
+    follow = backend.follow
+
+    def slowly(state: Any, tokens: Sequence[int], mask_LK: np.ndarray) -> Iterator[None]:
+        for _ in follow(state, tokens, mask_LK):
+            if draw.random() < 0.2:
+                time.sleep(0.004)
+            yield
+
+    options = {"temperature": seed / 2, "seed": seed, "n": 5, "max_tokens": 40}
+    for wanted in (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}")):
+        with monkeypatch.context() as ahead:
+            ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
+            plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
+        with monkeypatch.context() as late:
+            late.setattr(masks_module, "FEW", 1)
+            late.setattr(masks_module, "work_so_far", lambda device: lambda: draw.random() < 0.3)
+            late.setattr(backend, "follow", slowly)
+            late.setattr(llm.engine._mask_threads, "beside", None)
+            late.setattr(llm.engine._mask_threads, "drafts", threads)
+            answer = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
+        assert told(answer) == told(plain)
+        assert all(choice.error is None for choice in answer.choices)
+    threads.close()
+    assert stats.num_late > before

@@ -93,7 +93,11 @@ class FakeClient:
                 num_accepted_tokens=5,
                 drafts=DRAFTS,
                 grammar=GrammarStats(
-                    num_compiled=3, num_hits=2, num_refused={"timeout": 1}, mask_seconds=0.5
+                    num_compiled=3,
+                    num_hits=2,
+                    num_refused={"timeout": 1},
+                    mask_seconds=0.5,
+                    num_late=4,
                 ),
             ),
         )

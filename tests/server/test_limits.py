@@ -294,6 +294,7 @@ def test_metrics_tell_what_output_grammars_cost(http: httpx.Client, fake: FakeCl
         'eyas:grammar_compile_seconds_total{model_name="tiny"} 0.0',
         'eyas:grammar_mask_seconds_total{model_name="tiny"} 0.5',
         'eyas:spec_decode_num_pruned_tokens_total{model_name="tiny"} 0.0',
+        'eyas:grammar_late_drafts_total{model_name="tiny"} 4.0',
     ):
         assert line in lines, line
 

@@ -30,7 +30,7 @@ forced over many thousand characters is slow to find, each time anew."""
 
 class Point:
     """A place in an output. mask: its row of words, once it was filled; None is not filled. ahead:
-    tokens that may come next, the masks here and after each of them, and how many of them are legal."""
+    tokens that may come next, the masks after each of them, and how many of them are legal."""
 
     __slots__ = ("ahead", "budget", "later", "mask", "state")
 

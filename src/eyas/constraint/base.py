@@ -3,12 +3,13 @@
 Promises: a state never changes, and what it allows depends on the tokens that led to it alone.
 Does not know: models, drafters, sampling, requests.
 
-Legend: N, R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed).
+Legend: N mask rows, L rows of a draft's tokens, K 32-bit words of a row (bit i of word j: token
+32 * j + i is allowed).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -92,17 +93,10 @@ class Backend(Protocol):
         indices."""
         ...
 
-    def fill_drafts(
-        self,
-        states: Sequence[State],
-        drafts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        mask_RK: np.ndarray,
-    ) -> list[int]:
-        """Write the mask of states[i] into the zeroed row rows[i] and behind it those after each token
-        of drafts[i], as far as these are legal; rows after that, and after an end, stay zero. Over all
-        cores, without the interpreter's lock. Where a resource limit is hit the rows stay zero from
-        there on, or from one row before; returns the indices of those that have no rows at all."""
+    def follow(self, state: State, tokens: Sequence[int], mask_LK: np.ndarray) -> Iterator[None]:
+        """Write the mask after tokens[i] into the zeroed row i, a row each time it is asked to go on,
+        without the interpreter's lock, as far as tokens are legal; what is left of a row after an end,
+        or where a resource limit is hit, is zero. A row stays as it is once it was there."""
         ...
 
     def close(self) -> None:

@@ -5,13 +5,13 @@ handled here; padding and nameless ids are never legal; masks allow every spelli
 never call the tokenizer, so they need no interpreter.
 Does not know: who compiles when, budgets, trees.
 
-Legend: N, R mask rows, K 32-bit words of a row.
+Legend: N mask rows, L rows of a draft's tokens, K 32-bit words of a row.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -89,34 +89,24 @@ class LlguidanceBackend:
                 mask_NK[other] = mask_NK[row]
         return sorted(failed)
 
-    def fill_drafts(
-        self,
-        states: Sequence[State],
-        drafts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        mask_RK: np.ndarray,
-    ) -> list[int]:
-        assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
-        assert mask_RK.shape[1] == self._num_words
-        work: list[tuple[int, llguidance.LLMatcher, int, list[int]]] = []
-        for i, state in enumerate(states):
-            assert isinstance(state, LlguidanceState)
-            assert rows[i] >= 0 and rows[i] + len(drafts[i]) < len(mask_RK)
-            if state.matcher is not None:
-                # A copy, also since one that has gone back would remember masks of where it was.
-                work.append((i, state.copy(), rows[i], self.spelled(drafts[i])))
-        # Matchers of one grammar wait for each other, so they stand together, for one thread.
-        work.sort(key=lambda each: id(states[each[0]].grammar))
-        self._follow([each[1:] for each in work], mask_RK)
-        failed: list[int] = []
-        for i, matcher, row, draft in work:
-            if _has_failed(matcher):
-                written = np.any(mask_RK[row : row + len(draft) + 1], axis=1).tolist()
-                last = max((place for place, has_row in enumerate(written) if has_row), default=0)
-                mask_RK[row + last] = 0  # it may be that of an end, which failures are given
-                if last == 0:
-                    failed.append(i)
-        return sorted(failed)
+    def follow(self, state: State, tokens: Sequence[int], mask_LK: np.ndarray) -> Iterator[None]:
+        assert mask_LK.dtype == np.int32 and mask_LK.flags.c_contiguous
+        assert mask_LK.shape[1] == self._num_words and len(tokens) <= len(mask_LK)
+        assert isinstance(state, LlguidanceState)
+        if state.matcher is None:
+            return
+        # Mask by mask: a call for the whole draft is no quicker, and could not be ended.
+        matcher, num_bytes = state.copy(), self._num_words * 4
+        target = mask_LK.ctypes.data
+        for row, token in enumerate(self.spelled(tokens)):
+            if matcher.is_stopped() or matcher.try_consume_tokens([token]) != 1:
+                return
+            matcher.unsafe_compute_mask_ptr(target, num_bytes)
+            if _fate(matcher)[1]:
+                mask_LK[row] = 0
+                return
+            yield
+            target += num_bytes
 
     def close(self) -> None:
         """End the background thread; what it compiles now it finishes."""
@@ -163,19 +153,6 @@ class LlguidanceBackend:
             return
         for matcher, row in work:
             matcher.unsafe_compute_mask_ptr(begin + row * num_bytes, num_bytes)
-
-    def _follow(
-        self, work: list[tuple[llguidance.LLMatcher, int, list[int]]], mask_RK: np.ndarray
-    ) -> None:
-        """Have matchers that are nobody's go through a draft, mask by mask, and back."""
-        drafted = [each for each in work if each[2]]  # the executor takes none without a draft
-        at_once = [drafted] if self._is_threaded and drafted else [[each] for each in drafted]
-        for some in at_once:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(
-                some, mask_RK.ctypes.data, self._num_words * 4, len(mask_RK)
-            )
-        if len(drafted) < len(work):
-            self._compute([(matcher, row) for matcher, row, draft in work if not draft], mask_RK)
 
     def _compile(
         self, root: Node, param: str | None, canonical: Sequence[Node]
@@ -378,16 +355,9 @@ def _fate(matcher: llguidance.LLMatcher) -> tuple[bool, bool]:
     return is_failed, is_failed or (matcher.is_stopped() and not matcher.is_accepting())
 
 
-def _has_failed(matcher: llguidance.LLMatcher) -> bool:
-    """After a draft: did it hit a limit? That it cannot go back does not matter."""
-    return matcher.is_error() and _NO_WAY_BACK not in matcher.get_error()
-
-
 _WHITE = b" \t\r\n"
 _NOTHING_FOLLOWS = "NoExtension"
 """How the library's error begins where no text can match."""
-_NO_WAY_BACK = "rollback not supported"
-"""In the library's error where a grammar has lexemes of so many tokens at most."""
 _LIMIT_HIT = (
     "the output grammar is too complex to go on from here; lower its repetition counts or lengths"
 )

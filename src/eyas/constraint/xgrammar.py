@@ -5,7 +5,7 @@ that the tree does not name is ever legal; compilations run in a process that is
 Its grammars have no canonical ones: a compilation takes too long to do it three times.
 Does not know: who compiles when, budgets, trees.
 
-Legend: N, R mask rows, K 32-bit words of a row.
+Legend: N mask rows, L rows of a draft's tokens, K 32-bit words of a row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -109,27 +109,14 @@ class XgrammarBackend:
             mask_NK[row] = mask_NK[source]
         return []
 
-    def fill_drafts(
-        self,
-        states: Sequence[State],
-        drafts: Sequence[Sequence[int]],
-        rows: Sequence[int],
-        mask_RK: np.ndarray,
-    ) -> list[int]:
-        reached: list[State] = []
-        reached_rows: list[int] = []
-        for first, draft, row in zip(states, drafts, rows, strict=True):
-            state: State | None = first
-            for place in range(len(draft) + 1):
-                if state is None:
-                    break
-                reached.append(state)
-                reached_rows.append(row + place)
-                state = state.after(draft[place]) if place < len(draft) else None
-        mask_NK = np.zeros((len(reached), mask_RK.shape[1]), dtype=np.int32)
-        self.fill(reached, mask_NK)
-        mask_RK[reached_rows] = mask_NK
-        return []
+    def follow(self, state: State, tokens: Sequence[int], mask_LK: np.ndarray) -> Iterator[None]:
+        for row, token in enumerate(tokens):
+            after = state.after(token)
+            if after is None:
+                return
+            state = after
+            self.fill([state], mask_LK[row : row + 1])
+            yield
 
     def close(self) -> None:
         """End the compiling process."""

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import torch
 
@@ -31,7 +31,7 @@ from eyas.draft import Drafter, RootDrafter, StepReport
 from eyas.engine.admission import check_request
 from eyas.engine.commit import STEP_FAILED, Committer
 from eyas.engine.flight import Flight, Landed
-from eyas.engine.masks import TreeMasks
+from eyas.engine.masks import MaskThreads, TreeMasks
 from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import Plan, Scheduler
@@ -86,8 +86,7 @@ class Engine:
         self._mask_seconds = mask_seconds
         self._token_bytes = token_bytes
         self._control_ids = control_ids
-        # Masks are filled beside a forward that keeps this thread busy; a device leaves it free.
-        self._mask_worker = ThreadPoolExecutor(1, "masks") if table.device.type == "cpu" else None
+        self._mask_threads = MaskThreads(table.device)
         self._graphs = StepGraphs(table.device) if usable(table.device) else None
         self.verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
@@ -153,6 +152,7 @@ class Engine:
             tree = masks.tree
         rows, output = self._forward(batch, tree)
         if masks is not None:
+            masks.watch_forward()
             if not masks.walks_ahead:
                 self._walk(plan, masks)
             flight.refusals = masks.refusals
@@ -231,13 +231,14 @@ class Engine:
         """What the automata will say of a step's trees; None where nobody is constrained."""
         if all(sequence.constraint is None for sequence in plan.rooted):
             return None
-        return TreeMasks(tree, self.info.vocab_size, self._mask_seconds, self.metrics.grammar)
+        asked = (self.info.vocab_size, self._mask_seconds, self.metrics.grammar)
+        return TreeMasks(tree, *asked, self._mask_threads)
 
     def _walk(self, plan: Plan, masks: TreeMasks) -> None:
         """Follow the trees from where the sequences stand once everything has landed."""
         self._land_all()
         masks.walk(plan.rooted)
-        masks.begin(self._mask_worker)
+        masks.begin()
 
     def _land_all(self) -> None:
         while self._flights:
@@ -344,8 +345,7 @@ class Engine:
         self._requests.clear()
         if self._grammars is not None:
             self._grammars.close()
-        if self._mask_worker is not None:
-            self._mask_worker.shutdown(wait=False)
+        self._mask_threads.close()
 
     def _batch_params(self, plan: Plan) -> BatchParams:
         """Parameters of the rooted sequences, kept while the same ones step together."""

@@ -5,7 +5,8 @@ tree in time; the masks are filled while the forward runs.
 
 Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
 refuses, or whose mask did not come in time, allows nothing and is never walked into; a root's mask is
-always waited for. An automaton that fails takes its own sequence down and no other.
+always waited for, and a few drafts never hold up a step whose forward is done. An automaton that fails
+takes its own sequence down and no other.
 Does not know: what the automata recognise.
 
 Legend: B rooted sequences, W nodes, R node rows, N points, K 32-bit mask words.
@@ -15,17 +16,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Series
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 import torch
 
 from eyas.cache.transfer import HostCopy
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
-from eyas.constraint.fill import Draft, fill_drafts, fill_points
+from eyas.constraint.drafts import Draft, DraftThreads, Filling
+from eyas.constraint.fill import fill_points
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, prune
 from eyas.engine.sequence import Sequence, Status
@@ -35,7 +39,42 @@ log = logging.getLogger(__name__)
 
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
+MOST_DRAFT_THREADS = 8
+"""More bring nothing: the longest draft is what counts, and the interpreter is one."""
+FEW = 8
+"""One in so many sequences may lose its draft, so that the others need not wait for it."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
+
+
+class MaskThreads:
+    """Those of an engine. beside: where the forward keeps the engine's own busy, one that fills masks
+    meanwhile; drafts: on a device, those that go through drafts while the engine's waits for them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.beside: ThreadPoolExecutor | None = None
+        self.drafts: DraftThreads | None = None
+        if device.type == "cpu":
+            self.beside = ThreadPoolExecutor(1, "masks")
+        else:
+            cores = psutil.cpu_count(logical=False) or 1
+            self.drafts = DraftThreads(min(MOST_DRAFT_THREADS, cores))
+
+    def close(self) -> None:
+        """What is under way ends by itself."""
+        for threads in (self.beside, self.drafts):
+            if isinstance(threads, DraftThreads):
+                threads.close()
+            elif threads is not None:
+                threads.shutdown(wait=False, cancel_futures=True)
+
+
+def work_so_far(device: torch.device) -> Callable[[], bool]:
+    """Tells whether a device has done what it was given up to now; of the host, nobody knows."""
+    if device.type == "cpu":
+        return lambda: False
+    event = torch.cuda.Event()
+    event.record()
+    return event.query
 
 
 @dataclass(slots=True)
@@ -48,9 +87,9 @@ class _Walked:
     draft: Draft | None = None
 
     @property
-    def is_filled(self) -> bool:
-        """As a draft; points have their masks by themselves."""
-        return self.draft is not None and bool(self.draft.is_filled)
+    def lacks(self) -> bool:
+        """Has a place without its mask?"""
+        return any(point is not None and point.mask is None for point in self.points)
 
     def legal(self, size: int) -> list[bool]:
         """By node; what was not looked at is not refused."""
@@ -69,6 +108,7 @@ class TreeMasks:
     vocab_size: int
     deadline_seconds: float
     stats: GrammarStats
+    threads: MaskThreads
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
     refusals: Refusals = field(default_factory=Refusals)
@@ -77,6 +117,7 @@ class TreeMasks:
     _sizes: list[int] = field(default_factory=list)
     _num_rows: int = 0
     _filled: Future[np.ndarray] | None = None
+    _is_late: Callable[[], bool] = field(default=lambda: False)
     _host: HostCopy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +131,10 @@ class TreeMasks:
         """Trees are walked before the forward, and lose what is refused; on a device they are only
         known once it has started."""
         return self.tree.tokens_BW.device.type == "cpu"
+
+    def watch_forward(self) -> None:
+        """It is under way from here on; once it is done, few drafts are worth waiting for."""
+        self._is_late = work_so_far(self.tree.tokens_BW.device)
 
     def walk(self, rooted: Series[Sequence]) -> None:
         """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
@@ -142,12 +187,12 @@ class TreeMasks:
                     each.points = [point for point in each.points if point is not None]
             self._sizes = self.tree.sizes_B.tolist() if found.num_nodes else self._sizes
 
-    def begin(self, worker: ThreadPoolExecutor | None) -> None:
-        """Start filling beside the forward, where there is a worker and enough to do; else it is done
+    def begin(self) -> None:
+        """Start filling beside the forward, where there is a thread and enough to do; else it is done
         when the masks are asked for."""
         num_words = self._num_rows * -(-self.vocab_size // 32)
-        if worker is not None and num_words > WORTH_A_THREAD:
-            self._filled = worker.submit(self._fill)
+        if self.threads.beside is not None and num_words > WORTH_A_THREAD:
+            self._filled = self.threads.beside.submit(self._fill)
 
     def finish(self) -> np.ndarray:
         """[R, K] int32."""
@@ -163,20 +208,23 @@ class TreeMasks:
             if self.walked[b] is None and b not in self.silent:
                 mask_RK[first : first + size] = -1
             first += self.tree.width if is_grid else size
-        self._fill_drafts(mask_RK, started + self.deadline_seconds)
         roots, later = [], []
         for b, each in enumerate(self.walked):
-            if each is not None and not each.is_filled:
+            if each is not None:
                 nodes = enumerate(each.points)
                 places = [(firsts[b] + node, point) for node, point in nodes if point is not None]
                 roots += places[:1]
                 later += places[1:]
         self._fill_points(roots, mask_RK, None)
         for b, each in enumerate(self.walked):
-            if each is not None and not each.is_filled and each.points[0] is not None:
-                if each.points[0].mask is None:
-                    self._retry(b, each, mask_RK, firsts[b])
-        self._fill_points(later, mask_RK, started + self.deadline_seconds)
+            if each is not None and each.points[0] is not None and each.points[0].mask is None:
+                self._retry(b, each, mask_RK, firsts[b])
+        deadline = started + self.deadline_seconds
+        drafts = self._begin_drafts(mask_RK)
+        self._fill_points(later, mask_RK, deadline)
+        if time.perf_counter() > deadline:
+            self.stats.num_late += sum(each is not None and each.lacks for each in self.walked)
+        self._wait(drafts, deadline)
         if is_grid:
             self._refuse()
         self.stats.mask_seconds += time.perf_counter() - started
@@ -189,11 +237,18 @@ class TreeMasks:
             return np.zeros(shape, dtype=np.int32)
         return torch.zeros(shape, dtype=torch.int32, pin_memory=True).numpy()
 
-    def _fill_drafts(self, mask_RK: np.ndarray, deadline: float) -> None:
-        """Rows of drafts that nobody has walked through."""
+    def _begin_drafts(self, mask_RK: np.ndarray) -> Filling:
+        """Go through drafts that nobody has walked through, where their roots have masks."""
         drafts = [each.draft for each in self.walked if each is not None and each.draft is not None]
-        if drafts:
-            self.stats.num_masks += fill_drafts(drafts, mask_RK, deadline)
+        ready = (draft for draft in drafts if draft.point.mask is not None)
+        return Filling(ready, mask_RK, self.threads.drafts)
+
+    def _wait(self, drafts: Filling, deadline: float) -> None:
+        """For all of them, or for most of them once the forward is done."""
+        num = sum(each is not None for each in self.walked)
+        drafts.wait(deadline, lambda missing: missing * FEW <= num and self._is_late())
+        self.stats.num_masks += drafts.num_masks
+        self.stats.num_late += drafts.num_late
 
     def _fill_points(
         self, places: list[tuple[int, Point]], mask_RK: np.ndarray, deadline: float | None

@@ -68,6 +68,10 @@ class _EngineCollector(Collector):
                 "Grammars read anew because a limit was hit",
                 stats.grammar.num_replays,
             ),
+            "grammar_late_drafts": (
+                "Drafts cut short because a step did not wait for their masks",
+                stats.grammar.num_late,
+            ),
             "grammar_masks": ("Rows of logits masked", stats.grammar.num_masks),
             "grammar_mask_seconds": ("Spent filling masks", stats.grammar.mask_seconds),
         }
