@@ -12,6 +12,7 @@ import torch
 from eyas.attention import triton as backend
 from eyas.attention.triton import TritonAttention
 from eyas.cache.store import LayerStore
+from eyas.kernels import attention
 from tests.attention.scenes import Lane, build, random_parents
 from tests.kernels.test_attention_nodes import attend, chain
 from tests.kernels.test_attention_paths import interpreted, poisoned
@@ -39,6 +40,32 @@ def test_how_work_is_shared_out_changes_no_bit(
     assert torch.equal(attend(scene, heights=(16,)), plain)
     scene.layout = replace(scene.layout, max_position=1_000_000)
     assert torch.equal(attend(scene, heights=(32,)), plain)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_one_group_is_answered_at_once_with_the_same_bits(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sinks_N = LayerStore(6, 2, 16, window=window), torch.tensor([0.5, 9.0, 4.0, -3, 1, 0])
+    lanes = [Lane(400, 0, chain(6)), Lane(0, 0, chain(6)), Lane(127, 0, chain(6))]
+    scene = build(lanes, store, torch.float16, 3, is_chain=True, num_padding=0)
+    scene.layout = replace(scene.layout, max_position=510)
+    merges = []
+    launch = attention.merge_splits_kernel.__class__.__getitem__
+    monkeypatch.setattr(
+        attention.merge_splits_kernel.__class__,
+        "__getitem__",
+        lambda kernel, grid: merges.append(kernel) or launch(kernel, grid),
+    )
+    for heights in ((16,), (32,)):
+        parts = attend(scene, heights=heights, sinks=[sinks_N])
+        assert attention.merge_splits_kernel in merges
+        merges.clear()
+        with monkeypatch.context() as crowded:
+            crowded.setattr(backend, "MANY_PROGRAMS", 1)
+            whole = attend(scene, heights=heights, sinks=[sinks_N])
+        assert attention.merge_splits_kernel not in merges
+        assert torch.equal(whole, parts)
 
 
 @pytest.mark.parametrize(

@@ -106,12 +106,15 @@ STATES = {"states_TNU2": "*fp32", "values_TNUH": "*fp32"}
 PLACES = {"positions_BW": "*i64", "roots_B": "*i64"}
 
 
-def splits(height: int, unit: int, tails: int, tail_nodes: int = 4, stages: int = 2) -> Job:
+def splits(
+    height: int, unit: int, tails: int, tail_nodes: int = 4, stages: int = 2, is_whole: bool = False
+) -> Job:
     numbers = "q_stride num_nodes num_columns num_tiles num_stripes num_shared num_units limit"
     return Job(
         "eyas.kernels.attention:attend_splits_kernel",
         {
-            **dict.fromkeys(("q_TNH", "kv_S2GH"), "*bf16"),
+            **dict.fromkeys(("q_TNH", "kv_S2GH", "out_TNH"), "*bf16"),
+            "sinks_N": "*fp32",
             **STATES,
             **PLACES,
             **dict.fromkeys(("rows_BW", "seats_B", "slots_AC", "paths_BWD"), "*i64"),
@@ -129,6 +132,8 @@ def splits(height: int, unit: int, tails: int, tail_nodes: int = 4, stages: int 
             "UNIT": unit,
             "TAILS": tails,
             "TAIL_NODES": tail_nodes,
+            "IS_WHOLE": is_whole,
+            "HAS_SINKS": False,
         },
         num_warps=4 if height <= 32 else 8,
         num_stages=stages,
@@ -150,7 +155,7 @@ def prompts(height: int, stages: int) -> Job:
 
 def test_the_kernels_compile_for_hopper() -> None:
     merging = Job(
-        "eyas.kernels.attention:merge_splits_kernel",
+        "eyas.kernels.attention_merge:merge_splits_kernel",
         {
             "out_TNH": "*bf16",
             **STATES,
@@ -184,7 +189,7 @@ def test_the_kernels_compile_for_hopper() -> None:
         {"WIDTH": 32, "IS_TREE": True, "PDL": True},
         num_warps=1,
     )
-    nodes = [splits(16, 1, 0), splits(16, 4, 0), splits(32, 1, 2), splits(32, 4, 2)]
+    nodes = [splits(16, 1, 0), splits(16, 4, 0, is_whole=True), splits(32, 1, 2), splits(32, 4, 2)]
     high = splits(64, 4, 2)
     compiled = compile_for_hopper(*nodes, merging, walking, prompts(32, 1), high, prompts(128, 2))
     # Trees have two blocks of keys at once, prompts three sums; one of them is looked at now and then.

@@ -1,4 +1,4 @@
-"""Attention by triton kernels: nodes in two launches a layer, prompt rows in one.
+"""Attention by triton kernels: nodes in one or two launches a layer, prompt rows in one.
 
 Promises: a row's bits depend on its own prefix alone: prompt rows, plain tokens, chains and trees
 agree. What layers share is prepared once a forward, without asking the
@@ -179,6 +179,7 @@ class _Plan:
             unit=unit,
             tails=tails,
             num_units=num_units,
+            is_full=num * width == num_rows,
             states=torch.empty(partials * heads * 2, **scratch),
             values=torch.empty(partials * size, **scratch),
         )

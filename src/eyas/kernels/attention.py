@@ -1,4 +1,4 @@
-"""Attention of tree nodes over slots, in two launches: partial softmaxes, and their merging in order.
+"""Attention of tree nodes over slots: partial softmaxes, and in a second launch their merging in order.
 
 Promises: a row's bits depend on its own prefix alone, whatever the batch, the tree around it, the
 height of tiles and how keys are shared out to programs (`kernels.softmax`). What all nodes of a
@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from eyas.kernels.attention_merge import merge_splits_kernel
 from eyas.kernels.attention_tails import attend_tails
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.softmax import (
@@ -43,6 +44,40 @@ PROGRAMS = 2048
 """How many programs of a launch are enough; beyond, each does several units of keys."""
 
 
+@triton.jit
+def _group(
+    q_MH,
+    position_M,
+    begin,
+    end,
+    stop,
+    kv,
+    table,
+    root,
+    window,
+    first_position,
+    scale,
+    SIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+):
+    """What the rows of a tile see of splits [begin, end) of one group, merged in order."""
+    top_M, sum_M, value_MH = empty(HEIGHT, INNER)
+    for split in tl.range(begin, end, num_stages=STAGES):
+        own_top_M, own_sum_M, own_value_MH = attend_split(
+            q_MH, position_M, split * SPLIT, stop, kv, table, table, root, window, first_position,
+            scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, True, False, HAS_WINDOW, HAS_FIRST,
+        )  # fmt: skip
+        top_M, sum_M, value_MH = merge(top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH)
+    return top_M, sum_M, value_MH
+
+
 @triton.jit(
     do_not_specialize=[
         "num_nodes",
@@ -59,6 +94,8 @@ PROGRAMS = 2048
 def attend_splits_kernel(
     q_TNH,
     kv_S2GH,
+    out_TNH,
+    sinks_N,
     states_TNU2,
     values_TNUH,
     rows_BW,
@@ -90,8 +127,10 @@ def attend_splits_kernel(
     TAILS: tl.constexpr,
     TAIL_NODES: tl.constexpr,
     STAGES: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Partial results of all nodes: U = units of UNIT splits, then TAILS splits of a node's own.
@@ -99,7 +138,7 @@ def attend_splits_kernel(
     The last `num_shared` programs: a tile of nodes, a key/value head, every num_stripes-th unit of
     what the tile shares: everything for a chain, the splits before its root's for a tree. Those before
     them (trees), which take longer: TAIL_NODES nodes, one head, the splits that may hold nodes of their
-    paths.
+    paths. IS_WHOLE: one group is all there is, so that a program has its rows' answers at once.
     """
     enter(PDL)
     SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
@@ -138,30 +177,38 @@ def attend_splits_kernel(
         partial_M = (row_M * NUM_HEADS + head_M) * num_units
         begin = first // (UNIT * SPLIT) + stripe
         end = tl.cdiv(stop, UNIT * SPLIT)
-        for unit in tl.range(begin, end, num_stripes, num_stages=STAGES if UNIT == 1 else 1):
-            top_M, sum_M, value_MH = empty(HEIGHT, INNER)
-            if UNIT == 1:
-                top_M, sum_M, value_MH = attend_split(
-                    q_MH, position_M, unit * SPLIT, stop, kv, table, table, root, window,
-                    first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, True, False, HAS_WINDOW,
-                    HAS_FIRST,
-                )  # fmt: skip
-            else:
-                unit_begin = tl.maximum(unit * UNIT, first // SPLIT)
-                unit_end = tl.minimum(unit * UNIT + UNIT, tl.cdiv(stop, SPLIT))
-                for split in tl.range(unit_begin, unit_end, num_stages=STAGES):
-                    own_top_M, own_sum_M, own_value_MH = attend_split(
-                        q_MH, position_M, split * SPLIT, stop, kv, table, table, root, window,
+        if IS_WHOLE:
+            top_M, sum_M, value_MH = _group(
+                q_MH, position_M, first // SPLIT, tl.cdiv(stop, SPLIT), stop, kv, table, root, window,
+                first_position, scale, SIDE, HEAD_DIM, INNER, HEIGHT, KEYS, SPLIT, STAGES, HAS_WINDOW,
+                HAS_FIRST,
+            )  # fmt: skip
+            sink_M = tl.zeros((HEIGHT,), tl.float32)
+            if HAS_SINKS:
+                sink_M = tl.load(sinks_N + head_M, mask=is_line, other=0.0)
+            out_MH = finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS)
+            answer_MH = out_TNH + (row_M * NUM_HEADS + head_M)[:, None] * HEAD_DIM + inner_1H
+            is_row = (row_M >= 0)[:, None] & (inner_1H < HEAD_DIM)
+            tl.store(answer_MH, out_MH.to(out_TNH.dtype.element_ty), mask=is_row)
+        else:
+            for unit in tl.range(begin, end, num_stripes, num_stages=STAGES if UNIT == 1 else 1):
+                if UNIT == 1:
+                    top_M, sum_M, value_MH = attend_split(
+                        q_MH, position_M, unit * SPLIT, stop, kv, table, table, root, window,
                         first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, True, False,
                         HAS_WINDOW, HAS_FIRST,
                     )  # fmt: skip
-                    top_M, sum_M, value_MH = merge(
-                        top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH
-                    )
-            tl.store(states_TNU2 + (partial_M + unit) * 2, top_M, mask=is_line)
-            tl.store(states_TNU2 + (partial_M + unit) * 2 + 1, sum_M, mask=is_line)
-            place_MH = values_TNUH + (partial_M + unit)[:, None] * HEAD_DIM + inner_1H
-            tl.store(place_MH, value_MH, mask=is_wanted)
+                else:
+                    top_M, sum_M, value_MH = _group(
+                        q_MH, position_M, tl.maximum(unit * UNIT, first // SPLIT),
+                        tl.minimum(unit * UNIT + UNIT, tl.cdiv(stop, SPLIT)), stop, kv, table, root,
+                        window, first_position, scale, SIDE, HEAD_DIM, INNER, HEIGHT, KEYS, SPLIT,
+                        STAGES, HAS_WINDOW, HAS_FIRST,
+                    )  # fmt: skip
+                tl.store(states_TNU2 + (partial_M + unit) * 2, top_M, mask=is_line)
+                tl.store(states_TNU2 + (partial_M + unit) * 2 + 1, sum_M, mask=is_line)
+                place_MH = values_TNUH + (partial_M + unit)[:, None] * HEAD_DIM + inner_1H
+                tl.store(place_MH, value_MH, mask=is_wanted)
     elif TAILS > 0:
         g = program % NUM_KV_HEADS
         attend_tails(
@@ -173,110 +220,12 @@ def attend_splits_kernel(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_nodes", "num_units", "limit", "window", "first_position"])
-def merge_splits_kernel(
-    out_TNH,
-    states_TNU2,
-    values_TNUH,
-    nodes_T,
-    positions_BW,
-    roots_B,
-    sinks_N,
-    num_nodes,
-    num_units,
-    limit,
-    window,
-    first_position,
-    NUM_KV_HEADS: tl.constexpr,
-    PER_KV: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    INNER: tl.constexpr,
-    SPLIT: tl.constexpr,
-    GROUP: tl.constexpr,
-    UNIT: tl.constexpr,
-    TAILS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program a row and key/value head: its partial results in order; zeros for what is no node."""
-    enter(PDL)
-    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
-    row = tl.program_id(0).to(tl.int64)
-    g = tl.program_id(1)
-    line_P = tl.arange(0, HEADS)
-    inner_1H = tl.arange(0, INNER)[None, :]
-    head_P = g * PER_KV + line_P
-    is_line = line_P < PER_KV
-    is_wanted = is_line[:, None] & (inner_1H < HEAD_DIM)
-    top_P, sum_P, value_PH = empty(HEADS, INNER)
-    node = tl.load(nodes_T + row)
-    if node >= 0:
-        root = tl.load(roots_B + node // num_nodes)
-        stop = tl.minimum(tl.load(positions_BW + node), limit) + 1
-        first = first_seen(stop - 1, window, first_position, HAS_WINDOW) // SPLIT
-        shared = tl.cdiv(stop, SPLIT)
-        own = tl.maximum(root, 0) // SPLIT
-        if TAILS > 0:
-            shared = tl.minimum(own, shared)
-        partial_P = (row * NUM_HEADS + head_P) * num_units
-        for group in range(first // GROUP, tl.cdiv(stop, GROUP * SPLIT)):
-            group_top_P, group_sum_P, group_value_PH = empty(HEADS, INNER)
-            for i in tl.static_range(0, GROUP, UNIT):
-                split = group * GROUP + i
-                is_there = (split < shared) & (split + UNIT > first)
-                unit_P = partial_P + split // UNIT
-                there_P = is_line & is_there
-                group_top_P, group_sum_P, group_value_PH = merge(
-                    group_top_P,
-                    group_sum_P,
-                    group_value_PH,
-                    tl.load(states_TNU2 + unit_P * 2, mask=there_P, other=float("-inf")),
-                    tl.load(states_TNU2 + unit_P * 2 + 1, mask=there_P, other=0.0),
-                    tl.load(
-                        values_TNUH + unit_P[:, None] * HEAD_DIM + inner_1H,
-                        mask=is_wanted & is_there,
-                        other=0.0,
-                    ),
-                )
-            if TAILS > 0:
-                if group >= own // GROUP:
-                    for tail in tl.static_range(0, TAILS):
-                        split = own + tail
-                        is_there = (split // GROUP == group) & (split * SPLIT < stop)
-                        is_there = is_there & (split >= first)
-                        unit_P = partial_P + num_units - TAILS + tail
-                        there_P = is_line & is_there
-                        group_top_P, group_sum_P, group_value_PH = merge(
-                            group_top_P,
-                            group_sum_P,
-                            group_value_PH,
-                            tl.load(states_TNU2 + unit_P * 2, mask=there_P, other=float("-inf")),
-                            tl.load(states_TNU2 + unit_P * 2 + 1, mask=there_P, other=0.0),
-                            tl.load(
-                                values_TNUH + unit_P[:, None] * HEAD_DIM + inner_1H,
-                                mask=is_wanted & is_there,
-                                other=0.0,
-                            ),
-                        )
-            top_P, sum_P, value_PH = merge(
-                top_P, sum_P, value_PH, group_top_P, group_sum_P, group_value_PH
-            )
-    sink_P = tl.zeros((HEADS,), tl.float32)
-    if HAS_SINKS:
-        sink_P = tl.load(sinks_N + head_P, mask=is_line, other=0.0)
-    out_PH = finish(top_P, sum_P, value_PH, sink_P, HAS_SINKS)
-    place_PH = out_TNH + (row * NUM_HEADS + head_P)[:, None] * HEAD_DIM + inner_1H
-    tl.store(place_PH, out_PH.to(out_TNH.dtype.element_ty), mask=is_wanted)
-
-
 @dataclass(frozen=True, slots=True)
 class Nodes:
     """The rows of a forward that are nodes: what `node_paths` says of them, and the work as it is cut.
 
-    height: lines of a tile. unit: splits a program does at once, 1 or GROUP. num_units: partial results
-    of a row, `tails` of its own among them.
+    unit: splits a program does at once, 1 or GROUP. num_units: partial results of a row, `tails` of its
+    own among them. is_full: every row is a node.
     """
 
     rows_BW: torch.Tensor
@@ -290,8 +239,14 @@ class Nodes:
     unit: int
     tails: int
     num_units: int
+    is_full: bool
     states: torch.Tensor
     values: torch.Tensor
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a row's one partial result is its answer."""
+        return self.num_units == 1 and self.is_full
 
 
 def attend_nodes(
@@ -320,9 +275,12 @@ def attend_nodes(
     paths_BWD = table if nodes.paths_BWD is None else nodes.paths_BWD
     tail_nodes = _tail_nodes(shape)
     num_tails = num * -(-width // tail_nodes) * heads if nodes.tails else 0
+    sinks_or_none = nodes.states if sinks_N is None else sinks_N
     attend_splits_kernel[(num_shared + num_tails,)](
         q_TNH,
         kv_S2GH,
+        out_TNH,
+        sinks_or_none,
         nodes.states,
         nodes.values,
         nodes.rows_BW,
@@ -354,14 +312,18 @@ def attend_nodes(
         TAILS=nodes.tails,
         TAIL_NODES=tail_nodes,
         STAGES=shape.stages,
+        IS_WHOLE=nodes.is_whole,
         HAS_WINDOW=shape.window is not None,
         HAS_FIRST=shape.first_position > 0,
+        HAS_SINKS=sinks_N is not None,
         num_warps=shape.num_warps(height),
         num_stages=shape.stages,
         PDL=pdl,
         **UNFUSED,
         **launch_options(pdl),
     )
+    if nodes.is_whole:
+        return
     lines = triton.next_power_of_2(per_kv)
     merge_splits_kernel[(len(nodes.nodes_T), heads)](
         out_TNH,
@@ -370,7 +332,7 @@ def attend_nodes(
         nodes.nodes_T,
         nodes.positions_BW,
         nodes.roots_B,
-        nodes.states if sinks_N is None else sinks_N,
+        sinks_or_none,
         width,
         nodes.num_units,
         nodes.limit,

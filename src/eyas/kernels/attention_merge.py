@@ -1,0 +1,115 @@
+"""Partial results of rows become their answers.
+
+Promises: a row's partial results are merged in order: splits within their group, groups one after the
+other; rows that are no nodes get zeros. The bits are those of one program that had done all of it.
+Does not know: which program made which partial result.
+
+Legend: T rows, N query heads, G key/value heads, P query heads a key/value head, H head dim,
+B sequences, W nodes, U partial results of a row.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from eyas.kernels.launch import enter
+from eyas.kernels.softmax import empty, finish, first_seen, merge
+
+
+@triton.jit(do_not_specialize=["num_nodes", "num_units", "limit", "window", "first_position"])
+def merge_splits_kernel(
+    out_TNH,
+    states_TNU2,
+    values_TNUH,
+    nodes_T,
+    positions_BW,
+    roots_B,
+    sinks_N,
+    num_nodes,
+    num_units,
+    limit,
+    window,
+    first_position,
+    NUM_KV_HEADS: tl.constexpr,
+    PER_KV: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    SPLIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
+    TAILS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a row and key/value head: its partial results in order; zeros for what is no node."""
+    enter(PDL)
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
+    row = tl.program_id(0).to(tl.int64)
+    g = tl.program_id(1)
+    line_P = tl.arange(0, HEADS)
+    inner_1H = tl.arange(0, INNER)[None, :]
+    head_P = g * PER_KV + line_P
+    is_line = line_P < PER_KV
+    is_wanted = is_line[:, None] & (inner_1H < HEAD_DIM)
+    top_P, sum_P, value_PH = empty(HEADS, INNER)
+    node = tl.load(nodes_T + row)
+    if node >= 0:
+        root = tl.load(roots_B + node // num_nodes)
+        stop = tl.minimum(tl.load(positions_BW + node), limit) + 1
+        first = first_seen(stop - 1, window, first_position, HAS_WINDOW) // SPLIT
+        shared = tl.cdiv(stop, SPLIT)
+        own = tl.maximum(root, 0) // SPLIT
+        if TAILS > 0:
+            shared = tl.minimum(own, shared)
+        partial_P = (row * NUM_HEADS + head_P) * num_units
+        for group in range(first // GROUP, tl.cdiv(stop, GROUP * SPLIT)):
+            group_top_P, group_sum_P, group_value_PH = empty(HEADS, INNER)
+            for i in tl.static_range(0, GROUP, UNIT):
+                split = group * GROUP + i
+                is_there = (split < shared) & (split + UNIT > first)
+                unit_P = partial_P + split // UNIT
+                there_P = is_line & is_there
+                group_top_P, group_sum_P, group_value_PH = merge(
+                    group_top_P,
+                    group_sum_P,
+                    group_value_PH,
+                    tl.load(states_TNU2 + unit_P * 2, mask=there_P, other=float("-inf")),
+                    tl.load(states_TNU2 + unit_P * 2 + 1, mask=there_P, other=0.0),
+                    tl.load(
+                        values_TNUH + unit_P[:, None] * HEAD_DIM + inner_1H,
+                        mask=is_wanted & is_there,
+                        other=0.0,
+                    ),
+                )
+            if TAILS > 0:
+                if group >= own // GROUP:
+                    for tail in tl.static_range(0, TAILS):
+                        split = own + tail
+                        is_there = (split // GROUP == group) & (split * SPLIT < stop)
+                        is_there = is_there & (split >= first)
+                        unit_P = partial_P + num_units - TAILS + tail
+                        there_P = is_line & is_there
+                        group_top_P, group_sum_P, group_value_PH = merge(
+                            group_top_P,
+                            group_sum_P,
+                            group_value_PH,
+                            tl.load(states_TNU2 + unit_P * 2, mask=there_P, other=float("-inf")),
+                            tl.load(states_TNU2 + unit_P * 2 + 1, mask=there_P, other=0.0),
+                            tl.load(
+                                values_TNUH + unit_P[:, None] * HEAD_DIM + inner_1H,
+                                mask=is_wanted & is_there,
+                                other=0.0,
+                            ),
+                        )
+            top_P, sum_P, value_PH = merge(
+                top_P, sum_P, value_PH, group_top_P, group_sum_P, group_value_PH
+            )
+    sink_P = tl.zeros((HEADS,), tl.float32)
+    if HAS_SINKS:
+        sink_P = tl.load(sinks_N + head_P, mask=is_line, other=0.0)
+    out_PH = finish(top_P, sum_P, value_PH, sink_P, HAS_SINKS)
+    place_PH = out_TNH + (row * NUM_HEADS + head_P)[:, None] * HEAD_DIM + inner_1H
+    tl.store(place_PH, out_PH.to(out_TNH.dtype.element_ty), mask=is_wanted)
