@@ -187,3 +187,21 @@ def test_nothing_is_measured_while_a_graph_is_captured(fake: FakeDevice) -> None
     fake.is_capturing = True
     with pytest.raises(AssertionError, match="measured before"):
         timing.DeviceClock(CPU)(product_of("plain"), [(16, [LIBRARY])])
+
+
+def test_a_capture_that_runs_out_of_memory_is_ended(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that is left capturing would refuse all that comes after."""
+    product = product_of("plain")
+    launch = FakeDevice.launch
+
+    def full(device: FakeDevice, kernel: object, *details: Any) -> None:
+        if device.recording is not None:
+            raise torch.cuda.OutOfMemoryError("full")
+        launch(device, kernel, *details)
+
+    monkeypatch.setattr(FakeDevice, "launch", full)
+    ways = candidates(product, 16, library=True)
+    assert timing.DeviceClock(CPU)(product, [(16, ways)]) == [[math.inf] * len(ways)]
+    assert fake.recording is None

@@ -200,7 +200,7 @@ class TreeMasks:
 
     def _fill(self) -> np.ndarray:
         started = time.perf_counter()
-        mask_RK = self._zeros()
+        mask_RK = np.zeros((self._num_rows, -(-self.vocab_size // 32)), dtype=np.int32)
         is_grid = not self.walks_ahead
         firsts, first = [], 0
         for b, size in enumerate(self._sizes):
@@ -229,13 +229,6 @@ class TreeMasks:
             self._refuse()
         self.stats.mask_seconds += time.perf_counter() - started
         return mask_RK
-
-    def _zeros(self) -> np.ndarray:
-        """[R, K] int32; for a device, from where it is copied without a detour."""
-        shape = (self._num_rows, -(-self.vocab_size // 32))
-        if self.tree.tokens_BW.device.type == "cpu":
-            return np.zeros(shape, dtype=np.int32)
-        return torch.zeros(shape, dtype=torch.int32, pin_memory=True).numpy()
 
     def _begin_drafts(self, mask_RK: np.ndarray) -> Filling:
         """Go through drafts that nobody has walked through, where their roots have masks."""

@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
@@ -138,7 +139,12 @@ class _Scene:
             run(way, 1)
             torch.cuda.synchronize()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            run(way, calls)
+            try:
+                run(way, calls)
+            except BaseException:
+                with suppress(RuntimeError):  # what was captured so far cannot be used
+                    graph.capture_end()
+                raise
             graph.capture_end()
         torch.cuda.synchronize()
         return graph
