@@ -396,7 +396,7 @@ MUTATIONS = [
     Mutation(
         "a draft's masks are waited for",
         "engine/masks.py",
-        "self._fill_points(later, mask_RK, started + self.deadline_seconds)",
+        "self._fill_points(later, mask_RK, deadline)",
         "self._fill_points(later, mask_RK, None)",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),
