@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -39,7 +39,10 @@ def fill_points(points: Iterable[Point], num_words: int, deadline: float | None 
         backend = point.state.grammar.backend
         by_backend.setdefault(id(backend), (backend, []))[1].append(point)
     for backend, waiting in by_backend.values():
-        for chunk in _in_time(waiting, deadline):
+        for start in range(0, len(waiting), CHUNK):
+            if deadline is not None and time.perf_counter() > deadline:
+                break
+            chunk = waiting[start : start + CHUNK]
             mask_NK = np.zeros((len(chunk), num_words), dtype=np.int32)
             failed = _fill(backend, chunk, mask_NK)
             for i, point in enumerate(chunk):
@@ -48,15 +51,7 @@ def fill_points(points: Iterable[Point], num_words: int, deadline: float | None 
     return sum(point.mask is not None for point in new)
 
 
-def _in_time(waiting: Sequence[Point], deadline: float | None) -> Iterator[Sequence[Point]]:
-    """Some after some, until the deadline."""
-    for start in range(0, len(waiting), CHUNK):
-        if deadline is not None and time.perf_counter() > deadline:
-            return
-        yield waiting[start : start + CHUNK]
-
-
-def _fill(backend: Backend, points: Sequence[Point], mask_NK: np.ndarray) -> set[int]:
+def _fill(backend: Backend, points: list[Point], mask_NK: np.ndarray) -> set[int]:
     """Fill the rows of points; the indices of those that failed."""
     try:
         return set(backend.fill([point.state for point in points], mask_NK))

@@ -50,9 +50,8 @@ class LlguidanceBackend:
         self._limits = llguidance.LLParserLimits(
             verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW
         )
-        self._executor = llguidance.LLExecutor(num_threads)
-        self._is_threaded = num_threads > 1
-        """Alone, the calling thread is quicker than waking another."""
+        # Alone, the calling thread is quicker than waking another.
+        self._executor = llguidance.LLExecutor(num_threads) if num_threads > 1 else None
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
             token for token, data in enumerate(vocabulary.tokens) if not data
@@ -148,7 +147,7 @@ class LlguidanceBackend:
     def _compute(self, work: list[tuple[llguidance.LLMatcher, int]], mask_NK: np.ndarray) -> None:
         num_bytes = self._num_words * 4
         begin = mask_NK.ctypes.data
-        if self._is_threaded and len(work) > 1:
+        if self._executor is not None and len(work) > 1:
             self._executor.unsafe_compute_mask_ptr(work, begin, num_bytes, len(mask_NK))
             return
         for matcher, row in work:
