@@ -175,9 +175,12 @@ def test_an_engine_goes_on_after_drawn_trees(temperature: float) -> None:
 
 def test_steps_without_a_draft_are_left_alone() -> None:
     engine = make_engine(2, 1, 3, drafter="root")
-    plain = engine.verify
+    plain = engine.launcher.verify
     synthetic = install(engine, 2.0, 2)
-    assert isinstance(engine.verify, SyntheticAcceptance) and engine.verify is not plain
+    assert (
+        isinstance(engine.launcher.verify, SyntheticAcceptance)
+        and engine.launcher.verify is not plain
+    )
     run = run_together(engine, requests([[1, 2]], 8, 0.0, "a"))
     assert run.num_output_tokens == 8 and synthetic.num_calls == 0
     engine.shutdown()

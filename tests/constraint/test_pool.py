@@ -49,7 +49,7 @@ class _Backend:
             raise RuntimeError("of the library")
         return _Grammar(self.num_bytes, spec)
 
-    def fill(self, states: Any, mask_NK: Any) -> list[int]:
+    def fill(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
         return []
 
 

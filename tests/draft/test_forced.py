@@ -263,12 +263,14 @@ class Spoilt(Toys):
         super().__init__(told=told)
         self.raises = raises
 
-    def fill(self, states: Sequence[Any], mask_NK: np.ndarray) -> list[int]:
+    def fill(
+        self, states: Sequence[Any], mask_RK: np.ndarray, rows: Any = None, drafts: Any = None
+    ) -> list[int]:
         spoilt = [i for i, state in enumerate(states) if state.text == "spoilt"]
         if spoilt and self.raises:
-            mask_NK[:] = -1
+            mask_RK[:] = -1
             raise MemoryError("on purpose")
-        return [*super().fill(states, mask_NK), *spoilt]
+        return [*super().fill(states, mask_RK, rows, drafts), *spoilt]
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -464,7 +466,7 @@ def test_a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft() -> None
     asked = [Request(id="a", prompt_token_ids=prompt, params=params, output=toy("lane 5"))]
     plain = run(new_engine(Setting()), asked)
     engine = new_engine(Setting(), ForcedDrafter(RandomTrees(5, 1), 12))
-    engine._mask_seconds = -1.0
+    engine.launcher._mask_seconds = -1.0
     assert run(engine, asked) == plain
     stats = engine.stats()
     assert stats.num_draft_tokens > 0 and stats.num_accepted_tokens == 0

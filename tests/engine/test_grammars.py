@@ -269,8 +269,8 @@ class Slow:
     def close(self) -> None:
         pass
 
-    def fill(self, states: Any, mask_NK: Any) -> list[int]:
-        return self.backend.fill(states, mask_NK)
+    def fill(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
+        return self.backend.fill(states, mask_RK, rows, drafts)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import eyas.engine.engine as engine_module
+import eyas.engine.launch as launch_module
 from eyas.core import DraftTree, Request, SamplingParams, Verdict
 from eyas.draft import Drafter, NgramDrafter, RootDrafter
 from eyas.engine.verifier import raw_logprobs
@@ -22,7 +22,7 @@ def logits_by_position(
 ) -> tuple[dict[tuple[int, int], torch.Tensor], dict[int, list[int]]]:
     """({(choice, position): raw logits of the row that chose}, {choice: output})."""
     logits: dict[tuple[int, int], torch.Tensor] = {}
-    verify = engine_module.verify
+    verify = launch_module.verify
 
     def recorded(logits_RV, tree, rows, batch, mask_RK) -> Verdict:  # type: ignore[no-untyped-def]
         verdict = verify(logits_RV, tree, rows, batch, mask_RK)
@@ -34,7 +34,7 @@ def logits_by_position(
                 logits[source.choice, root + depth] = logits_RV[row].clone()
         return verdict
 
-    monkeypatch.setattr(engine_module, "verify", recorded)
+    monkeypatch.setattr(launch_module, "verify", recorded)
     asked = Request(id="r", prompt_token_ids=PROMPT, params=params)
     answers = run(new_engine(Setting(), drafter), [asked])
     return logits, {index: answer.token_ids for (_, index), answer in answers.items()}
@@ -81,13 +81,13 @@ def test_logprobs_are_the_raw_models(monkeypatch: pytest.MonkeyPatch) -> None:
         ignore_eos=True,
     )
     expected: dict[int, torch.Tensor] = {}
-    verify = engine_module.verify
+    verify = launch_module.verify
 
     def recorded(logits_RV, tree: DraftTree, rows, batch, mask_RK) -> Verdict:  # type: ignore[no-untyped-def]
         expected[int(batch.roots_B[0])] = logits_RV[0].double().log_softmax(0)
         return verify(logits_RV, tree, rows, batch, mask_RK)
 
-    monkeypatch.setattr(engine_module, "verify", recorded)
+    monkeypatch.setattr(launch_module, "verify", recorded)
     asked = Request(id="r", prompt_token_ids=PROMPT, params=params)
     answer = run(new_engine(Setting()), [asked])["r", 0]
     assert [e.token_id for e in answer.logprobs] == answer.token_ids

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from eyas.constraint import ConstraintFailure, Grammar, PoolStats, State
-from eyas.constraint.base import one_by_one
+from eyas.constraint.base import along, one_by_one
 from eyas.grammar import OutputSpec, Source
 from tests.laws.world import EOS, VOCAB
 
@@ -156,14 +156,21 @@ class Toys:
     def close(self) -> None:
         pass
 
-    def fill(self, states: Sequence[State], mask_NK: np.ndarray) -> list[int]:
+    def fill(
+        self,
+        states: Sequence[State],
+        mask_RK: np.ndarray,
+        rows: Sequence[int] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> list[int]:
         failed = []
-        for i, state in enumerate(states):
+        for row, state in along(states, rows, drafts):
             try:
-                mask_NK[i] = pack_bits(state.row())  # type: ignore[attr-defined]
+                mask_RK[row] = pack_bits(state.row())  # type: ignore[attr-defined]
             except ConstraintFailure:
-                failed.append(i)
-        return failed
+                failed.append(row)
+        places = range(len(states)) if rows is None else rows
+        return [i for i, row in enumerate(places) if row in failed]
 
 
 class InstantPool:

@@ -368,15 +368,15 @@ MUTATIONS = [
     Mutation(
         "a row that failed passes for a mask",
         "constraint/fill.py",
-        "if i not in failed:",
-        "if i >= 0:",
+        "if row not in failed:",
+        "if row >= 0:",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs",
     ),
     Mutation(
         "one that fails takes the others with it",
         "constraint/fill.py",
-        "if _fill(backend, [point], mask_NK[i : i + 1])}",
-        "if point}",
+        "        if is_failed:\n",
+        "        if drafts:\n",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs[True]",
     ),
     Mutation(
@@ -389,15 +389,15 @@ MUTATIONS = [
     Mutation(
         "roots do not wait for their masks",
         "engine/masks.py",
-        "self._fill_points(roots, mask_RK, None)",
-        "self._fill_points(roots, mask_RK, started + self.deadline_seconds)",
+        "num += _fill_points(roots, mask_RK, None)",
+        "num += _fill_points(roots, mask_RK, started + self.deadline_seconds)",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),
     Mutation(
         "a draft's masks are waited for",
         "engine/masks.py",
-        "self._fill_points(later, mask_RK, deadline)",
-        "self._fill_points(later, mask_RK, None)",
+        "num += _fill_points(later, mask_RK, deadline)",
+        "num += _fill_points(later, mask_RK, None)",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),
     Mutation(

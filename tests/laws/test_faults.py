@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-import eyas.engine.engine as engine_module
+import eyas.engine.launch as launch_module
 from eyas.constraint import ConstraintFailure, State
 from eyas.constraint.base import one_by_one
 from eyas.core import Request, RequestError, SamplingParams, Verdict
@@ -139,7 +139,7 @@ def test_a_drafter_that_raises_for_one_sequence_harms_none(
 
 def poison(monkeypatch: pytest.MonkeyPatch, how: Callable[[torch.Tensor], None], at: int) -> None:
     """Spoil the victim's logits of the row whose token has position `at`, in whatever tree it is."""
-    verify = engine_module.verify
+    verify = launch_module.verify
 
     def poisoned(logits_RV, tree, rows, batch, mask_RK) -> Verdict:  # type: ignore[no-untyped-def]
         seeds = [source.seed for source in batch.params.sources]
@@ -150,7 +150,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, how: Callable[[torch.Tensor], None],
                 how(logits_RV[row])
         return verify(logits_RV, tree, rows, batch, mask_RK)
 
-    monkeypatch.setattr(engine_module, "verify", poisoned)
+    monkeypatch.setattr(launch_module, "verify", poisoned)
 
 
 @FLIGHTS
@@ -351,7 +351,7 @@ def test_a_forward_that_raises_ends_its_batch_and_the_engine_goes_on(
 
     def faulty(rows, taps=()):  # type: ignore[no-untyped-def]
         calls[0] += 1
-        if failing <= calls[0] < failing + len(engine._drafters):
+        if failing <= calls[0] < failing + len(engine.launcher.drafters):
             raise RuntimeError("a device's fault, on purpose")
         return forward(rows, taps)
 
@@ -366,7 +366,7 @@ def test_a_forward_that_raises_ends_its_batch_and_the_engine_goes_on(
             assert answer == whole or answer.finish_reason == "error"
             assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
     assert_cut_short(answers, undisturbed)
-    assert engine.metrics.num_failed_steps == len(engine._drafters)
+    assert engine.metrics.num_failed_steps == len(engine.launcher.drafters)
     assert_serves_on(engine, undisturbed)
 
 

@@ -201,7 +201,7 @@ class Teacher:
         self._prompt_tokens = prompt_tokens
         self._nobody = engine.table.nobody
         self._propose: Propose = engine.drafter.propose
-        self._verify: Verify = engine.verify
+        self._verify: Verify = engine.launcher.verify
         self.num_2 = torch.zeros(2, dtype=torch.int64, device=device)
 
     def propose(self, batch: Batch) -> DraftTree:
@@ -309,7 +309,7 @@ def install(
         accepted_AC = draw_lengths(mean, steps, num_seats, num_positions, seed)
     teacher = Teacher(engine, texts, prompt_tokens, accepted_AC)
     engine.drafter.propose = teacher.propose  # type: ignore[method-assign]
-    engine.verify = teacher.verify
+    engine.launcher.verify = teacher.verify
     return teacher
 
 

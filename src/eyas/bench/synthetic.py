@@ -164,8 +164,10 @@ def install(engine: Engine, mean: float, steps: int, *, seed: int = 0) -> Synthe
     included. steps: levels of its drafts."""
     num_seats, num_positions = engine.table.tokens_AC.shape
     lengths_AC = draw_lengths(mean, steps, num_seats, num_positions, seed)
-    synthetic = SyntheticAcceptance(engine.verify, lengths_AC.to(engine.table.device), steps)
-    engine.verify = synthetic
+    synthetic = SyntheticAcceptance(
+        engine.launcher.verify, lengths_AC.to(engine.table.device), steps
+    )
+    engine.launcher.verify = synthetic
     if usable(engine.table.device):  # what was captured at start-up ends in the real verdict
         prepare(engine, engine.drafter.width)
     return synthetic

@@ -7,6 +7,7 @@ measured.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ def schema_steps(
     """Steps with schemas beside steps without, at every batch size."""
     from eyas.bench import schema_steps as bench
     from eyas.bench import schema_texts, synthetic
+    from eyas.bench.machine import write_result
     from eyas.bench.shape import dummy_engine
     from eyas.text import Tokenizer
 
@@ -63,7 +65,19 @@ def schema_steps(
     teacher = schema_texts.install(
         engine, found.texts, protocol.prompt_tokens, accepted, config.draft.max_steps
     )
+    lengths = sorted(len(text.tokens) for text in found.texts)
+    settings = {
+        "protocol": "instances of schemas, with schemas and without in turn; a full batch's steps",
+        "acceptance": schema_texts.NAME,
+        "instances": len(found.texts),
+        "schemas": len({text.name for text in found.texts}),
+        "instance_tokens": [lengths[0], lengths[len(lengths) // 2], lengths[-1]],
+        "left_out": dict(found.left_out),
+        "refused_instances": found.refused,
+        "grammar_backend": engine.info.grammar_backend,
+    }
     results: list[dict[str, Any]] = []
+    result = _result(engine, options.shape, drafting, protocol, settings, results)
     for size in protocol.batches:
         before = teacher.num_2.tolist()
         held, free = bench.take_turns(
@@ -78,28 +92,19 @@ def schema_steps(
         refused, late = (
             now - then for now, then in zip(teacher.num_2.tolist(), before, strict=True)
         )
-        results.append(
-            {
-                "batch": size,
-                "drafter": drafting.drafter if drafts else "plain",
-                "synthetic_acceptance": accepted,
-                **bench.summarise(held, free),
-                "refused": refused,
-                "cut_by_masks": late,
-            }
-        )
-    lengths = sorted(len(text.tokens) for text in found.texts)
-    settings = {
-        "protocol": "instances of schemas, with schemas and without in turn; a full batch's steps",
-        "acceptance": schema_texts.NAME,
-        "instances": len(found.texts),
-        "schemas": len({text.name for text in found.texts}),
-        "instance_tokens": [lengths[0], lengths[len(lengths) // 2], lengths[-1]],
-        "left_out": dict(found.left_out),
-        "refused_instances": found.refused,
-        "grammar_backend": engine.info.grammar_backend,
-    }
-    result = _result(engine, options.shape, drafting, protocol, settings, results)
+        entry = {
+            "batch": size,
+            "drafter": drafting.drafter if drafts else "plain",
+            "synthetic_acceptance": accepted,
+            **bench.summarise(held, free),
+            "refused": refused,
+            "cut_by_masks": late,
+        }
+        results.append(entry)
+        if output is not None:
+            write_result(result, output)  # a run that is cut off keeps the batches that are done
+        if not as_json:
+            print(_ratios(entry), file=sys.stderr, flush=True)
     _finish(engine, result, output, as_json, _show_steps, say)
     failed = sum(entry[one]["failed"] for entry in results for one in ("with_schemas", "without"))
     if failed or any(entry["refused"] for entry in results):
@@ -243,12 +248,15 @@ def _show_steps(result: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     for entry in result["results"]:
-        ratios = ", ".join(f"{name} {ratio:.3f}" for name, ratio in entry["ratio"].items())
-        console.print(
-            f"batch {entry['batch']}: with schemas / without: {ratios}; refused "
-            f"{entry['refused']}, cut by late masks {entry['cut_by_masks']}",
-            highlight=False,
-        )
+        console.print(_ratios(entry), highlight=False)
+
+
+def _ratios(entry: dict[str, Any]) -> str:
+    ratios = ", ".join(f"{name} {ratio:.3f}" for name, ratio in entry["ratio"].items())
+    return (
+        f"batch {entry['batch']}: with schemas / without: {ratios}; refused "
+        f"{entry['refused']}, cut by late masks {entry['cut_by_masks']}"
+    )
 
 
 def _show_prefill(result: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ forced over many thousand characters is slow to find, each time anew."""
 
 class Point:
     """A place in an output. mask: its row of words, once it was filled; None is not filled. ahead:
-    tokens that may come next, the masks after each of them, and how many of them are legal."""
+    tokens that may come next, and the masks here and after each of them."""
 
     __slots__ = ("ahead", "budget", "later", "mask", "state")
 
@@ -38,7 +38,7 @@ class Point:
         self.state = state
         self.budget = budget
         self.mask: np.ndarray | None = None
-        self.ahead: tuple[tuple[int, ...], np.ndarray, int] | None = None
+        self.ahead: tuple[tuple[int, ...], np.ndarray] | None = None
         self.later: dict[int | tuple[int, ...], Point] = {}
 
     def after(self, token: int) -> Point | None:

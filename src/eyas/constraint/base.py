@@ -3,8 +3,7 @@
 Promises: a state never changes, and what it allows depends on the tokens that led to it alone.
 Does not know: models, drafters, sampling, requests.
 
-Legend: N mask rows, L rows of a draft's tokens, K 32-bit words of a row (bit i of word j: token
-32 * j + i is allowed).
+Legend: R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed).
 """
 
 from __future__ import annotations
@@ -58,6 +57,32 @@ def one_by_one(state: State, tokens: Sequence[int]) -> State | None:
     return last
 
 
+def along(
+    states: Sequence[State],
+    rows: Sequence[int] | None,
+    drafts: Sequence[Sequence[int]] | None,
+) -> Iterator[tuple[int, State]]:
+    """What `Backend.fill` is asked for, state by state, with their rows."""
+    for i, first in enumerate(states):
+        state: State | None = first
+        row = i if rows is None else rows[i]
+        left = list(() if drafts is None else drafts[i])
+        while state is not None:
+            yield row, state
+            state = state.after(left.pop(0)) if left else None
+            row += 1
+
+
+def num_legal(mask_RK: np.ndarray, row: int, tokens: Sequence[int]) -> int:
+    """How many tokens of a draft the masks from `row` on allow, up to the first that is refused."""
+    num_ids = 32 * mask_RK.shape[1]
+    for place, token in enumerate(tokens):
+        is_id = 0 <= token < num_ids
+        if not is_id or not mask_RK.item(row + place, token // 32) >> token % 32 & 1:
+            return place
+    return len(tokens)
+
+
 class Grammar(Protocol):
     """A compiled grammar.
 
@@ -87,16 +112,20 @@ class Backend(Protocol):
         """`eyas.core.GrammarError` says what is wrong with it and where."""
         ...
 
-    def fill(self, states: Sequence[State], mask_NK: np.ndarray) -> list[int]:
-        """Write the mask of states[i] into the zeroed int32 row i, over all cores, without the
-        interpreter's lock. The rows of states that hit a resource limit stay zero; returns their
-        indices."""
-        ...
+    def fill(
+        self,
+        states: Sequence[State],
+        mask_RK: np.ndarray,
+        rows: Sequence[int] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> list[int]:
+        """Write the mask of states[i] into the zeroed int32 row rows[i] (without `rows`: i), and those
+        after each token of drafts[i] into the rows behind it, as far as tokens are legal: over all
+        cores, without the interpreter's lock. What is left of these rows after an end, or where a
+        resource limit is hit, stays zero.
 
-    def follow(self, state: State, tokens: Sequence[int], mask_LK: np.ndarray) -> Iterator[None]:
-        """Write the mask after tokens[i] into the zeroed row i, a row each time it is asked to go on,
-        without the interpreter's lock, as far as tokens are legal; what is left of a row after an end,
-        or where a resource limit is hit, is zero. A row stays as it is once it was there."""
+        Returns the indices of states that hit a limit themselves.
+        """
         ...
 
     def close(self) -> None:

@@ -5,20 +5,21 @@ handled here; padding and nameless ids are never legal; masks allow every spelli
 never call the tokenizer, so they need no interpreter.
 Does not know: who compiles when, budgets, trees.
 
-Legend: N mask rows, L rows of a draft's tokens, K 32-bit words of a row.
+Legend: R mask rows, L rows of a state and its draft, K 32-bit words of a row.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import llguidance
 import numpy as np
 
-from eyas.constraint.base import ConstraintFailure, State, one_by_one
+from eyas.constraint.base import ConstraintFailure, State, num_legal, one_by_one
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
 from eyas.constraint.lark import to_llguidance
@@ -50,8 +51,7 @@ class LlguidanceBackend:
         self._limits = llguidance.LLParserLimits(
             verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW
         )
-        # Alone, the calling thread is quicker than waking another.
-        self._executor = llguidance.LLExecutor(num_threads) if num_threads > 1 else None
+        self._executor = llguidance.LLExecutor(num_threads)
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
             token for token, data in enumerate(vocabulary.tokens) if not data
@@ -63,49 +63,52 @@ class LlguidanceBackend:
     def compile(self, spec: OutputSpec) -> LlguidanceGrammar:
         return self._compile(spec.root, spec.param, canonical_trees(spec.root))
 
-    def fill(self, states: Sequence[State], mask_NK: np.ndarray) -> list[int]:
-        assert mask_NK.dtype == np.int32 and mask_NK.flags.c_contiguous
-        assert mask_NK.shape[1] == self._num_words and len(states) <= len(mask_NK)
-        rows_of: dict[int, list[int]] = {}
-        matchers: dict[int, llguidance.LLMatcher] = {}
-        for row, state in enumerate(states):
+    def fill(
+        self,
+        states: Sequence[State],
+        mask_RK: np.ndarray,
+        rows: Sequence[int] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> list[int]:
+        assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
+        assert mask_RK.shape[1] == self._num_words
+        asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
+        for i, state in enumerate(states):
             assert isinstance(state, LlguidanceState)
-            if state.matcher is not None:
-                matchers[id(state.matcher)] = state.matcher
-                rows_of.setdefault(id(state.matcher), []).append(row)
-        work = [(matcher, rows_of[key][0]) for key, matcher in matchers.items()]
+            if state.matcher is None:
+                continue
+            row = i if rows is None else rows[i]
+            tokens = () if drafts is None else tuple(self.spelled(drafts[i]))
+            assert row + len(tokens) < len(mask_RK)
+            same = asked.setdefault((id(state.matcher), tokens), _Asked(state, tokens))
+            same.places.append((i, row))
         failed: list[int] = []
-        if work:
-            _when_free(lambda: self._compute(work, mask_NK))
-        for matcher, row in work:
-            others = rows_of[id(matcher)]
-            is_failed, is_dead = _when_free(lambda matcher=matcher: _fate(matcher))
-            if is_dead:
-                mask_NK[row] = 0
-            if is_failed:
-                failed += others
-            for other in others[1:]:
-                mask_NK[other] = mask_NK[row]
+        # Who follows a draft does so with a copy: going back would leave a matcher another one.
+        for each in asked.values():
+            each.matcher = each.state.copy() if each.tokens else each.state.matcher
+        self._compute(list(asked.values()), mask_RK)
+        for each in asked.values():
+            row, size = each.row, 1 + len(each.tokens)
+            if not self._settle(each, mask_RK[row : row + size]):
+                failed += [i for i, _ in each.places]
+            for _, other in each.places[1:]:
+                mask_RK[other : other + size] = mask_RK[row : row + size]
         return sorted(failed)
 
-    def follow(self, state: State, tokens: Sequence[int], mask_LK: np.ndarray) -> Iterator[None]:
-        assert mask_LK.dtype == np.int32 and mask_LK.flags.c_contiguous
-        assert mask_LK.shape[1] == self._num_words and len(tokens) <= len(mask_LK)
-        assert isinstance(state, LlguidanceState)
-        if state.matcher is None:
-            return
-        # Mask by mask: a call for the whole draft is no quicker, and could not be ended.
-        matcher, num_bytes = state.copy(), self._num_words * 4
-        target = mask_LK.ctypes.data
-        for row, token in enumerate(self.spelled(tokens)):
-            if matcher.is_stopped() or matcher.try_consume_tokens([token]) != 1:
-                return
-            matcher.unsafe_compute_mask_ptr(target, num_bytes)
-            if _fate(matcher)[1]:
-                mask_LK[row] = 0
-                return
-            yield
-            target += num_bytes
+    def _settle(self, asked: _Asked, mask_LK: np.ndarray) -> bool:
+        """Take back the end, which the library allows also where nothing can follow, and where it has
+        hit a limit. False where it hit that at the root."""
+        last = num_legal(mask_LK, 0, asked.tokens)
+        if np.count_nonzero(mask_LK[last]) > len(self.eos_token_ids):
+            return True
+        if _when_free(asked.matcher.is_error):
+            mask_LK[last] = 0
+            return last > 0
+        matcher = asked.state.copy()
+        matcher.try_consume_tokens(list(asked.tokens[:last]))
+        if matcher.is_stopped() and not matcher.is_accepting():
+            mask_LK[last] = 0
+        return True
 
     def close(self) -> None:
         """End the background thread; what it compiles now it finishes."""
@@ -144,14 +147,20 @@ class LlguidanceBackend:
         """The usual tokens of a text in bytes, which may end in the middle of a character."""
         return self._tokenizer.tokenize_bytes(data)
 
-    def _compute(self, work: list[tuple[llguidance.LLMatcher, int]], mask_NK: np.ndarray) -> None:
-        num_bytes = self._num_words * 4
-        begin = mask_NK.ctypes.data
-        if self._executor is not None and len(work) > 1:
-            self._executor.unsafe_compute_mask_ptr(work, begin, num_bytes, len(mask_NK))
-            return
-        for matcher, row in work:
-            matcher.unsafe_compute_mask_ptr(begin + row * num_bytes, num_bytes)
+    def _compute(self, asked: list[_Asked], mask_RK: np.ndarray) -> None:
+        begin, num_bytes, num_rows = mask_RK.ctypes.data, self._num_words * 4, len(mask_RK)
+        drafts = [(each.matcher, each.row, list(each.tokens)) for each in asked if each.tokens]
+        alone = [(each.matcher, each.row) for each in asked if not each.tokens]
+        executor = self._executor
+        if drafts:
+            executor.unsafe_compute_mask_ptr_with_draft_token(drafts, begin, num_bytes, num_rows)
+        if len(alone) == 1:  # the calling thread is quicker than waking another
+            matcher, row = alone[0]
+            place = begin + row * num_bytes
+            _when_free(lambda: matcher.unsafe_compute_mask_ptr(place, num_bytes))
+        elif alone:
+            rest = (begin, num_bytes, num_rows)
+            _when_free(lambda: executor.unsafe_compute_mask_ptr(alone, *rest))
 
     def _compile(
         self, root: Node, param: str | None, canonical: Sequence[Node]
@@ -182,8 +191,8 @@ class LlguidanceBackend:
         self, matcher: llguidance.LLMatcher, grammar: LlguidanceGrammar, param: str | None
     ) -> None:
         """The first mask; it must not be empty."""
-        mask_NK = np.zeros((1, self._num_words), dtype=np.int32)
-        is_over = bool(self.fill([LlguidanceState(grammar, matcher)], mask_NK))
+        mask_1K = np.zeros((1, self._num_words), dtype=np.int32)
+        is_over = bool(self.fill([LlguidanceState(grammar, matcher)], mask_1K))
         if is_over and not matcher.get_error().startswith(_NOTHING_FOLLOWS):
             error = GrammarError(
                 "the grammar is too large to begin with: its first step is over the compiler's "
@@ -191,7 +200,7 @@ class LlguidanceBackend:
                 "too_complex",
             )
             raise named(error, param)
-        if not mask_NK.any():
+        if not mask_1K.any():
             error = GrammarError(
                 "no output can match: a rule or a schema refers to itself on every path; give it an "
                 "alternative that ends",
@@ -203,6 +212,21 @@ class LlguidanceBackend:
         """The library's words on one leaf by itself."""
         text = to_llguidance(node)
         return llguidance.LLMatcher.validate_grammar(text, self._tokenizer, limits=self._limits)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A state and the draft behind it, with all (index, row) that want its masks."""
+
+    state: LlguidanceState
+    tokens: tuple[int, ...]
+    places: list[tuple[int, int]] = field(default_factory=list)
+    matcher: Any = None
+
+    @property
+    def row(self) -> int:
+        """Where they are written first."""
+        return self.places[0][1]
 
 
 class LlguidanceGrammar:
@@ -346,12 +370,6 @@ def _when_free(call: Callable[[], _T]) -> _T:
             if "borrowed" not in str(error):
                 raise
             time.sleep(_BORROWED_PAUSE_SECONDS)
-
-
-def _fate(matcher: llguidance.LLMatcher) -> tuple[bool, bool]:
-    """Has it hit a limit; can nothing, not even the end, follow?"""
-    is_failed = matcher.is_error()
-    return is_failed, is_failed or (matcher.is_stopped() and not matcher.is_accepting())
 
 
 _WHITE = b" \t\r\n"

@@ -5,7 +5,7 @@ that the tree does not name is ever legal; compilations run in a process that is
 Its grammars have no canonical ones: a compilation takes too long to do it three times.
 Does not know: who compiles when, budgets, trees.
 
-Legend: N mask rows, L rows of a draft's tokens, K 32-bit words of a row.
+Legend: R mask rows, K 32-bit words of a row.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from eyas.constraint.base import State, one_by_one
+from eyas.constraint.base import State, along, one_by_one
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
 from eyas.constraint.vocabulary import Vocabulary
@@ -84,13 +84,19 @@ class XgrammarBackend:
             raise named(error, spec.param) from None
         return grammar
 
-    def fill(self, states: Sequence[State], mask_NK: np.ndarray) -> list[int]:
-        assert mask_NK.dtype == np.int32 and mask_NK.flags.c_contiguous
-        assert mask_NK.shape[1] == self.vocabulary.num_mask_words
+    def fill(
+        self,
+        states: Sequence[State],
+        mask_RK: np.ndarray,
+        rows: Sequence[int] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> list[int]:
+        assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
+        assert mask_RK.shape[1] == self.vocabulary.num_mask_words
         first: dict[int, int] = {}
         filled: list[tuple[int, XgrammarState]] = []
         copies: list[tuple[int, int]] = []
-        for row, state in enumerate(states):
+        for row, state in along(states, rows, drafts):
             assert isinstance(state, XgrammarState)
             if state.matcher is None:
                 continue
@@ -100,23 +106,14 @@ class XgrammarBackend:
                 first[id(state.matcher)] = row
                 filled.append((row, state))
         if filled:
-            matchers, rows = [state.matcher for _, state in filled], [row for row, _ in filled]
+            matchers, places = [state.matcher for _, state in filled], [row for row, _ in filled]
             with self.lock:
-                self._batch.batch_fill_next_token_bitmask(matchers, mask_NK, rows)
+                self._batch.batch_fill_next_token_bitmask(matchers, mask_RK, places)
         for row, state in filled:
-            mask_NK[row] &= state.grammar.allowed_K
+            mask_RK[row] &= state.grammar.allowed_K
         for row, source in copies:
-            mask_NK[row] = mask_NK[source]
+            mask_RK[row] = mask_RK[source]
         return []
-
-    def follow(self, state: State, tokens: Sequence[int], mask_LK: np.ndarray) -> Iterator[None]:
-        for row, token in enumerate(tokens):
-            after = state.after(token)
-            if after is None:
-                return
-            state = after
-            self.fill([state], mask_LK[row : row + 1])
-            yield
 
     def close(self) -> None:
         """End the compiling process."""

@@ -15,8 +15,12 @@ import torch
 from eyas.cache.transfer import HostCopy
 from eyas.core import DraftTree, TokenLogprob, Verdict
 from eyas.draft import Drafter
+from eyas.engine.masks import TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.scheduler import Plan
+from eyas.runner.batch import Batch
+from eyas.runner.rows import PackedRows
+from eyas.runner.runner import Output
 
 
 @dataclass(slots=True, eq=False)
@@ -52,12 +56,25 @@ class Landed:
 
 
 @dataclass(slots=True, eq=False)
+class Forward:
+    """A draft and what the model makes of it, which wait for a verdict. masks: None where nobody is
+    constrained."""
+
+    batch: Batch
+    tree: DraftTree
+    rows: PackedRows
+    output: Output
+    masks: TreeMasks | None
+
+
+@dataclass(slots=True, eq=False)
 class Flight:
     """plan: whose step it is. prompt_rows: by index of the span. error: the launch itself failed.
 
     drafter: whose tree it is. started: when it was launched (seconds of a monotonic clock).
     drafted: its tree, as it was proposed; tree: what is left of it. refusals: what the constraints left
-    out; None where there are none. landed: once read.
+    out; None where there are none. num_failed: drafters with which it failed. forward: until it has its
+    verdict. has_departed: its results are on their way to the host. landed: once read.
     """
 
     plan: Plan
@@ -70,10 +87,14 @@ class Flight:
     verdict: Verdict | None = None
     prompt_rows: dict[int, PromptRows] = field(default_factory=dict)
     error: str | None = None
+    num_failed: int = 0
+    forward: Forward | None = None
+    has_departed: bool = False
     _results: HostCopy | None = None
 
     def depart(self) -> None:
         """Start copying the results to the host, behind the work that makes them."""
+        self.has_departed, self.forward = True, None
         if self.verdict is None or self.tree is None:
             return
         tensors = {"sizes": self.tree.sizes_B}

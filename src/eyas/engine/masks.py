@@ -1,12 +1,11 @@
 """What the automata of a step say of its trees: which nodes are legal, and the mask of each row.
 
-The walk comes before the forward, so nodes that cannot be chosen cost no rows where the host sees the
-tree in time; the masks are filled while the forward runs.
+The walk comes before the forward where the host sees the tree in time, so that nodes which cannot be
+chosen cost no rows; masks are filled while the forward runs.
 
 Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
 refuses, or whose mask did not come in time, allows nothing and is never walked into; a root's mask is
-always waited for, and a few drafts never hold up a step whose forward is done. An automaton that fails
-takes its own sequence down and no other.
+always waited for. An automaton that fails takes its own sequence down and no other.
 Does not know: what the automata recognise.
 
 Legend: B rooted sequences, W nodes, R node rows, N points, K 32-bit mask words.
@@ -16,20 +15,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Series
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
-import psutil
 import torch
 
-from eyas.cache.transfer import HostCopy
+from eyas.cache.transfer import HostCopy, blank
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
-from eyas.constraint.drafts import Draft, DraftThreads, Filling
-from eyas.constraint.fill import fill_points
+from eyas.constraint.fill import Draft, fill_drafts, fill_points
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, prune
 from eyas.engine.sequence import Sequence, Status
@@ -39,45 +36,10 @@ log = logging.getLogger(__name__)
 
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
-MOST_DRAFT_THREADS = 8
-"""More bring nothing: the longest draft is what counts, and the interpreter is one."""
-FEW = 8
-"""One in so many sequences may lose its draft, so that the others need not wait for it."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
-class MaskThreads:
-    """Those of an engine. beside: where the forward keeps the engine's own busy, one that fills masks
-    meanwhile; drafts: on a device, those that go through drafts while the engine's waits for them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.beside: ThreadPoolExecutor | None = None
-        self.drafts: DraftThreads | None = None
-        if device.type == "cpu":
-            self.beside = ThreadPoolExecutor(1, "masks")
-        else:
-            cores = psutil.cpu_count(logical=False) or 1
-            self.drafts = DraftThreads(min(MOST_DRAFT_THREADS, cores))
-
-    def close(self) -> None:
-        """What is under way ends by itself."""
-        for threads in (self.beside, self.drafts):
-            if isinstance(threads, DraftThreads):
-                threads.close()
-            elif threads is not None:
-                threads.shutdown(wait=False, cancel_futures=True)
-
-
-def work_so_far(device: torch.device) -> Callable[[], bool]:
-    """Tells whether a device has done what it was given up to now; of the host, nobody knows."""
-    if device.type == "cpu":
-        return lambda: False
-    event = torch.cuda.Event()
-    event.record()
-    return event.query
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Walked:
     """One sequence's tree: where each node stands. None in `points`: not legal. draft: its tokens where
     only the root was looked at, and their masks will tell the rest; None where all nodes were."""
@@ -87,9 +49,21 @@ class _Walked:
     draft: Draft | None = None
 
     @property
+    def has_root(self) -> bool:
+        """Has the root its mask?"""
+        root = self.points[0]
+        return (
+            root is not None and root.mask is not None
+            if self.draft is None
+            else self.draft.has_root
+        )
+
+    @property
     def lacks(self) -> bool:
-        """Has a place without its mask?"""
-        return any(point is not None and point.mask is None for point in self.points)
+        """Has a place behind its root no mask yet?"""
+        if self.draft is not None:
+            return bool(self.draft.tokens) and not self.draft.is_filled
+        return any(point is not None and point.mask is None for point in self.points[1:])
 
     def legal(self, size: int) -> list[bool]:
         """By node; what was not looked at is not refused."""
@@ -99,16 +73,26 @@ class _Walked:
         return [node < num for node in range(size)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """mask: [R, K] on the host; num_masks: made for it; seconds: it took."""
+
+    mask: torch.Tensor
+    num_masks: int
+    seconds: float
+
+
 @dataclass(slots=True, eq=False)
 class TreeMasks:
     """The automata of one step. walked[b] is None for a sequence that is not constrained (or has
-    ended: `silent`). refusals: complete once the masks are there."""
+    ended: `silent`). refusals: complete once the masks are there. deadline_seconds: after so long the
+    rest of a step's drafts is left out. thread: fills masks beside the one that runs the engine."""
 
     tree: DraftTree
     vocab_size: int
     deadline_seconds: float
     stats: GrammarStats
-    threads: MaskThreads
+    thread: ThreadPoolExecutor
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
     refusals: Refusals = field(default_factory=Refusals)
@@ -116,8 +100,9 @@ class TreeMasks:
     _parents: list[list[int]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
     _num_rows: int = 0
-    _filled: Future[np.ndarray] | None = None
-    _is_late: Callable[[], bool] = field(default=lambda: False)
+    _filled: Future[_Filled] | None = None
+    _begun_at: float = 0.0
+    has_begun: bool = False
     _host: HostCopy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,10 +116,6 @@ class TreeMasks:
         """Trees are walked before the forward, and lose what is refused; on a device they are only
         known once it has started."""
         return self.tree.tokens_BW.device.type == "cpu"
-
-    def watch_forward(self) -> None:
-        """It is under way from here on; once it is done, few drafts are worth waiting for."""
-        self._is_late = work_so_far(self.tree.tokens_BW.device)
 
     def walk(self, rooted: Series[Sequence]) -> None:
         """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
@@ -151,7 +132,8 @@ class TreeMasks:
             if not self.walks_ahead and self.tree.is_chain and not sequence.constraint.has_budget:
                 root = sequence.constraint.root
                 tokens = tuple(self._tokens[b][1 : self._sizes[b]])
-                draft = Draft(root, tokens, b * self.tree.width, sequence.constraint.has_twins)
+                row, keeps = b * self.tree.width, sequence.constraint.has_twins
+                draft = Draft(root, tokens, row, keeps)
                 self.walked[b] = _Walked(sequence, [root], draft)
             else:
                 self._walk(b, sequence)
@@ -165,7 +147,8 @@ class TreeMasks:
         try:
             points = automaton.walk(self._tokens[b][:size], self._parents[b][:size])
         except Exception:
-            self._fail(b, sequence)
+            self._fail(sequence)
+            self.silent.add(b)
         else:
             self.walked[b] = _Walked(sequence, points)
 
@@ -188,72 +171,76 @@ class TreeMasks:
             self._sizes = self.tree.sizes_B.tolist() if found.num_nodes else self._sizes
 
     def begin(self) -> None:
-        """Start filling beside the forward, where there is a thread and enough to do; else it is done
-        when the masks are asked for."""
-        num_words = self._num_rows * -(-self.vocab_size // 32)
-        if self.threads.beside is not None and num_words > WORTH_A_THREAD:
-            self._filled = self.threads.beside.submit(self._fill)
+        """Start filling, once every tree is walked: beside this thread, where there is enough to do;
+        else it is done when the masks are asked for."""
+        self.has_begun, self._begun_at = True, time.perf_counter()
+        if self._num_rows * -(-self.vocab_size // 32) > WORTH_A_THREAD:
+            self._filled = self.thread.submit(self._fill, self._live())
 
-    def finish(self) -> np.ndarray:
-        """[R, K] int32."""
-        return self._fill() if self._filled is None else self._filled.result()
+    def finish(self) -> torch.Tensor:
+        """[R, K] int32, on the host."""
+        filled = self._fill(self._live()) if self._filled is None else self._wait(self._filled)
+        if time.perf_counter() - self._begun_at > self.deadline_seconds:
+            self.stats.num_late += sum(each.has_root and each.lacks for _, each in self._live())
+        mask_RK = filled.mask.numpy()
+        for row, each in self._live():
+            if not each.has_root:
+                self._retry(each, mask_RK, row)
+        if not self.walks_ahead:
+            self._refuse()
+        self.stats.num_masks += filled.num_masks
+        self.stats.mask_seconds += filled.seconds
+        return filled.mask
 
-    def _fill(self) -> np.ndarray:
+    def _wait(self, filled: Future[_Filled]) -> _Filled:
+        """For all masks, or, after the deadline, for those of roots and what else there is. What the
+        thread writes later nobody reads."""
+        seconds = self._begun_at + self.deadline_seconds - time.perf_counter()
+        try:
+            return filled.result(max(0.0, seconds))
+        except TimeoutError:
+            filled.cancel()
+        for _, each in self._live():
+            if each.draft is not None:  # the thread has the other one
+                each.draft = replace(each.draft, has_root=False, is_filled=False)
+        return self._fill(self._live(), has_drafts=False)
+
+    def _live(self) -> list[tuple[int, _Walked]]:
+        """Those whose automata have a say, with the rows of their roots."""
+        sizes = self._sizes if self.walks_ahead else [self.tree.width] * len(self._sizes)
+        firsts = accumulate(sizes, initial=0)
+        return [(row, each) for row, each in zip(firsts, self.walked, strict=False) if each]
+
+    def _fill(self, live: list[tuple[int, _Walked]], *, has_drafts: bool = True) -> _Filled:
+        """has_drafts: no is all roots, and of drafts only what is there."""
         started = time.perf_counter()
-        mask_RK = np.zeros((self._num_rows, -(-self.vocab_size // 32)), dtype=np.int32)
-        is_grid = not self.walks_ahead
-        firsts, first = [], 0
-        for b, size in enumerate(self._sizes):
-            firsts.append(first)
-            if self.walked[b] is None and b not in self.silent:
-                mask_RK[first : first + size] = -1
-            first += self.tree.width if is_grid else size
+        mask = self._unconstrained()
+        mask_RK = mask.numpy()
+        drafts = [each.draft for _, each in live if each.draft is not None]
         roots, later = [], []
-        for b, each in enumerate(self.walked):
-            if each is not None:
+        for row, each in live:
+            if each.draft is None:
                 nodes = enumerate(each.points)
-                places = [(firsts[b] + node, point) for node, point in nodes if point is not None]
+                places = [(row + node, point) for node, point in nodes if point is not None]
                 roots += places[:1]
                 later += places[1:]
-        self._fill_points(roots, mask_RK, None)
-        for b, each in enumerate(self.walked):
-            if each is not None and each.points[0] is not None and each.points[0].mask is None:
-                self._retry(b, each, mask_RK, firsts[b])
-        deadline = started + self.deadline_seconds
-        drafts = self._begin_drafts(mask_RK)
-        self._fill_points(later, mask_RK, deadline)
-        if time.perf_counter() > deadline:
-            self.stats.num_late += sum(each is not None and each.lacks for each in self.walked)
-        self._wait(drafts, deadline)
-        if is_grid:
-            self._refuse()
-        self.stats.mask_seconds += time.perf_counter() - started
-        return mask_RK
+        num = fill_drafts(drafts, mask_RK) if has_drafts else _fill_roots(drafts, mask_RK)
+        num += _fill_points(roots, mask_RK, None)
+        deadline = started + (self.deadline_seconds if has_drafts else 0)
+        num += _fill_points(later, mask_RK, deadline)
+        return _Filled(mask, num, time.perf_counter() - started)
 
-    def _begin_drafts(self, mask_RK: np.ndarray) -> Filling:
-        """Go through drafts that nobody has walked through, where their roots have masks."""
-        drafts = [each.draft for each in self.walked if each is not None and each.draft is not None]
-        ready = (draft for draft in drafts if draft.point.mask is not None)
-        return Filling(ready, mask_RK, self.threads.drafts)
+    def _unconstrained(self) -> torch.Tensor:
+        """[R, K]: ones where nobody has a say, and zeros."""
+        mask = blank((self._num_rows, -(-self.vocab_size // 32)), self.tree.tokens_BW.device)
+        mask_RK, row = mask.numpy(), 0
+        for b, size in enumerate(self._sizes):
+            if self.walked[b] is None and b not in self.silent:
+                mask_RK[row : row + size] = -1
+            row += size if self.walks_ahead else self.tree.width
+        return mask
 
-    def _wait(self, drafts: Filling, deadline: float) -> None:
-        """For all of them, or for most of them once the forward is done."""
-        num = sum(each is not None for each in self.walked)
-        drafts.wait(deadline, lambda missing: missing * FEW <= num and self._is_late())
-        self.stats.num_masks += drafts.num_masks
-        self.stats.num_late += drafts.num_late
-
-    def _fill_points(
-        self, places: list[tuple[int, Point]], mask_RK: np.ndarray, deadline: float | None
-    ) -> None:
-        """Rows of points, in order, until the deadline."""
-        points = (point for _, point in places)
-        self.stats.num_masks += fill_points(points, mask_RK.shape[1], deadline)
-        for row, point in places:
-            if point.mask is not None:
-                mask_RK[row] = point.mask
-
-    def _retry(self, b: int, each: _Walked, mask_RK: np.ndarray, row: int) -> None:
+    def _retry(self, each: _Walked, mask_RK: np.ndarray, row: int) -> None:
         """A root without a mask hit a limit: once more in a fresh automaton."""
         automaton = each.sequence.constraint
         assert automaton is not None
@@ -261,19 +248,39 @@ class TreeMasks:
             automaton.replay()
             self.stats.num_replays += 1
         except Exception:
-            self._fail(b, each.sequence)
+            self._fail(each.sequence)
         else:
-            self._fill_points([(row, automaton.root)], mask_RK, None)
+            self.stats.num_masks += _fill_points([(row, automaton.root)], mask_RK, None)
             if automaton.root.mask is None:
-                self._fail(b, each.sequence)
+                self._fail(each.sequence)
         if each.sequence.failure is not None:
+            b = self.walked.index(each)
             self.walked[b] = None
             self.silent.add(b)
 
-    def _fail(self, b: int, sequence: Sequence) -> None:
+    def _fail(self, sequence: Sequence) -> None:
         log.warning("an output grammar failed; its request ends", exc_info=log.isEnabledFor(10))
         sequence.failure = FAILED
-        self.silent.add(b)
+
+
+def _fill_roots(drafts: list[Draft], mask_RK: np.ndarray) -> int:
+    """The masks of points without their drafts."""
+    roots = [Draft(draft.point, (), draft.row) for draft in drafts]
+    num = fill_drafts(roots, mask_RK)
+    for draft, root in zip(drafts, roots, strict=True):
+        draft.has_root = root.has_root
+    return num
+
+
+def _fill_points(
+    places: list[tuple[int, Point]], mask_RK: np.ndarray, deadline: float | None
+) -> int:
+    """Rows of points, in order, until the deadline; the number of masks made."""
+    num = fill_points((point for _, point in places), mask_RK.shape[1], deadline)
+    for row, point in places:
+        if point.mask is not None:
+            mask_RK[row] = point.mask
+    return num
 
 
 def advance(sequence: Sequence, tokens: list[int], stats: GrammarStats) -> None:

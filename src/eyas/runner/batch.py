@@ -135,8 +135,8 @@ class Batch:
         key = (tree.tokens_BW.shape, tree.is_chain, tree.source_BW is not None)
         return self.graphs.hold(key, tree)
 
-    def hold_array(self, name: str, values: np.ndarray) -> torch.Tensor:
-        """Numbers of the host as a later stage may read them."""
+    def hold_array(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Numbers of the host as a later stage may read them; a tensor is one of `transfer.blank`."""
         if self.graphs is None:
             return send(values, self.table.device)
         return self.graphs.hold_array((name, self.num_rows), values)

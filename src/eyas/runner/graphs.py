@@ -143,9 +143,9 @@ class StepGraphs:
                     mine.copy_(theirs)
         return replace(held, shape=tree.shape)
 
-    def hold_array(self, key: Hashable, values: np.ndarray) -> torch.Tensor:
+    def hold_array(self, key: Hashable, values: np.ndarray | torch.Tensor) -> torch.Tensor:
         """The numbers at a fixed address; `key` and their shape tell which."""
-        key = (key, values.shape, values.dtype.str)
+        key = (key, tuple(values.shape), str(values.dtype))
         held = self._arrays.get(key)
         if held is None:
             held = self._arrays[key] = send(values, self._device)

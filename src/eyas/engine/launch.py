@@ -1,0 +1,263 @@
+"""How a step goes out: a draft tree for each sequence, the forward, masks, the verdict.
+
+A flight goes all the way at once, but for one that waits for masks of trees which a device drafts: its
+draft and its forward go out first, and its verdict once the masks are there, which are filled while the
+forward runs. What comes after it on the device is planned meanwhile.
+
+Promises: a flight that fails with what a drafter proposed goes out again without a draft, since nothing
+is changed before its verdict; one that fails all the same says so. Automata are read only once all
+flights before theirs have landed.
+Does not know: who asked for what, which sequence runs when.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+
+import torch
+
+from eyas.config import EngineInfo
+from eyas.constraint.automaton import Automaton
+from eyas.core import DraftTree, Verdict
+from eyas.draft import Drafter, RootDrafter
+from eyas.engine.commit import STEP_FAILED
+from eyas.engine.flight import Flight, Forward
+from eyas.engine.masks import TreeMasks
+from eyas.engine.metrics import Metrics
+from eyas.engine.prompts import score_prompts
+from eyas.engine.scheduler import Plan
+from eyas.engine.sequence import Sequence, Status
+from eyas.engine.verifier import verify
+from eyas.kernels import usable
+from eyas.runner.batch import Batch, nobodys_batch
+from eyas.runner.graphs import StepGraphs
+from eyas.runner.rows import PackedRows, pack
+from eyas.runner.runner import ModelRunner, Output
+from eyas.runner.table import SequenceTable
+from eyas.sampling import BatchParams, RowSource
+
+log = logging.getLogger(__name__)
+
+
+class Stage(IntEnum):
+    """How far a flight is to go. STARTED: its forward is under way; MASKED: and its masks are being
+    filled; SETTLED: and its verdict."""
+
+    STARTED = 0
+    MASKED = 1
+    SETTLED = 2
+
+
+class Launcher:
+    """land_before: lands the flights that went out before one. verify: gives the verdicts. drafters: in
+    the order in which they are tried."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        table: SequenceTable,
+        drafter: Drafter,
+        info: EngineInfo,
+        metrics: Metrics,
+        mask_seconds: float,
+        land_before: Callable[[Flight], None],
+    ) -> None:
+        self.verify = verify
+        fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
+        self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
+        self.mask_thread = ThreadPoolExecutor(1, "masks")
+        self._runner = runner
+        self._table = table
+        self._info = info
+        self._metrics = metrics
+        self._mask_seconds = mask_seconds
+        self._land_before = land_before
+        self._graphs = StepGraphs(table.device) if usable(table.device) else None
+        self._params_key: tuple[int, ...] = ()
+        self._params = BatchParams([], info.vocab_size, table.device)
+
+    def advance(self, flight: Flight, stage: Stage) -> None:
+        """Have a flight go so far, unless it is there already; a flight that does not wait for masks
+        goes all the way."""
+        while not flight.has_departed:
+            try:
+                with torch.inference_mode():
+                    is_settled = self._advance(flight, stage)
+            except Exception:
+                drafter = self.drafters[flight.num_failed]
+                log.exception("a step failed with the drafter %s", type(drafter).__name__)
+                self._metrics.num_failed_steps += 1
+                flight.num_failed += 1
+                flight.forward = None
+                if flight.num_failed == len(self.drafters):
+                    flight.error = STEP_FAILED
+                    self._depart(flight)
+            else:
+                if not is_settled:
+                    return
+                self._depart(flight)
+
+    def _advance(self, flight: Flight, stage: Stage) -> bool:
+        """Nothing is changed before its verdict; whether it has that."""
+        if flight.forward is None:
+            flight.forward = self._start(flight, self.drafters[flight.num_failed])
+        masks = flight.forward.masks
+        if masks is not None and not masks.walks_ahead:
+            if stage is Stage.STARTED:
+                return False
+            self._walk(flight, masks)
+            if stage is Stage.MASKED:
+                return False
+        self._settle(flight, flight.forward)
+        return True
+
+    def _depart(self, flight: Flight) -> None:
+        try:
+            flight.depart()
+        except Exception:
+            log.exception("a step's results cannot be read; its requests end with an error")
+            flight.error = STEP_FAILED
+            self._metrics.num_failed_steps += 1
+
+    def _start(self, flight: Flight, drafter: Drafter) -> Forward:
+        plan = flight.plan
+        batch = self._batch(flight, drafter)
+        flight.drafted = proposed = drafter.propose(batch)
+        tree = batch.hold(proposed)
+        masks = self._masks(plan, tree)
+        if masks is not None and masks.walks_ahead:
+            self._walk(flight, masks)
+            tree = masks.tree
+        rows, output = self._forward(batch, tree)
+        return Forward(batch, tree, rows, output, masks)
+
+    def _settle(self, flight: Flight, forward: Forward) -> None:
+        batch, tree, masks = forward.batch, forward.tree, forward.masks
+        rows, output = forward.rows, forward.output
+        mask_RK = None
+        if masks is not None:
+            flight.refusals = masks.refusals
+            mask_RK = batch.hold_array("mask", masks.finish())
+        flight.prompt_rows = score_prompts(flight.plan, rows, output, self._table)
+        verdict = None
+        if batch.rooted:
+            verdict = self._verdict(batch, tree, rows, output, mask_RK)
+            flight.tree, flight.verdict = tree, verdict
+            flight.drafter = self.drafters[flight.num_failed]
+        self._observe(batch, output, verdict)
+
+    def _forward(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
+        """The rows of a step, and what the model makes of them."""
+
+        def forward() -> tuple[PackedRows, Output]:
+            rows = pack(batch, tree)
+            return rows, self._runner.forward(rows, self.drafters[0].taps)
+
+        return batch.stage(("forward", *_key(tree)), forward, reads_context=True)
+
+    def _verdict(
+        self,
+        batch: Batch,
+        tree: DraftTree,
+        rows: PackedRows,
+        output: Output,
+        mask_RK: torch.Tensor | None,
+    ) -> Verdict:
+        """The verdict, and the device's own state after it."""
+        assert output.logits_RV is not None
+        logits_RV = output.logits_RV[: rows.num_node_rows]
+
+        def settle() -> Verdict:
+            verdict = self.verify(logits_RV, tree, rows, batch, mask_RK)
+            places = (batch.seats_B, batch.roots_B, verdict, batch.node_slots_BW[:, : tree.width])
+            self._table.advance(*places, is_chain=tree.is_chain)
+            return verdict
+
+        key = ("verdict", id(self.verify), logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
+        return batch.stage(key, settle, reads_context=True)
+
+    def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        """The drafter sees every step, also one that ran without its draft."""
+        try:
+            self.drafters[0].observe(batch, output, verdict)
+        except Exception:
+            log.exception("the drafter failed to observe a step")
+
+    @torch.inference_mode()
+    def prepare(self, num: int, width: int, length: int, temperature: float) -> None:
+        """Run, and so capture, a step of `num` sequences of up to `length` tokens; it is nobody's."""
+        assert self._graphs is not None, "only a device has something to prepare"
+        asked = (self._info.vocab_size, num, width, length, temperature, self._graphs)
+        batch = nobodys_batch(self._table, *asked)
+        tree = batch.hold(self.drafters[0].propose(batch))
+        rows, output = self._forward(batch, tree)
+        verdict = self._verdict(batch, tree, rows, output, None)
+        self.drafters[0].observe(batch, output, verdict)
+
+    def close(self) -> None:
+        """What its thread does now it finishes."""
+        self.mask_thread.shutdown(wait=False, cancel_futures=True)
+
+    def _batch(self, flight: Flight, drafter: Drafter) -> Batch:
+        plan = flight.plan
+        params = self._batch_params(plan)
+        is_constrained = any(sequence.constraint is not None for sequence in plan.rooted)
+
+        def automata() -> list[Automaton | None]:
+            self._land_before(flight)
+            return [
+                sequence.constraint if sequence.status is Status.RUNNING else None
+                for sequence in plan.rooted
+            ]
+
+        return Batch(
+            self._table,
+            plan.spans,
+            params,
+            plan.width,
+            plan.max_length,
+            automata if is_constrained else None,
+            self._graphs if drafter is self.drafters[0] else None,
+        )
+
+    def _masks(self, plan: Plan, tree: DraftTree) -> TreeMasks | None:
+        """What the automata will say of a step's trees; None where nobody is constrained."""
+        if all(sequence.constraint is None for sequence in plan.rooted):
+            return None
+        asked = (self._info.vocab_size, self._mask_seconds, self._metrics.grammar)
+        return TreeMasks(tree, *asked, self.mask_thread)
+
+    def _walk(self, flight: Flight, masks: TreeMasks) -> None:
+        """Follow the trees from where the sequences stand once everything has landed."""
+        if masks.has_begun:
+            return
+        self._land_before(flight)
+        masks.walk(flight.plan.rooted)
+        masks.begin()
+
+    def _batch_params(self, plan: Plan) -> BatchParams:
+        """Parameters of the rooted sequences, kept while the same ones step together."""
+        rooted = plan.rooted
+        key = tuple(sequence.order for sequence in rooted)
+        if key != self._params_key:
+            sources = [_row_source(sequence) for sequence in rooted]
+            self._params = BatchParams(sources, self._info.vocab_size, self._table.device)
+            self._params_key = key
+        return self._params
+
+
+def _row_source(sequence: Sequence) -> RowSource:
+    return RowSource(
+        sequence.request.params,
+        sequence.seed,
+        sequence.index,
+        sequence.num_prompt_tokens,
+        sequence.stops.barred_token_ids,
+    )
+
+
+def _key(tree: DraftTree) -> tuple[int, bool, int]:
+    return tree.width, tree.is_chain, tree.tokens_BW.data_ptr()
