@@ -115,3 +115,18 @@ def test_constrained_answers_are_those_of_the_cpu(
         assert [call.name for call in found[2].tool_calls][:1] == ["get_weather"]
     if drafter != "root":
         assert llm.engine.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("drafter", ["chain", "tree", "blend"])
+def test_a_step_waits_for_nothing_but_results_trees_and_masks(drafter: str) -> None:
+    """Those are waited for by events, which torch does not count as synchronisation."""
+    llm = make("cuda", drafter)
+    for _ in range(2):  # what prepares or captures may wait
+        ask(llm, 0.0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = ask(llm, 0.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(choice.error is None for choice in found)
+    assert llm.engine.metrics.num_failed_steps == 0

@@ -149,7 +149,7 @@ class RowBook:
         """A run is made."""
         self._is_made_S[run.slots] = True
         self._known[run.seat].made = run.stop
-        self.next_rows(table)[run.seat] = run.stop
+        self.next_rows(table)[run.seat].fill_(run.stop)
 
     def made_slots(self, slots_T: torch.Tensor) -> None:
         """Rows are made in these slots; a device tells too late to be asked."""
@@ -164,7 +164,7 @@ class RowBook:
             is_made = self._is_made_S[span.stored_slots[self.first_position : stored]]
             num_made = int(is_made.argmin()) if not is_made.all() else len(is_made)
             known = self._known[span.seat] = _Known(seating, self.first_position + num_made)
-            self.next_rows(batch.table)[span.seat] = known.made
+            self.next_rows(batch.table)[span.seat].fill_(known.made)
         return known
 
 

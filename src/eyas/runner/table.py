@@ -48,7 +48,7 @@ class SequenceTable:
         seat = self._free_seats.pop()
         self.num_seatings[seat] += 1
         self.tokens_AC[seat, : len(tokens)] = send(tokens, self.device)
-        self.lengths_A[seat] = len(tokens)
+        self.lengths_A[seat].fill_(len(tokens))  # a number set by index would be waited for
         if len(stored_slots):
             self.write_slots(seat, 0, stored_slots)
         return seat
