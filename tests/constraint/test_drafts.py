@@ -1,17 +1,20 @@
-"""Drafts that are filled at once with the points before them: as if every token had been walked to."""
+"""Drafts that are gone through at once: as if every token had been walked to, or left behind."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from eyas.constraint import ConstraintFailure
+from eyas.constraint import drafts as drafts_module
 from eyas.constraint.automaton import Automaton
-from eyas.constraint.fill import Draft, fill_drafts
+from eyas.constraint.drafts import Draft, DraftThreads, Filling
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS
@@ -141,8 +144,8 @@ def test_a_limit_hit_in_a_draft_leaves_its_rows_empty(
 
 
 class Faulty:
-    """A backend that counts the drafts it is asked for, and breaks over `spoilt`, whose rows and its
-    neighbours' it leaves full of rubbish."""
+    """A backend that counts the drafts it is asked for, breaks over `spoilt`, whose rows it leaves full
+    of rubbish, and in `slow` waits for `go`, and then comes with rubbish."""
 
     vocabulary: Any
 
@@ -150,18 +153,28 @@ class Faulty:
         self.backend: Any = backend
         self.num = 0
         self.spoilt: list[int] | None = None
+        self.slow: list[int] | None = None
+        self.go = threading.Event()
+        self.is_waiting = threading.Event()
 
     def fill(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
-        if self.spoilt in [list(draft) for draft in drafts or ()]:
-            for row, draft in zip(rows, drafts, strict=True):
-                mask_RK[row : row + 1 + len(draft)] = 7
+        (draft,) = drafts or [None]
+        if draft is not None and list(draft) == self.spoilt:
+            mask_RK[rows[0] : rows[0] + 1 + len(draft)] = 7
             raise MemoryError("on purpose")
-        self.num += sum(bool(draft) for draft in drafts or ())
-        return self.backend.fill(states, mask_RK, rows, drafts)
+        self.num += draft is not None
+        failed = self.backend.fill(states, mask_RK, rows, drafts)
+        if draft is not None and list(draft) == self.slow:
+            self.is_waiting.set()
+            assert self.go.wait(30)
+            mask_RK[rows[0] : rows[0] + 1 + len(draft)] = -1
+        return failed
 
 
 @pytest.fixture
-def faulty(llguidance_backend: Any, tokenizer: Tokenizer) -> tuple[Faulty, Any, list[int]]:
+def faulty(
+    llguidance_backend: Any, tokenizer: Tokenizer
+) -> Iterator[tuple[Faulty, Any, list[int]]]:
     """It, a way to new grammars of it, and tokens that are legal from the start."""
     backend = Faulty(llguidance_backend)
     for name in ("vocabulary", "eos_token_ids", "is_nameless", "spelled"):
@@ -172,44 +185,84 @@ def faulty(llguidance_backend: Any, tokenizer: Tokenizer) -> tuple[Faulty, Any, 
         made._backend = backend
         return made
 
-    return backend, grammar, tokens_of(tokenizer, "abc def ghi")[:4]
+    yield backend, grammar, tokens_of(tokenizer, "abc def ghi")[:4]
+    backend.go.set()
+
+
+@pytest.fixture(params=["here", "threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[DraftThreads | None]:
+    made = DraftThreads(3) if request.param == "threads" else None
+    yield made
+    if made is not None:
+        made.close()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[DraftThreads]:
+    made = DraftThreads(2)
+    yield made
+    made.close()
+
+
+def never(missing: int, num: int) -> bool:
+    return False
 
 
 def draft_of(automaton: Automaton, tokens: Sequence[int], row: int) -> Draft:
     return Draft(automaton.root, tuple(tokens), row, automaton.has_twins)
 
 
-def filled(drafts: Sequence[Draft], backend: Any) -> tuple[int, np.ndarray]:
-    """How many masks were made, and all."""
+def begun(drafts: Sequence[Draft], backend: Any, threads: Any) -> tuple[Filling, np.ndarray]:
+    """Under way, over whatever is there."""
     num_rows = max(draft.row + len(draft.tokens) + 1 for draft in drafts)
-    mask_RK = np.zeros((num_rows, backend.vocabulary.num_mask_words), dtype=np.int32)
-    return fill_drafts(drafts, mask_RK), mask_RK
+    mask_RK = np.full((num_rows, backend.vocabulary.num_mask_words), 5, dtype=np.int32)
+    return Filling(drafts, mask_RK, threads), mask_RK
+
+
+def filled(
+    drafts: Sequence[Draft], backend: Any, threads: Any, deadline: float = 60.0
+) -> tuple[int, np.ndarray]:
+    """How many masks were made, and all."""
+    filling, mask_RK = begun(drafts, backend, threads)
+    assert filling.wait(time.perf_counter() + deadline, never) == []
+    return filling.num_masks, mask_RK
 
 
 def test_a_draft_is_filled_once_however_often_it_is_asked_for(
-    faulty: tuple[Faulty, Any, list[int]],
+    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads | None
 ) -> None:
     backend, grammar, tokens = faulty
     first = Automaton(grammar())
     twin, other = first.fork(), Automaton(grammar())
-    first.has_twins = twin.has_twins = True
     drafts = [draft_of(first, tokens, 0), draft_of(twin, tokens, 5), draft_of(other, tokens, 10)]
     drafts += [draft_of(twin, tokens[:2], 15), draft_of(other, [], 18)]
-    num, mask_RK = filled(drafts, backend)
+    num, mask_RK = filled(drafts, backend, threads)
     assert num == 5 + 5 + 3 + 1
     assert backend.num == 3, "twins stand at one point, with one draft"
     assert np.array_equal(mask_RK[:5], mask_RK[5:10]) and mask_RK.any(axis=1).all()
     assert np.array_equal(mask_RK[:3], mask_RK[15:18])
+    assert np.array_equal(mask_RK, expected_of(drafts, backend.backend, len(mask_RK)))
     assert [draft.num_legal for draft in drafts] == [4, 4, 4, 2, 0]
     assert all(draft.is_filled and draft.has_root for draft in drafts)
     # a step later for one of them: what was filled is known, and without twins nothing is kept
     twins, alone = draft_of(twin, first.root.ahead[0], 0), draft_of(other, tokens, 5)  # type: ignore[index]
-    num, again_RK = filled([twins, alone], backend)
+    num, again_RK = filled([twins, alone], backend, threads)
     assert num == 5 and backend.num == 4
     assert twins.num_legal == len(twins.tokens) and twins.is_filled
     assert np.array_equal(again_RK[5:], mask_RK[10:15]) and other.root.ahead is None
     assert np.array_equal(again_RK[: 1 + twins.num_legal], mask_RK[: 1 + twins.num_legal])
     assert np.array_equal(first.root.mask, mask_RK[0])  # type: ignore[arg-type]
+
+
+def expected_of(drafts: Sequence[Draft], backend: Any, num: int) -> np.ndarray:
+    """[num, K] by walking."""
+    mask_RK = np.zeros((num, backend.vocabulary.num_mask_words), dtype=np.int32)
+    for draft in drafts:
+        point = draft.point
+        for row, token in enumerate([None, *draft.tokens], start=draft.row):
+            point = point if token is None else point.after(token)  # type: ignore[assignment]
+            assert backend.fill([point.state], mask_RK, [row]) == []
+    return mask_RK
 
 
 def test_twins_that_move_over_the_same_tokens_stay_together(
@@ -228,10 +281,10 @@ def test_twins_that_move_over_the_same_tokens_stay_together(
 
 
 def test_one_draft_that_breaks_the_library_breaks_no_other(
-    faulty: tuple[Faulty, Any, list[int]],
+    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads | None
 ) -> None:
     backend, grammar, tokens = faulty
-    backend.spoilt = tokens[:2]
+    backend.spoilt = tokens[1:2]
     shared = grammar()
     automata = [Automaton(shared), Automaton(shared), Automaton(grammar())]
     lengths = (4, 2, 3)
@@ -239,8 +292,99 @@ def test_one_draft_that_breaks_the_library_breaks_no_other(
         draft_of(automaton, tokens[:length], 5 * i)
         for i, (automaton, length) in enumerate(zip(automata, lengths, strict=True))
     ]
-    num, mask_RK = filled(drafts, backend)
-    assert num == 5 + 4
-    assert [draft.is_filled for draft in drafts] == [True, False, True]
-    assert [draft.has_root for draft in drafts] == [True, False, True]
-    assert mask_RK.any(axis=1).tolist() == [True] * 5 + [False] * 5 + [True] * 4
+    num, mask_RK = filled(drafts, backend, threads)
+    assert num == 5 + 1 + 1 + 4, "a mask that its root allows is counted"
+    assert all(draft.has_root for draft in drafts)
+    is_there = mask_RK.any(axis=1).tolist()
+    assert is_there[:6] == [True] * 6 and is_there[6:8] == [False] * 2 and all(is_there[10:])
+
+
+def test_a_point_that_fails_has_no_masks_and_neither_have_its_twins(
+    faulty: tuple[Faulty, Any, list[int]],
+    threads: DraftThreads | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend, grammar, tokens = faulty
+    first, other = Automaton(grammar()), Automaton(grammar())
+    monkeypatch.setattr(
+        drafts_module, "fill_states", lambda states, *rest: {0} if states[0] is bad else set()
+    )
+    bad = first.root.state
+    drafts = [draft_of(each, tokens, 5 * i) for i, each in enumerate((first, other, first.fork()))]
+    _, mask_RK = filled(drafts, backend, threads)
+    assert [draft.has_root for draft in drafts] == [False, True, False]
+    assert not mask_RK[:5].any() and not mask_RK[10:].any() and mask_RK[6:10].any()
+
+
+def test_after_the_deadline_no_draft_is_begun(
+    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads | None
+) -> None:
+    """But roots are there."""
+    backend, grammar, tokens = faulty
+    drafts = [draft_of(Automaton(grammar()), tokens, 5 * i) for i in range(40)]
+    filling, mask_RK = begun(drafts, backend, threads)
+    late = filling.wait(-1.0, never)
+    if threads is None:
+        assert backend.num == 0 and late == drafts and filling.num_masks == 40
+    assert set(map(id, late)) <= set(map(id, drafts)) and mask_RK[::5].any(axis=1).all()
+    assert [draft.is_filled for draft in drafts] == [draft not in late for draft in drafts]
+    assert all(draft.has_root for draft in drafts)
+
+
+def slow_among_others(
+    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads
+) -> tuple[Filling, np.ndarray, list[Draft]]:
+    """Eight drafts; the third hangs, and writes what it should not."""
+    backend, grammar, tokens = faulty
+    backend.slow = tokens[1:3]
+    drafts = [
+        draft_of(Automaton(grammar()), tokens[:3] if i == 2 else tokens, 5 * i) for i in range(8)
+    ]
+    filling, mask_RK = begun(drafts, backend, threads)
+    assert backend.is_waiting.wait(30)
+    return filling, mask_RK, drafts
+
+
+def test_a_late_draft_is_left_with_its_root(
+    faulty: tuple[Faulty, Any, list[int]], two_threads: DraftThreads
+) -> None:
+    backend, _, _ = faulty
+    filling, mask_RK, drafts = slow_among_others(faulty, two_threads)
+    asked: list[tuple[int, int]] = []
+
+    def one(missing: int, num: int) -> bool:
+        asked.append((missing, num))
+        return missing <= 1
+
+    late = filling.wait(time.perf_counter() + 60, one)
+    assert asked[-1] == (1, 8) and late == [drafts[2]] and filling.num_masks == 7 * 5 + 1
+    assert [draft.is_filled for draft in drafts] == [i != 2 for i in range(8)]
+    assert all(draft.has_root for draft in drafts)
+    before_RK = mask_RK.copy()
+    backend.go.set()
+    two_threads.close()
+    two_threads.pool.shutdown(wait=True)
+    others = [row for row in range(39) if row not in (11, 12, 13)]
+    assert np.array_equal(mask_RK[others], before_RK[others])
+    assert (mask_RK[11:14] == -1).all(), "what was left behind writes to its own rows"
+
+
+def test_what_may_not_be_left_is_waited_for(
+    faulty: tuple[Faulty, Any, list[int]], two_threads: DraftThreads
+) -> None:
+    backend, _, _ = faulty
+    filling, _, drafts = slow_among_others(faulty, two_threads)
+    timer = threading.Timer(0.05, backend.go.set)
+    timer.start()
+    begin = time.perf_counter()
+    assert filling.wait(begin + 60, lambda missing, num: missing == 0) == []
+    assert time.perf_counter() - begin > 0.02 and all(draft.is_filled for draft in drafts)
+    timer.join()
+
+
+def test_the_deadline_holds_for_whatever_is_missing(
+    faulty: tuple[Faulty, Any, list[int]], two_threads: DraftThreads
+) -> None:
+    filling, _, drafts = slow_among_others(faulty, two_threads)
+    late = filling.wait(time.perf_counter() + 0.05, never)
+    assert drafts[2] in late and not drafts[2].is_filled

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +15,10 @@ import torch
 
 from eyas.constraint import Vocabulary, build_backend
 from eyas.constraint.automaton import Automaton
+from eyas.constraint.drafts import DraftThreads
 from eyas.core import DraftTree
 from eyas.engine import masks as masks_module
-from eyas.engine.masks import FAILED, TreeMasks
+from eyas.engine.masks import FAILED, MaskThreads, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
 from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
@@ -40,19 +40,20 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TreeMasks, "walks_ahead", property(lambda masks: False))
 
 
-@pytest.fixture(scope="module")
-def thread() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as made:
-        yield made
+HERE, THREADS = (1, False), (3, True)
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@pytest.fixture(scope="module", params=[HERE, (3, False), THREADS])
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """By threads that fill masks."""
+    """By threads of the library, and whether there are some for drafts: its `mask_threads`."""
+    num_threads, has_draft_threads = request.param
     info = engine("root").info
     vocabulary = Vocabulary.of(TOKENIZER, info.vocab_size, info.eos_token_ids)
-    made: Any = build_backend("llguidance", vocabulary, request.param)
+    made: Any = build_backend("llguidance", vocabulary, num_threads)
+    made.mask_threads = MaskThreads(torch.device("cpu"))
+    made.mask_threads.drafts = DraftThreads(3) if has_draft_threads else None
     yield made
+    made.mask_threads.close()
     made.close()
 
 
@@ -86,12 +87,13 @@ def filled(
 ) -> tuple[np.ndarray, Refusals, GrammarStats]:
     """[B, W, K], what was refused, and the counts. What is refused is asked for before the masks."""
     stats = GrammarStats()
-    with ThreadPoolExecutor(1) as thread:
-        masks = TreeMasks(tree, backend.vocabulary.vocab_size, deadline, stats, thread)
-        masks.walk(rooted)
-        refusals = masks.refusals
-        masks.begin()
-        mask_RK = masks.finish().numpy()
+    asked = (backend.vocabulary.vocab_size, deadline, stats, backend.mask_threads)
+    masks = TreeMasks(tree, *asked)
+    masks.watch_forward()
+    masks.walk(rooted)
+    refusals = masks.refusals
+    masks.begin()
+    mask_RK = masks.finish().numpy()
     return mask_RK.reshape(*tree.tokens_BW.shape, -1), refusals, stats
 
 
@@ -198,82 +200,147 @@ def test_twins_share_what_is_made_for_one_of_them(backend: Any) -> None:
 
 
 @pytest.fixture
-def slow(backend: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Has masks of drafts wait for it, and then come with rubbish."""
-    go, fill = threading.Event(), backend.fill
+def slow(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Sequence[int]], threading.Event]]:
+    """Has drafts with these tokens wait for an event, and come with rubbish; it tells how many do."""
+    held: list[threading.Event] = []
+    fill = backend.fill
 
-    def slowly(states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
-        failed = fill(states, mask_RK, rows, drafts)
-        if any(drafts or ()):
-            assert go.wait(30)
-            mask_RK[:] = -1
-        return failed
+    def hold(slow_tokens: Sequence[int]) -> threading.Event:
+        go = threading.Event()
+        go.num_held = 0  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(backend, "fill", slowly)
-    monkeypatch.setattr(masks_module, "WORTH_A_THREAD", 0)
-    yield go
-    go.set()
+        def slowly(states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
+            failed = fill(states, mask_RK, rows, drafts)
+            if drafts is not None and list(drafts[0]) == list(slow_tokens[1:]) and not go.is_set():
+                mask_RK[rows[0] : rows[0] + len(slow_tokens)] = -1
+                go.num_held += 1  # type: ignore[attr-defined]
+                assert go.wait(30)
+            return failed
+
+        monkeypatch.setattr(backend, "fill", slowly)
+        held.append(go)
+        return go
+
+    yield hold
+    for go in held:
+        go.set()
 
 
-@pytest.mark.parametrize("is_walked", [False, True])
-def test_when_time_is_over_only_roots_have_masks(
-    backend: Any, slow: threading.Event, thread: ThreadPoolExecutor, is_walked: bool
+def several(backend: Any, num: int, num_slow: int) -> tuple[DraftTree, list[Any], list[int]]:
+    """Drafts from the start of one text each, and which of them are slow: one token shorter."""
+    tokens = tokens_of(TOKENIZER, TEXT)[:4]
+    rows = [tokens[:3] if b < num_slow else tokens for b in range(num)]
+    return chains(rows), [sequence(backend, OBJECT) for _ in rows], tokens[:3]
+
+
+@pytest.mark.parametrize("backend", [THREADS], indirect=True)
+@pytest.mark.parametrize(("num", "num_slow"), [(8, 1), (16, 2), (7, 1), (8, 2), (2, 1), (1, 1)])
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_few_late_drafts_are_left_and_many_are_waited_for_a_little(
+    backend: Any,
+    slow: Callable[[Sequence[int]], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    num: int,
+    num_slow: int,
+    patience: float,
 ) -> None:
-    """Whatever the thread that is left behind writes; and the next step has all of them again."""
-    slow.set()
+    tree, rooted, tokens = several(backend, num, num_slow)
+    expected_BWK, _, _ = filled(tree, rooted, backend)
+    go = slow(tokens)
+    may_leave = num_slow * 8 <= num or not patience
+    monkeypatch.setattr(masks_module, "PATIENCE_SECONDS", patience)
+    monkeypatch.setattr(masks_module, "work_so_far", lambda device: lambda: go.num_held >= num_slow)
+    timer = threading.Timer(30 if may_leave else 0.1, go.set)
+    timer.start()
+    begin = time.perf_counter()
+    mask_BWK, refusals, stats = filled(tree, rooted, backend)
+    is_waited_for = go.is_set()
+    before_BWK = mask_BWK.copy()
+    go.set()
+    timer.cancel()
+    time.sleep(0.01)
+    assert np.array_equal(mask_BWK, before_BWK), "nobody writes there any more"
+    assert is_waited_for is not may_leave and time.perf_counter() - begin < 20
+    assert np.array_equal(mask_BWK[:, 0], expected_BWK[:, 0]) and mask_BWK[:, 0].any(axis=1).all()
+    late = [b for b in range(num) if not mask_BWK[b, 1].any()]
+    in_time = [b for b in range(num_slow, num) if b not in late]
+    assert np.array_equal(mask_BWK[in_time], expected_BWK[in_time])
+    assert refusals.num_nodes == 0 and stats.num_late == len(late)
+    assert not mask_BWK[late, 1:].any()
+    if may_leave:
+        assert set(range(num_slow)) <= set(late)
+        assert not patience or len(late) == num_slow
+    else:
+        assert not late or len(late) <= num // 8
+    assert all(held.failure is None for held in rooted)
+
+
+@pytest.mark.parametrize("backend", [THREADS], indirect=True)
+def test_a_sequence_goes_on_while_its_last_draft_is_still_under_way(
+    backend: Any, slow: Callable[[Sequence[int]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or ends: what was left behind holds what it needs."""
+    tree, rooted, tokens = several(backend, 16, 2)
+    go = slow(tokens)
+    with monkeypatch.context() as late:
+        late.setattr(masks_module, "PATIENCE_SECONDS", 60.0)
+        late.setattr(masks_module, "work_so_far", lambda device: lambda: go.num_held == 2)
+        _, _, stats = filled(tree, rooted, backend)
+    assert stats.num_late == 2
+    rooted[1].status = Status.FINISHED
+    for held in rooted:
+        held.constraint.advance(tokens[:1])
+    rows = [tokens_of(TOKENIZER, TEXT)[1:4]] * 16
+    mask_BWK, _, stats = filled(chains(rows), rooted, backend)
+    assert stats.num_late == 0 and not mask_BWK[1].any()
+    assert mask_BWK[[0, *range(2, 16)]].any(axis=2).all()
+
+
+@pytest.mark.parametrize("backend", [HERE], indirect=True)
+def test_when_time_is_over_only_roots_have_masks(backend: Any) -> None:
     tree, rooted = some_steps(backend, random.Random(1))
-    in_time_BWK, _, _ = filled(as_walked(tree), some_steps(backend, random.Random(1))[1], backend)
-    slow.clear()
+    in_time_BWK, _, _ = filled(tree, some_steps(backend, random.Random(1))[1], backend)
+    mask_BWK, refusals, stats = filled(tree, rooted, backend, deadline=-1.0)
     held = [
         b
         for b, each in enumerate(rooted)
         if each.constraint is not None and each.status is Status.RUNNING
     ]
-    stats = GrammarStats()
-    tree = as_walked(tree) if is_walked else tree
-    deadline = -1.0 if is_walked else 0.1
-    masks = TreeMasks(tree, backend.vocabulary.vocab_size, deadline, stats, thread)
-    masks.walk(rooted)
-    masks.begin()
-    mask_BWK = masks.finish().numpy().reshape(*tree.tokens_BW.shape, -1)
-    before_BWK = mask_BWK.copy()
-    slow.set()
-    thread.submit(int).result()
-    assert np.array_equal(mask_BWK, before_BWK), "nobody writes there any more"
     assert np.array_equal(mask_BWK[:, 0], in_time_BWK[:, 0])
-    assert mask_BWK[held, 0].any(axis=1).all()
-    if not is_walked:
-        assert not mask_BWK[held, 1:].any() and masks.refusals.num_nodes == 0
-        assert stats.num_masks == len(held)
-        assert stats.num_late == sum(int(tree.sizes_B[b]) > 1 for b in held)
-    else:  # what the thread had by then may be there as well
-        assert 0 <= stats.num_late <= len(held)
-        is_there = mask_BWK.any(axis=2)
-        assert np.array_equal(mask_BWK[is_there], in_time_BWK[is_there])
+    assert mask_BWK[held, 0].any(axis=1).all() and not mask_BWK[held, 1:].any()
+    assert stats.num_masks == len(held) and refusals.num_nodes == 0
+    assert stats.num_late == sum(int(tree.sizes_B[b]) > 1 for b in held)
+    _, rooted = some_steps(backend, random.Random(1))
+    walked_BWK, _, stats = filled(as_walked(tree), rooted, backend, deadline=-1.0)
+    assert np.array_equal(walked_BWK, mask_BWK) and 0 < stats.num_late <= len(held)
 
 
-def test_a_step_goes_on_while_masks_of_the_one_before_are_still_under_way(
-    backend: Any, slow: threading.Event, thread: ThreadPoolExecutor
-) -> None:
-    """Its drafts are late as well, if need be; and whoever ends meanwhile ends."""
-    tokens = tokens_of(TOKENIZER, TEXT)
-    rooted = [sequence(backend, OBJECT) for _ in range(8)]
-    stats = GrammarStats()
-    for place in range(3):
-        tree = chains([tokens[place : place + 4]] * 8)
-        masks = TreeMasks(tree, backend.vocabulary.vocab_size, 0.05, stats, thread)
-        masks.walk(rooted)
-        masks.begin()
-        mask_BWK = masks.finish().numpy().reshape(8, 5, -1)
-        live = [held.status is Status.RUNNING for held in rooted]
-        assert mask_BWK[:, 0].any(axis=1).tolist() == live and not mask_BWK[:, 1:].any()
-        assert stats.num_late == sum(8 - i for i in range(place + 1))
-        rooted[place].status = Status.FINISHED
-        for held in rooted:
-            held.constraint.advance(tokens[place : place + 1])
-    slow.set()
-    thread.submit(int).result()
-    assert all(held.failure is None for held in rooted)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device")
+def test_a_device_tells_when_it_has_done_its_work() -> None:
+    cuda = torch.device("cuda")
+    torch.cuda._sleep(10**9)
+    is_done = masks_module.work_so_far(cuda)
+    torch.cuda._sleep(10**9)
+    assert not is_done()
+    while not is_done():
+        time.sleep(0.001)
+    begin = time.perf_counter()
+    torch.cuda.synchronize()
+    assert time.perf_counter() - begin > 0.05, "what came later does not count"
+
+
+def test_an_engine_has_threads_for_its_device() -> None:
+    """A device some for drafts; they end with it."""
+    on_host, on_device = MaskThreads(torch.device("cpu")), MaskThreads(torch.device("cuda"))
+    assert on_host.drafts is None and on_device.drafts is not None
+    on_host.close()
+    on_device.close()
+    for pool in (on_host.beside, on_device.drafts.pool):
+        with pytest.raises(RuntimeError):
+            pool.submit(int)
 
 
 @pytest.mark.parametrize("library", BACKENDS)
@@ -304,7 +371,7 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
     if library == "xgrammar":
         pytest.importorskip("xgrammar")
     llm = engine("chain", library, flights=seed % 2)
-    draw = random.Random(seed)
+    draw, threads = random.Random(seed), DraftThreads(3)
     stats = llm.engine.metrics.grammar
     before = stats.num_late
     pool = llm.engine._grammars
@@ -315,7 +382,7 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
     def slowly(states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
         failed = fill(states, mask_RK, rows, drafts)
         if any(drafts or ()) and draw.random() < 0.4:
-            time.sleep(0.04)
+            time.sleep(0.01)
         return failed
 
     options = {"temperature": seed / 2, "seed": seed, "n": 5, "max_tokens": 40}
@@ -324,10 +391,12 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
             ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
             plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
         with monkeypatch.context() as late:
-            late.setattr(masks_module, "WORTH_A_THREAD", 0)
+            late.setattr(masks_module, "PATIENCE_SECONDS", 0.003)
+            late.setattr(masks_module, "work_so_far", lambda device: lambda: draw.random() < 0.3)
             late.setattr(backend, "fill", slowly)
-            late.setattr(llm.engine.launcher, "_mask_seconds", 0.02)
+            late.setattr(llm.engine.launcher.mask_threads, "drafts", threads)
             answer = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
         assert told(answer) == told(plain)
         assert all(choice.error is None for choice in answer.choices)
+    threads.close()
     assert stats.num_late > before

@@ -375,8 +375,8 @@ MUTATIONS = [
     Mutation(
         "one that fails takes the others with it",
         "constraint/fill.py",
-        "        if is_failed:\n",
-        "        if drafts:\n",
+        "if not _fill_alone(states[i], mask_RK[rows[i]][None]))",
+        "if states)",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs[True]",
     ),
     Mutation(
@@ -389,8 +389,8 @@ MUTATIONS = [
     Mutation(
         "roots do not wait for their masks",
         "engine/masks.py",
-        "num += _fill_points(roots, mask_RK, None)",
-        "num += _fill_points(roots, mask_RK, started + self.deadline_seconds)",
+        "num = _fill_points(roots, mask_RK, None)",
+        "num = _fill_points(roots, mask_RK, deadline)",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),
     Mutation(

@@ -18,7 +18,7 @@ def send(
     values: np.ndarray | torch.Tensor | Sequence[int] | Sequence[Sequence[int]],
     device: torch.device,
 ) -> torch.Tensor:
-    """A tensor on `device` with these values; of lists, int64. A tensor of values is one of `blank`."""
+    """A tensor on `device` with these values; of lists, int64. A tensor of values is `reachable`."""
     if isinstance(values, torch.Tensor):
         return values.to(device, non_blocking=True)
     array = values if isinstance(values, np.ndarray) else np.array(values, dtype=np.int64)
@@ -29,20 +29,16 @@ def send(
 
 
 def refill(tensor: torch.Tensor, values: np.ndarray | torch.Tensor) -> None:
-    """Put values into a tensor that stays where it is; a tensor of values is one of `blank`."""
+    """Put values into a tensor that stays where it is; a tensor of values is `reachable`."""
     host = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
     if tensor.device.type != "cpu" and host is not values:
         host = host.pin_memory()
     tensor.copy_(host.view_as(tensor), non_blocking=True)
 
 
-def blank(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Int32 zeros on the host, where a device can fetch what is written there."""
-    if device.type == "cpu":
-        return torch.from_numpy(np.zeros(shape, dtype=np.int32))
-    host = torch.empty(shape, dtype=torch.int32, pin_memory=True)
-    host.numpy().fill(0)
-    return host
+def reachable(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Int32 numbers on the host, whatever they are, where a device can fetch them by itself."""
+    return torch.empty(shape, dtype=torch.int32, pin_memory=device.type != "cpu")
 
 
 class HostCopy:

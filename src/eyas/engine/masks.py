@@ -5,7 +5,8 @@ chosen cost no rows; masks are filled while the forward runs.
 
 Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
 refuses, or whose mask did not come in time, allows nothing and is never walked into; a root's mask is
-always waited for. An automaton that fails takes its own sequence down and no other.
+always waited for, and a step whose forward is done does not wait much longer for drafts. An automaton
+that fails takes its own sequence down and no other.
 Does not know: what the automata recognise.
 
 Legend: B rooted sequences, W nodes, R node rows, N points, K 32-bit mask words.
@@ -15,18 +16,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Series
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
+import psutil
 import torch
 
-from eyas.cache.transfer import HostCopy, blank
+from eyas.cache.transfer import HostCopy, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
-from eyas.constraint.fill import Draft, fill_drafts, fill_points
+from eyas.constraint.drafts import Draft, DraftThreads, Filling
+from eyas.constraint.fill import fill_points
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, prune
 from eyas.engine.sequence import Sequence, Status
@@ -36,7 +40,41 @@ log = logging.getLogger(__name__)
 
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
+MOST_DRAFT_THREADS = 8
+"""More bring nothing: the longest draft is what counts, and the interpreter is one."""
+FEW = 8
+"""One in so many sequences may lose its draft as soon as the forward is done, so that the others need
+not wait for it."""
+PATIENCE_SECONDS = 0.002
+"""How long after it any number of drafts is waited for."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
+
+
+class MaskThreads:
+    """Those of an engine. beside: one that fills masks of points; drafts: on a device, those that go
+    through drafts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.beside = ThreadPoolExecutor(1, "points")
+        self.drafts: DraftThreads | None = None
+        if device.type != "cpu":
+            cores = psutil.cpu_count(logical=False) or 1
+            self.drafts = DraftThreads(min(MOST_DRAFT_THREADS, cores))
+
+    def close(self) -> None:
+        """What is under way ends by itself."""
+        self.beside.shutdown(wait=False, cancel_futures=True)
+        if self.drafts is not None:
+            self.drafts.close()
+
+
+def work_so_far(device: torch.device) -> Callable[[], bool]:
+    """Tells whether a device has done what it was given up to now; of the host, nobody knows."""
+    if device.type == "cpu":
+        return lambda: False
+    event = torch.cuda.Event()
+    event.record()
+    return event.query
 
 
 @dataclass(slots=True, eq=False)
@@ -60,9 +98,9 @@ class _Walked:
 
     @property
     def lacks(self) -> bool:
-        """Has a place behind its root no mask yet?"""
+        """Has a place that was walked to, behind the root, no mask yet?"""
         if self.draft is not None:
-            return bool(self.draft.tokens) and not self.draft.is_filled
+            return False
         return any(point is not None and point.mask is None for point in self.points[1:])
 
     def legal(self, size: int) -> list[bool]:
@@ -73,26 +111,17 @@ class _Walked:
         return [node < num for node in range(size)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Filled:
-    """mask: [R, K] on the host; num_masks: made for it; seconds: it took."""
-
-    mask: torch.Tensor
-    num_masks: int
-    seconds: float
-
-
 @dataclass(slots=True, eq=False)
 class TreeMasks:
     """The automata of one step. walked[b] is None for a sequence that is not constrained (or has
     ended: `silent`). refusals: complete once the masks are there. deadline_seconds: after so long the
-    rest of a step's drafts is left out. thread: fills masks beside the one that runs the engine."""
+    rest of a step's drafts is left out."""
 
     tree: DraftTree
     vocab_size: int
     deadline_seconds: float
     stats: GrammarStats
-    thread: ThreadPoolExecutor
+    threads: MaskThreads
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
     refusals: Refusals = field(default_factory=Refusals)
@@ -100,9 +129,13 @@ class TreeMasks:
     _parents: list[list[int]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
     _num_rows: int = 0
-    _filled: Future[_Filled] | None = None
-    _begun_at: float = 0.0
     has_begun: bool = False
+    _begun_at: float = 0.0
+    _forward_done_at: float | None = None
+    _is_forward_done: Callable[[], bool] = field(default=lambda: False)
+    _mask: torch.Tensor | None = None
+    _filling: Filling | None = None
+    _points: Future[int] | None = None
     _host: HostCopy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,6 +149,10 @@ class TreeMasks:
         """Trees are walked before the forward, and lose what is refused; on a device they are only
         known once it has started."""
         return self.tree.tokens_BW.device.type == "cpu"
+
+    def watch_forward(self) -> None:
+        """It is under way from here on."""
+        self._is_forward_done = work_so_far(self.tree.tokens_BW.device)
 
     def walk(self, rooted: Series[Sequence]) -> None:
         """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
@@ -171,39 +208,50 @@ class TreeMasks:
             self._sizes = self.tree.sizes_B.tolist() if found.num_nodes else self._sizes
 
     def begin(self) -> None:
-        """Start filling, once every tree is walked: beside this thread, where there is enough to do;
-        else it is done when the masks are asked for."""
+        """Start filling, once every tree is walked. Points are filled beside this thread where there is
+        enough to do, else when the masks are asked for."""
         self.has_begun, self._begun_at = True, time.perf_counter()
-        if self._num_rows * -(-self.vocab_size // 32) > WORTH_A_THREAD:
-            self._filled = self.thread.submit(self._fill, self._live())
+        num_words = -(-self.vocab_size // 32)
+        self._mask = reachable((self._num_rows, num_words), self.tree.tokens_BW.device)
+        mask_RK = self._mask.numpy()
+        self._fill_others(mask_RK)
+        drafts = [each.draft for _, each in self._live() if each.draft is not None]
+        self._filling = Filling(drafts, mask_RK, self.threads.drafts)
+        if len(drafts) < len(self._live()) and self._num_rows * num_words > WORTH_A_THREAD:
+            self._points = self.threads.beside.submit(self._fill_points)
 
     def finish(self) -> torch.Tensor:
         """[R, K] int32, on the host."""
-        filled = self._fill(self._live()) if self._filled is None else self._wait(self._filled)
-        if time.perf_counter() - self._begun_at > self.deadline_seconds:
-            self.stats.num_late += sum(each.has_root and each.lacks for _, each in self._live())
-        mask_RK = filled.mask.numpy()
+        assert self._mask is not None and self._filling is not None
+        mask, deadline = self._mask, self._begun_at + self.deadline_seconds
+        num = self._fill_points() if self._points is None else self._points.result()
+        late = self._filling.wait(deadline, self._may_leave)
+        if late:  # threads may still write there
+            mask = reachable(tuple(mask.shape), self.tree.tokens_BW.device)
+            mask.numpy()[:] = self._mask.numpy()
+        mask_RK = mask.numpy()
+        for draft in late:
+            mask_RK[draft.row + 1 : draft.row + 1 + len(draft.tokens)] = 0
+        self.stats.num_late += len(late)
+        if time.perf_counter() > deadline:
+            self.stats.num_late += sum(each.lacks for _, each in self._live())
         for row, each in self._live():
             if not each.has_root:
                 self._retry(each, mask_RK, row)
         if not self.walks_ahead:
             self._refuse()
-        self.stats.num_masks += filled.num_masks
-        self.stats.mask_seconds += filled.seconds
-        return filled.mask
+        self.stats.num_masks += num + self._filling.num_masks
+        self.stats.mask_seconds += time.perf_counter() - self._begun_at
+        return mask
 
-    def _wait(self, filled: Future[_Filled]) -> _Filled:
-        """For all masks, or, after the deadline, for those of roots and what else there is. What the
-        thread writes later nobody reads."""
-        seconds = self._begun_at + self.deadline_seconds - time.perf_counter()
-        try:
-            return filled.result(max(0.0, seconds))
-        except TimeoutError:
-            filled.cancel()
-        for _, each in self._live():
-            if each.draft is not None:  # the thread has the other one
-                each.draft = replace(each.draft, has_root=False, is_filled=False)
-        return self._fill(self._live(), has_drafts=False)
+    def _may_leave(self, num_missing: int, num: int) -> bool:
+        """May so many drafts of so many be left out?"""
+        if not self._is_forward_done():
+            return False
+        now = time.perf_counter()
+        if self._forward_done_at is None:
+            self._forward_done_at = now
+        return num_missing * FEW <= num or now - self._forward_done_at > PATIENCE_SECONDS
 
     def _live(self) -> list[tuple[int, _Walked]]:
         """Those whose automata have a say, with the rows of their roots."""
@@ -211,34 +259,33 @@ class TreeMasks:
         firsts = accumulate(sizes, initial=0)
         return [(row, each) for row, each in zip(firsts, self.walked, strict=False) if each]
 
-    def _fill(self, live: list[tuple[int, _Walked]], *, has_drafts: bool = True) -> _Filled:
-        """has_drafts: no is all roots, and of drafts only what is there."""
-        started = time.perf_counter()
-        mask = self._unconstrained()
-        mask_RK = mask.numpy()
-        drafts = [each.draft for _, each in live if each.draft is not None]
+    def _fill_others(self, mask_RK: np.ndarray) -> None:
+        """All rows but those that drafts will fill: ones where nobody has a say, else zeros."""
+        row = 0
+        for b, size in enumerate(self._sizes):
+            each, width = self.walked[b], size if self.walks_ahead else self.tree.width
+            is_free = each is None and b not in self.silent
+            num_filled = 0 if each is None or each.draft is None else 1 + len(each.draft.tokens)
+            mask_RK[row + num_filled : row + width] = 0
+            if is_free:
+                mask_RK[row : row + size] = -1
+            row += width
+        mask_RK[row:] = 0
+
+    def _fill_points(self) -> int:
+        """Rows of sequences that were walked, roots first; the number of masks."""
+        assert self._mask is not None
+        mask_RK, deadline = self._mask.numpy(), self._begun_at + self.deadline_seconds
         roots, later = [], []
-        for row, each in live:
+        for row, each in self._live():
             if each.draft is None:
                 nodes = enumerate(each.points)
                 places = [(row + node, point) for node, point in nodes if point is not None]
                 roots += places[:1]
                 later += places[1:]
-        num = fill_drafts(drafts, mask_RK) if has_drafts else _fill_roots(drafts, mask_RK)
-        num += _fill_points(roots, mask_RK, None)
-        deadline = started + (self.deadline_seconds if has_drafts else 0)
+        num = _fill_points(roots, mask_RK, None)
         num += _fill_points(later, mask_RK, deadline)
-        return _Filled(mask, num, time.perf_counter() - started)
-
-    def _unconstrained(self) -> torch.Tensor:
-        """[R, K]: ones where nobody has a say, and zeros."""
-        mask = blank((self._num_rows, -(-self.vocab_size // 32)), self.tree.tokens_BW.device)
-        mask_RK, row = mask.numpy(), 0
-        for b, size in enumerate(self._sizes):
-            if self.walked[b] is None and b not in self.silent:
-                mask_RK[row : row + size] = -1
-            row += size if self.walks_ahead else self.tree.width
-        return mask
+        return num
 
     def _retry(self, each: _Walked, mask_RK: np.ndarray, row: int) -> None:
         """A root without a mask hit a limit: once more in a fresh automaton."""
@@ -261,15 +308,6 @@ class TreeMasks:
     def _fail(self, sequence: Sequence) -> None:
         log.warning("an output grammar failed; its request ends", exc_info=log.isEnabledFor(10))
         sequence.failure = FAILED
-
-
-def _fill_roots(drafts: list[Draft], mask_RK: np.ndarray) -> int:
-    """The masks of points without their drafts."""
-    roots = [Draft(draft.point, (), draft.row) for draft in drafts]
-    num = fill_drafts(roots, mask_RK)
-    for draft, root in zip(drafts, roots, strict=True):
-        draft.has_root = root.has_root
-    return num
 
 
 def _fill_points(

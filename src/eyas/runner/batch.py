@@ -136,7 +136,7 @@ class Batch:
         return self.graphs.hold(key, tree)
 
     def hold_array(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Numbers of the host as a later stage may read them; a tensor is one of `transfer.blank`."""
+        """Numbers of the host as a later stage may read them; a tensor is `transfer.reachable`."""
         if self.graphs is None:
             return send(values, self.table.device)
         return self.graphs.hold_array((name, self.num_rows), values)
