@@ -375,8 +375,8 @@ MUTATIONS = [
     Mutation(
         "one that fails takes the others with it",
         "constraint/fill.py",
-        "if not _fill_alone(states[i], mask_RK[rows[i]][None]))",
-        "if states)",
+        "if not _fill_alone(states[i], mask_LK, draft):",
+        "if states:",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs[True]",
     ),
     Mutation(

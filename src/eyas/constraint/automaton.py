@@ -86,7 +86,8 @@ class Point:
 
 class Automaton:
     """grammar: what holds from the first generated token on. token_bytes: what a token stands for; only
-    read where there is a budget."""
+    read where there is a budget. reach: so much of a draft's masks is likely to come in time; None is
+    all."""
 
     def __init__(
         self,
@@ -102,6 +103,7 @@ class Automaton:
         self._num_asked, self._asked_seconds = 0, 0.0
         self.num_replays = 0
         self.has_twins = False
+        self.reach: int | None = None
         self.root = Point(grammar.start(), self._budget)
 
     def fork(self) -> Automaton:

@@ -1,5 +1,8 @@
 """Masks of points and of the drafts behind them, on threads that can be left behind.
 
+Points' masks are one call of their library, drafts' a few calls of about as many drafts each: a call
+does its part on many cores, and every return of a call to the interpreter costs a thread's waking.
+
 Promises: masks are those of a walk through the draft; what is asked for twice is filled once; a point
 or a draft whose automaton fails has no masks, and its neighbours have theirs. What a thread writes
 after it was left behind nobody reads.
@@ -13,15 +16,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from eyas.constraint.automaton import Point
-from eyas.constraint.base import num_legal
+from eyas.constraint.base import State, num_legal
 from eyas.constraint.fill import fill_states
 
 log = logging.getLogger(__name__)
@@ -36,44 +38,25 @@ class Draft:
     mask; that after each token follows. keeps: the point remembers the masks for whoever stands there
     later.
 
-    is_rooted: the point was asked; has_root: it has its mask; is_filled: so have the tokens, of which
-    `num_legal` are legal.
+    has_root: the point has its mask; is_filled: so have the tokens, of which `num_legal` are legal.
     """
 
     point: Point
     tokens: tuple[int, ...]
     row: int
     keeps: bool = False
-    is_rooted: bool = False
     has_root: bool = False
     is_filled: bool = False
     num_legal: int = 0
 
-    def fill_root(self, mask_RK: np.ndarray) -> None:
-        """Fill the point's row, and clear those behind it."""
-        mask_RK[self.row : self.row + 1 + len(self.tokens)] = 0
-        self.has_root = not fill_states([self.point.state], mask_RK, [self.row])
-        self.is_rooted = True
-
-    def follow(self, mask_RK: np.ndarray) -> None:
-        """Fill the rows behind the point's, as far as they can be."""
-        first = self.row + 1
-        try:
-            state = self.point.state.after(self.tokens[0])
-            if state is not None:
-                backend = state.grammar.backend
-                backend.fill([state], mask_RK, [first], [self.tokens[1:]])
-        except Exception:
-            log.debug("a draft's automaton failed", exc_info=True)
-            mask_RK[first : first + len(self.tokens)] = 0
-
 
 class DraftThreads:
-    """They live as long as an engine. num: how many."""
+    """They live as long as an engine. num_calls: of drafts, under way at a time; as many more may be
+    left behind."""
 
-    def __init__(self, num: int) -> None:
-        self.num = num
-        self.pool = ThreadPoolExecutor(num, "masks")
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls = num_calls
+        self.pool = ThreadPoolExecutor(1 + 2 * num_calls, "masks")
 
     def close(self) -> None:
         """What is under way ends by itself."""
@@ -81,15 +64,14 @@ class DraftThreads:
 
 
 class Filling:
-    """The points and drafts of one step under way. num_masks: made so far; is_over: what has not begun
-    to follow its draft leaves it."""
+    """The points and drafts of one step under way. num_masks: made so far."""
 
     def __init__(
         self, drafts: Iterable[Draft], mask_RK: np.ndarray, threads: DraftThreads | None
     ) -> None:
         """mask_RK: whatever is in the rows of points and tokens is lost. threads: None fills here,
         where it is waited for."""
-        self.num_masks, self.is_over = 0, False
+        self.num_masks = 0
         self._mask_RK = mask_RK
         self._same: dict[tuple[int, tuple[int, ...]], list[Draft]] = {}
         for draft in drafts:
@@ -99,62 +81,69 @@ class Filling:
                 draft.has_root = True
                 self._count(draft)
             else:
+                mask_RK[draft.row : draft.row + 1 + len(draft.tokens)] = 0
                 key = (id(draft.point), draft.tokens)
                 self._same.setdefault(key, []).append(draft)
         self._firsts = [same[0] for same in self._same.values()]
-        self._waiting = deque(self._firsts)
-        self._done: list[Draft] = []
-        self._all_done = threading.Event()
-        self._is_threaded = threads is not None
-        if threads is not None:
-            for _ in range(min(threads.num, len(self._firsts))):
-                threads.pool.submit(self._work)
+        self._missing = {id(draft): draft for draft in self._firsts if draft.tokens}
+        self._done = threading.Semaphore(0)
+        self._roots: Future[set[int]] | None = None
+        self._num_parts = 0
+        if threads is not None and self._firsts:
+            # Copies first: whoever asks for a point's mask holds its matcher.
+            behind = [(draft, _after(draft)) for draft in self._missing.values()]
+            self._roots = threads.pool.submit(self._fill_roots)
+            self._num_parts = min(threads.num_calls, len(behind))
+            for part in range(self._num_parts):
+                threads.pool.submit(self._follow, behind[part :: self._num_parts])
 
-    def _work(self, deadline: float = float("inf")) -> None:
-        while True:
-            try:
-                draft = self._waiting.popleft()
-            except IndexError:
-                return
-            draft.fill_root(self._mask_RK)
-            self.is_over = self.is_over or time.perf_counter() > deadline
-            if draft.tokens and draft.has_root:
-                if self.is_over:
-                    continue
-                draft.follow(self._mask_RK)
-            self._done.append(draft)
-            if len(self._done) == len(self._firsts):
-                self._all_done.set()
+    def _fill_roots(self) -> set[int]:
+        rows = [draft.row for draft in self._firsts]
+        return fill_states([draft.point.state for draft in self._firsts], self._mask_RK, rows)
+
+    def _follow(self, behind: list[tuple[Draft, State | None]]) -> None:
+        """Fill the rows behind points', as far as they can be."""
+        legal = [(draft, state) for draft, state in behind if state is not None]
+        rows = [draft.row + 1 for draft, _ in legal]
+        drafts = [draft.tokens[1:] for draft, _ in legal]
+        fill_states([state for _, state in legal], self._mask_RK, rows, drafts)
+        for draft, _ in behind:
+            del self._missing[id(draft)]
+        self._done.release()
 
     def wait(self, deadline: float, may_leave: Callable[[int, int], bool]) -> list[Draft]:
         """Until all masks are there, or so many drafts of so many may be left, or the time is over
         (seconds of `time.perf_counter`); roots are always waited for. The drafts that are left, of
         which only roots' rows are to be read."""
         num = len(self._firsts)
-        if not self._is_threaded:
-            self._work(deadline)
-        while len(self._done) < num:
-            if time.perf_counter() > deadline or may_leave(num - len(self._done), num):
-                self.is_over = True
-            if self.is_over and all(draft.is_rooted for draft in self._firsts):
+        failed = self._fill_roots() if self._roots is None else self._roots.result()
+        if self._roots is None:
+            for draft in list(self._missing.values()):
+                if time.perf_counter() > deadline:
+                    break
+                self._follow([(draft, _after(draft))])
+        while self._missing:
+            is_over = time.perf_counter() > deadline
+            if is_over or may_leave(len(self._missing), num):
                 break
-            self._all_done.wait(POLL_SECONDS)
-        done = {id(draft) for draft in self._done}
-        return [draft for same in self._same.values() for draft in self._share(same, done)]
+            self._done.acquire(timeout=POLL_SECONDS)
+        missing = self._missing.copy()  # a thread may be about to take one out
+        late: list[Draft] = []
+        for i, same in enumerate(self._same.values()):
+            if i not in failed:
+                late += self._share(same, is_late=id(same[0]) in missing)
+            else:
+                late += same if id(same[0]) in missing else []
+        return late
 
-    def _share(self, same: list[Draft], done: set[int]) -> list[Draft]:
+    def _share(self, same: list[Draft], *, is_late: bool) -> list[Draft]:
         """Give what was filled once to all who asked for it; those of them that are left."""
         first = same[0]
-        if not first.has_root:
-            for draft in same:
-                self._mask_RK[draft.row : draft.row + 1 + len(draft.tokens)] = 0
-            return []
-        is_late = id(first) not in done
         mask_LK = self._mask_RK[first.row : first.row + (1 if is_late else 1 + len(first.tokens))]
         for draft in same:
             if draft is not first:
                 self._mask_RK[draft.row : draft.row + len(mask_LK)] = mask_LK
-                draft.has_root = True
+            draft.has_root = True
             if is_late:
                 continue
             self._count(draft)
@@ -167,3 +156,11 @@ class Filling:
     def _count(self, draft: Draft) -> None:
         draft.num_legal = num_legal(self._mask_RK, draft.row, draft.tokens)
         draft.is_filled = True
+
+
+def _after(draft: Draft) -> State | None:
+    """Behind a draft's first token."""
+    try:
+        return draft.point.state.after(draft.tokens[0])
+    except Exception:  # whatever a draft does to its automaton, it costs the draft alone
+        return None

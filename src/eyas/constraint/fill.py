@@ -51,28 +51,39 @@ def fill_points(points: Iterable[Point], num_words: int, deadline: float | None 
     return num
 
 
-def fill_states(states: Sequence[State], mask_RK: np.ndarray, rows: Sequence[int]) -> set[int]:
-    """The masks of states into zeroed rows; the indices of those that failed, whose rows are zero."""
+def fill_states(
+    states: Sequence[State],
+    mask_RK: np.ndarray,
+    rows: Sequence[int],
+    drafts: Sequence[Sequence[int]] | None = None,
+) -> set[int]:
+    """`Backend.fill` for all at once; the indices of those that failed, whose rows are zero."""
     by_backend: dict[int, tuple[Backend, list[int]]] = {}
     for i, state in enumerate(states):
         backend = state.grammar.backend
         by_backend.setdefault(id(backend), (backend, []))[1].append(i)
     failed: set[int] = set()
     for backend, indices in by_backend.values():
+        their_rows = [rows[i] for i in indices]
+        their_drafts = None if drafts is None else [drafts[i] for i in indices]
         try:
-            found = backend.fill([states[i] for i in indices], mask_RK, [rows[i] for i in indices])
+            found = backend.fill([states[i] for i in indices], mask_RK, their_rows, their_drafts)
         except Exception:  # one of them has spoilt it for all: each on its own
-            failed.update(i for i in indices if not _fill_alone(states[i], mask_RK[rows[i]][None]))
+            for i in indices:
+                draft = () if drafts is None else drafts[i]
+                mask_LK = mask_RK[rows[i] : rows[i] + 1 + len(draft)]
+                if not _fill_alone(states[i], mask_LK, draft):
+                    failed.add(i)
         else:
             failed.update(indices[i] for i in found)
     return failed
 
 
-def _fill_alone(state: State, mask_1K: np.ndarray) -> bool:
-    mask_1K[:] = 0
+def _fill_alone(state: State, mask_LK: np.ndarray, draft: Sequence[int]) -> bool:
+    mask_LK[:] = 0
     try:
-        return not state.grammar.backend.fill([state], mask_1K)
+        return not state.grammar.backend.fill([state], mask_LK, None, [draft])
     except Exception:
         log.exception("an automaton failed")
-        mask_1K[:] = 0
+        mask_LK[:] = 0
         return False

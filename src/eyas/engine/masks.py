@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
-MOST_DRAFT_THREADS = 8
+MOST_DRAFT_CALLS = 8
 """More bring nothing: the longest draft is what counts, and the interpreter is one."""
 FEW = 8
 """One in so many sequences may lose its draft as soon as the forward is done, so that the others need
@@ -59,7 +59,7 @@ class MaskThreads:
         self.drafts: DraftThreads | None = None
         if device.type != "cpu":
             cores = psutil.cpu_count(logical=False) or 1
-            self.drafts = DraftThreads(min(MOST_DRAFT_THREADS, cores))
+            self.drafts = DraftThreads(min(MOST_DRAFT_CALLS, cores))
 
     def close(self) -> None:
         """What is under way ends by itself."""
@@ -107,7 +107,9 @@ class _Walked:
         """By node; what was not looked at is not refused."""
         if self.draft is None:
             return [point is not None for point in self.points]
-        num = 1 + self.draft.num_legal if self.draft.is_filled else size
+        draft = self.draft
+        is_refused = draft.is_filled and draft.num_legal < len(draft.tokens)
+        num = 1 + draft.num_legal if is_refused else size
         return [node < num for node in range(size)]
 
 
@@ -167,8 +169,8 @@ class TreeMasks:
                 self.silent.add(b)
                 continue
             if not self.walks_ahead and self.tree.is_chain and not sequence.constraint.has_budget:
-                root = sequence.constraint.root
-                tokens = tuple(self._tokens[b][1 : self._sizes[b]])
+                root, reach = sequence.constraint.root, sequence.constraint.reach
+                tokens = tuple(self._tokens[b][1 : self._sizes[b]][:reach])
                 row, keeps = b * self.tree.width, sequence.constraint.has_twins
                 draft = Draft(root, tokens, row, keeps)
                 self.walked[b] = _Walked(sequence, [root], draft)
@@ -232,7 +234,7 @@ class TreeMasks:
         mask_RK = mask.numpy()
         for draft in late:
             mask_RK[draft.row + 1 : draft.row + 1 + len(draft.tokens)] = 0
-        self.stats.num_late += len(late)
+        self._learn(late)
         if time.perf_counter() > deadline:
             self.stats.num_late += sum(each.lacks for _, each in self._live())
         for row, each in self._live():
@@ -243,6 +245,21 @@ class TreeMasks:
         self.stats.num_masks += num + self._filling.num_masks
         self.stats.mask_seconds += time.perf_counter() - self._begun_at
         return mask
+
+    def _learn(self, late: list[Draft]) -> None:
+        """Of a sequence whose draft is late half as much is looked at the next time, and then more
+        again."""
+        self.stats.num_late += len(late)
+        for _, each in self._live():
+            automaton, draft = each.sequence.constraint, each.draft
+            assert automaton is not None
+            if draft is None or not draft.tokens:
+                continue
+            if draft in late:
+                automaton.reach = max(1, len(draft.tokens) // 2)
+            elif automaton.reach is not None:
+                is_whole = automaton.reach >= self.tree.width - 1
+                automaton.reach = None if is_whole else automaton.reach + 1
 
     def _may_leave(self, num_missing: int, num: int) -> bool:
         """May so many drafts of so many be left out?"""
