@@ -145,7 +145,7 @@ def test_a_limit_hit_in_a_draft_leaves_its_rows_empty(
 
 class Faulty:
     """A backend that counts the drafts it is asked for, breaks over `spoilt`, whose rows it leaves full
-    of rubbish, and in `slow` waits for `go`, and then comes with rubbish."""
+    of rubbish, and in `slow` waits for `go` before its last row."""
 
     vocabulary: Any
 
@@ -158,16 +158,22 @@ class Faulty:
         self.is_waiting = threading.Event()
 
     def fill(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
-        (draft,) = drafts or [None]
-        if draft is not None and list(draft) == self.spoilt:
-            mask_RK[rows[0] : rows[0] + 1 + len(draft)] = 7
+        asked = [list(draft) for draft in drafts or ()]
+        rows = range(len(states)) if rows is None else rows
+        if self.spoilt in asked:
+            for row, draft in zip(rows, asked, strict=True):
+                mask_RK[row : row + 1 + len(draft)] = 7
             raise MemoryError("on purpose")
-        self.num += draft is not None
+        self.num += sum(map(bool, asked))
         failed = self.backend.fill(states, mask_RK, rows, drafts)
-        if draft is not None and list(draft) == self.slow:
+        if self.slow in asked:
+            first = rows[asked.index(self.slow)]
+            end = first + 1 + len(self.slow)
+            last = mask_RK[end - 2 : end].copy()
+            mask_RK[end - 1] = 0  # nobody knows whether the one before it is whole
             self.is_waiting.set()
             assert self.go.wait(30)
-            mask_RK[rows[0] : rows[0] + 1 + len(draft)] = -1
+            mask_RK[end - 1] = last[1]
         return failed
 
 
@@ -224,7 +230,8 @@ def filled(
 ) -> tuple[int, np.ndarray]:
     """How many masks were made, and all."""
     filling, mask_RK = begun(drafts, backend, threads)
-    assert filling.wait(time.perf_counter() + deadline, never) == []
+    assert filling.wait(time.perf_counter() + deadline, never)
+    assert not any(draft.is_late or draft.is_behind for draft in drafts)
     return filling.num_masks, mask_RK
 
 
@@ -243,12 +250,12 @@ def test_a_draft_is_filled_once_however_often_it_is_asked_for(
     assert np.array_equal(mask_RK[:3], mask_RK[15:18])
     assert np.array_equal(mask_RK, expected_of(drafts, backend.backend, len(mask_RK)))
     assert [draft.num_legal for draft in drafts] == [4, 4, 4, 2, 0]
-    assert all(draft.is_filled and draft.has_root for draft in drafts)
+    assert [draft.num_masks for draft in drafts] == [5, 5, 5, 3, 1]
     # a step later for one of them: what was filled is known, and without twins nothing is kept
     twins, alone = draft_of(twin, first.root.ahead[0], 0), draft_of(other, tokens, 5)  # type: ignore[index]
     num, again_RK = filled([twins, alone], backend, threads)
     assert num == 5 and backend.num == 4
-    assert twins.num_legal == len(twins.tokens) and twins.is_filled
+    assert twins.num_legal == len(twins.tokens) and twins.num_masks == 5
     assert np.array_equal(again_RK[5:], mask_RK[10:15]) and other.root.ahead is None
     assert np.array_equal(again_RK[: 1 + twins.num_legal], mask_RK[: 1 + twins.num_legal])
     assert np.array_equal(first.root.mask, mask_RK[0])  # type: ignore[arg-type]
@@ -280,11 +287,12 @@ def test_twins_that_move_over_the_same_tokens_stay_together(
     assert first.root is not twin.root
 
 
+@pytest.mark.parametrize("is_slow", [False, True])
 def test_one_draft_that_breaks_the_library_breaks_no_other(
-    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads | None
+    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads | None, is_slow: bool
 ) -> None:
     backend, grammar, tokens = faulty
-    backend.spoilt = tokens[1:2]
+    backend.spoilt = tokens[:2]
     shared = grammar()
     automata = [Automaton(shared), Automaton(shared), Automaton(grammar())]
     lengths = (4, 2, 3)
@@ -292,99 +300,108 @@ def test_one_draft_that_breaks_the_library_breaks_no_other(
         draft_of(automaton, tokens[:length], 5 * i)
         for i, (automaton, length) in enumerate(zip(automata, lengths, strict=True))
     ]
+    for draft in drafts:
+        draft.is_slow = is_slow
     num, mask_RK = filled(drafts, backend, threads)
-    assert num == 5 + 1 + 1 + 4, "a mask that its root allows is counted"
-    assert all(draft.has_root for draft in drafts)
-    is_there = mask_RK.any(axis=1).tolist()
-    assert is_there[:6] == [True] * 6 and is_there[6:8] == [False] * 2 and all(is_there[10:])
+    assert num == 5 + 4
+    assert [draft.num_masks for draft in drafts] == [5, 0, 4]
+    assert mask_RK.any(axis=1).tolist() == [True] * 5 + [False] * 3 + [True] * 6, "5s were there"
 
 
 def test_a_point_that_fails_has_no_masks_and_neither_have_its_twins(
-    faulty: tuple[Faulty, Any, list[int]],
-    threads: DraftThreads | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    backend, grammar, tokens = faulty
-    first, other = Automaton(grammar()), Automaton(grammar())
-    monkeypatch.setattr(
-        drafts_module, "fill_states", lambda states, *rest: {0} if states[0] is bad else set()
-    )
-    bad = first.root.state
-    drafts = [draft_of(each, tokens, 5 * i) for i, each in enumerate((first, other, first.fork()))]
-    _, mask_RK = filled(drafts, backend, threads)
-    assert [draft.has_root for draft in drafts] == [False, True, False]
-    assert not mask_RK[:5].any() and not mask_RK[10:].any() and mask_RK[6:10].any()
-
-
-def test_after_the_deadline_no_draft_is_begun(
     faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads | None
 ) -> None:
-    """But roots are there."""
     backend, grammar, tokens = faulty
-    drafts = [draft_of(Automaton(grammar()), tokens, 5 * i) for i in range(40)]
-    filling, mask_RK = begun(drafts, backend, threads)
-    late = filling.wait(-1.0, never)
-    if threads is None:
-        assert backend.num == 0 and late == drafts and filling.num_masks == 40
-    assert set(map(id, late)) <= set(map(id, drafts)) and mask_RK[::5].any(axis=1).all()
-    assert [draft.is_filled for draft in drafts] == [draft not in late for draft in drafts]
-    assert all(draft.has_root for draft in drafts)
+    backend.spoilt = tokens
+    first, other = Automaton(grammar()), Automaton(grammar())
+    drafts = [
+        draft_of(each, tokens[:size], 5 * i)
+        for i, (each, size) in enumerate(((first, 4), (other, 3), (first.fork(), 4)))
+    ]
+    _, mask_RK = filled(drafts, backend, threads)
+    assert [draft.num_masks for draft in drafts] == [0, 4, 0]
+    assert not mask_RK[:5].any() and not mask_RK[10:].any() and mask_RK[5:9].any()
+    assert first.root.ahead is None
 
 
 def slow_among_others(
-    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads
+    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads, *, is_slow: bool
 ) -> tuple[Filling, np.ndarray, list[Draft]]:
-    """Eight drafts; the third hangs, and writes what it should not."""
+    """Eight drafts; the third hangs before its last mask; of others nobody knows the last one,
+    unless the third was expected to be slow."""
     backend, grammar, tokens = faulty
-    backend.slow = tokens[1:3]
+    backend.slow = tokens[:3]
     drafts = [
         draft_of(Automaton(grammar()), tokens[:3] if i == 2 else tokens, 5 * i) for i in range(8)
     ]
+    drafts[2].is_slow = is_slow
     filling, mask_RK = begun(drafts, backend, threads)
     assert backend.is_waiting.wait(30)
+    while is_slow and not filling._calls[0][0].done():
+        time.sleep(0.001)
     return filling, mask_RK, drafts
 
 
-def test_a_late_draft_is_left_with_its_root(
-    faulty: tuple[Faulty, Any, list[int]], two_threads: DraftThreads
+@pytest.mark.parametrize("stores_in_order", [False, True])
+@pytest.mark.parametrize("is_slow", [False, True])
+@pytest.mark.parametrize("is_over", [False, True])
+def test_what_is_left_behind_has_the_masks_that_are_known(
+    faulty: tuple[Faulty, Any, list[int]],
+    two_threads: DraftThreads,
+    monkeypatch: pytest.MonkeyPatch,
+    stores_in_order: bool,
+    is_slow: bool,
+    is_over: bool,
 ) -> None:
-    backend, _, _ = faulty
-    filling, mask_RK, drafts = slow_among_others(faulty, two_threads)
+    monkeypatch.setattr(drafts_module, "STORES_IN_ORDER", stores_in_order)
+    filling, mask_RK, drafts = slow_among_others(faulty, two_threads, is_slow=is_slow)
     asked: list[tuple[int, int]] = []
 
-    def one(missing: int, num: int) -> bool:
+    def leave(missing: int, num: int) -> bool:
         asked.append((missing, num))
-        return missing <= 1
+        return not is_over
 
-    late = filling.wait(time.perf_counter() + 60, one)
-    assert asked[-1] == (1, 8) and late == [drafts[2]] and filling.num_masks == 7 * 5 + 1
-    assert [draft.is_filled for draft in drafts] == [i != 2 for i in range(8)]
-    assert all(draft.has_root for draft in drafts)
-    before_RK = mask_RK.copy()
-    backend.go.set()
-    two_threads.close()
-    two_threads.pool.shutdown(wait=True)
-    others = [row for row in range(39) if row not in (11, 12, 13)]
-    assert np.array_equal(mask_RK[others], before_RK[others])
-    assert (mask_RK[11:14] == -1).all(), "what was left behind writes to its own rows"
+    assert not filling.wait(time.perf_counter() + (-1 if is_over else 60), leave)
+    assert is_over or asked == [(1, 8) if is_slow else (8, 8)]
+    for i, draft in enumerate(drafts):
+        assert draft.is_late is (i == 2 or not is_slow)
+        assert draft.is_behind is (i == 2)
+        known = 5 if not draft.is_late else 0 if not stores_in_order else 2 if i == 2 else 4
+        assert draft.num_masks == known, i
+        rows = mask_RK[draft.row : draft.row + known]
+        assert np.array_equal(
+            rows, expected_of([draft], faulty[0].backend, 40)[draft.row :][:known]
+        )
+    assert filling.num_masks == sum(draft.num_masks for draft in drafts)
 
 
 def test_what_may_not_be_left_is_waited_for(
     faulty: tuple[Faulty, Any, list[int]], two_threads: DraftThreads
 ) -> None:
     backend, _, _ = faulty
-    filling, _, drafts = slow_among_others(faulty, two_threads)
+    filling, _, drafts = slow_among_others(faulty, two_threads, is_slow=True)
     timer = threading.Timer(0.05, backend.go.set)
     timer.start()
     begin = time.perf_counter()
-    assert filling.wait(begin + 60, lambda missing, num: missing == 0) == []
-    assert time.perf_counter() - begin > 0.02 and all(draft.is_filled for draft in drafts)
+    assert filling.wait(begin + 60, lambda missing, num: missing == 0)
+    assert time.perf_counter() - begin > 0.02
+    assert [draft.num_masks for draft in drafts] == [5, 5, 4, 5, 5, 5, 5, 5]
     timer.join()
 
 
-def test_the_deadline_holds_for_whatever_is_missing(
-    faulty: tuple[Faulty, Any, list[int]], two_threads: DraftThreads
+def test_twins_of_one_that_is_late_have_what_it_has(
+    faulty: tuple[Faulty, Any, list[int]],
+    two_threads: DraftThreads,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    filling, _, drafts = slow_among_others(faulty, two_threads)
-    late = filling.wait(time.perf_counter() + 0.05, never)
-    assert drafts[2] in late and not drafts[2].is_filled
+    monkeypatch.setattr(drafts_module, "STORES_IN_ORDER", True)
+    backend, grammar, tokens = faulty
+    backend.slow = tokens
+    first = Automaton(grammar())
+    drafts = [draft_of(each, tokens, 5 * i) for i, each in enumerate((first, first.fork()))]
+    filling, mask_RK = begun(drafts, backend, two_threads)
+    assert backend.is_waiting.wait(30)
+    assert not filling.wait(-1.0, never)
+    assert [draft.num_masks for draft in drafts] == [3, 3] and drafts[1].is_late
+    assert np.array_equal(mask_RK[:3], mask_RK[5:8]) and not mask_RK[8:].any()
+    assert first.root.ahead is None, "more may come of it"

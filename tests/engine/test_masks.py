@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from eyas.constraint import Vocabulary, build_backend
+from eyas.constraint import drafts as drafts_module
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.drafts import DraftThreads
 from eyas.core import DraftTree
@@ -203,7 +204,8 @@ def test_twins_share_what_is_made_for_one_of_them(backend: Any) -> None:
 def slow(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Sequence[int]], threading.Event]]:
-    """Has drafts with these tokens wait for an event, and come with rubbish; it tells how many do."""
+    """Has a call with drafts of these tokens wait for an event before their masks after the second;
+    it tells how many do."""
     held: list[threading.Event] = []
     fill = backend.fill
 
@@ -213,10 +215,16 @@ def slow(
 
         def slowly(states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
             failed = fill(states, mask_RK, rows, drafts)
-            if drafts is not None and list(drafts[0]) == list(slow_tokens[1:]) and not go.is_set():
-                mask_RK[rows[0] : rows[0] + len(slow_tokens)] = -1
-                go.num_held += 1  # type: ignore[attr-defined]
+            drafts = [list(draft) for draft in drafts or ()]
+            ours = [i for i, draft in enumerate(drafts) if draft == list(slow_tokens)]
+            if ours and not go.is_set():
+                last = {i: mask_RK[rows[i] + 2 : rows[i] + 4].copy() for i in ours}
+                for i in ours:
+                    mask_RK[rows[i] + 2 : rows[i] + 4] = 0
+                go.num_held += len(ours)  # type: ignore[attr-defined]
                 assert go.wait(30)
+                for i, rows_2K in last.items():
+                    mask_RK[rows[i] + 2 : rows[i] + 4] = rows_2K
             return failed
 
         monkeypatch.setattr(backend, "fill", slowly)
@@ -238,6 +246,8 @@ def several(backend: Any, num: int, num_slow: int) -> tuple[DraftTree, list[Any]
 @pytest.mark.parametrize("backend", [THREADS], indirect=True)
 @pytest.mark.parametrize(("num", "num_slow"), [(8, 1), (16, 2), (7, 1), (8, 2), (2, 1), (1, 1)])
 @pytest.mark.parametrize("patience", [0.0, 60.0])
+@pytest.mark.parametrize("is_expected", [False, True])
+@pytest.mark.parametrize("stores_in_order", [False, True])
 def test_few_late_drafts_are_left_and_many_are_waited_for_a_little(
     backend: Any,
     slow: Callable[[Sequence[int]], Any],
@@ -245,11 +255,18 @@ def test_few_late_drafts_are_left_and_many_are_waited_for_a_little(
     num: int,
     num_slow: int,
     patience: float,
+    is_expected: bool,
+    stores_in_order: bool,
 ) -> None:
+    """Expected: they have calls of their own, so that the others' last masks are known."""
+    monkeypatch.setattr(drafts_module, "STORES_IN_ORDER", stores_in_order)
     tree, rooted, tokens = several(backend, num, num_slow)
     expected_BWK, _, _ = filled(tree, rooted, backend)
+    if is_expected:
+        for held in rooted[:num_slow]:
+            held.constraint.reach = 3
     go = slow(tokens)
-    may_leave = num_slow * 8 <= num or not patience
+    may_leave = (is_expected and num_slow * 8 <= num) or not patience
     monkeypatch.setattr(masks_module, "PATIENCE_SECONDS", patience)
     monkeypatch.setattr(masks_module, "work_so_far", lambda device: lambda: go.num_held >= num_slow)
     timer = threading.Timer(30 if may_leave else 0.1, go.set)
@@ -264,57 +281,60 @@ def test_few_late_drafts_are_left_and_many_are_waited_for_a_little(
     assert np.array_equal(mask_BWK, before_BWK), "nobody writes there any more"
     assert is_waited_for is not may_leave and time.perf_counter() - begin < 20
     assert np.array_equal(mask_BWK[:, 0], expected_BWK[:, 0]) and mask_BWK[:, 0].any(axis=1).all()
-    late = [b for b in range(num) if not mask_BWK[b, 1].any()]
-    in_time = [b for b in range(num_slow, num) if b not in late]
-    assert np.array_equal(mask_BWK[in_time], expected_BWK[in_time])
-    assert refusals.num_nodes == 0 and stats.num_late == len(late)
-    assert not mask_BWK[late, 1:].any()
-    if may_leave:
-        assert set(range(num_slow)) <= set(late)
-        assert not patience or len(late) == num_slow
-    else:
-        assert not late or len(late) <= num // 8
-    assert all(held.failure is None for held in rooted)
+    assert refusals.num_nodes == 0 and all(held.failure is None for held in rooted)
+    is_there = mask_BWK.any(axis=2)
+    assert np.array_equal(mask_BWK[is_there], expected_BWK[is_there])
+    if is_waited_for:
+        assert is_there[num_slow:].all() and stats.num_late <= num // 8, "of two, the last"
+        return
+    known = 1 if stores_in_order else 0
+    assert is_there[:num_slow].sum(axis=1).tolist() == [max(1, known)] * num_slow
+    assert [held.constraint.reach for held in rooted[:num_slow]] == [1] * num_slow
+    for held, row in zip(rooted[num_slow:], is_there[num_slow:], strict=True):
+        assert row.sum() == 5 or (not is_expected and row.sum() == (4 if stores_in_order else 1))
+        assert held.constraint.reach is None or not stores_in_order
 
 
 @pytest.mark.parametrize("backend", [THREADS], indirect=True)
 def test_a_sequence_goes_on_while_its_last_draft_is_still_under_way(
     backend: Any, slow: Callable[[Sequence[int]], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or ends: what was left behind holds what it needs."""
+    """Or ends: what was left behind holds what it needs. It looks at less, and then at more again."""
     tree, rooted, tokens = several(backend, 16, 2)
     go = slow(tokens)
     with monkeypatch.context() as late:
-        late.setattr(masks_module, "PATIENCE_SECONDS", 60.0)
+        late.setattr(masks_module, "PATIENCE_SECONDS", 0.0)
         late.setattr(masks_module, "work_so_far", lambda device: lambda: go.num_held == 2)
         _, _, stats = filled(tree, rooted, backend)
-    assert stats.num_late == 2
+    assert stats.num_late >= 2
     rooted[1].status = Status.FINISHED
     for held in rooted:
         held.constraint.advance(tokens[:1])
     rows = [tokens_of(TOKENIZER, TEXT)[1:4]] * 16
-    mask_BWK, _, stats = filled(chains(rows), rooted, backend)
-    assert stats.num_late == 0 and not mask_BWK[1].any()
-    assert mask_BWK[[0, *range(2, 16)]].any(axis=2).all()
+    for looked_at in (2, 3, 4, 4):
+        mask_BWK, refusals, stats = filled(chains(rows), rooted, backend)
+        assert stats.num_late == 0 and not mask_BWK[1].any() and refusals.num_nodes == 0
+        assert mask_BWK[0].any(axis=1).sum() == looked_at
+        assert mask_BWK[2:, :looked_at].any(axis=2).all()
 
 
-@pytest.mark.parametrize("backend", [HERE], indirect=True)
+@pytest.mark.parametrize("backend", [THREADS], indirect=True)
 def test_when_time_is_over_only_roots_have_masks(backend: Any) -> None:
+    """And what was there by then."""
     tree, rooted = some_steps(backend, random.Random(1))
     in_time_BWK, _, _ = filled(tree, some_steps(backend, random.Random(1))[1], backend)
-    mask_BWK, refusals, stats = filled(tree, rooted, backend, deadline=-1.0)
     held = [
         b
         for b, each in enumerate(rooted)
         if each.constraint is not None and each.status is Status.RUNNING
     ]
-    assert np.array_equal(mask_BWK[:, 0], in_time_BWK[:, 0])
-    assert mask_BWK[held, 0].any(axis=1).all() and not mask_BWK[held, 1:].any()
-    assert stats.num_masks == len(held) and refusals.num_nodes == 0
-    assert stats.num_late == sum(int(tree.sizes_B[b]) > 1 for b in held)
-    _, rooted = some_steps(backend, random.Random(1))
-    walked_BWK, _, stats = filled(as_walked(tree), rooted, backend, deadline=-1.0)
-    assert np.array_equal(walked_BWK, mask_BWK) and 0 < stats.num_late <= len(held)
+    for each, step in ((tree, rooted), (as_walked(tree), some_steps(backend, random.Random(1))[1])):
+        mask_BWK, _, stats = filled(each, step, backend, deadline=-1.0)
+        assert np.array_equal(mask_BWK[:, 0], in_time_BWK[:, 0])
+        is_there = mask_BWK.any(axis=2)
+        assert is_there[held, 0].all() and np.array_equal(mask_BWK[is_there], in_time_BWK[is_there])
+        assert 0 < stats.num_late <= len(held)
+    assert is_there[held, 1:].sum() == 0, "points that were walked to are filled in order"
 
 
 @pytest.mark.gpu

@@ -117,6 +117,7 @@ def test_constrained_answers_are_those_of_the_cpu(
         assert llm.engine.stats().num_accepted_tokens > 0
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("drafter", ["chain", "tree", "blend"])
 def test_a_step_waits_for_nothing_but_results_trees_and_masks(drafter: str) -> None:
     """Those are waited for by events, which torch does not count as synchronisation."""

@@ -30,7 +30,7 @@ from eyas.cache.transfer import HostCopy, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
 from eyas.constraint.drafts import Draft, DraftThreads, Filling
-from eyas.constraint.fill import fill_points
+from eyas.constraint.fill import fill_points, fill_states
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, prune
 from eyas.engine.sequence import Sequence, Status
@@ -45,7 +45,7 @@ MOST_DRAFT_CALLS = 8
 FEW = 8
 """One in so many sequences may lose its draft as soon as the forward is done, so that the others need
 not wait for it."""
-PATIENCE_SECONDS = 0.002
+PATIENCE_SECONDS = 0.001
 """How long after it any number of drafts is waited for."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
@@ -89,12 +89,10 @@ class _Walked:
     @property
     def has_root(self) -> bool:
         """Has the root its mask?"""
+        if self.draft is not None:
+            return self.draft.num_masks > 0
         root = self.points[0]
-        return (
-            root is not None and root.mask is not None
-            if self.draft is None
-            else self.draft.has_root
-        )
+        return root is not None and root.mask is not None
 
     @property
     def lacks(self) -> bool:
@@ -108,7 +106,7 @@ class _Walked:
         if self.draft is None:
             return [point is not None for point in self.points]
         draft = self.draft
-        is_refused = draft.is_filled and draft.num_legal < len(draft.tokens)
+        is_refused = not draft.is_late and draft.num_legal < len(draft.tokens)
         num = 1 + draft.num_legal if is_refused else size
         return [node < num for node in range(size)]
 
@@ -172,7 +170,7 @@ class TreeMasks:
                 root, reach = sequence.constraint.root, sequence.constraint.reach
                 tokens = tuple(self._tokens[b][1 : self._sizes[b]][:reach])
                 row, keeps = b * self.tree.width, sequence.constraint.has_twins
-                draft = Draft(root, tokens, row, keeps)
+                draft = Draft(root, tokens, row, keeps, is_slow=reach is not None)
                 self.walked[b] = _Walked(sequence, [root], draft)
             else:
                 self._walk(b, sequence)
@@ -227,14 +225,10 @@ class TreeMasks:
         assert self._mask is not None and self._filling is not None
         mask, deadline = self._mask, self._begun_at + self.deadline_seconds
         num = self._fill_points() if self._points is None else self._points.result()
-        late = self._filling.wait(deadline, self._may_leave)
-        if late:  # threads may still write there
-            mask = reachable(tuple(mask.shape), self.tree.tokens_BW.device)
-            mask.numpy()[:] = self._mask.numpy()
+        if not self._filling.wait(deadline, self._may_leave):
+            mask = self._known(mask)
+        self._learn()
         mask_RK = mask.numpy()
-        for draft in late:
-            mask_RK[draft.row + 1 : draft.row + 1 + len(draft.tokens)] = 0
-        self._learn(late)
         if time.perf_counter() > deadline:
             self.stats.num_late += sum(each.lacks for _, each in self._live())
         for row, each in self._live():
@@ -246,17 +240,34 @@ class TreeMasks:
         self.stats.mask_seconds += time.perf_counter() - self._begun_at
         return mask
 
-    def _learn(self, late: list[Draft]) -> None:
-        """Of a sequence whose draft is late half as much is looked at the next time, and then more
-        again."""
-        self.stats.num_late += len(late)
+    def _known(self, unfinished: torch.Tensor) -> torch.Tensor:
+        """Masks that are there, where threads do not write any more, and all roots."""
+        mask = reachable(tuple(unfinished.shape), self.tree.tokens_BW.device)
+        mask_RK = mask.numpy()
+        mask_RK[:] = unfinished.numpy()
+        drafts = [each.draft for _, each in self._live() if each.draft is not None]
+        late = [draft for draft in drafts if draft.is_late]
+        for draft in late:
+            mask_RK[draft.row + draft.num_masks : draft.row + 1 + len(draft.tokens)] = 0
+        rootless = [draft for draft in late if not draft.num_masks]
+        states, rows = [draft.point.state for draft in rootless], [draft.row for draft in rootless]
+        failed = fill_states(states, mask_RK, rows)
+        for i, draft in enumerate(rootless):
+            draft.num_masks = i not in failed
+        self.stats.num_masks += len(rootless) - len(failed)
+        return mask
+
+    def _learn(self) -> None:
+        """Of a sequence whose draft is behind no more is looked at the next time than was there now,
+        and then again more and more."""
         for _, each in self._live():
             automaton, draft = each.sequence.constraint, each.draft
             assert automaton is not None
             if draft is None or not draft.tokens:
                 continue
-            if draft in late:
-                automaton.reach = max(1, len(draft.tokens) // 2)
+            self.stats.num_late += draft.is_late
+            if draft.is_behind:
+                automaton.reach = max(1, draft.num_masks - 1)
             elif automaton.reach is not None:
                 is_whole = automaton.reach >= self.tree.width - 1
                 automaton.reach = None if is_whole else automaton.reach + 1
