@@ -104,8 +104,8 @@ MUTATIONS = [
     Mutation(
         "an automaton is not told what was chosen",
         "engine/commit.py",
-        "advance(sequence, taken, self._metrics.grammar)",
-        "advance(sequence, taken[:1], self._metrics.grammar)",
+        "advance(sequence, tokens, self._metrics.grammar)",
+        "advance(sequence, tokens[:1], self._metrics.grammar)",
         NAMED + "each_node_has_its_own_mask[oracle chain]",
     ),
     Mutation(

@@ -14,7 +14,7 @@ from eyas.cache import CacheManager
 from eyas.core import Delta, FinishReason
 from eyas.engine.fate import DraftFate, count_draft, describe_draft
 from eyas.engine.flight import Flight, Landed
-from eyas.engine.masks import advance
+from eyas.engine.masks import FAILED, advance
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
@@ -36,10 +36,35 @@ class Committer:
         self._cache = cache
         self._metrics = metrics
 
-    def commit(self, flight: Flight) -> list[Delta]:
-        """The deltas of one landed flight."""
-        deltas: list[Delta] = []
+    def read(self, flight: Flight) -> None:
+        """Wait for a flight's results, and move automata over what was chosen: all that masks of the
+        step after it wait for."""
         landed = flight.landed = _read(flight)
+        rooted = list(zip(flight.plan.rooted, landed.counts, strict=False))
+        for b in reversed(
+            range(len(rooted))
+        ):  # whoever is a step behind finds what the first one left
+            sequence, count = rooted[b]
+            if sequence.failure is not None:
+                landed.ended[b] = sequence.failure
+            elif sequence.status is Status.RUNNING and count > 0:
+                failure = self._move(sequence, landed.tokens[b][:count])
+                if failure is not None:
+                    landed.failures[b] = failure
+
+    def _move(self, sequence: Sequence, tokens: list[int]) -> str | None:
+        """Over what was chosen, which may end the sequence before; what is wrong if that cannot be."""
+        try:
+            return None if advance(sequence, tokens, self._metrics.grammar) else FAILED
+        except Exception:
+            log.exception("a request's automaton broke; it ends")
+            return BROKEN
+
+    def commit(self, flight: Flight) -> list[Delta]:
+        """The deltas of one landed flight, whose results were read."""
+        deltas: list[Delta] = []
+        landed = flight.landed
+        assert landed is not None
         self._metrics.num_steps += 1
         at = 0
         for i, (sequence, span) in enumerate(
@@ -115,13 +140,13 @@ class Committer:
         self._publish_prompt(sequence)
         if b is None:
             return None
-        if sequence.failure is not None or count < 0:
-            return self.end(sequence, "error", error=sequence.failure or NO_CHOICE)
+        if b in landed.ended or count < 0:
+            return self.end(sequence, "error", error=landed.ended.get(b, NO_CHOICE))
         tokens = landed.tokens[b][:count]
         shown = sequence.stops.push(tokens, landed.logprobs[b] if landed.logprobs else None)
         taken = tokens[: shown.num_taken]
-        if shown.finish_reason is None:
-            advance(sequence, taken, self._metrics.grammar)
+        if b in landed.failures:  # the next step says so
+            sequence.failure = landed.failures[b]
         sequence.tokens += taken
         sequence.num_planned = max(sequence.num_planned, sequence.num_tokens - 1)
         usage = sequence.usage

@@ -91,7 +91,8 @@ class Engine:
         if flight is not None:
             self._flights.append(flight)
         if self._flights and (flight is None or len(self._flights) > self.num_flights):
-            self._ready += self.land(self._flights.popleft())
+            landing = self._flights.popleft()
+            self._ready += self.land(landing, self._flights[0] if self._flights else None)
         deltas, self._ready = self._ready, []
         for delta in deltas:
             self._forget_if_done(delta)
@@ -116,9 +117,13 @@ class Engine:
         while self._flights and self._flights[0] is not flight:
             self._ready += self.land(self._flights.popleft())
 
-    def land(self, flight: Flight) -> list[Delta]:
-        """Wait for a step's result and tell its sequences: the only place that waits."""
+    def land(self, flight: Flight, following: Flight | None = None) -> list[Delta]:
+        """Wait for a step's result and tell its sequences: the only place that waits. following: its
+        masks are begun as soon as they can be."""
         self.launcher.advance(flight, Stage.SETTLED)
+        self._committer.read(flight)
+        if following is not None:
+            self.launcher.advance(following, Stage.MASKED)
         deltas = self._committer.commit(flight)
         self._report(flight)
         return deltas

@@ -37,7 +37,8 @@ class PromptRows:
 class Landed:
     """A flight's results on the host, one entry a rooted sequence unless it says otherwise.
 
-    parents: None for chains; sources: None where one drafter proposed everything.
+    parents: None for chains; sources: None where one drafter proposed everything. ended: what has ended
+    a sequence before; failures: what ends it after this, since its automaton stays behind.
     """
 
     counts: list[int]
@@ -48,6 +49,8 @@ class Landed:
     sources: list[list[int]] | None
     logprobs: list[list[TokenLogprob]] | None
     prompt_logprobs: dict[int, list[TokenLogprob]]
+    ended: dict[int, str] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
 
     def sources_of(self, b: int) -> list[int]:
         """The sources of the accepted nodes of sequence `b`, from the root down."""

@@ -45,7 +45,7 @@ MOST_DRAFT_CALLS = 8
 FEW = 8
 """One in so many sequences may lose its draft as soon as the forward is done, so that the others need
 not wait for it."""
-PATIENCE_SECONDS = 0.001
+PATIENCE_SECONDS = 0.0005
 """How long after it any number of drafts is waited for."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
@@ -232,7 +232,9 @@ class TreeMasks:
         if time.perf_counter() > deadline:
             self.stats.num_late += sum(each.lacks for _, each in self._live())
         for row, each in self._live():
-            if not each.has_root:
+            if each.sequence.status is not Status.RUNNING:  # it ended meanwhile
+                mask_RK[row : row + self.tree.width] = 0
+            elif not each.has_root:
                 self._retry(each, mask_RK, row)
         if not self.walks_ahead:
             self._refuse()
@@ -349,14 +351,16 @@ def _fill_points(
     return num
 
 
-def advance(sequence: Sequence, tokens: list[int], stats: GrammarStats) -> None:
-    """Move a sequence's automaton over chosen tokens; what cannot go on fails the sequence later."""
+def advance(sequence: Sequence, tokens: list[int], stats: GrammarStats) -> bool:
+    """Move a sequence's automaton over chosen tokens; can it go on?"""
     automaton = sequence.constraint
     if automaton is None:
-        return
+        return True
     before = automaton.num_replays
     try:
         automaton.advance(tokens)
     except ConstraintFailure:
-        sequence.failure = FAILED
-    stats.num_replays += automaton.num_replays - before
+        return False
+    finally:
+        stats.num_replays += automaton.num_replays - before
+    return True
