@@ -1,4 +1,4 @@
-"""Drafts that are gone through at once: as if every token had been walked to, or left behind."""
+"""Drafts that are gone through at once: as if every token had been walked to."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from eyas.constraint import ConstraintFailure
-from eyas.constraint import drafts as drafts_module
 from eyas.constraint.automaton import Automaton
-from eyas.constraint.drafts import Draft, DraftThreads, Filling
+from eyas.constraint.drafts import Draft, Filling
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS
@@ -170,7 +170,7 @@ class Faulty:
             first = rows[asked.index(self.slow)]
             end = first + 1 + len(self.slow)
             last = mask_RK[end - 2 : end].copy()
-            mask_RK[end - 1] = 0  # nobody knows whether the one before it is whole
+            mask_RK[end - 1] = 0
             self.is_waiting.set()
             assert self.go.wait(30)
             mask_RK[end - 1] = last[1]
@@ -195,22 +195,19 @@ def faulty(
     backend.go.set()
 
 
-@pytest.fixture(params=["here", "threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[DraftThreads | None]:
-    made = DraftThreads(3) if request.param == "threads" else None
-    yield made
-    if made is not None:
-        made.close()
+@pytest.fixture(params=["here", "beside"])
+def thread(request: pytest.FixtureRequest) -> Iterator[ThreadPoolExecutor | None]:
+    with ThreadPoolExecutor(1) as made:
+        yield made if request.param == "beside" else None
 
 
 @pytest.fixture
-def two_threads() -> Iterator[DraftThreads]:
-    made = DraftThreads(2)
-    yield made
-    made.close()
+def beside() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made
 
 
-def never(missing: int, num: int) -> bool:
+def never() -> bool:
     return False
 
 
@@ -218,32 +215,30 @@ def draft_of(automaton: Automaton, tokens: Sequence[int], row: int) -> Draft:
     return Draft(automaton.root, tuple(tokens), row, automaton.has_twins)
 
 
-def begun(drafts: Sequence[Draft], backend: Any, threads: Any) -> tuple[Filling, np.ndarray]:
+def begun(drafts: Sequence[Draft], backend: Any, thread: Any) -> tuple[Filling, np.ndarray]:
     """Under way, over whatever is there."""
     num_rows = max(draft.row + len(draft.tokens) + 1 for draft in drafts)
     mask_RK = np.full((num_rows, backend.vocabulary.num_mask_words), 5, dtype=np.int32)
-    return Filling(drafts, mask_RK, threads), mask_RK
+    return Filling(drafts, mask_RK, thread), mask_RK
 
 
-def filled(
-    drafts: Sequence[Draft], backend: Any, threads: Any, deadline: float = 60.0
-) -> tuple[int, np.ndarray]:
+def filled(drafts: Sequence[Draft], backend: Any, thread: Any) -> tuple[int, np.ndarray]:
     """How many masks were made, and all."""
-    filling, mask_RK = begun(drafts, backend, threads)
-    assert filling.wait(time.perf_counter() + deadline, never)
-    assert not any(draft.is_late or draft.is_behind for draft in drafts)
+    filling, mask_RK = begun(drafts, backend, thread)
+    assert filling.wait(time.perf_counter() + 60, never)
+    assert not any(draft.is_late or draft.num_early is not None for draft in drafts)
     return filling.num_masks, mask_RK
 
 
 def test_a_draft_is_filled_once_however_often_it_is_asked_for(
-    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads | None
+    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
 ) -> None:
     backend, grammar, tokens = faulty
     first = Automaton(grammar())
     twin, other = first.fork(), Automaton(grammar())
     drafts = [draft_of(first, tokens, 0), draft_of(twin, tokens, 5), draft_of(other, tokens, 10)]
     drafts += [draft_of(twin, tokens[:2], 15), draft_of(other, [], 18)]
-    num, mask_RK = filled(drafts, backend, threads)
+    num, mask_RK = filled(drafts, backend, thread)
     assert num == 5 + 5 + 3 + 1
     assert backend.num == 3, "twins stand at one point, with one draft"
     assert np.array_equal(mask_RK[:5], mask_RK[5:10]) and mask_RK.any(axis=1).all()
@@ -253,7 +248,7 @@ def test_a_draft_is_filled_once_however_often_it_is_asked_for(
     assert [draft.num_masks for draft in drafts] == [5, 5, 5, 3, 1]
     # a step later for one of them: what was filled is known, and without twins nothing is kept
     twins, alone = draft_of(twin, first.root.ahead[0], 0), draft_of(other, tokens, 5)  # type: ignore[index]
-    num, again_RK = filled([twins, alone], backend, threads)
+    num, again_RK = filled([twins, alone], backend, thread)
     assert num == 5 and backend.num == 4
     assert twins.num_legal == len(twins.tokens) and twins.num_masks == 5
     assert np.array_equal(again_RK[5:], mask_RK[10:15]) and other.root.ahead is None
@@ -287,9 +282,8 @@ def test_twins_that_move_over_the_same_tokens_stay_together(
     assert first.root is not twin.root
 
 
-@pytest.mark.parametrize("is_slow", [False, True])
 def test_one_draft_that_breaks_the_library_breaks_no_other(
-    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads | None, is_slow: bool
+    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
 ) -> None:
     backend, grammar, tokens = faulty
     backend.spoilt = tokens[:2]
@@ -300,16 +294,14 @@ def test_one_draft_that_breaks_the_library_breaks_no_other(
         draft_of(automaton, tokens[:length], 5 * i)
         for i, (automaton, length) in enumerate(zip(automata, lengths, strict=True))
     ]
-    for draft in drafts:
-        draft.is_slow = is_slow
-    num, mask_RK = filled(drafts, backend, threads)
+    num, mask_RK = filled(drafts, backend, thread)
     assert num == 5 + 4
     assert [draft.num_masks for draft in drafts] == [5, 0, 4]
     assert mask_RK.any(axis=1).tolist() == [True] * 5 + [False] * 3 + [True] * 6, "5s were there"
 
 
 def test_a_point_that_fails_has_no_masks_and_neither_have_its_twins(
-    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads | None
+    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
 ) -> None:
     backend, grammar, tokens = faulty
     backend.spoilt = tokens
@@ -318,90 +310,89 @@ def test_a_point_that_fails_has_no_masks_and_neither_have_its_twins(
         draft_of(each, tokens[:size], 5 * i)
         for i, (each, size) in enumerate(((first, 4), (other, 3), (first.fork(), 4)))
     ]
-    _, mask_RK = filled(drafts, backend, threads)
+    _, mask_RK = filled(drafts, backend, thread)
     assert [draft.num_masks for draft in drafts] == [0, 4, 0]
     assert not mask_RK[:5].any() and not mask_RK[10:].any() and mask_RK[5:9].any()
     assert first.root.ahead is None
 
 
 def slow_among_others(
-    faulty: tuple[Faulty, Any, list[int]], threads: DraftThreads, *, is_slow: bool
+    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, num: int = 8
 ) -> tuple[Filling, np.ndarray, list[Draft]]:
-    """Eight drafts; the third hangs before its last mask; of others nobody knows the last one,
-    unless the third was expected to be slow."""
+    """Some drafts; the third hangs before its last mask, and has twins."""
     backend, grammar, tokens = faulty
     backend.slow = tokens[:3]
+    automata = [Automaton(grammar()) for _ in range(num)]
+    automata.append(automata[2].fork())
     drafts = [
-        draft_of(Automaton(grammar()), tokens[:3] if i == 2 else tokens, 5 * i) for i in range(8)
+        draft_of(automaton, tokens[:3] if i in (2, num) else tokens, 5 * i)
+        for i, automaton in enumerate(automata)
     ]
-    drafts[2].is_slow = is_slow
-    filling, mask_RK = begun(drafts, backend, threads)
+    filling, mask_RK = begun(drafts, backend, beside)
     assert backend.is_waiting.wait(30)
-    while is_slow and not filling._calls[0][0].done():
-        time.sleep(0.001)
     return filling, mask_RK, drafts
 
 
-@pytest.mark.parametrize("stores_in_order", [False, True])
-@pytest.mark.parametrize("is_slow", [False, True])
-@pytest.mark.parametrize("is_over", [False, True])
-def test_what_is_left_behind_has_the_masks_that_are_known(
-    faulty: tuple[Faulty, Any, list[int]],
-    two_threads: DraftThreads,
-    monkeypatch: pytest.MonkeyPatch,
-    stores_in_order: bool,
-    is_slow: bool,
-    is_over: bool,
-) -> None:
-    monkeypatch.setattr(drafts_module, "STORES_IN_ORDER", stores_in_order)
-    filling, mask_RK, drafts = slow_among_others(faulty, two_threads, is_slow=is_slow)
-    asked: list[tuple[int, int]] = []
-
-    def leave(missing: int, num: int) -> bool:
-        asked.append((missing, num))
-        return not is_over
-
-    assert not filling.wait(time.perf_counter() + (-1 if is_over else 60), leave)
-    assert is_over or asked == [(1, 8) if is_slow else (8, 8)]
-    for i, draft in enumerate(drafts):
-        assert draft.is_late is (i == 2 or not is_slow)
-        assert draft.is_behind is (i == 2)
-        known = 5 if not draft.is_late else 0 if not stores_in_order else 2 if i == 2 else 4
-        assert draft.num_masks == known, i
-        rows = mask_RK[draft.row : draft.row + known]
-        assert np.array_equal(
-            rows, expected_of([draft], faulty[0].backend, 40)[draft.row :][:known]
-        )
-    assert filling.num_masks == sum(draft.num_masks for draft in drafts)
-
-
-def test_what_may_not_be_left_is_waited_for(
-    faulty: tuple[Faulty, Any, list[int]], two_threads: DraftThreads
+@pytest.mark.parametrize("num", [8, 3])
+def test_what_others_wait_for_is_noted_and_waited_for(
+    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, num: int
 ) -> None:
     backend, _, _ = faulty
-    filling, _, drafts = slow_among_others(faulty, two_threads, is_slow=True)
+    filling, mask_RK, drafts = slow_among_others(faulty, beside, num)
     timer = threading.Timer(0.05, backend.go.set)
     timer.start()
+    asked: list[int] = []
+
+    def late() -> bool:
+        asked.append(1)
+        return len(asked) == 2
+
     begin = time.perf_counter()
-    assert filling.wait(begin + 60, lambda missing, num: missing == 0)
-    assert time.perf_counter() - begin > 0.02
-    assert [draft.num_masks for draft in drafts] == [5, 5, 4, 5, 5, 5, 5, 5]
+    assert filling.wait(begin + 60, late)
+    assert time.perf_counter() - begin > 0.02 and len(asked) == 2, "who is late is asked once"
+    assert [draft.num_early for draft in drafts if draft.num_early is not None] == [3, 3]
+    assert drafts[2].num_early == drafts[-1].num_early == 3
+    wanted_RK = expected_of(drafts, backend.backend, len(mask_RK))
+    for draft in drafts:
+        assert np.array_equal(draft.rows(mask_RK), draft.rows(wanted_RK))
+    assert not any(draft.is_late for draft in drafts)
     timer.join()
 
 
-def test_twins_of_one_that_is_late_have_what_it_has(
-    faulty: tuple[Faulty, Any, list[int]],
-    two_threads: DraftThreads,
-    monkeypatch: pytest.MonkeyPatch,
+def test_where_many_are_slow_nobody_is_to_blame(
+    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor
 ) -> None:
-    monkeypatch.setattr(drafts_module, "STORES_IN_ORDER", True)
     backend, grammar, tokens = faulty
-    backend.slow = tokens
-    first = Automaton(grammar())
-    drafts = [draft_of(each, tokens, 5 * i) for i, each in enumerate((first, first.fork()))]
-    filling, mask_RK = begun(drafts, backend, two_threads)
+    backend.slow = tokens[:3]
+    drafts = [draft_of(Automaton(grammar()), tokens[:3], 4 * i) for i in range(8)]
+    filling, mask_RK = begun(drafts, backend, beside)
     assert backend.is_waiting.wait(30)
-    assert not filling.wait(-1.0, never)
-    assert [draft.num_masks for draft in drafts] == [3, 3] and drafts[1].is_late
-    assert np.array_equal(mask_RK[:3], mask_RK[5:8]) and not mask_RK[8:].any()
-    assert first.root.ahead is None, "more may come of it"
+    for draft in drafts[1:4]:
+        mask_RK[draft.row + 1 : draft.row + 4] = 0  # as if these were on their way too
+    timer = threading.Timer(0.05, backend.go.set)
+    timer.start()
+    assert filling.wait(time.perf_counter() + 60, lambda: True)
+    assert [draft.num_early for draft in drafts] == [None] * 8
+    timer.join()
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_after_the_deadline_nothing_is_waited_for(
+    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, has_begun: bool
+) -> None:
+    backend, _, tokens = faulty
+    if has_begun:
+        filling, mask_RK, drafts = slow_among_others(faulty, beside)
+    else:
+        go = threading.Event()
+        beside.submit(go.wait, 30)
+        drafts = [draft_of(Automaton(faulty[1]()), tokens, 0)]
+        filling, mask_RK = begun(drafts, backend, beside)
+    begin = time.perf_counter()
+    assert not filling.wait(begin + 0.01, never)
+    assert time.perf_counter() - begin < 20
+    assert all(draft.is_late and draft.num_early == 0 and not draft.num_masks for draft in drafts)
+    if not has_begun:
+        go.set()
+        beside.submit(int).result()
+        assert backend.num == 0 and (mask_RK == 5).all(), "it never began"

@@ -5,8 +5,8 @@ chosen cost no rows; masks are filled while the forward runs.
 
 Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
 refuses, or whose mask did not come in time, allows nothing and is never walked into; a root's mask is
-always waited for, and a step whose forward is done does not wait much longer for drafts. An automaton
-that fails takes its own sequence down and no other.
+always waited for. A sequence for whose draft others had to wait looks less far ahead the next time. An
+automaton that fails takes its own sequence down and no other.
 Does not know: what the automata recognise.
 
 Legend: B rooted sequences, W nodes, R node rows, N points, K 32-bit mask words.
@@ -23,13 +23,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
-import psutil
 import torch
 
 from eyas.cache.transfer import HostCopy, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
-from eyas.constraint.drafts import Draft, DraftThreads, Filling
+from eyas.constraint.drafts import Draft, Filling
 from eyas.constraint.fill import fill_points, fill_states
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, prune
@@ -40,32 +39,24 @@ log = logging.getLogger(__name__)
 
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
-MOST_DRAFT_CALLS = 8
-"""More bring nothing: the longest draft is what counts, and the interpreter is one."""
-FEW = 8
-"""One in so many sequences may lose its draft as soon as the forward is done, so that the others need
-not wait for it."""
-PATIENCE_SECONDS = 0.0005
-"""How long after it any number of drafts is waited for."""
+WAIT_SECONDS, WAIT_SHARE = 0.0005, 0.1
+"""How long a step may wait for masks, beside that share of its forward, before anybody is late."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
 class MaskThreads:
-    """Those of an engine. beside: one that fills masks of points; drafts: on a device, those that go
-    through drafts."""
+    """Those of an engine. points: one that fills masks of points; drafts: on a device, one that fills
+    those of drafts."""
 
     def __init__(self, device: torch.device) -> None:
-        self.beside = ThreadPoolExecutor(1, "points")
-        self.drafts: DraftThreads | None = None
-        if device.type != "cpu":
-            cores = psutil.cpu_count(logical=False) or 1
-            self.drafts = DraftThreads(min(MOST_DRAFT_CALLS, cores))
+        self.points = ThreadPoolExecutor(1, "points")
+        self.drafts = None if device.type == "cpu" else ThreadPoolExecutor(1, "drafts")
 
     def close(self) -> None:
         """What is under way ends by itself."""
-        self.beside.shutdown(wait=False, cancel_futures=True)
-        if self.drafts is not None:
-            self.drafts.close()
+        for thread in (self.points, self.drafts):
+            if thread is not None:
+                thread.shutdown(wait=False, cancel_futures=True)
 
 
 def work_so_far(device: torch.device) -> Callable[[], bool]:
@@ -131,7 +122,7 @@ class TreeMasks:
     _num_rows: int = 0
     has_begun: bool = False
     _begun_at: float = 0.0
-    _forward_done_at: float | None = None
+    _late_at: float | None = None
     _is_forward_done: Callable[[], bool] = field(default=lambda: False)
     _mask: torch.Tensor | None = None
     _filling: Filling | None = None
@@ -170,7 +161,7 @@ class TreeMasks:
                 root, reach = sequence.constraint.root, sequence.constraint.reach
                 tokens = tuple(self._tokens[b][1 : self._sizes[b]][:reach])
                 row, keeps = b * self.tree.width, sequence.constraint.has_twins
-                draft = Draft(root, tokens, row, keeps, is_slow=reach is not None)
+                draft = Draft(root, tokens, row, keeps)
                 self.walked[b] = _Walked(sequence, [root], draft)
             else:
                 self._walk(b, sequence)
@@ -218,15 +209,15 @@ class TreeMasks:
         drafts = [each.draft for _, each in self._live() if each.draft is not None]
         self._filling = Filling(drafts, mask_RK, self.threads.drafts)
         if len(drafts) < len(self._live()) and self._num_rows * num_words > WORTH_A_THREAD:
-            self._points = self.threads.beside.submit(self._fill_points)
+            self._points = self.threads.points.submit(self._fill_points)
 
     def finish(self) -> torch.Tensor:
         """[R, K] int32, on the host."""
         assert self._mask is not None and self._filling is not None
         mask, deadline = self._mask, self._begun_at + self.deadline_seconds
         num = self._fill_points() if self._points is None else self._points.result()
-        if not self._filling.wait(deadline, self._may_leave):
-            mask = self._known(mask)
+        if not self._filling.wait(deadline, self._is_late):
+            mask = self._roots_alone(mask)
         self._learn()
         mask_RK = mask.numpy()
         if time.perf_counter() > deadline:
@@ -242,46 +233,46 @@ class TreeMasks:
         self.stats.mask_seconds += time.perf_counter() - self._begun_at
         return mask
 
-    def _known(self, unfinished: torch.Tensor) -> torch.Tensor:
-        """Masks that are there, where threads do not write any more, and all roots."""
+    def _is_late(self) -> bool:
+        """Has the step waited for long, compared with its forward?"""
+        now = time.perf_counter()
+        if self._late_at is None:
+            if not self._is_forward_done():
+                return False
+            self._late_at = now + WAIT_SECONDS + WAIT_SHARE * (now - self._begun_at)
+        return now > self._late_at
+
+    def _roots_alone(self, unfinished: torch.Tensor) -> torch.Tensor:
+        """Masks where the thread that fills drafts does not write any more: of drafts that are late
+        only the roots."""
         mask = reachable(tuple(unfinished.shape), self.tree.tokens_BW.device)
         mask_RK = mask.numpy()
         mask_RK[:] = unfinished.numpy()
         drafts = [each.draft for _, each in self._live() if each.draft is not None]
         late = [draft for draft in drafts if draft.is_late]
         for draft in late:
-            mask_RK[draft.row + draft.num_masks : draft.row + 1 + len(draft.tokens)] = 0
-        rootless = [draft for draft in late if not draft.num_masks]
-        states, rows = [draft.point.state for draft in rootless], [draft.row for draft in rootless]
+            draft.rows(mask_RK)[:] = 0
+        states, rows = [draft.point.state for draft in late], [draft.row for draft in late]
         failed = fill_states(states, mask_RK, rows)
-        for i, draft in enumerate(rootless):
+        for i, draft in enumerate(late):
             draft.num_masks = i not in failed
-        self.stats.num_masks += len(rootless) - len(failed)
+        self.stats.num_masks += len(late) - len(failed)
+        self.stats.num_late += sum(bool(draft.tokens) for draft in late)
         return mask
 
     def _learn(self) -> None:
-        """Of a sequence whose draft is behind no more is looked at the next time than was there now,
-        and then again more and more."""
+        """A sequence whose draft was late looks no further ahead the next time than it had come, and
+        then again further and further."""
         for _, each in self._live():
             automaton, draft = each.sequence.constraint, each.draft
             assert automaton is not None
             if draft is None or not draft.tokens:
                 continue
-            self.stats.num_late += draft.is_late
-            if draft.is_behind:
-                automaton.reach = max(1, draft.num_masks - 1)
+            if draft.num_early is not None:
+                automaton.reach = max(1, draft.num_early - 1)
             elif automaton.reach is not None:
                 is_whole = automaton.reach >= self.tree.width - 1
                 automaton.reach = None if is_whole else automaton.reach + 1
-
-    def _may_leave(self, num_missing: int, num: int) -> bool:
-        """May so many drafts of so many be left out?"""
-        if not self._is_forward_done():
-            return False
-        now = time.perf_counter()
-        if self._forward_done_at is None:
-            self._forward_done_at = now
-        return num_missing * FEW <= num or now - self._forward_done_at > PATIENCE_SECONDS
 
     def _live(self) -> list[tuple[int, _Walked]]:
         """Those whose automata have a say, with the rows of their roots."""
