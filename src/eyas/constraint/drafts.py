@@ -57,14 +57,15 @@ class Draft:
 
 
 class Filling:
-    """The points and drafts of one step under way. mask_RK: their rows. num_masks: made so far."""
+    """The points and drafts of one step under way. mask_RK: their rows. num_masks: made so far, in
+    `seconds`."""
 
     def __init__(
         self, drafts: Iterable[Draft], mask_RK: np.ndarray, thread: ThreadPoolExecutor | None
     ) -> None:
         """mask_RK: whatever is in the rows of points and tokens is lost. thread: None fills here."""
         self.mask_RK = mask_RK
-        self.num_masks = 0
+        self.num_masks, self.seconds = 0, 0.0
         self._same: dict[tuple[int, tuple[int, ...]], list[Draft]] = {}
         self._is_clear = False
         for draft in drafts:
@@ -81,12 +82,14 @@ class Filling:
                 self._fill()
 
     def _fill(self) -> None:
+        begin = time.perf_counter()
         firsts = [same[0] for same in self._same.values()]
         for draft in firsts:
             draft.rows(self.mask_RK)[:] = 0
         self._is_clear = True
         states, rows = [draft.point.state for draft in firsts], [draft.row for draft in firsts]
         fill_states(states, self.mask_RK, rows, [draft.tokens for draft in firsts])
+        self.seconds = time.perf_counter() - begin
 
     def wait(self, deadline: float, is_late: Callable[[], bool]) -> bool:
         """Until all masks are there; False when the time is over before that (seconds of

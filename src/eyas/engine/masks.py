@@ -230,7 +230,7 @@ class TreeMasks:
         if not self.walks_ahead:
             self._refuse()
         self.stats.num_masks += num + self._filling.num_masks
-        self.stats.mask_seconds += time.perf_counter() - self._begun_at
+        self.stats.mask_seconds += self._filling.seconds
         return mask
 
     def _is_late(self) -> bool:
@@ -296,6 +296,7 @@ class TreeMasks:
     def _fill_points(self) -> int:
         """Rows of sequences that were walked, roots first; the number of masks."""
         assert self._mask is not None
+        begin = time.perf_counter()
         mask_RK, deadline = self._mask.numpy(), self._begun_at + self.deadline_seconds
         roots, later = [], []
         for row, each in self._live():
@@ -306,6 +307,7 @@ class TreeMasks:
                 later += places[1:]
         num = _fill_points(roots, mask_RK, None)
         num += _fill_points(later, mask_RK, deadline)
+        self.stats.mask_seconds += time.perf_counter() - begin
         return num
 
     def _retry(self, each: _Walked, mask_RK: np.ndarray, row: int) -> None:
