@@ -52,6 +52,7 @@ class LlguidanceBackend:
             verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW
         )
         self._executor = llguidance.LLExecutor(num_threads)
+        self._is_threaded = num_threads > 1
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
             token for token, data in enumerate(vocabulary.tokens) if not data
@@ -154,13 +155,15 @@ class LlguidanceBackend:
         executor = self._executor
         if drafts:
             executor.unsafe_compute_mask_ptr_with_draft_token(drafts, begin, num_bytes, num_rows)
-        if len(alone) == 1:  # the calling thread is quicker than waking another
-            matcher, row = alone[0]
-            place = begin + row * num_bytes
-            _when_free(lambda: matcher.unsafe_compute_mask_ptr(place, num_bytes))
-        elif alone:
+        if len(alone) > 1 and self._is_threaded:
             rest = (begin, num_bytes, num_rows)
             _when_free(lambda: executor.unsafe_compute_mask_ptr(alone, *rest))
+            return
+        for matcher, row in alone:  # alone, the calling thread is quicker than waking another
+            place = begin + row * num_bytes
+            _when_free(
+                lambda matcher=matcher, at=place: matcher.unsafe_compute_mask_ptr(at, num_bytes)
+            )
 
     def _compile(
         self, root: Node, param: str | None, canonical: Sequence[Node]
