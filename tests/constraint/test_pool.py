@@ -142,7 +142,9 @@ def test_the_deadline_answers_and_a_stuck_thread_is_replaced(fake: _Backend) -> 
     assert time.monotonic() - begin < 5
     assert isinstance(behind.exception(10), GrammarError | None)
     assert pool.compile(_spec("next")).result(10)
-    end = time.monotonic() + 10  # the one behind may have been late itself, and is not stuck for long
+    end = (
+        time.monotonic() + 10
+    )  # the one behind may have been late itself, and is not stuck for long
     while pool.stats().num_stuck > 1 and time.monotonic() < end:
         time.sleep(0.01)
     assert pool.stats().num_stuck == 1
