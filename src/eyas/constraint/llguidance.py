@@ -105,9 +105,11 @@ class LlguidanceBackend:
         if _when_free(asked.matcher.is_error):
             mask_LK[last] = 0
             return last > 0
-        matcher = asked.state.copy()
-        matcher.try_consume_tokens(list(asked.tokens[:last]))
-        if matcher.is_stopped() and not matcher.is_accepting():
+        matcher = asked.matcher
+        if last:
+            matcher = asked.state.copy()
+            matcher.try_consume_tokens(list(asked.tokens[:last]))
+        if _when_free(lambda: matcher.is_stopped() and not matcher.is_accepting()):
             mask_LK[last] = 0
         return True
 

@@ -76,8 +76,9 @@ class Engine:
         self._grammars = grammars
         self._token_bytes = token_bytes
         self._control_ids = control_ids
-        launched_by = (runner, table, drafter, info, self.metrics, mask_seconds)
-        self.launcher = Launcher(*launched_by, self._land_before)
+        self.launcher = Launcher(
+            runner, table, drafter, info, self.metrics, mask_seconds, self._land_before
+        )
         self._flights: deque[Flight] = deque()
         self._requests: dict[str, list[Sequence]] = {}
         self._ready: list[Delta] = []

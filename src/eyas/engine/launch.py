@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from enum import IntEnum
+from enum import Enum, auto
 
 import torch
 
@@ -41,13 +41,13 @@ from eyas.sampling import BatchParams, RowSource
 log = logging.getLogger(__name__)
 
 
-class Stage(IntEnum):
+class Stage(Enum):
     """How far a flight is to go. STARTED: its forward is under way; MASKED: and its masks are being
     filled; SETTLED: and its verdict."""
 
-    STARTED = 0
-    MASKED = 1
-    SETTLED = 2
+    STARTED = auto()
+    MASKED = auto()
+    SETTLED = auto()
 
 
 class Launcher:

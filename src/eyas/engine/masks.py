@@ -206,9 +206,10 @@ class TreeMasks:
         self._mask = reachable((self._num_rows, num_words), self.tree.tokens_BW.device)
         mask_RK = self._mask.numpy()
         self._fill_others(mask_RK)
-        drafts = [each.draft for _, each in self._live() if each.draft is not None]
+        live = self._live()
+        drafts = [each.draft for _, each in live if each.draft is not None]
         self._filling = Filling(drafts, mask_RK, self.threads.drafts)
-        if len(drafts) < len(self._live()) and self._num_rows * num_words > WORTH_A_THREAD:
+        if len(drafts) < len(live) and self._num_rows * num_words > WORTH_A_THREAD:
             self._points = self.threads.points.submit(self._fill_points)
 
     def finish(self) -> torch.Tensor:
@@ -223,9 +224,7 @@ class TreeMasks:
         if time.perf_counter() > deadline:
             self.stats.num_late += sum(each.lacks for _, each in self._live())
         for row, each in self._live():
-            if each.sequence.status is not Status.RUNNING:  # it ended meanwhile
-                mask_RK[row : row + self.tree.width] = 0
-            elif not each.has_root:
+            if not each.has_root and each.sequence.status is Status.RUNNING:  # else nobody asks
                 self._retry(each, mask_RK, row)
         if not self.walks_ahead:
             self._refuse()
