@@ -29,7 +29,14 @@ from eyas.bench.structured import (
     schema_of,
 )
 from eyas.cli import main
-from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
+from eyas.config import (
+    CacheConfig,
+    DraftConfig,
+    EngineConfig,
+    GrammarConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from eyas.llm import LLM
 from eyas.schemas import prepare
 
@@ -42,6 +49,7 @@ def stage() -> Iterator[Stage]:
         cache=CacheConfig(num_slots=1200, prefix_cache=False),
         scheduler=SchedulerConfig(max_num_seqs=1),
         draft=DraftConfig(drafter="head", steps=3, topk=2, nodes=8),
+        grammar=GrammarConfig(mask_seconds=10),  # steps are counted, also on a busy machine
     )
     with LLM(config=config) as llm:
         yield Stage(llm, with_grammars=True)
