@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from eyas.constraint import CompilePool, Vocabulary, build_backend
+from eyas.constraint import Backend, CompilePool, Vocabulary, build_backend
+from eyas.constraint.base import MaskJob
 from eyas.core import GrammarError
 from eyas.grammar import Json, OutputSpec, Regex
 from eyas.text import Tokenizer
@@ -25,7 +26,7 @@ class _Grammar:
 
 
 @dataclass
-class _Backend:
+class _Backend(Backend):
     """Compiles patterns: "bad" is refused, "slow" waits for `gate`, "broken" breaks."""
 
     num_bytes: int = 100
@@ -49,8 +50,8 @@ class _Backend:
             raise RuntimeError("of the library")
         return _Grammar(self.num_bytes, spec)
 
-    def fill(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
-        return []
+    def job(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
+        raise NotImplementedError
 
 
 @pytest.fixture

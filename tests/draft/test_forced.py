@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import torch
 from eyas.constraint import ConstraintFailure, State
 from eyas.constraint.automaton import Automaton, Point
 from eyas.constraint.base import one_by_one
-from eyas.constraint.fill import fill_points
+from eyas.constraint.filling import Filling, MaskRequest
 from eyas.core import DraftTree, Request, SamplingParams
 from eyas.draft import Drafter, ForcedDrafter, RootDrafter, StepReport
 from eyas.draft.base import chain
@@ -169,8 +168,8 @@ def test_forks_share_their_points_as_long_as_they_go_together() -> None:
         others = twin.walk([0, *tokens], range(-1, len(tokens)))
         assert all(a is b for a, b in zip(mine, others, strict=True))
         points = [point for point in (*mine, *others) if point is not None]
-        fresh = sum(point.mask is None for point in mine if point is not None)
-        assert fill_points(points, NUM_WORDS) == fresh
+        num, _, _ = masks_of(points)
+        assert num == len({id(point) for point in points}) == len(points) / 2
         automaton.advance(tokens)
         twin.advance(tokens)
         assert automaton.root is twin.root
@@ -202,9 +201,9 @@ def test_a_budget_closes_whatever_the_grammar_would_take() -> None:
     assert [p is not None for p in points] == [True, True, True, False, True, True, True, True]
     at_end = points[2]
     assert at_end is not None and at_end.only_token == ord("y")
-    fill_points([at_end], NUM_WORDS)
-    assert at_end.mask is not None
-    bits = np.unpackbits(at_end.mask.view(np.uint8), bitorder="little")
+    num, _, mask_RK = masks_of([at_end])
+    bits = np.unpackbits(mask_RK.view(np.uint8), bitorder="little")
+    assert num == 1
     assert np.nonzero(bits)[0].tolist() == [ord("y")]
 
 
@@ -256,6 +255,15 @@ def test_a_canonical_grammar_forces_more_until_the_text_leaves_it() -> None:
 # Masks of points
 
 
+def masks_of(points: Sequence[Point | None]) -> tuple[int, list[int], np.ndarray]:
+    """How many were made, how many each point has, and all."""
+    mask_RK = np.zeros((len(points), NUM_WORDS), dtype=np.int32)
+    requests = [MaskRequest(each, (), row) for row, each in enumerate(points) if each is not None]
+    filling = Filling(requests, (), mask_RK, 60.0)
+    assert filling.wait()
+    return filling.num_masks, [each.num_masks for each in requests], mask_RK
+
+
 class Spoilt(Toys):
     """A library in which some states hit a limit, or raise for all that is filled with them."""
 
@@ -263,14 +271,14 @@ class Spoilt(Toys):
         super().__init__(told=told)
         self.raises = raises
 
-    def fill(
-        self, states: Sequence[Any], mask_RK: np.ndarray, rows: Any = None, drafts: Any = None
+    def write(
+        self, states: Sequence[Any], mask_RK: np.ndarray, rows: Any, drafts: Any
     ) -> list[int]:
         spoilt = [i for i, state in enumerate(states) if state.text == "spoilt"]
         if spoilt and self.raises:
             mask_RK[:] = -1
             raise MemoryError("on purpose")
-        return [*super().fill(states, mask_RK, rows, drafts), *spoilt]
+        return [*super().write(states, mask_RK, rows, drafts), *spoilt]
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -280,20 +288,12 @@ def test_a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs(raises: 
         Automaton(toys.compile(OutputSpec(root=Source("lark", f"told {text}")))).root
         for text in ("ab", "spoilt", "ba")
     ]
-    assert fill_points([*points, *points], NUM_WORDS) == 2
-    assert points[1].mask is None
-    for point, letter in ((points[0], "a"), (points[2], "b")):
-        assert point.mask is not None
-        bits = np.unpackbits(point.mask.view(np.uint8), bitorder="little")
-        assert np.nonzero(bits)[0].tolist() == [ord(letter)]
-    assert fill_points([points[0], points[2]], NUM_WORDS) == 0
-
-
-def test_after_the_deadline_nothing_is_begun() -> None:
-    points = [automaton_of("told ab").root for _ in range(3)]
-    assert fill_points(points, NUM_WORDS, time.perf_counter() - 1) == 0
-    assert [point.mask for point in points] == [None] * 3
-    assert fill_points(points, NUM_WORDS, time.perf_counter() + 60) == 3
+    num, nums, mask_RK = masks_of([*points, *points])
+    assert num == 2 and nums == [1, 0, 1] * 2
+    bits_RV = np.unpackbits(mask_RK.view(np.uint8), axis=1, bitorder="little")
+    rows = [np.nonzero(bits)[0].tolist() for bits in bits_RV]
+    assert rows == [[ord("a")], [], [ord("b")]] * 2
+    assert all(point.ahead is None for point in points)
 
 
 # The drafter

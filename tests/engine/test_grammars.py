@@ -15,6 +15,7 @@ import pytest
 from eyas import wire
 from eyas.config import CacheConfig, EngineConfig, GrammarConfig, SchedulerConfig
 from eyas.constraint import (
+    Backend,
     CompilePool,
     ConstraintFailure,
     Grammar,
@@ -22,7 +23,7 @@ from eyas.constraint import (
     Vocabulary,
     build_backend,
 )
-from eyas.constraint.base import one_by_one
+from eyas.constraint.base import MaskJob, one_by_one
 from eyas.constraint.llguidance import LlguidanceState
 from eyas.core import GrammarError, Request, SamplingParams
 from eyas.dialect import Wanted
@@ -253,7 +254,7 @@ FAULTS = {
 }
 
 
-class Slow:
+class Slow(Backend):
     """A backend that waits for `go` where a schema is asked for."""
 
     name = "slow"
@@ -269,8 +270,8 @@ class Slow:
     def close(self) -> None:
         pass
 
-    def fill(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
-        return self.backend.fill(states, mask_RK, rows, drafts)
+    def job(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
+        return self.backend.job(states, mask_RK, rows, drafts)
 
 
 @pytest.fixture

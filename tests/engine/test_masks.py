@@ -16,9 +16,10 @@ import torch
 
 from eyas.constraint import Vocabulary, build_backend
 from eyas.constraint.automaton import Automaton
+from eyas.constraint.base import MaskJob
 from eyas.core import DraftTree
 from eyas.engine import masks as masks_module
-from eyas.engine.masks import FAILED, MaskThreads, TreeMasks
+from eyas.engine.masks import FAILED, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
 from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
@@ -40,21 +41,15 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TreeMasks, "walks_ahead", property(lambda masks: False))
 
 
-HERE, THREADS = (1, False), (3, True)
-
-
-@pytest.fixture(scope="module", params=[HERE, (3, False), THREADS])
+@pytest.fixture(scope="module", params=[1, 3])
 def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """By threads of the library, and whether there are some for drafts: its `mask_threads`."""
-    num_threads, has_draft_threads = request.param
+    """By threads of the library; with a `thread` that waits for it."""
     info = engine("root").info
     vocabulary = Vocabulary.of(TOKENIZER, info.vocab_size, info.eos_token_ids)
-    made: Any = build_backend("llguidance", vocabulary, num_threads)
-    made.mask_threads = MaskThreads(torch.device("cpu"))
-    if has_draft_threads:
-        made.mask_threads.drafts = ThreadPoolExecutor(1)
+    made: Any = build_backend("llguidance", vocabulary, request.param)
+    made.thread = ThreadPoolExecutor(1)
     yield made
-    made.mask_threads.close()
+    made.thread.shutdown()
     made.close()
 
 
@@ -88,7 +83,7 @@ def filled(
 ) -> tuple[np.ndarray, Refusals, GrammarStats]:
     """[B, W, K], what was refused, and the counts. What is refused is asked for before the masks."""
     stats = GrammarStats()
-    asked = (backend.vocabulary.vocab_size, deadline, stats, backend.mask_threads)
+    asked = (backend.vocabulary.vocab_size, deadline, stats, backend.thread)
     masks = TreeMasks(tree, *asked)
     masks.watch_forward()
     masks.walk(rooted)
@@ -207,27 +202,30 @@ def slow(
     """Has a call with drafts of these tokens wait for an event before their masks after the second;
     it tells how many do."""
     held: list[threading.Event] = []
-    fill = backend.fill
+    make = backend.job
 
     def hold(slow_tokens: Sequence[int]) -> threading.Event:
         go = threading.Event()
         go.num_held = 0  # type: ignore[attr-defined]
 
-        def slowly(states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
-            failed = fill(states, mask_RK, rows, drafts)
-            drafts = [list(draft) for draft in drafts or ()]
-            ours = [i for i, draft in enumerate(drafts) if draft == list(slow_tokens)]
-            if ours and not go.is_set():
-                last = {i: mask_RK[rows[i] + 2 : rows[i] + 4].copy() for i in ours}
-                for i in ours:
-                    mask_RK[rows[i] + 2 : rows[i] + 4] = 0
-                go.num_held += len(ours)  # type: ignore[attr-defined]
-                assert go.wait(30)
-                for i, rows_2K in last.items():
-                    mask_RK[rows[i] + 2 : rows[i] + 4] = rows_2K
-            return failed
+        def slow_job(states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
+            job = make(states, mask_RK, rows, drafts)
+            ours = [i for i, draft in enumerate(drafts or ()) if draft == tuple(slow_tokens)]
 
-        monkeypatch.setattr(backend, "fill", slowly)
+            def slowly() -> None:
+                job.run()
+                if ours and not go.is_set():
+                    last = {i: mask_RK[rows[i] + 2 : rows[i] + 4].copy() for i in ours}
+                    for i in ours:
+                        mask_RK[rows[i] + 2 : rows[i] + 4] = 0
+                    go.num_held += len(ours)  # type: ignore[attr-defined]
+                    assert go.wait(30)
+                    for i, rows_2K in last.items():
+                        mask_RK[rows[i] + 2 : rows[i] + 4] = rows_2K
+
+            return MaskJob(slowly, job.settle)
+
+        monkeypatch.setattr(backend, "job", slow_job)
         held.append(go)
         return go
 
@@ -243,7 +241,7 @@ def several(backend: Any, num: int, num_slow: int) -> tuple[DraftTree, list[Any]
     return chains(rows), [sequence(backend, OBJECT) for _ in rows], tokens[:3]
 
 
-@pytest.mark.parametrize("backend", [THREADS], indirect=True)
+@pytest.mark.parametrize("backend", [3], indirect=True)
 @pytest.mark.parametrize(("num", "num_slow"), [(8, 1), (16, 2), (8, 5), (2, 1), (1, 1)])
 @pytest.mark.parametrize("is_forward_done", [False, True])
 def test_a_sequence_that_held_up_others_looks_less_far_ahead_for_a_while(
@@ -268,9 +266,9 @@ def test_a_sequence_that_held_up_others_looks_less_far_ahead_for_a_while(
     timer.join()
     assert np.array_equal(mask_BWK, expected_BWK) and stats.num_late == 0
     is_noted = is_forward_done and num_slow <= max(1, num // 4)
-    noted = [1] * num_slow if is_noted else [None] * num_slow
+    noted = [0] * num_slow if is_noted else [None] * num_slow
     assert [held.constraint.reach for held in rooted] == noted + [None] * (num - num_slow)
-    for looked_at in (2, 3, 4, 4) if is_noted else ():
+    for looked_at in (1, 2, 3, 4, 4) if is_noted else ():
         mask_BWK, refusals, stats = filled(tree, rooted, backend)
         assert refusals.num_nodes == 0 and stats.num_late == 0
         assert mask_BWK[:num_slow].any(axis=2).sum(axis=1).tolist() == [looked_at] * num_slow
@@ -279,7 +277,7 @@ def test_a_sequence_that_held_up_others_looks_less_far_ahead_for_a_while(
     assert all(held.failure is None for held in rooted)
 
 
-@pytest.mark.parametrize("backend", [THREADS], indirect=True)
+@pytest.mark.parametrize("backend", [3], indirect=True)
 def test_a_sequence_goes_on_while_its_last_draft_is_still_under_way(
     backend: Any, slow: Callable[[Sequence[int]], Any]
 ) -> None:
@@ -296,7 +294,7 @@ def test_a_sequence_goes_on_while_its_last_draft_is_still_under_way(
     _, _, stats = filled(tree, rooted, backend, deadline=0.05)
     assert stats.num_late == 7, "its thread is busy"
     go.set()
-    backend.mask_threads.drafts.submit(int).result()
+    backend.thread.submit(int).result()
     assert np.array_equal(mask_BWK, before_BWK)
     assert np.array_equal(mask_BWK[:, 0], expected_BWK[:, 0]) and not mask_BWK[:, 1:].any()
     rows = [tokens_of(TOKENIZER, TEXT)[1:4]] * 8
@@ -305,7 +303,7 @@ def test_a_sequence_goes_on_while_its_last_draft_is_still_under_way(
     assert mask_BWK[[0, *range(2, 8)], :2].any(axis=2).all()
 
 
-@pytest.mark.parametrize("backend", [THREADS], indirect=True)
+@pytest.mark.parametrize("backend", [3], indirect=True)
 def test_when_time_is_over_only_roots_have_masks(
     backend: Any, slow: Callable[[Sequence[int]], Any]
 ) -> None:
@@ -344,17 +342,6 @@ def test_a_device_tells_when_it_has_done_its_work() -> None:
     assert time.perf_counter() - begin > 0.05, "what came later does not count"
 
 
-def test_an_engine_has_threads_for_its_device() -> None:
-    """A device one for drafts; they end with it."""
-    on_host, on_device = MaskThreads(torch.device("cpu")), MaskThreads(torch.device("cuda"))
-    assert on_host.drafts is None and on_device.drafts is not None
-    on_host.close()
-    on_device.close()
-    for pool in (on_host.points, on_device.drafts):
-        with pytest.raises(RuntimeError):
-            pool.submit(int)
-
-
 @pytest.mark.parametrize("library", BACKENDS)
 @pytest.mark.parametrize("drafter", ["chain", "short chain", "tree", "root"])
 @pytest.mark.parametrize("flights", [0, 1])
@@ -383,19 +370,23 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
     if library == "xgrammar":
         pytest.importorskip("xgrammar")
     llm = engine("chain", library, flights=seed % 2)
-    draw, thread = random.Random(seed), ThreadPoolExecutor(1)
+    draw = random.Random(seed)
     stats = llm.engine.metrics.grammar
     before = stats.num_late
     pool = llm.engine._grammars
     assert pool is not None
     backend: Any = pool._backend
-    fill = backend.fill
+    make = backend.job
 
-    def slowly(states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
-        failed = fill(states, mask_RK, rows, drafts)
-        if any(drafts or ()) and draw.random() < 0.4:
-            time.sleep(0.01)
-        return failed
+    def slow_job(states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
+        job = make(states, mask_RK, rows, drafts)
+        seconds = 0.01 if any(drafts or ()) and draw.random() < 0.4 else 0.0
+
+        def slowly() -> None:
+            job.run()
+            time.sleep(seconds)
+
+        return MaskJob(slowly, job.settle)
 
     options = {"temperature": seed / 2, "seed": seed, "n": 5, "max_tokens": 40}
     for wanted in (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}")):
@@ -405,10 +396,8 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
         with monkeypatch.context() as late:
             late.setattr(llm.engine.launcher, "_mask_seconds", 0.008)
             late.setattr(masks_module, "work_so_far", lambda device: lambda: draw.random() < 0.3)
-            late.setattr(backend, "fill", slowly)
-            late.setattr(llm.engine.launcher.mask_threads, "drafts", thread)
+            late.setattr(backend, "job", slow_job)
             answer = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
         assert told(answer) == told(plain)
         assert all(choice.error is None for choice in answer.choices)
-    thread.shutdown()
     assert stats.num_late > before

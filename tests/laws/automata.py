@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from eyas.constraint import ConstraintFailure, Grammar, PoolStats, State
-from eyas.constraint.base import along, one_by_one
+from eyas.constraint import Backend, ConstraintFailure, Grammar, PoolStats, State
+from eyas.constraint.base import MaskJob, along, one_by_one
 from eyas.grammar import OutputSpec, Source
 from tests.laws.world import EOS, VOCAB
 
@@ -135,7 +135,7 @@ def _modular(kind: type[Modular]) -> Maker:
     return make
 
 
-class Toys:
+class Toys(Backend):
     """A grammar library of toys. more: other kinds by name."""
 
     name = "toys"
@@ -156,13 +156,23 @@ class Toys:
     def close(self) -> None:
         pass
 
-    def fill(
+    def job(
         self,
         states: Sequence[State],
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
+    ) -> MaskJob:
+        return job_of(lambda: self.write(states, mask_RK, rows, drafts))
+
+    def write(
+        self,
+        states: Sequence[State],
+        mask_RK: np.ndarray,
+        rows: Sequence[int] | None,
+        drafts: Sequence[Sequence[int]] | None,
     ) -> list[int]:
+        """Who failed."""
         failed = []
         for row, state in along(states, rows, drafts):
             try:
@@ -171,6 +181,12 @@ class Toys:
                 failed.append(row)
         places = range(len(states)) if rows is None else rows
         return [i for i, row in enumerate(places) if row in failed]
+
+
+def job_of(write: Callable[[], list[int]]) -> MaskJob:
+    """One that is done when it runs. write: returns who failed."""
+    failed: list[int] = []
+    return MaskJob(lambda: failed.extend(write()), lambda: failed)
 
 
 class InstantPool:

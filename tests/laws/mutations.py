@@ -36,6 +36,7 @@ FORCED = "tests/draft/test_forced.py::test_"
 PRUNE = "tests/engine/test_prune.py::test_"
 MARKS = "tests/engine/test_stops_marks.py::test_"
 BACKENDS = "tests/constraint/test_backends.py::test_"
+FILLING = "tests/constraint/test_filling.py::test_"
 EVENTS = "tests/dialect/test_stream_law.py::test_"
 ARGMAX = VERIFIER + "a_token_is_the_argmax_of_logits_and_the_noise_of_its_position"
 
@@ -97,8 +98,8 @@ MUTATIONS = [
     Mutation(
         "every node has the root's mask",
         "engine/masks.py",
-        "mask_RK[row] = point.mask",
-        "mask_RK[row] = places[0][1].mask",
+        "MaskRequest(point, self.tokens or (), row + node, keeps)",
+        "MaskRequest(self.points[0] or point, self.tokens or (), row + node, keeps)",
         NAMED + "each_node_has_its_own_mask[oracle tree]",
     ),
     Mutation(
@@ -327,7 +328,7 @@ MUTATIONS = [
         "who waits keeps all that the others said",
         "constraint/automaton.py",
         "            passed.later = {}",
-        "            passed.mask = None",
+        "            passed.ahead = None",
         FORCED + "one_who_stays_keeps_little_of_what_follows",
     ),
     Mutation(
@@ -367,37 +368,37 @@ MUTATIONS = [
     ),
     Mutation(
         "a row that failed passes for a mask",
-        "constraint/fill.py",
-        "if row not in failed:",
-        "if row >= 0:",
+        "constraint/filling.py",
+        "if i in failed:",
+        "if i < 0:",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs",
     ),
     Mutation(
         "one that fails takes the others with it",
-        "constraint/fill.py",
-        "if not _fill_alone(states[i], mask_LK, draft):",
-        "if states:",
+        "constraint/filling.py",
+        "if not _fill_alone(each, mask_RK)",
+        "if each",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs[True]",
     ),
     Mutation(
         "nobody looks at the clock",
-        "constraint/fill.py",
-        "if deadline is not None and time.perf_counter() > deadline:",
-        "if deadline is not None and time.perf_counter() < 0:",
-        FORCED + "after_the_deadline_nothing_is_begun",
+        "constraint/filling.py",
+        "if time.perf_counter() > self._deadline:",
+        "if time.perf_counter() < 0:",
+        FILLING + "roots_are_filled_first_and_the_rest_while_there_is_time[here]",
     ),
     Mutation(
         "roots do not wait for their masks",
-        "engine/masks.py",
-        "num = _fill_points(roots, mask_RK, None)",
-        "num = _fill_points(roots, mask_RK, deadline)",
+        "constraint/filling.py",
+        "        self._first.run()\n",
+        "        if time.perf_counter() < self._deadline:\n            self._first.run()\n",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),
     Mutation(
         "a draft's masks are waited for",
         "engine/masks.py",
-        "num += _fill_points(later, mask_RK, deadline)",
-        "num += _fill_points(later, mask_RK, None)",
+        "first = [each.requests[0] for _, each in live]",
+        "first = [request for _, each in live for request in each.requests]",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),
     Mutation(

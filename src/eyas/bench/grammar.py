@@ -9,6 +9,7 @@ Does not know: models, HTTP, how results are shown.
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ import numpy as np
 
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import Backend, ConstraintFailure, Grammar, State
-from eyas.constraint.fill import fill_points
+from eyas.constraint.filling import Filling, MaskRequest
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
 from eyas.grammar import Json, OutputSpec
@@ -241,13 +242,15 @@ def _walk_with_trees(
         points = automaton.walk(tokens_W, parents_W)
         walked = time.perf_counter()
         legal = [point for point in points if point is not None]
-        fill_points(legal, vocabulary.num_mask_words)
+        mask_RK = np.zeros((len(legal), vocabulary.num_mask_words), dtype=np.int32)
+        requests = [MaskRequest(point, (), row) for row, point in enumerate(legal)]
+        Filling(requests, (), mask_RK, math.inf).wait()
         if len(tokens_W) == NUM_NODES:
             measured.tree_walk.append(walked - begin)
             measured.tree_fill.append(time.perf_counter() - walked)
             measured.num_nodes += len(points)
             measured.num_legal_nodes += len(legal)
-        measured.num_failures += sum(point.mask is None for point in legal)
+        measured.num_failures += sum(not request.num_masks for request in requests)
         try:
             automaton.advance([token])
         except ConstraintFailure:

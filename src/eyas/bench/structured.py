@@ -306,8 +306,8 @@ def _counts(rounds: Sequence[Round]) -> list[tuple[int, int]]:
 
 
 def _summary(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Counts are the same in every round, but for a drafter that goes by what time it takes, and where a
-    busy machine makes masks or forced spans late."""
+    """Counts are the same in every round, but for a drafter that goes by what time it takes, and where
+    a busy machine makes masks or forced spans late."""
     runs = [each.run for each in rounds]
     num_tokens, num_steps = sum(run.num_tokens for run in runs), sum(run.num_steps for run in runs)
     later = [max(1, each.run.num_steps - len(each.choices)) for each in rounds]

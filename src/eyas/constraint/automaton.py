@@ -29,15 +29,14 @@ forced over many thousand characters is slow to find, each time anew."""
 
 
 class Point:
-    """A place in an output. mask: its row of words, once it was filled; None is not filled. ahead:
-    tokens that may come next, and the masks here and after each of them."""
+    """A place in an output. ahead: tokens that may come next, and the masks here and after each of
+    them, where somebody may ask for these again."""
 
-    __slots__ = ("ahead", "budget", "later", "mask", "state")
+    __slots__ = ("ahead", "budget", "later", "state")
 
     def __init__(self, state: State, budget: BudgetPoint | None) -> None:
         self.state = state
         self.budget = budget
-        self.mask: np.ndarray | None = None
         self.ahead: tuple[tuple[int, ...], np.ndarray] | None = None
         self.later: dict[int | tuple[int, ...], Point] = {}
 
@@ -86,8 +85,8 @@ class Point:
 
 class Automaton:
     """grammar: what holds from the first generated token on. token_bytes: what a token stands for; only
-    read where there is a budget. reach: so much of a draft's masks is likely to come in time; None is
-    all."""
+    read where there is a budget. reach: masks of so many tokens of a draft are likely to come in time;
+    None is all."""
 
     def __init__(
         self,

@@ -8,7 +8,8 @@ Legend: R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -62,7 +63,7 @@ def along(
     rows: Sequence[int] | None,
     drafts: Sequence[Sequence[int]] | None,
 ) -> Iterator[tuple[int, State]]:
-    """What `Backend.fill` is asked for, state by state, with their rows."""
+    """What `Backend.job` is asked for, state by state, with their rows."""
     for i, first in enumerate(states):
         state: State | None = first
         row = i if rows is None else rows[i]
@@ -103,6 +104,16 @@ class Grammar(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MaskJob:
+    """Masks to be filled. run: the library's own work, without the interpreter's lock over most of it;
+    once, in any thread. settle: after it, where the job was made; it returns the indices of states that
+    hit a limit themselves."""
+
+    run: Callable[[], None]
+    settle: Callable[[], list[int]]
+
+
 class Backend(Protocol):
     """A grammar library over one tokenizer; used from several threads."""
 
@@ -112,6 +123,19 @@ class Backend(Protocol):
         """`eyas.core.GrammarError` says what is wrong with it and where."""
         ...
 
+    def job(
+        self,
+        states: Sequence[State],
+        mask_RK: np.ndarray,
+        rows: Sequence[int] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> MaskJob:
+        """Write the mask of states[i] into the zeroed int32 row rows[i] (without `rows`: i), and those
+        after each token of drafts[i] into the rows behind it, as far as tokens are legal: over all
+        cores. What is left of these rows after an end, or where a resource limit is hit, stays zero.
+        """
+        ...
+
     def fill(
         self,
         states: Sequence[State],
@@ -119,14 +143,10 @@ class Backend(Protocol):
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> list[int]:
-        """Write the mask of states[i] into the zeroed int32 row rows[i] (without `rows`: i), and those
-        after each token of drafts[i] into the rows behind it, as far as tokens are legal: over all
-        cores, without the interpreter's lock. What is left of these rows after an end, or where a
-        resource limit is hit, stays zero.
-
-        Returns the indices of states that hit a limit themselves.
-        """
-        ...
+        """A job, done at once."""
+        job = self.job(states, mask_RK, rows, drafts)
+        job.run()
+        return job.settle()
 
     def close(self) -> None:
         """End its threads and processes; nothing is compiled afterwards."""

@@ -19,7 +19,14 @@ from typing import Any, TypeVar
 import llguidance
 import numpy as np
 
-from eyas.constraint.base import ConstraintFailure, State, num_legal, one_by_one
+from eyas.constraint.base import (
+    Backend,
+    ConstraintFailure,
+    MaskJob,
+    State,
+    num_legal,
+    one_by_one,
+)
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
 from eyas.constraint.lark import to_llguidance
@@ -39,7 +46,7 @@ stay: they count work and memory, never time, so a fresh automaton hits them at 
 _BORROWED_PAUSE_SECONDS = 0.0002
 
 
-class LlguidanceBackend:
+class LlguidanceBackend(Backend):
     """llguidance over one vocabulary."""
 
     name = "llguidance"
@@ -64,13 +71,13 @@ class LlguidanceBackend:
     def compile(self, spec: OutputSpec) -> LlguidanceGrammar:
         return self._compile(spec.root, spec.param, canonical_trees(spec.root))
 
-    def fill(
+    def job(
         self,
         states: Sequence[State],
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
-    ) -> list[int]:
+    ) -> MaskJob:
         assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
         assert mask_RK.shape[1] == self._num_words
         asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
@@ -81,20 +88,23 @@ class LlguidanceBackend:
             row = i if rows is None else rows[i]
             tokens = () if drafts is None else tuple(self.spelled(drafts[i]))
             assert row + len(tokens) < len(mask_RK)
-            same = asked.setdefault((id(state.matcher), tokens), _Asked(state, tokens))
-            same.places.append((i, row))
-        failed: list[int] = []
-        # Who follows a draft does so with a copy: going back would leave a matcher another one.
-        for each in asked.values():
-            each.matcher = each.state.copy() if each.tokens else each.state.matcher
-        self._compute(list(asked.values()), mask_RK)
-        for each in asked.values():
-            row, size = each.row, 1 + len(each.tokens)
-            if not self._settle(each, mask_RK[row : row + size]):
-                failed += [i for i, _ in each.places]
-            for _, other in each.places[1:]:
-                mask_RK[other : other + size] = mask_RK[row : row + size]
-        return sorted(failed)
+            key = (id(state.matcher), tokens)
+            if key not in asked:
+                # Who follows a draft does so with a copy: going back would leave a matcher another one.
+                asked[key] = _Asked(state, tokens, state.copy() if tokens else state.matcher)
+            asked[key].places.append((i, row))
+
+        def settle() -> list[int]:
+            failed: list[int] = []
+            for each in asked.values():
+                row, size = each.row, 1 + len(each.tokens)
+                if not self._settle(each, mask_RK[row : row + size]):
+                    failed += [i for i, _ in each.places]
+                for _, other in each.places[1:]:
+                    mask_RK[other : other + size] = mask_RK[row : row + size]
+            return sorted(failed)
+
+        return MaskJob(self._run(list(asked.values()), mask_RK), settle)
 
     def _settle(self, asked: _Asked, mask_LK: np.ndarray) -> bool:
         """Take back the end, which the library allows also where nothing can follow, and where it has
@@ -150,22 +160,26 @@ class LlguidanceBackend:
         """The usual tokens of a text in bytes, which may end in the middle of a character."""
         return self._tokenizer.tokenize_bytes(data)
 
-    def _compute(self, asked: list[_Asked], mask_RK: np.ndarray) -> None:
-        begin, num_bytes, num_rows = mask_RK.ctypes.data, self._num_words * 4, len(mask_RK)
+    def _run(self, asked: Sequence[_Asked], mask_RK: np.ndarray) -> Callable[[], None]:
+        """The library's calls: it has one for matchers with drafts and one for those without."""
+        begin, num_bytes, executor = mask_RK.ctypes.data, self._num_words * 4, self._executor
+        rest = (begin, num_bytes, len(mask_RK))
         drafts = [(each.matcher, each.row, list(each.tokens)) for each in asked if each.tokens]
         alone = [(each.matcher, each.row) for each in asked if not each.tokens]
-        executor = self._executor
-        if drafts:
-            executor.unsafe_compute_mask_ptr_with_draft_token(drafts, begin, num_bytes, num_rows)
-        if len(alone) > 1 and self._is_threaded:
-            rest = (begin, num_bytes, num_rows)
-            _when_free(lambda: executor.unsafe_compute_mask_ptr(alone, *rest))
-            return
-        for matcher, row in alone:  # alone, the calling thread is quicker than waking another
-            place = begin + row * num_bytes
-            _when_free(
-                lambda matcher=matcher, at=place: matcher.unsafe_compute_mask_ptr(at, num_bytes)
-            )
+
+        def run() -> None:
+            if drafts:
+                executor.unsafe_compute_mask_ptr_with_draft_token(drafts, *rest)
+            if len(alone) > 1 and self._is_threaded:
+                _when_free(lambda: executor.unsafe_compute_mask_ptr(alone, *rest))
+                return
+            for matcher, row in alone:  # the calling thread is quicker than waking another
+                at = begin + row * num_bytes
+                _when_free(
+                    lambda matcher=matcher, at=at: matcher.unsafe_compute_mask_ptr(at, num_bytes)
+                )
+
+        return run
 
     def _compile(
         self, root: Node, param: str | None, canonical: Sequence[Node]
@@ -225,8 +239,8 @@ class _Asked:
 
     state: LlguidanceState
     tokens: tuple[int, ...]
+    matcher: Any
     places: list[tuple[int, int]] = field(default_factory=list)
-    matcher: Any = None
 
     @property
     def row(self) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eyas.constraint.base import State, along, one_by_one
+from eyas.constraint.base import Backend, MaskJob, State, along, one_by_one
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
 from eyas.constraint.vocabulary import Vocabulary
@@ -32,7 +32,7 @@ from eyas.grammar import FreeText, Json, Marker, Node, OutputSpec, leaves
 START_SECONDS = 120.0
 
 
-class XgrammarBackend:
+class XgrammarBackend(Backend):
     """xgrammar over one vocabulary."""
 
     name = "xgrammar"
@@ -84,36 +84,40 @@ class XgrammarBackend:
             raise named(error, spec.param) from None
         return grammar
 
-    def fill(
+    def job(
         self,
         states: Sequence[State],
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
-    ) -> list[int]:
+    ) -> MaskJob:
         assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
         assert mask_RK.shape[1] == self.vocabulary.num_mask_words
-        first: dict[int, int] = {}
-        filled: list[tuple[int, XgrammarState]] = []
-        copies: list[tuple[int, int]] = []
-        for row, state in along(states, rows, drafts):
-            assert isinstance(state, XgrammarState)
-            if state.matcher is None:
-                continue
-            if id(state.matcher) in first:
-                copies.append((row, first[id(state.matcher)]))
-            else:
-                first[id(state.matcher)] = row
-                filled.append((row, state))
-        if filled:
-            matchers, places = [state.matcher for _, state in filled], [row for row, _ in filled]
-            with self.lock:
-                self._batch.batch_fill_next_token_bitmask(matchers, mask_RK, places)
-        for row, state in filled:
-            mask_RK[row] &= state.grammar.allowed_K
-        for row, source in copies:
-            mask_RK[row] = mask_RK[source]
-        return []
+
+        def run() -> None:
+            first: dict[int, int] = {}
+            filled: list[tuple[int, XgrammarState]] = []
+            copies: list[tuple[int, int]] = []
+            for row, state in along(states, rows, drafts):
+                assert isinstance(state, XgrammarState)
+                if state.matcher is None:
+                    continue
+                if id(state.matcher) in first:
+                    copies.append((row, first[id(state.matcher)]))
+                else:
+                    first[id(state.matcher)] = row
+                    filled.append((row, state))
+            if filled:
+                matchers = [state.matcher for _, state in filled]
+                places = [row for row, _ in filled]
+                with self.lock:
+                    self._batch.batch_fill_next_token_bitmask(matchers, mask_RK, places)
+            for row, state in filled:
+                mask_RK[row] &= state.grammar.allowed_K
+            for row, source in copies:
+                mask_RK[row] = mask_RK[source]
+
+        return MaskJob(run, list)
 
     def close(self) -> None:
         """End the compiling process."""

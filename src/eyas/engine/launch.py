@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
 
 import torch
@@ -24,7 +25,7 @@ from eyas.core import DraftTree, Verdict
 from eyas.draft import Drafter, RootDrafter
 from eyas.engine.commit import STEP_FAILED
 from eyas.engine.flight import Flight, Forward
-from eyas.engine.masks import MaskThreads, TreeMasks
+from eyas.engine.masks import TreeMasks
 from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import Plan
@@ -67,7 +68,7 @@ class Launcher:
         self.verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
-        self.mask_threads = MaskThreads(table.device)
+        self.mask_thread = ThreadPoolExecutor(1, "masks")
         self._runner = runner
         self._table = table
         self._info = info
@@ -199,8 +200,8 @@ class Launcher:
         self.drafters[0].observe(batch, output, verdict)
 
     def close(self) -> None:
-        """What its threads do now they finish."""
-        self.mask_threads.close()
+        """What its thread does now it finishes."""
+        self.mask_thread.shutdown(wait=False, cancel_futures=True)
 
     def _batch(self, flight: Flight, drafter: Drafter) -> Batch:
         plan = flight.plan
@@ -229,7 +230,7 @@ class Launcher:
         if all(sequence.constraint is None for sequence in plan.rooted):
             return None
         asked = (self._info.vocab_size, self._mask_seconds, self._metrics.grammar)
-        return TreeMasks(tree, *asked, self.mask_threads)
+        return TreeMasks(tree, *asked, self.mask_thread)
 
     def _walk(self, flight: Flight, masks: TreeMasks) -> None:
         """Follow the trees from where the sequences stand once everything has landed."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Series
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -28,8 +28,7 @@ import torch
 from eyas.cache.transfer import HostCopy, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
-from eyas.constraint.drafts import Draft, Filling
-from eyas.constraint.fill import fill_points, fill_states
+from eyas.constraint.filling import Filling, MaskRequest
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, prune
 from eyas.engine.sequence import Sequence, Status
@@ -44,21 +43,6 @@ WAIT_SECONDS, WAIT_SHARE = 0.0005, 0.1
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
-class MaskThreads:
-    """Those of an engine. points: one that fills masks of points; drafts: on a device, one that fills
-    those of drafts."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.points = ThreadPoolExecutor(1, "points")
-        self.drafts = None if device.type == "cpu" else ThreadPoolExecutor(1, "drafts")
-
-    def close(self) -> None:
-        """What is under way ends by itself."""
-        for thread in (self.points, self.drafts):
-            if thread is not None:
-                thread.shutdown(wait=False, cancel_futures=True)
-
-
 def work_so_far(device: torch.device) -> Callable[[], bool]:
     """Tells whether a device has done what it was given up to now; of the host, nobody knows."""
     if device.type == "cpu":
@@ -70,63 +54,69 @@ def work_so_far(device: torch.device) -> Callable[[], bool]:
 
 @dataclass(slots=True, eq=False)
 class _Walked:
-    """One sequence's tree: where each node stands. None in `points`: not legal. draft: its tokens where
-    only the root was looked at, and their masks will tell the rest; None where all nodes were."""
+    """One sequence's tree: where each node stands. None in `points`: not legal. tokens: of a draft of
+    which only the root was looked at, since its masks will tell the rest. requests: the masks of its
+    points, in order, or that of the root with all behind it."""
 
     sequence: Sequence
     points: list[Point | None]
-    draft: Draft | None = None
+    tokens: tuple[int, ...] | None = None
+    requests: list[MaskRequest] = field(default_factory=list)
+
+    def ask(self, row: int) -> None:
+        """For masks from `row` on."""
+        assert self.sequence.constraint is not None
+        keeps = self.sequence.constraint.has_twins
+        self.requests = [
+            MaskRequest(point, self.tokens or (), row + node, keeps)
+            for node, point in enumerate(self.points)
+            if point is not None
+        ]
 
     @property
     def has_root(self) -> bool:
         """Has the root its mask?"""
-        if self.draft is not None:
-            return self.draft.num_masks > 0
-        root = self.points[0]
-        return root is not None and root.mask is not None
+        return self.requests[0].num_masks > 0
 
     @property
-    def lacks(self) -> bool:
-        """Has a place that was walked to, behind the root, no mask yet?"""
-        if self.draft is not None:
-            return False
-        return any(point is not None and point.mask is None for point in self.points[1:])
+    def is_late(self) -> bool:
+        """Was there no time for masks behind the root?"""
+        root, *later = self.requests
+        return (root.is_late and bool(root.tokens)) or any(request.is_late for request in later)
 
     def legal(self, size: int) -> list[bool]:
         """By node; what was not looked at is not refused."""
-        if self.draft is None:
+        if self.tokens is None:
             return [point is not None for point in self.points]
-        draft = self.draft
-        is_refused = not draft.is_late and draft.num_legal < len(draft.tokens)
-        num = 1 + draft.num_legal if is_refused else size
+        request = self.requests[0]
+        is_refused = not request.is_late and request.num_legal < len(request.tokens)
+        num = 1 + request.num_legal if is_refused else size
         return [node < num for node in range(size)]
 
 
 @dataclass(slots=True, eq=False)
 class TreeMasks:
     """The automata of one step. walked[b] is None for a sequence that is not constrained (or has
-    ended: `silent`). refusals: complete once the masks are there. deadline_seconds: after so long the
-    rest of a step's drafts is left out."""
+    ended: `silent`). refusals: complete once the masks are there. time_limit: seconds after which the
+    rest of a step's drafts is left out. thread: fills."""
 
     tree: DraftTree
     vocab_size: int
-    deadline_seconds: float
+    time_limit: float
     stats: GrammarStats
-    threads: MaskThreads
+    thread: ThreadPoolExecutor
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
     refusals: Refusals = field(default_factory=Refusals)
     _tokens: list[list[int]] = field(default_factory=list)
     _parents: list[list[int]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
-    _num_rows: int = 0
     has_begun: bool = False
     _begun_at: float = 0.0
     _late_at: float | None = None
     _is_forward_done: Callable[[], bool] = field(default=lambda: False)
     _mask: torch.Tensor | None = None
     _filling: Filling | None = None
-    _points: Future[int] | None = None
     _host: HostCopy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,8 +132,10 @@ class TreeMasks:
         return self.tree.tokens_BW.device.type == "cpu"
 
     def watch_forward(self) -> None:
-        """It is under way from here on."""
+        """It is under way from here on; there is time to make room for what comes."""
         self._is_forward_done = work_so_far(self.tree.tokens_BW.device)
+        if not self.walks_ahead:
+            self._mask = self._zeros()
 
     def walk(self, rooted: Series[Sequence]) -> None:
         """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
@@ -158,16 +150,12 @@ class TreeMasks:
                 self.silent.add(b)
                 continue
             if not self.walks_ahead and self.tree.is_chain and not sequence.constraint.has_budget:
-                root, reach = sequence.constraint.root, sequence.constraint.reach
-                tokens = tuple(self._tokens[b][1 : self._sizes[b]][:reach])
-                row, keeps = b * self.tree.width, sequence.constraint.has_twins
-                draft = Draft(root, tokens, row, keeps)
-                self.walked[b] = _Walked(sequence, [root], draft)
+                tokens = self._tokens[b][1 : self._sizes[b]][: sequence.constraint.reach]
+                self.walked[b] = _Walked(sequence, [sequence.constraint.root], tuple(tokens))
             else:
                 self._walk(b, sequence)
         if self.walks_ahead:
             self._refuse()
-        self._num_rows = sum(self._sizes) if self.walks_ahead else self.tree.tokens_BW.numel()
 
     def _walk(self, b: int, sequence: Sequence) -> None:
         automaton, size = sequence.constraint, self._sizes[b]
@@ -199,38 +187,45 @@ class TreeMasks:
             self._sizes = self.tree.sizes_B.tolist() if found.num_nodes else self._sizes
 
     def begin(self) -> None:
-        """Start filling, once every tree is walked. Points are filled beside this thread where there is
-        enough to do, else when the masks are asked for."""
+        """Start filling, once every tree is walked: beside this thread where there is enough to do,
+        else when the masks are asked for."""
         self.has_begun, self._begun_at = True, time.perf_counter()
-        num_words = -(-self.vocab_size // 32)
-        self._mask = reachable((self._num_rows, num_words), self.tree.tokens_BW.device)
-        mask_RK = self._mask.numpy()
-        self._fill_others(mask_RK)
+        mask = self._zeros() if self._mask is None else self._mask
+        mask_RK = mask.numpy()
         live = self._live()
-        drafts = [each.draft for _, each in live if each.draft is not None]
-        self._filling = Filling(drafts, mask_RK, self.threads.drafts)
-        if len(drafts) < len(live) and self._num_rows * num_words > WORTH_A_THREAD:
-            self._points = self.threads.points.submit(self._fill_points)
+        for row, each in live:
+            each.ask(row)
+        for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
+            if self.walked[b] is None and b not in self.silent:
+                mask_RK[row : row + size] = -1
+        first = [each.requests[0] for _, each in live]
+        later = [request for _, each in live for request in each.requests[1:]]
+        self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit)
+        if not self.walks_ahead or mask_RK.size > WORTH_A_THREAD:
+            self._filling.start(self.thread)
 
     def finish(self) -> torch.Tensor:
         """[R, K] int32, on the host."""
         assert self._mask is not None and self._filling is not None
-        mask, deadline = self._mask, self._begun_at + self.deadline_seconds
-        num = self._fill_points() if self._points is None else self._points.result()
-        if not self._filling.wait(deadline, self._is_late):
+        mask, live = self._mask, self._live()
+        if not self._filling.wait(self._is_late):
             mask = self._roots_alone(mask)
         self._learn()
+        self.stats.num_late += sum(each.is_late for _, each in live)
         mask_RK = mask.numpy()
-        if time.perf_counter() > deadline:
-            self.stats.num_late += sum(each.lacks for _, each in self._live())
-        for row, each in self._live():
+        for row, each in live:
             if not each.has_root and each.sequence.status is Status.RUNNING:  # else nobody asks
                 self._retry(each, mask_RK, row)
         if not self.walks_ahead:
             self._refuse()
-        self.stats.num_masks += num + self._filling.num_masks
+        self.stats.num_masks += self._filling.num_masks
         self.stats.mask_seconds += self._filling.seconds
         return mask
+
+    def _zeros(self) -> torch.Tensor:
+        num_rows = sum(self._sizes) if self.walks_ahead else self.tree.tokens_BW.numel()
+        shape = (num_rows, -(-self.vocab_size // 32))
+        return reachable(shape, self.tree.tokens_BW.device).zero_()
 
     def _is_late(self) -> bool:
         """Has the step waited for long, compared with its forward?"""
@@ -242,72 +237,50 @@ class TreeMasks:
         return now > self._late_at
 
     def _roots_alone(self, unfinished: torch.Tensor) -> torch.Tensor:
-        """Masks where the thread that fills drafts does not write any more: of drafts that are late
-        only the roots."""
-        mask = reachable(tuple(unfinished.shape), self.tree.tokens_BW.device)
-        mask_RK = mask.numpy()
+        """Masks where the thread that fills does not write any more: of what is late only the roots."""
+        mask = self._zeros()
+        mask_RK, live = mask.numpy(), self._live()
+        late = [request for _, each in live for request in each.requests if request.is_late]
         mask_RK[:] = unfinished.numpy()
-        drafts = [each.draft for _, each in self._live() if each.draft is not None]
-        late = [draft for draft in drafts if draft.is_late]
-        for draft in late:
-            draft.rows(mask_RK)[:] = 0
-        states, rows = [draft.point.state for draft in late], [draft.row for draft in late]
-        failed = fill_states(states, mask_RK, rows)
-        for i, draft in enumerate(late):
-            draft.num_masks = i not in failed
-        self.stats.num_masks += len(late) - len(failed)
-        self.stats.num_late += sum(bool(draft.tokens) for draft in late)
+        for request in late:
+            request.rows(mask_RK)[:] = 0
+        again = {
+            each.requests[0]: MaskRequest(each.points[0], (), row)
+            for row, each in live
+            if each.requests[0].is_late and each.points[0] is not None
+        }
+        self._fill_now(again.values(), mask_RK)
+        for request, root in again.items():
+            request.num_masks = root.num_masks
         return mask
 
+    def _fill_now(self, requests: Iterable[MaskRequest], mask_RK: np.ndarray) -> None:
+        filling = Filling(requests, (), mask_RK, self.time_limit)
+        filling.wait()
+        self.stats.num_masks += filling.num_masks
+        self.stats.mask_seconds += filling.seconds
+
     def _learn(self) -> None:
-        """A sequence whose draft was late looks no further ahead the next time than it had come, and
+        """A sequence whose draft others had to wait for has only its root looked at the next time, and
         then again further and further."""
         for _, each in self._live():
-            automaton, draft = each.sequence.constraint, each.draft
+            automaton = each.sequence.constraint
             assert automaton is not None
-            if draft is None or not draft.tokens:
-                continue
-            if draft.num_early is not None:
-                automaton.reach = max(1, draft.num_early - 1)
+            if any(request.is_slow for request in each.requests):
+                automaton.reach = 0
             elif automaton.reach is not None:
                 is_whole = automaton.reach >= self.tree.width - 1
                 automaton.reach = None if is_whole else automaton.reach + 1
 
+    def _rows(self) -> list[int]:
+        """Where each sequence's begin."""
+        sizes = self._sizes if self.walks_ahead else [self.tree.width] * len(self._sizes)
+        return list(accumulate(sizes, initial=0))[:-1]
+
     def _live(self) -> list[tuple[int, _Walked]]:
         """Those whose automata have a say, with the rows of their roots."""
-        sizes = self._sizes if self.walks_ahead else [self.tree.width] * len(self._sizes)
-        firsts = accumulate(sizes, initial=0)
-        return [(row, each) for row, each in zip(firsts, self.walked, strict=False) if each]
-
-    def _fill_others(self, mask_RK: np.ndarray) -> None:
-        """All rows but those that drafts will fill: ones where nobody has a say, else zeros."""
-        row = 0
-        for b, size in enumerate(self._sizes):
-            each, width = self.walked[b], size if self.walks_ahead else self.tree.width
-            is_free = each is None and b not in self.silent
-            num_filled = 0 if each is None or each.draft is None else 1 + len(each.draft.tokens)
-            mask_RK[row + num_filled : row + width] = 0
-            if is_free:
-                mask_RK[row : row + size] = -1
-            row += width
-        mask_RK[row:] = 0
-
-    def _fill_points(self) -> int:
-        """Rows of sequences that were walked, roots first; the number of masks."""
-        assert self._mask is not None
-        begin = time.perf_counter()
-        mask_RK, deadline = self._mask.numpy(), self._begun_at + self.deadline_seconds
-        roots, later = [], []
-        for row, each in self._live():
-            if each.draft is None:
-                nodes = enumerate(each.points)
-                places = [(row + node, point) for node, point in nodes if point is not None]
-                roots += places[:1]
-                later += places[1:]
-        num = _fill_points(roots, mask_RK, None)
-        num += _fill_points(later, mask_RK, deadline)
-        self.stats.mask_seconds += time.perf_counter() - begin
-        return num
+        rows = zip(self._rows(), self.walked, strict=True)
+        return [(row, each) for row, each in rows if each is not None]
 
     def _retry(self, each: _Walked, mask_RK: np.ndarray, row: int) -> None:
         """A root without a mask hit a limit: once more in a fresh automaton."""
@@ -319,8 +292,9 @@ class TreeMasks:
         except Exception:
             self._fail(each.sequence)
         else:
-            self.stats.num_masks += _fill_points([(row, automaton.root)], mask_RK, None)
-            if automaton.root.mask is None:
+            again = MaskRequest(automaton.root, (), row)
+            self._fill_now([again], mask_RK)
+            if not again.num_masks:
                 self._fail(each.sequence)
         if each.sequence.failure is not None:
             b = self.walked.index(each)
@@ -330,17 +304,6 @@ class TreeMasks:
     def _fail(self, sequence: Sequence) -> None:
         log.warning("an output grammar failed; its request ends", exc_info=log.isEnabledFor(10))
         sequence.failure = FAILED
-
-
-def _fill_points(
-    places: list[tuple[int, Point]], mask_RK: np.ndarray, deadline: float | None
-) -> int:
-    """Rows of points, in order, until the deadline; the number of masks made."""
-    num = fill_points((point for _, point in places), mask_RK.shape[1], deadline)
-    for row, point in places:
-        if point.mask is not None:
-            mask_RK[row] = point.mask
-    return num
 
 
 def advance(sequence: Sequence, tokens: list[int], stats: GrammarStats) -> bool:

@@ -1,4 +1,4 @@
-"""Drafts that are gone through at once: as if every token had been walked to."""
+"""What a step asks for is filled once and in time, drafts as if every token had been walked to."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from eyas.constraint import ConstraintFailure
+from eyas.constraint import filling as filling_module
 from eyas.constraint.automaton import Automaton
-from eyas.constraint.drafts import Draft, Filling
+from eyas.constraint.base import Backend, MaskJob
+from eyas.constraint.filling import Filling, MaskRequest
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS
@@ -140,41 +142,46 @@ def test_a_limit_hit_in_a_draft_leaves_its_rows_empty(
         heavy.start(fresh=True).after_all([letter] * 400)
 
 
-# Drafts of points
+# What a step asks for
 
 
-class Faulty:
-    """A backend that counts the drafts it is asked for, breaks over `spoilt`, whose rows it leaves full
-    of rubbish, and in `slow` waits for `go` before its last row."""
+class Faulty(Backend):
+    """A backend that counts what it is asked for, breaks over `spoilt`, whose rows it leaves full of
+    rubbish, and in `slow` waits for `go` before its last row."""
 
+    name = "faulty"
     vocabulary: Any
 
     def __init__(self, backend: Any) -> None:
         self.backend: Any = backend
         self.num = 0
-        self.spoilt: list[int] | None = None
-        self.slow: list[int] | None = None
+        self.spoilt: tuple[int, ...] | None = None
+        self.slow: tuple[int, ...] | None = None
+        self.breaks_at_once = False
         self.go = threading.Event()
         self.is_waiting = threading.Event()
 
-    def fill(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> list[int]:
-        asked = [list(draft) for draft in drafts or ()]
-        rows = range(len(states)) if rows is None else rows
-        if self.spoilt in asked:
-            for row, draft in zip(rows, asked, strict=True):
-                mask_RK[row : row + 1 + len(draft)] = 7
+    def job(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
+        job = self.backend.job(states, mask_RK, rows, drafts)
+        if self.spoilt in drafts and self.breaks_at_once:
             raise MemoryError("on purpose")
-        self.num += sum(map(bool, asked))
-        failed = self.backend.fill(states, mask_RK, rows, drafts)
-        if self.slow in asked:
-            first = rows[asked.index(self.slow)]
-            end = first + 1 + len(self.slow)
-            last = mask_RK[end - 2 : end].copy()
-            mask_RK[end - 1] = 0
-            self.is_waiting.set()
-            assert self.go.wait(30)
-            mask_RK[end - 1] = last[1]
-        return failed
+
+        def run() -> None:
+            if self.spoilt in drafts:
+                for row, draft in zip(rows, drafts, strict=True):
+                    mask_RK[row : row + 1 + len(draft)] = 7
+                raise MemoryError("on purpose")
+            self.num += len(drafts)
+            job.run()
+            if self.slow in drafts:
+                end = rows[drafts.index(self.slow)] + 1 + len(self.slow)
+                last = mask_RK[end - 1].copy()
+                mask_RK[end - 1] = 0
+                self.is_waiting.set()
+                assert self.go.wait(30)
+                mask_RK[end - 1] = last
+
+        return MaskJob(run, job.settle)
 
 
 @pytest.fixture
@@ -207,26 +214,31 @@ def beside() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def never() -> bool:
-    return False
+def asked_of(automaton: Automaton, tokens: Sequence[int], row: int) -> MaskRequest:
+    return MaskRequest(automaton.root, tuple(tokens), row, automaton.has_twins)
 
 
-def draft_of(automaton: Automaton, tokens: Sequence[int], row: int) -> Draft:
-    return Draft(automaton.root, tuple(tokens), row, automaton.has_twins)
+def begun(
+    first: Sequence[MaskRequest],
+    backend: Any,
+    thread: ThreadPoolExecutor | None,
+    later: Sequence[MaskRequest] = (),
+    time_limit: float = 60.0,
+) -> tuple[Filling, np.ndarray]:
+    """Under way, where somebody fills beside it."""
+    num_rows = max(each.row + len(each.tokens) + 1 for each in (*first, *later))
+    mask_RK = np.zeros((num_rows, backend.vocabulary.num_mask_words), dtype=np.int32)
+    filling = Filling(first, later, mask_RK, time_limit)
+    if thread is not None:
+        filling.start(thread)
+    return filling, mask_RK
 
 
-def begun(drafts: Sequence[Draft], backend: Any, thread: Any) -> tuple[Filling, np.ndarray]:
-    """Under way, over whatever is there."""
-    num_rows = max(draft.row + len(draft.tokens) + 1 for draft in drafts)
-    mask_RK = np.full((num_rows, backend.vocabulary.num_mask_words), 5, dtype=np.int32)
-    return Filling(drafts, mask_RK, thread), mask_RK
-
-
-def filled(drafts: Sequence[Draft], backend: Any, thread: Any) -> tuple[int, np.ndarray]:
+def filled(requests: Sequence[MaskRequest], backend: Any, thread: Any) -> tuple[int, np.ndarray]:
     """How many masks were made, and all."""
-    filling, mask_RK = begun(drafts, backend, thread)
-    assert filling.wait(time.perf_counter() + 60, never)
-    assert not any(draft.is_late or draft.num_early is not None for draft in drafts)
+    filling, mask_RK = begun(requests, backend, thread)
+    assert filling.wait()
+    assert not any(each.is_late or each.is_slow for each in requests)
     return filling.num_masks, mask_RK
 
 
@@ -236,32 +248,35 @@ def test_a_draft_is_filled_once_however_often_it_is_asked_for(
     backend, grammar, tokens = faulty
     first = Automaton(grammar())
     twin, other = first.fork(), Automaton(grammar())
-    drafts = [draft_of(first, tokens, 0), draft_of(twin, tokens, 5), draft_of(other, tokens, 10)]
-    drafts += [draft_of(twin, tokens[:2], 15), draft_of(other, [], 18)]
-    num, mask_RK = filled(drafts, backend, thread)
+    requests = [asked_of(first, tokens, 0), asked_of(twin, tokens, 5), asked_of(other, tokens, 10)]
+    requests += [asked_of(twin, tokens[:2], 15), asked_of(other, [], 18)]
+    num, mask_RK = filled(requests, backend, thread)
     assert num == 5 + 5 + 3 + 1
-    assert backend.num == 3, "twins stand at one point, with one draft"
+    assert backend.num == 4, "twins stand at one point, with one draft"
     assert np.array_equal(mask_RK[:5], mask_RK[5:10]) and mask_RK.any(axis=1).all()
     assert np.array_equal(mask_RK[:3], mask_RK[15:18])
-    assert np.array_equal(mask_RK, expected_of(drafts, backend.backend, len(mask_RK)))
-    assert [draft.num_legal for draft in drafts] == [4, 4, 4, 2, 0]
-    assert [draft.num_masks for draft in drafts] == [5, 5, 5, 3, 1]
+    assert np.array_equal(mask_RK, expected_of(requests, backend.backend, len(mask_RK)))
+    assert [each.num_legal for each in requests] == [4, 4, 4, 2, 0]
+    assert [each.num_masks for each in requests] == [5, 5, 5, 3, 1]
     # a step later for one of them: what was filled is known, and without twins nothing is kept
-    twins, alone = draft_of(twin, first.root.ahead[0], 0), draft_of(other, tokens, 5)  # type: ignore[index]
-    num, again_RK = filled([twins, alone], backend, thread)
-    assert num == 5 and backend.num == 4
-    assert twins.num_legal == len(twins.tokens) and twins.num_masks == 5
-    assert np.array_equal(again_RK[5:], mask_RK[10:15]) and other.root.ahead is None
-    assert np.array_equal(again_RK[: 1 + twins.num_legal], mask_RK[: 1 + twins.num_legal])
-    assert np.array_equal(first.root.mask, mask_RK[0])  # type: ignore[arg-type]
+    assert first.root.ahead is not None and other.root.ahead is None
+    known = first.root.ahead[0]
+    twins = [asked_of(twin, known[:size], 5 * size) for size in range(len(known) + 1)]
+    alone = asked_of(other, tokens, 5 * len(known) + 5)
+    num, again_RK = filled([*twins, alone], backend, thread)
+    assert num == 5 and backend.num == 5
+    for each in twins:
+        assert each.num_legal == len(each.tokens) == each.num_masks - 1
+        assert np.array_equal(each.rows(again_RK), mask_RK[: each.num_masks])
+    assert np.array_equal(alone.rows(again_RK), mask_RK[10:15])
 
 
-def expected_of(drafts: Sequence[Draft], backend: Any, num: int) -> np.ndarray:
+def expected_of(requests: Sequence[MaskRequest], backend: Any, num: int) -> np.ndarray:
     """[num, K] by walking."""
     mask_RK = np.zeros((num, backend.vocabulary.num_mask_words), dtype=np.int32)
-    for draft in drafts:
-        point = draft.point
-        for row, token in enumerate([None, *draft.tokens], start=draft.row):
+    for each in requests:
+        point = each.point
+        for row, token in enumerate([None, *each.tokens], start=each.row):
             point = point if token is None else point.after(token)  # type: ignore[assignment]
             assert backend.fill([point.state], mask_RK, [row]) == []
     return mask_RK
@@ -282,55 +297,85 @@ def test_twins_that_move_over_the_same_tokens_stay_together(
     assert first.root is not twin.root
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 def test_one_draft_that_breaks_the_library_breaks_no_other(
-    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
+    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None, at_once: bool
 ) -> None:
     backend, grammar, tokens = faulty
-    backend.spoilt = tokens[:2]
+    backend.spoilt, backend.breaks_at_once = tuple(tokens[:2]), at_once
     shared = grammar()
     automata = [Automaton(shared), Automaton(shared), Automaton(grammar())]
-    lengths = (4, 2, 3)
-    drafts = [
-        draft_of(automaton, tokens[:length], 5 * i)
-        for i, (automaton, length) in enumerate(zip(automata, lengths, strict=True))
+    requests = [
+        asked_of(automaton, tokens[:length], 5 * i)
+        for i, (automaton, length) in enumerate(zip(automata, (4, 2, 3), strict=True))
     ]
-    num, mask_RK = filled(drafts, backend, thread)
+    num, mask_RK = filled(requests, backend, thread)
     assert num == 5 + 4
-    assert [draft.num_masks for draft in drafts] == [5, 0, 4]
-    assert mask_RK.any(axis=1).tolist() == [True] * 5 + [False] * 3 + [True] * 6, "5s were there"
+    assert [each.num_masks for each in requests] == [5, 0, 4]
+    assert mask_RK.any(axis=1).tolist() == [True] * 5 + [False] * 5 + [True] * 4
 
 
 def test_a_point_that_fails_has_no_masks_and_neither_have_its_twins(
     faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
 ) -> None:
     backend, grammar, tokens = faulty
-    backend.spoilt = tokens
+    backend.spoilt = tuple(tokens)
     first, other = Automaton(grammar()), Automaton(grammar())
-    drafts = [
-        draft_of(each, tokens[:size], 5 * i)
+    requests = [
+        asked_of(each, tokens[:size], 5 * i)
         for i, (each, size) in enumerate(((first, 4), (other, 3), (first.fork(), 4)))
     ]
-    _, mask_RK = filled(drafts, backend, thread)
-    assert [draft.num_masks for draft in drafts] == [0, 4, 0]
+    _, mask_RK = filled(requests, backend, thread)
+    assert [each.num_masks for each in requests] == [0, 4, 0]
     assert not mask_RK[:5].any() and not mask_RK[10:].any() and mask_RK[5:9].any()
     assert first.root.ahead is None
 
 
+def behind_a_root(automaton: Automaton, tokens: Sequence[int]) -> list[MaskRequest]:
+    """The root and many points behind it, one row each."""
+    points = automaton.walk([0, *tokens * 10], [-1, *range(len(tokens) * 10)])
+    return [MaskRequest(point, (), row) for row, point in enumerate(points) if point is not None]
+
+
+def test_roots_are_filled_first_and_the_rest_while_there_is_time(
+    faulty: tuple[Faulty, Any, list[int]],
+    thread: ThreadPoolExecutor | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filling_module, "PIECE", 4)
+    backend, grammar, tokens = faulty
+    root, *later = behind_a_root(Automaton(grammar()), tokens[:1])
+    assert len(later) == 10
+    for time_limit in (-1.0, 60.0):
+        filling, mask_RK = begun([root], backend, thread, later, time_limit)
+        assert filling.wait()
+        is_over = time_limit < 0
+        assert root.num_masks == 1 and not root.is_late and mask_RK[0].any()
+        assert {each.num_masks for each in later} == {0 if is_over else 1}
+        assert {each.is_late for each in later} == {is_over}
+        assert filling.num_masks == 1 + (0 if is_over else len(later))
+        assert mask_RK[1:].any() != is_over
+        root, *later = behind_a_root(Automaton(grammar()), tokens[:1])
+
+
 def slow_among_others(
-    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, num: int = 8
-) -> tuple[Filling, np.ndarray, list[Draft]]:
+    faulty: tuple[Faulty, Any, list[int]],
+    beside: ThreadPoolExecutor,
+    num: int = 8,
+    time_limit: float = 60.0,
+) -> tuple[Filling, np.ndarray, list[MaskRequest]]:
     """Some drafts; the third hangs before its last mask, and has twins."""
     backend, grammar, tokens = faulty
-    backend.slow = tokens[:3]
+    backend.slow = tuple(tokens[:3])
     automata = [Automaton(grammar()) for _ in range(num)]
     automata.append(automata[2].fork())
-    drafts = [
-        draft_of(automaton, tokens[:3] if i in (2, num) else tokens, 5 * i)
+    requests = [
+        asked_of(automaton, tokens[:3] if i in (2, num) else tokens, 5 * i)
         for i, automaton in enumerate(automata)
     ]
-    filling, mask_RK = begun(drafts, backend, beside)
+    filling, mask_RK = begun(requests, backend, beside, (), time_limit)
     assert backend.is_waiting.wait(30)
-    return filling, mask_RK, drafts
+    return filling, mask_RK, requests
 
 
 @pytest.mark.parametrize("num", [8, 3])
@@ -338,7 +383,7 @@ def test_what_others_wait_for_is_noted_and_waited_for(
     faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, num: int
 ) -> None:
     backend, _, _ = faulty
-    filling, mask_RK, drafts = slow_among_others(faulty, beside, num)
+    filling, mask_RK, requests = slow_among_others(faulty, beside, num)
     timer = threading.Timer(0.05, backend.go.set)
     timer.start()
     asked: list[int] = []
@@ -348,14 +393,13 @@ def test_what_others_wait_for_is_noted_and_waited_for(
         return len(asked) == 2
 
     begin = time.perf_counter()
-    assert filling.wait(begin + 60, late)
+    assert filling.wait(late)
     assert time.perf_counter() - begin > 0.02 and len(asked) == 2, "who is late is asked once"
-    assert [draft.num_early for draft in drafts if draft.num_early is not None] == [3, 3]
-    assert drafts[2].num_early == drafts[-1].num_early == 3
-    wanted_RK = expected_of(drafts, backend.backend, len(mask_RK))
-    for draft in drafts:
-        assert np.array_equal(draft.rows(mask_RK), draft.rows(wanted_RK))
-    assert not any(draft.is_late for draft in drafts)
+    assert [i for i, each in enumerate(requests) if each.is_slow] == [2, len(requests) - 1]
+    wanted_RK = expected_of(requests, backend.backend, len(mask_RK))
+    for each in requests:
+        assert np.array_equal(each.rows(mask_RK), each.rows(wanted_RK))
+    assert not any(each.is_late for each in requests)
     timer.join()
 
 
@@ -363,36 +407,51 @@ def test_where_many_are_slow_nobody_is_to_blame(
     faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor
 ) -> None:
     backend, grammar, tokens = faulty
-    backend.slow = tokens[:3]
-    drafts = [draft_of(Automaton(grammar()), tokens[:3], 4 * i) for i in range(8)]
-    filling, mask_RK = begun(drafts, backend, beside)
+    backend.slow = tuple(tokens[:3])
+    requests = [asked_of(Automaton(grammar()), tokens[:3], 4 * i) for i in range(8)]
+    filling, mask_RK = begun(requests, backend, beside)
     assert backend.is_waiting.wait(30)
-    for draft in drafts[1:4]:
-        mask_RK[draft.row + 1 : draft.row + 4] = 0  # as if these were on their way too
+    for each in requests[1:4]:
+        mask_RK[each.row + 1 : each.row + 4] = 0  # as if these were on their way too
     timer = threading.Timer(0.05, backend.go.set)
     timer.start()
-    assert filling.wait(time.perf_counter() + 60, lambda: True)
-    assert [draft.num_early for draft in drafts] == [None] * 8
+    assert filling.wait(lambda: True)
+    assert not any(each.is_slow for each in requests)
     timer.join()
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_after_the_deadline_nothing_is_waited_for(
+def test_after_the_deadline_no_draft_is_waited_for(
     faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, has_begun: bool
 ) -> None:
     backend, _, tokens = faulty
     if has_begun:
-        filling, mask_RK, drafts = slow_among_others(faulty, beside)
+        filling, mask_RK, requests = slow_among_others(faulty, beside, time_limit=0.01)
     else:
         go = threading.Event()
         beside.submit(go.wait, 30)
-        drafts = [draft_of(Automaton(faulty[1]()), tokens, 0)]
-        filling, mask_RK = begun(drafts, backend, beside)
+        requests = [asked_of(Automaton(faulty[1]()), tokens, 0)]
+        filling, mask_RK = begun(requests, backend, beside, (), 0.01)
     begin = time.perf_counter()
-    assert not filling.wait(begin + 0.01, never)
+    assert not filling.wait()
     assert time.perf_counter() - begin < 20
-    assert all(draft.is_late and draft.num_early == 0 and not draft.num_masks for draft in drafts)
+    assert all(each.is_late and not each.is_slow and not each.num_masks for each in requests)
     if not has_begun:
         go.set()
         beside.submit(int).result()
-        assert backend.num == 0 and (mask_RK == 5).all(), "it never began"
+        assert backend.num == 0 and not mask_RK.any(), "it never began"
+
+
+def test_roots_alone_are_waited_for_however_long(
+    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor
+) -> None:
+    backend, grammar, _ = faulty
+    backend.slow = ()
+    root = asked_of(Automaton(grammar()), [], 0)
+    filling, mask_RK = begun([root], backend, beside, (), 0.01)
+    assert backend.is_waiting.wait(30)
+    timer = threading.Timer(0.1, backend.go.set)
+    timer.start()
+    assert filling.wait(lambda: True)
+    assert root.num_masks == 1 and mask_RK.any() and not root.is_slow
+    timer.join()

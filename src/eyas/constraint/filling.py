@@ -1,0 +1,282 @@
+"""Masks of one step, filled beside whoever waits for them.
+
+First come those that a step cannot do without, in one call of the library, which works on many cores;
+then, in pieces, those of nodes behind a root, as long as there is time. What needs the interpreter is
+done before and after by whoever asks, so that the thread beside it is in the library alone: two threads
+that both want the interpreter's lock wait for each other more often than they work.
+
+A call cannot be ended, and what it does holds locks that the next step needs; so it is waited for, and
+a draft that others had to wait for is not looked at the next time.
+
+Promises: masks are those of a walk through the draft; what is asked for twice is filled once; a point
+or a draft whose automaton fails has no masks, and its neighbours have theirs. What is written after the
+deadline nobody reads.
+Does not know: trees, sequences, devices.
+
+Legend: R mask rows, L rows of a point and its draft, K 32-bit mask words.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event
+
+import numpy as np
+
+from eyas.constraint.automaton import Point
+from eyas.constraint.base import MaskJob, num_legal
+
+log = logging.getLogger(__name__)
+
+PIECE = 32
+"""Masks that are filled between two looks at the clock."""
+FEW = 4
+"""One in so many drafts may hold up the others."""
+BEGIN_SECONDS = 0.001
+"""At most so long the caller stands aside for the thread that is to fill."""
+POLL_SECONDS = 0.0005
+"""Between two looks at whether what is missing is late."""
+
+
+@dataclass(slots=True, eq=False)
+class MaskRequest:
+    """The mask of a point, and those after each of `tokens`, which nobody has walked through (then the
+    point has no budget). row: of the point's mask; the others follow. keeps: the point remembers the
+    masks for whoever stands there later.
+
+    num_masks: how many of its rows are there, the point's first; num_legal: tokens that these allow.
+    is_late: there was no time for it. is_slow: others had to wait for it.
+    """
+
+    point: Point
+    tokens: tuple[int, ...]
+    row: int
+    keeps: bool = False
+    num_masks: int = 0
+    num_legal: int = 0
+    is_late: bool = False
+    is_slow: bool = False
+
+    def rows(self, mask_RK: np.ndarray) -> np.ndarray:
+        """[L, K]."""
+        return mask_RK[self.row : self.row + 1 + len(self.tokens)]
+
+
+class Filling:
+    """What one step asks for. mask_RK: its rows. num_masks: made so far, in `seconds`."""
+
+    def __init__(
+        self,
+        first: Iterable[MaskRequest],
+        later: Iterable[MaskRequest],
+        mask_RK: np.ndarray,
+        time_limit: float,
+    ) -> None:
+        """mask_RK: zeros in the rows of all requests. time_limit: seconds after which no more of
+        `later` is begun, and the drafts of `first` are not waited for."""
+        self.mask_RK = mask_RK
+        self.num_masks, self.seconds = 0, 0.0
+        self._time_limit = time_limit
+        self._deadline = 0.0
+        self._same: dict[tuple[int, tuple[int, ...]], list[MaskRequest]] = {}
+        self._first = _Batch(self._new(first), mask_RK)
+        behind = self._new(later)
+        pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
+        self._pieces = [_Batch(piece, mask_RK) for piece in pieces]
+        self._has_drafts = any(request.tokens for request in self._first.requests)
+        self._call: Future[None] | None = None
+        self._has_begun = Event()
+
+    def _new(self, requests: Iterable[MaskRequest]) -> list[MaskRequest]:
+        """Those that nobody has filled or asked for."""
+        new: list[MaskRequest] = []
+        for request in requests:
+            if _fill_known(request, self.mask_RK):
+                continue
+            if _fill_only(request, self.mask_RK):
+                self.num_masks += 1
+                continue
+            same = self._same.setdefault((id(request.point), request.tokens), [])
+            if not same:
+                new.append(request)
+            same.append(request)
+        return new
+
+    def start(self, thread: ThreadPoolExecutor) -> None:
+        """Fill beside the caller; without this it is done when it is waited for. Returns once the
+        thread is about to enter the library: a caller at work would not soon let it."""
+        self._deadline = time.perf_counter() + self._time_limit
+        self._call = thread.submit(self._run)
+        self._has_begun.wait(BEGIN_SECONDS)
+
+    def _run(self) -> None:
+        begin = time.perf_counter()
+        self._has_begun.set()
+        self._first.run()
+        for piece in self._pieces:
+            if time.perf_counter() > self._deadline:
+                break
+            piece.run()
+        self.seconds = time.perf_counter() - begin
+
+    def wait(self, is_late: Callable[[], bool] = lambda: False) -> bool:
+        """Until the masks are there, or time is over; False when the drafts of `first` were not in
+        time, and no row of it is to be read. Once `is_late` says so, the last few drafts are taken note
+        of."""
+        if self._call is None:
+            self._deadline = time.perf_counter() + self._time_limit
+            self._run()
+        elif not self._is_done(self._call, is_late):
+            for batch in (self._first, *self._pieces):
+                self._leave_out(batch)
+            return False
+        for batch in (self._first, *self._pieces):
+            if batch.is_done:
+                self._settle(batch)
+            else:
+                self._leave_out(batch)
+        return True
+
+    def _is_done(self, call: Future[None], is_late: Callable[[], bool]) -> bool:
+        """Waits for the thread; False when there are drafts which are not done when time is over."""
+        has_looked = not self._has_drafts
+        while not call.done():
+            is_missing = self._has_drafts and not self._first.is_done
+            if is_missing and time.perf_counter() > self._deadline:
+                call.cancel()
+                return False
+            if not has_looked and is_late():
+                has_looked = self._look()
+            wait([call], POLL_SECONDS)
+        return True
+
+    def _look(self) -> bool:
+        """Which drafts are not done, if these are few? What is seen may be wrong, and nothing but speed
+        hangs on it."""
+        behind: list[MaskRequest] = []
+        for request in self._first.requests:
+            rows_LK = request.rows(self.mask_RK)
+            if rows_LK.any(axis=1).sum() <= num_legal(rows_LK, 0, request.tokens):
+                behind.append(request)
+        is_few = len(behind) <= max(1, len(self._first.requests) // FEW)
+        for request in behind if is_few else ():
+            for each in self._twins(request):
+                each.is_slow = True
+        return is_few
+
+    def _settle(self, batch: _Batch) -> None:
+        """Give what was filled once to all who asked for it."""
+        failed = batch.settle(self.mask_RK)
+        for i, first in enumerate(batch.requests):
+            mask_LK = first.rows(self.mask_RK)
+            if i in failed:
+                mask_LK[:] = 0
+            else:
+                _count(first, mask_LK)
+            for request in self._twins(first):
+                if request is not first:
+                    request.rows(self.mask_RK)[:] = mask_LK
+                    request.num_masks, request.num_legal = first.num_masks, first.num_legal
+                if request.keeps and first.num_masks:
+                    request.point.ahead = (first.tokens, mask_LK.copy())
+            self.num_masks += first.num_masks
+
+    def _leave_out(self, batch: _Batch) -> None:
+        for request in batch.requests:
+            for each in self._twins(request):
+                each.is_late = True
+
+    def _twins(self, request: MaskRequest) -> list[MaskRequest]:
+        """It, and those that ask for the same."""
+        return self._same[id(request.point), request.tokens]
+
+
+class _Batch:
+    """Requests that are filled together; they are of one library."""
+
+    def __init__(self, requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> None:
+        self.requests = requests
+        self.is_done = False
+        self._has_broken = False
+        self._job: MaskJob | None = None
+        if requests:
+            with self._watched():
+                self._job = _job(requests, mask_RK)
+
+    def run(self) -> None:
+        """The long part."""
+        if self._job is not None:
+            with self._watched():
+                self._job.run()
+        self.is_done = True
+
+    def settle(self, mask_RK: np.ndarray) -> set[int]:
+        """The indices of those that failed."""
+        failed: set[int] = set()
+        if self._job is not None and not self._has_broken:
+            with self._watched():
+                failed.update(self._job.settle())
+        if not self._has_broken:
+            return failed
+        # one of them has spoilt it for all: each on its own
+        return {i for i, each in enumerate(self.requests) if not _fill_alone(each, mask_RK)}
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._has_broken = True
+
+
+def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> MaskJob:
+    states = [request.point.state for request in requests]
+    rows, drafts = [each.row for each in requests], [each.tokens for each in requests]
+    return states[0].grammar.backend.job(states, mask_RK, rows, drafts)
+
+
+def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> bool:
+    mask_LK = request.rows(mask_RK)
+    mask_LK[:] = 0
+    try:
+        state = request.point.state
+        return not state.grammar.backend.fill([state], mask_LK, None, [request.tokens])
+    except Exception:
+        log.exception("an automaton failed")
+        mask_LK[:] = 0
+        return False
+
+
+def _fill_known(request: MaskRequest, mask_RK: np.ndarray) -> bool:
+    """Does its point know the masks?"""
+    if request.point.ahead is None:
+        return False
+    tokens, mask_LK = request.point.ahead
+    num = len(request.tokens)
+    if tokens[:num] != request.tokens:
+        return False
+    request.rows(mask_RK)[:] = mask_LK[: 1 + num]
+    _count(request, mask_LK[: 1 + num])
+    return True
+
+
+def _fill_only(request: MaskRequest, mask_RK: np.ndarray) -> bool:
+    """Does a budget leave one token?"""
+    only = request.point.only_token
+    if only is None:
+        return False
+    mask_RK[request.row].view(np.uint32)[only // 32] = 1 << (only % 32)
+    request.num_masks = 1
+    return True
+
+
+def _count(request: MaskRequest, mask_LK: np.ndarray) -> None:
+    """Take note of masks that are all there."""
+    request.num_legal = num_legal(mask_LK, 0, request.tokens)
+    is_there = bool(mask_LK[request.num_legal].any())
+    request.num_masks = request.num_legal + is_there
