@@ -22,6 +22,7 @@ import triton.language as tl
 from eyas.kernels.attention_merge import merge_splits_kernel
 from eyas.kernels.attention_tails import attend_tails
 from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.partials import keep
 from eyas.kernels.softmax import (
     GROUP,
     SPLIT,
@@ -205,10 +206,10 @@ def attend_splits_kernel(
                         window, first_position, scale, SIDE, HEAD_DIM, INNER, HEIGHT, KEYS, SPLIT,
                         STAGES, HAS_WINDOW, HAS_FIRST,
                     )  # fmt: skip
-                tl.store(states_TNU2 + (partial_M + unit) * 2, top_M, mask=is_line)
-                tl.store(states_TNU2 + (partial_M + unit) * 2 + 1, sum_M, mask=is_line)
-                place_MH = values_TNUH + (partial_M + unit)[:, None] * HEAD_DIM + inner_1H
-                tl.store(place_MH, value_MH, mask=is_wanted)
+                keep(
+                    states_TNU2, values_TNUH, partial_M + unit, top_M, sum_M, value_MH, is_line,
+                    HEAD_DIM, INNER,
+                )  # fmt: skip
     elif TAILS > 0:
         g = program % NUM_KV_HEADS
         attend_tails(

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from eyas.kernels.launch import enter
+from eyas.kernels.partials import merge_kept
 from eyas.kernels.softmax import empty, finish, first_seen, merge
 
 
@@ -70,40 +71,20 @@ def merge_splits_kernel(
             for i in tl.static_range(0, GROUP, UNIT):
                 split = group * GROUP + i
                 is_there = (split < shared) & (split + UNIT > first)
-                unit_P = partial_P + split // UNIT
-                there_P = is_line & is_there
-                group_top_P, group_sum_P, group_value_PH = merge(
-                    group_top_P,
-                    group_sum_P,
-                    group_value_PH,
-                    tl.load(states_TNU2 + unit_P * 2, mask=there_P, other=float("-inf")),
-                    tl.load(states_TNU2 + unit_P * 2 + 1, mask=there_P, other=0.0),
-                    tl.load(
-                        values_TNUH + unit_P[:, None] * HEAD_DIM + inner_1H,
-                        mask=is_wanted & is_there,
-                        other=0.0,
-                    ),
-                )
+                group_top_P, group_sum_P, group_value_PH = merge_kept(
+                    group_top_P, group_sum_P, group_value_PH, states_TNU2, values_TNUH,
+                    partial_P + split // UNIT, is_line & is_there, HEAD_DIM, INNER,
+                )  # fmt: skip
             if TAILS > 0:
                 if group >= own // GROUP:
                     for tail in tl.static_range(0, TAILS):
                         split = own + tail
                         is_there = (split // GROUP == group) & (split * SPLIT < stop)
                         is_there = is_there & (split >= first)
-                        unit_P = partial_P + num_units - TAILS + tail
-                        there_P = is_line & is_there
-                        group_top_P, group_sum_P, group_value_PH = merge(
-                            group_top_P,
-                            group_sum_P,
-                            group_value_PH,
-                            tl.load(states_TNU2 + unit_P * 2, mask=there_P, other=float("-inf")),
-                            tl.load(states_TNU2 + unit_P * 2 + 1, mask=there_P, other=0.0),
-                            tl.load(
-                                values_TNUH + unit_P[:, None] * HEAD_DIM + inner_1H,
-                                mask=is_wanted & is_there,
-                                other=0.0,
-                            ),
-                        )
+                        group_top_P, group_sum_P, group_value_PH = merge_kept(
+                            group_top_P, group_sum_P, group_value_PH, states_TNU2, values_TNUH,
+                            partial_P + num_units - TAILS + tail, is_line & is_there, HEAD_DIM, INNER,
+                        )  # fmt: skip
             top_P, sum_P, value_PH = merge(
                 top_P, sum_P, value_PH, group_top_P, group_sum_P, group_value_PH
             )

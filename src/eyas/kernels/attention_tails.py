@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from eyas.kernels.partials import keep
 from eyas.kernels.softmax import MATRIX_DEPTH, attend_paths, attend_split
 
 
@@ -87,22 +88,19 @@ def attend_tails(
                 positions_W, paths_WD, root, limit, window, first_position, scale, SIDE, HEAD_DIM,
                 INNER, SPLIT, NODES, HAS_WINDOW, HAS_FIRST,
             )  # fmt: skip
-            tl.store(states_TNU2 + place_M * 2, top_M, mask=is_line)
-            tl.store(states_TNU2 + place_M * 2 + 1, sum_M, mask=is_line)
-            place_MH = values_TNUH + place_M[:, None] * HEAD_DIM + inner_1H
-            tl.store(place_MH, value_MH, mask=is_wanted)
+            keep(
+                states_TNU2, values_TNUH, place_M, top_M, sum_M, value_MH, is_line, HEAD_DIM, INNER
+            )  # fmt: skip
         else:
             for node in tl.range(first_node, first_node + NODES, num_stages=1):
                 own_position_M = tl.where(node_M == node, position_M, -1)
                 position = tl.max(own_position_M, 0)
-                is_own = is_line & (node_M == node)
                 own_top_M, own_sum_M, own_value_MH = attend_split(
                     q_MH, own_position_M, start, tl.minimum(position, limit) + 1, kv, table,
                     paths_WD + node * num_nodes + position, root, window, first_position, scale, SIDE,
                     HEAD_DIM, INNER, KEYS, SPLIT, True, True, HAS_WINDOW, HAS_FIRST,
                 )  # fmt: skip
-                tl.store(states_TNU2 + place_M * 2, own_top_M, mask=is_own)
-                tl.store(states_TNU2 + place_M * 2 + 1, own_sum_M, mask=is_own)
-                place_MH = values_TNUH + place_M[:, None] * HEAD_DIM + inner_1H
-                is_own_MH = is_own[:, None] & (inner_1H < HEAD_DIM)
-                tl.store(place_MH, own_value_MH, mask=is_own_MH)
+                keep(
+                    states_TNU2, values_TNUH, place_M, own_top_M, own_sum_M, own_value_MH,
+                    is_line & (node_M == node), HEAD_DIM, INNER,
+                )  # fmt: skip
