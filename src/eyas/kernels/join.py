@@ -1,7 +1,7 @@
-"""Where tokens enter: embedding rows gathered, normalised and put beside features, in one kernel.
+"""Where tokens enter a draft head: embedding rows normalised and put beside features, in one kernel.
 
-Promises: the numbers of `models.heads.network.DraftHead.forward` before its first product, and of a
-decoder's embedding and first norm; a row's bits depend on its own token and feature alone.
+Promises: the numbers of `models.heads.network.DraftHead.forward` before its first product; a row's bits
+depend on its own token and feature alone.
 Does not know: vocabularies (a token must be a row of the embedding), trees.
 
 Legend: T rows, V vocabulary, D width of an embedding, F width of a feature, W = D + F.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.norm import normalized, warps_for
@@ -76,38 +75,6 @@ def join_kernel(
         )  # fmt: skip
 
 
-@triton.jit
-def gather_norm_kernel(
-    tokens_T,
-    embedding_VD,
-    weight_D,
-    residual_TD,
-    normed_TD,
-    size,
-    epsilon,
-    HAS_WEIGHT: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program a row."""
-    if PDL:
-        cuda.gdc_launch_dependents()
-    columns = tl.arange(0, BLOCK)
-    is_inside = columns < size
-    weight = 1.0
-    if HAS_WEIGHT:
-        weight = tl.load(weight_D + columns, mask=is_inside, other=0.0).to(tl.float32)
-    if PDL:
-        cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    source = embedding_VD + tl.load(tokens_T + row).to(tl.int64) * size
-    values = tl.load(source + columns, mask=is_inside, other=0.0)
-    tl.store(residual_TD + row * size + columns, values, mask=is_inside)
-    normed = normalized(values.to(tl.float32), weight, size, epsilon, HAS_WEIGHT)
-    normed = normed.to(normed_TD.dtype.element_ty)
-    tl.store(normed_TD + row * size + columns, normed, mask=is_inside)
-
-
 def join(
     tokens_T: torch.Tensor,
     embedding_VD: torch.Tensor,
@@ -157,36 +124,3 @@ def join(
             **launch_options(pdl),
         )
     return out_TW
-
-
-def gather_norm(
-    tokens_T: torch.Tensor,
-    embedding_VD: torch.Tensor,
-    weight_D: torch.Tensor | None,
-    epsilon: float,
-    *,
-    pdl: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each token's embedding [T, D] and its norm [T, D]; the reference is `layers.embedding` and
-    `layers.norm.RMSNorm`."""
-    num_rows, size = tokens_T.shape[0], embedding_VD.shape[1]
-    assert embedding_VD.is_contiguous()
-    residual_TD = embedding_VD.new_empty((num_rows, size))
-    normed_TD = embedding_VD.new_empty((num_rows, size))
-    if num_rows:
-        block = triton.next_power_of_2(size)
-        gather_norm_kernel[(num_rows,)](
-            tokens_T,
-            embedding_VD,
-            weight_D,
-            residual_TD,
-            normed_TD,
-            size,
-            epsilon,
-            HAS_WEIGHT=weight_D is not None,
-            BLOCK=block,
-            num_warps=warps_for(block),
-            PDL=pdl,
-            **launch_options(pdl),
-        )
-    return residual_TD, normed_TD

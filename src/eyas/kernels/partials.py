@@ -1,4 +1,4 @@
-"""Partial results of rows on their way through memory, from the launch that makes them to their merging.
+"""Partial results of rows: in memory between the launch that makes them and their merging.
 
 Promises: a line of a tile that is nobody's is neither stored nor loaded.
 Does not know: which keys a partial result is of, in what order they are merged.

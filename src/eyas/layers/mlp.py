@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from eyas.kernels import usable
 from eyas.layers.linear import Linear
 from eyas.layers.row_order import RowOrder
 
@@ -24,10 +23,6 @@ SERIAL_ELEMENTS = 32768
 
 def gated_silu(gate_up_T2F: torch.Tensor) -> torch.Tensor:
     """silu of the first half of the columns times the second half."""
-    if usable(gate_up_T2F.device):
-        from eyas.kernels import activation
-
-        return activation.gated_silu(gate_up_T2F, pdl=True)
     num_rows, num_columns = gate_up_T2F.shape
     size = num_columns // 2
     if gate_up_T2F.device.type == "cpu" and num_rows * size > SERIAL_ELEMENTS:
