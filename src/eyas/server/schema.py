@@ -29,6 +29,7 @@ MAX_CONSTRAINT_CHOICES = 10_000
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARS)]
@@ -107,14 +108,9 @@ class Constrained(Strict):
     structural_tag: Any = None
 
 
-class Sampled(Constrained):
-    """The fields that both kinds of completion share."""
+class Drawn(Constrained):
+    """How tokens are drawn and where they end, by names that all clients use."""
 
-    response_format: ResponseFormat | None = None
-
-    model: Name | None = None
-    stream: bool | None = None
-    stream_options: Annotated[dict[str, Any], AfterValidator(_only_includes)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -124,14 +120,24 @@ class Sampled(Constrained):
     frequency_penalty: Number | None = None
     presence_penalty: Number | None = None
     logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS_ENTRIES)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
-    max_tokens: Count | None = None
-    min_tokens: Count | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+
+
+class Sampled(Drawn):
+    """The fields that both kinds of completion share."""
+
+    response_format: ResponseFormat | None = None
+
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: Annotated[dict[str, Any], AfterValidator(_only_includes)] | None = None
+    seed: Seed | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    include_stop_str_in_output: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     return_draft_details: bool | None = None
@@ -250,25 +256,12 @@ class CompletionBody(Sampled):
     suffix: Any = None
 
 
-class GenerateParams(Constrained):
+class GenerateParams(Drawn):
     """sampling_params of /generate, by SGLang's names."""
 
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Number | None = None
-    repetition_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS_ENTRIES)] | None = None
-    sampling_seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
+    sampling_seed: Seed | None = None
     spaces_between_special_tokens: Literal[True] | None = None
     no_stop_trim: bool | None = None
 
