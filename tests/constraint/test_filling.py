@@ -14,7 +14,7 @@ import pytest
 
 from eyas.constraint import ConstraintFailure
 from eyas.constraint import filling as filling_module
-from eyas.constraint.automaton import Automaton
+from eyas.constraint.automaton import Automaton, Reach
 from eyas.constraint.base import Backend, MaskJob
 from eyas.constraint.filling import Filling, MaskRequest
 from eyas.grammar import Regex, Source
@@ -440,6 +440,46 @@ def test_after_the_deadline_no_draft_is_waited_for(
         go.set()
         beside.submit(int).result()
         assert backend.num == 0 and not mask_RK.any(), "it never began"
+
+
+def test_a_slow_root_makes_no_draft_late(
+    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor
+) -> None:
+    backend, grammar, tokens = faulty
+    backend.slow = ()
+    requests = [asked_of(Automaton(grammar()), tokens[: 4 * i], 5 * i) for i in range(2)]
+    filling, mask_RK = begun(requests, backend, beside, (), 0.01)
+    assert backend.is_waiting.wait(30)
+    timer = threading.Timer(0.1, backend.go.set)
+    timer.start()
+    assert filling.wait(lambda: True)
+    assert [each.num_masks for each in requests] == [1, 5]
+    assert not any(each.is_late or each.is_slow for each in requests)
+    assert np.array_equal(mask_RK, expected_of(requests, backend.backend, len(mask_RK)))
+    timer.join()
+
+
+def test_who_holds_up_others_again_and_again_is_tried_less_and_less_often() -> None:
+    reach = Reach()
+    rests = []
+    for _ in range(10):
+        reach.held_up()
+        num = 0
+        while reach.limit == 0:
+            reach.in_time(5)
+            num += 1
+        rests.append(num)
+    assert rests == [1, 2, 3, 5, 9, 17, 33, 65, 65, 65]
+    limits = [reach.limit]
+    while reach.limit is not None:
+        reach.in_time(5)
+        limits.append(reach.limit)
+    assert limits == [1, 2, 3, 4, None], "and from there on as if nothing had been"
+    reach.in_time(5)
+    assert reach.limit is None
+    reach.held_up()
+    reach.in_time(5)
+    assert reach.limit == 1
 
 
 def test_roots_alone_are_waited_for_however_long(

@@ -23,6 +23,8 @@ from eyas.constraint.base import ConstraintFailure, Grammar, State
 from eyas.constraint.budget import BudgetPoint
 from eyas.grammar import Budget
 
+MOST_REST = 64
+"""Steps in which only the root is looked at, at most, before the next try."""
 SLOW_START, SLOW_EACH = 0.02, 0.0005
 """Seconds that looking for forced spans may take, once and for each time it is asked. A text that is
 forced over many thousand characters is slow to find, each time anew."""
@@ -83,10 +85,33 @@ class Point:
             return None
 
 
+class Reach:
+    """How many tokens of a draft to ask masks for. limit: None is all."""
+
+    def __init__(self) -> None:
+        self.limit: int | None = None
+        self._rest = self._next_rest = 0
+
+    def held_up(self) -> None:
+        """Others had to wait for the draft: none for a while, which gets longer each time."""
+        self.limit, self._rest = 0, self._next_rest
+        self._next_rest = min(max(1, 2 * self._next_rest), MOST_REST)
+
+    def in_time(self, size: int) -> None:
+        """size: of a whole draft."""
+        if self.limit is None:
+            return
+        if self._rest:
+            self._rest -= 1
+        else:
+            self.limit += 1
+        if self.limit >= size:
+            self.limit, self._next_rest = None, 0
+
+
 class Automaton:
     """grammar: what holds from the first generated token on. token_bytes: what a token stands for; only
-    read where there is a budget. reach: masks of so many tokens of a draft are likely to come in time;
-    None is all."""
+    read where there is a budget. reach: how much of its drafts is likely to come in time."""
 
     def __init__(
         self,
@@ -102,7 +127,7 @@ class Automaton:
         self._num_asked, self._asked_seconds = 0, 0.0
         self.num_replays = 0
         self.has_twins = False
-        self.reach: int | None = None
+        self.reach = Reach()
         self.root = Point(grammar.start(), self._budget)
 
     def fork(self) -> Automaton:
@@ -111,6 +136,7 @@ class Automaton:
         twin = copy.copy(self)
         twin._tokens, twin._passed = list(self._tokens), []
         twin._num_asked, twin._asked_seconds, twin.num_replays = 0, 0.0, 0
+        twin.reach = copy.copy(self.reach)
         return twin
 
     @property

@@ -1,12 +1,14 @@
 """Masks of one step, filled beside whoever waits for them.
 
-First come those that a step cannot do without, in one call of the library, which works on many cores;
-then, in pieces, those of nodes behind a root, as long as there is time. What needs the interpreter is
-done before and after by whoever asks, so that the thread beside it is in the library alone: two threads
-that both want the interpreter's lock wait for each other more often than they work.
+First come roots with drafts behind them, in one call of the library, which works on many cores; then
+roots alone, which nobody can do without; then, in pieces, nodes behind these, as long as there is time.
+What needs the interpreter is done before and after by whoever asks, so that the thread beside it is in
+the library alone: two threads that both want the interpreter's lock wait for each other more often than
+they work.
 
 A call cannot be ended, and what it does holds locks that the next step needs; so it is waited for, and
-a draft that others had to wait for is not looked at the next time.
+of a draft that others had to wait for only the root is asked for the next time: it may be slow by
+itself, and must not make the others' drafts late.
 
 Promises: masks are those of a walk through the draft; what is asked for twice is filled once; a point
 or a draft whose automaton fails has no masks, and its neighbours have theirs. What is written after the
@@ -84,11 +86,11 @@ class Filling:
         self._time_limit = time_limit
         self._deadline = 0.0
         self._same: dict[tuple[int, tuple[int, ...]], list[MaskRequest]] = {}
-        self._first = _Batch(self._new(first), mask_RK)
-        behind = self._new(later)
+        new, behind = self._new(first), self._new(later)
+        self._drafts = _Batch([each for each in new if each.tokens], mask_RK)
+        self._roots = _Batch([each for each in new if not each.tokens], mask_RK)
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [_Batch(piece, mask_RK) for piece in pieces]
-        self._has_drafts = any(request.tokens for request in self._first.requests)
         self._call: Future[None] | None = None
         self._has_begun = Event()
 
@@ -117,7 +119,8 @@ class Filling:
     def _run(self) -> None:
         begin = time.perf_counter()
         self._has_begun.set()
-        self._first.run()
+        self._drafts.run()
+        self._roots.run()
         for piece in self._pieces:
             if time.perf_counter() > self._deadline:
                 break
@@ -132,10 +135,10 @@ class Filling:
             self._deadline = time.perf_counter() + self._time_limit
             self._run()
         elif not self._is_done(self._call, is_late):
-            for batch in (self._first, *self._pieces):
+            for batch in (self._drafts, self._roots, *self._pieces):
                 self._leave_out(batch)
             return False
-        for batch in (self._first, *self._pieces):
+        for batch in (self._drafts, self._roots, *self._pieces):
             if batch.is_done:
                 self._settle(batch)
             else:
@@ -144,13 +147,13 @@ class Filling:
 
     def _is_done(self, call: Future[None], is_late: Callable[[], bool]) -> bool:
         """Waits for the thread; False when there are drafts which are not done when time is over."""
-        has_looked = not self._has_drafts
+        has_looked = False
         while not call.done():
-            is_missing = self._has_drafts and not self._first.is_done
+            is_missing = bool(self._drafts.requests) and not self._drafts.is_done
             if is_missing and time.perf_counter() > self._deadline:
                 call.cancel()
                 return False
-            if not has_looked and is_late():
+            if is_missing and not has_looked and is_late():
                 has_looked = self._look()
             wait([call], POLL_SECONDS)
         return True
@@ -159,11 +162,11 @@ class Filling:
         """Which drafts are not done, if these are few? What is seen may be wrong, and nothing but speed
         hangs on it."""
         behind: list[MaskRequest] = []
-        for request in self._first.requests:
+        for request in self._drafts.requests:
             rows_LK = request.rows(self.mask_RK)
             if rows_LK.any(axis=1).sum() <= num_legal(rows_LK, 0, request.tokens):
                 behind.append(request)
-        is_few = len(behind) <= max(1, len(self._first.requests) // FEW)
+        is_few = len(behind) <= max(1, len(self._drafts.requests) // FEW)
         for request in behind if is_few else ():
             for each in self._twins(request):
                 each.is_slow = True

@@ -150,7 +150,7 @@ class TreeMasks:
                 self.silent.add(b)
                 continue
             if not self.walks_ahead and self.tree.is_chain and not sequence.constraint.has_budget:
-                tokens = self._tokens[b][1 : self._sizes[b]][: sequence.constraint.reach]
+                tokens = self._tokens[b][1 : self._sizes[b]][: sequence.constraint.reach.limit]
                 self.walked[b] = _Walked(sequence, [sequence.constraint.root], tuple(tokens))
             else:
                 self._walk(b, sequence)
@@ -261,16 +261,14 @@ class TreeMasks:
         self.stats.mask_seconds += filling.seconds
 
     def _learn(self) -> None:
-        """A sequence whose draft others had to wait for has only its root looked at the next time, and
-        then again further and further."""
+        """How far to look into the next drafts."""
         for _, each in self._live():
             automaton = each.sequence.constraint
             assert automaton is not None
             if any(request.is_slow for request in each.requests):
-                automaton.reach = 0
-            elif automaton.reach is not None:
-                is_whole = automaton.reach >= self.tree.width - 1
-                automaton.reach = None if is_whole else automaton.reach + 1
+                automaton.reach.held_up()
+            else:
+                automaton.reach.in_time(self.tree.width - 1)
 
     def _rows(self) -> list[int]:
         """Where each sequence's begin."""
