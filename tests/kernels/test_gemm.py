@@ -70,9 +70,26 @@ def test_the_copy_engine_brings_the_same(device: torch.device) -> None:
                 assert torch.equal(found, expected)
 
 
+def test_a_tile_may_have_more_rows_than_its_block(device: torch.device) -> None:
+    tiles = (Tile(64, 32, 64, 4, 4, True, 16), Tile(128, 16, 64, 4, 4, True, 32))
+    x_TK = quarters(100, 304, dtype=torch.float16, device=device)
+    weight_OK = quarters(200, 304, dtype=torch.float16, device=device)
+    bias_O = torch.randn(200, device=device).half()
+    for tile in tiles:
+        whole = tile.block_rows + tile.more_rows
+        for num_rows in (1, tile.block_rows, tile.block_rows + 1, whole, whole + 1, 100):
+            x = x_TK[:num_rows]
+            for how in ({"bias_O": bias_O}, {"num_splits": 2}, {"num_splits": 2, "folded": True}):
+                expected = product(x, weight_OK, **how)  # type: ignore[arg-type]
+                assert torch.equal(product(x, weight_OK, tile=tile, **how), expected)  # type: ignore[arg-type]
+    wide_TK = quarters(70, 401, dtype=torch.float16, device=device)[:, :304]
+    expected = product(wide_TK, weight_OK)
+    assert torch.equal(product(wide_TK, weight_OK, tile=tiles[0]), expected), "not aligned"
+
+
 def test_the_copy_engine_brings_gate_and_up_as_two_blocks(device: torch.device) -> None:
-    small, large = Tile(128, 32, 64, 4, 4, True), Tile(128, 128, 64, 8, 3, True)
-    half_too_small = Tile(64, 32, 64, 4, 4, True)
+    small, large = Tile(128, 32, 64, 4, 4, True, 16), Tile(128, 128, 64, 8, 3, True)
+    half_too_small = Tile(64, 32, 64, 4, 4, True, 16)
     dtype = torch.float16
     for size, num_columns in ((128, 256), (100, 304), (56, 64)):
         weight_2FK = quarters(2 * size, num_columns, dtype=dtype, device=device)
@@ -196,6 +213,7 @@ def hopper_job(
     constants: dict[str, object] = {
         "BLOCK_OUT": tile.block_out,
         "BLOCK_ROWS": tile.block_rows,
+        "MORE_ROWS": tile.more_rows,
         "BLOCK_K": tile.block_k,
         "EVEN_OUT": even,
         "EVEN_K": even,
@@ -213,6 +231,10 @@ def hopper_job(
         signature["weight_blocks"] = f"tensordesc<{dtype}[{block_out}, {tile.block_k}]>"
     else:
         constants |= {"x_blocks": None, "weight_blocks": None}
+    if tile.more_rows:
+        signature["more_blocks"] = f"tensordesc<{dtype}[{tile.more_rows}, {tile.block_k}]>"
+    else:
+        constants["more_blocks"] = None
     kernel = "eyas.kernels.gemm:product_kernel"
     return Job(kernel, signature, constants, tile.num_warps, tile.num_stages, strides)
 

@@ -56,8 +56,16 @@ def _prefetch(pointers):
 
 
 @triton.jit
+def _zeros(BLOCK_OUT: tl.constexpr, ROWS: tl.constexpr):
+    """A sum to begin with; of no rows it is one that nobody looks at."""
+    rows: tl.constexpr = ROWS if ROWS > 0 else 1
+    return tl.zeros((BLOCK_OUT, rows), dtype=tl.float32)
+
+
+@triton.jit
 def _accumulate(
     x_KT,
+    more_KT,
     weight_OK,
     is_row_1T,
     is_out_O1,
@@ -68,13 +76,15 @@ def _accumulate(
     num_columns,
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    MORE_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN_OUT: tl.constexpr,
     EVEN_K: tl.constexpr,
     BY_COPY_ENGINE: tl.constexpr,
 ):
-    """The sum over columns first to last, float32 [BLOCK_OUT, BLOCK_ROWS], in ascending order."""
-    total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), dtype=tl.float32)
+    """The sums over columns first to last, in ascending order: float32 [BLOCK_OUT, BLOCK_ROWS], and of
+    the MORE_ROWS rows behind these."""
+    total, more = _zeros(BLOCK_OUT, BLOCK_ROWS), _zeros(BLOCK_OUT, MORE_ROWS)
     for start in tl.range(first, last, BLOCK_K):
         if BY_COPY_ENGINE:
             x = x_KT.load([first_row, start]).T
@@ -91,12 +101,16 @@ def _accumulate(
             is_weight = is_out_O1 & is_column[None, :]
             weight = tl.load(weight_OK + start, mask=is_weight, other=0.0)
         total = tl.dot(weight, x, total, input_precision="ieee")
-    return total
+        if MORE_ROWS > 0:
+            more_x = more_KT.load([first_row + BLOCK_ROWS, start]).T
+            more = tl.dot(weight, more_x, more, input_precision="ieee")
+    return total, more
 
 
 @triton.jit
 def _accumulate_pairs(
     x_blocks,
+    more_blocks,
     weight_blocks,
     first_row,
     first_out,
@@ -104,19 +118,44 @@ def _accumulate_pairs(
     last,
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    MORE_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Sums of rows of the gate and of the same rows of "up", float32 [BLOCK_OUT, BLOCK_ROWS] each, in
-    the order of `_accumulate`; their weights are two blocks of one matrix."""
-    gate = tl.zeros((BLOCK_OUT, BLOCK_ROWS), dtype=tl.float32)
-    up = tl.zeros((BLOCK_OUT, BLOCK_ROWS), dtype=tl.float32)
+    """Sums of rows of the gate and of the same rows of "up", as `_accumulate`; their weights are two
+    blocks of one matrix."""
+    gate, more_gate = _zeros(BLOCK_OUT, BLOCK_ROWS), _zeros(BLOCK_OUT, MORE_ROWS)
+    up, more_up = _zeros(BLOCK_OUT, BLOCK_ROWS), _zeros(BLOCK_OUT, MORE_ROWS)
     for start in tl.range(0, last, BLOCK_K):
         x = x_blocks.load([first_row, start]).T
         gate_weight = weight_blocks.load([first_out, start])
         up_weight = weight_blocks.load([num_out + first_out, start])
         gate = tl.dot(gate_weight, x, gate, input_precision="ieee")
         up = tl.dot(up_weight, x, up, input_precision="ieee")
-    return gate, up
+        if MORE_ROWS > 0:
+            more_x = more_blocks.load([first_row + BLOCK_ROWS, start]).T
+            more_gate = tl.dot(gate_weight, more_x, more_gate, input_precision="ieee")
+            more_up = tl.dot(up_weight, more_x, more_up, input_precision="ieee")
+    return gate, up, more_gate, more_up
+
+
+@triton.jit
+def _store(
+    total,
+    out_STO,
+    split,
+    first_row,
+    num_rows,
+    first_out,
+    num_out,
+    ROWS: tl.constexpr,
+    OUT: tl.constexpr,
+):
+    """float32 [OUT, ROWS] to its place."""
+    row_T, out_O = first_row + tl.arange(0, ROWS), first_out + tl.arange(0, OUT)
+    out_row_T = (split.to(tl.int64) * num_rows + row_T) * num_out
+    out_TO = out_STO + out_row_T[:, None] + out_O[None, :]
+    is_inside_TO = (row_T < num_rows)[:, None] & (out_O < num_out)[None, :]
+    tl.store(out_TO, tl.trans(total).to(out_STO.dtype.element_ty), mask=is_inside_TO)
 
 
 @triton.jit
@@ -131,6 +170,7 @@ def product_kernel(
     x_TK,
     weight_OK,
     x_blocks,
+    more_blocks,
     weight_blocks,
     bias_O,
     out_STO,
@@ -143,6 +183,7 @@ def product_kernel(
     num_groups,
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    MORE_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN_OUT: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -159,13 +200,15 @@ def product_kernel(
     GATED: half of the weight tile are rows of the gate, the other half the same rows of "up"; the copy
     engine brings them as two blocks, which have sums of their own.
     NUM_FOLDED: a program runs so many splits one after the other and adds their sums in order.
-    x_blocks, weight_blocks: tensor descriptors of x and weight, None but BY_COPY_ENGINE.
+    MORE_ROWS: the tile has so many rows more, with sums of their own, since a block's height is a power
+    of two; the copy engine brings them.
+    x_blocks, more_blocks, weight_blocks: tensor descriptors of x and weight, None but BY_COPY_ENGINE.
     """
     columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
     PAIRED: tl.constexpr = GATED and BY_COPY_ENGINE
     group = tl.program_id(2) % num_groups
     split = tl.program_id(2) // num_groups
-    first_row = (group * group_tiles + tl.program_id(0)) * BLOCK_ROWS
+    first_row = (group * group_tiles + tl.program_id(0)) * (BLOCK_ROWS + MORE_ROWS)
     if first_row >= num_rows:
         return
     first_out = tl.program_id(1) * columns_of_tile
@@ -199,42 +242,51 @@ def product_kernel(
         weight_tile_OK = weight_OK + (weight_row_O * num_columns)[:, None] + inner[None, :]
     rounded: tl.constexpr = x_TK.dtype.element_ty
     if PAIRED:
-        gate, up = _accumulate_pairs(
-            x_KT, weight_tile_OK, first_row, first_out, num_out, last,
-            columns_of_tile, BLOCK_ROWS, BLOCK_K,
+        gate, up, more_gate, more_up = _accumulate_pairs(
+            x_KT, more_blocks, weight_tile_OK, first_row, first_out, num_out, last,
+            columns_of_tile, BLOCK_ROWS, MORE_ROWS, BLOCK_K,
         )  # fmt: skip
         if PDL:
             cuda.gdc_launch_dependents()
         out_O = first_out + tl.arange(0, columns_of_tile)
         if HAS_BIAS:
-            gate += _bias_of(bias_O, out_O, out_O < num_out)
-            up += _bias_of(bias_O, num_out + out_O, out_O < num_out)
+            gate_bias = _bias_of(bias_O, out_O, out_O < num_out)
+            up_bias = _bias_of(bias_O, num_out + out_O, out_O < num_out)
+            gate, up = gate + gate_bias, up + up_bias
+            more_gate, more_up = more_gate + gate_bias, more_up + up_bias
         total = gated(gate.to(rounded), up.to(rounded))
+        more = gated(more_gate.to(rounded), more_up.to(rounded))
     else:
-        total = _accumulate(
-            x_KT, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first, last,
-            num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, BY_COPY_ENGINE,
+        total, more = _accumulate(
+            x_KT, more_blocks, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first, last,
+            num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, BY_COPY_ENGINE,
         )  # fmt: skip
         for folded in tl.static_range(1, NUM_FOLDED):
             first = folded * split_columns
             last = min(first + split_columns, num_columns)
-            total += _accumulate(
-                x_KT, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first, last,
-                num_columns, BLOCK_OUT, BLOCK_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, BY_COPY_ENGINE,
+            next_total, next_more = _accumulate(
+                x_KT, more_blocks, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first,
+                last, num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K,
+                BY_COPY_ENGINE,
             )  # fmt: skip
+            total, more = total + next_total, more + next_more
         if PDL:  # not earlier: programs that come early crowd the first multiprocessors with room
             cuda.gdc_launch_dependents()
         if HAS_BIAS:
-            total += _bias_of(bias_O, weight_row_O, out_O < num_out)
+            bias = _bias_of(bias_O, weight_row_O, out_O < num_out)
+            total, more = total + bias, more + bias
         if GATED:
             halves_2OT = tl.reshape(total, (2, columns_of_tile, BLOCK_ROWS))
             gate, up = tl.split(tl.permute(halves_2OT, (1, 2, 0)))
             total = gated(gate.to(rounded), up.to(rounded))
-            out_O = first_out + tl.arange(0, columns_of_tile)
-    out_row_T = (split.to(tl.int64) * num_rows + first_row + row_T) * num_out
-    out_TO = out_STO + out_row_T[:, None] + out_O[None, :]
-    is_inside_TO = (first_row + row_T < num_rows)[:, None] & (out_O < num_out)[None, :]
-    tl.store(out_TO, tl.trans(total).to(out_STO.dtype.element_ty), mask=is_inside_TO)
+    _store(
+        total, out_STO, split, first_row, num_rows, first_out, num_out, BLOCK_ROWS, columns_of_tile
+    )  # fmt: skip
+    if MORE_ROWS > 0:
+        _store(
+            more, out_STO, split, first_row + BLOCK_ROWS, num_rows, first_out, num_out, MORE_ROWS,
+            columns_of_tile,
+        )  # fmt: skip
 
 
 def split_columns(num_columns: int, num_splits: int) -> int:
@@ -335,25 +387,27 @@ def _launch(
     is_gated: bool,
 ) -> None:
     num_rows, num_columns = x_TK.shape
-    row_tiles = -(-num_rows // tile.block_rows)
+    columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
+    # A block of either half alone must not be too small for the instruction.
+    by_copy_engine = tile.by_copy_engine and _is_aligned(x_TK)
+    by_copy_engine = by_copy_engine and (not is_gated or columns_of_tile >= LEAST_OUT)
+    more_rows = tile.more_rows if by_copy_engine else 0
+    row_tiles = -(-num_rows // (tile.block_rows + more_rows))
     num_groups = -(-row_tiles // GROUP_ROW_TILES)
     group_tiles = -(-row_tiles // num_groups)
-    columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
     num_planes = num_groups * (1 if num_folded > 1 else num_splits)
-    x_blocks, weight_blocks = None, None
-    by_copy_engine = tile.by_copy_engine and _is_aligned(x_TK)
-    if is_gated and columns_of_tile < LEAST_OUT:
-        by_copy_engine = (
-            False  # a block of either half alone would be too small for the instruction
-        )
+    x_blocks, more_blocks, weight_blocks = None, None, None
     if by_copy_engine:
         x_blocks = TensorDescriptor.from_tensor(x_TK, [tile.block_rows, tile.block_k])
         block_shape = [columns_of_tile, tile.block_k]
         weight_blocks = TensorDescriptor.from_tensor(weight_OK, block_shape)
+    if more_rows:
+        more_blocks = TensorDescriptor.from_tensor(x_TK, [more_rows, tile.block_k])
     product_kernel[(group_tiles, -(-num_out // columns_of_tile), num_planes)](
         x_TK,
         weight_OK,
         x_blocks,
+        more_blocks,
         weight_blocks,
         bias_O,
         out,
@@ -366,6 +420,7 @@ def _launch(
         num_groups,
         BLOCK_OUT=tile.block_out,
         BLOCK_ROWS=tile.block_rows,
+        MORE_ROWS=more_rows,
         BLOCK_K=tile.block_k,
         EVEN_OUT=num_out % columns_of_tile == 0,
         EVEN_K=num_columns % tile.block_k == 0,

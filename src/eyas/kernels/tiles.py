@@ -18,7 +18,8 @@ import torch
 class Tile:
     """block_out: weight rows of a program, 64 or more, so that every tile uses the same instruction.
     block_rows: rows of x. block_k: columns of a step of the loop, a divisor of SPLIT_MULTIPLE.
-    by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned."""
+    by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned.
+    more_rows: then also so many rows behind the block, whose own height is a power of two."""
 
     block_out: int
     block_rows: int
@@ -26,10 +27,11 @@ class Tile:
     num_warps: int
     num_stages: int
     by_copy_engine: bool = False
+    more_rows: int = 0
 
 
-def _fast(tile: Tile) -> Tile:
-    return replace(tile, by_copy_engine=True)
+def _fast(tile: Tile, more_rows: int = 0) -> Tile:
+    return replace(tile, by_copy_engine=True, more_rows=more_rows)
 
 
 MANY_ROWS = 1 << 62
@@ -76,8 +78,20 @@ TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
             _fast(Tile(128, 64, 128, 4, 3)),
         ),
     ),
-    (128, (_BROAD, _fast(_BROAD), _HIGH, _fast(_HIGH), _SQUARE, _fast(_SQUARE))),
-    (256, (_SQUARE, _fast(_SQUARE), _LARGE, _fast(_LARGE), _fast(_BROAD))),
+    (128, (_BROAD, _fast(_BROAD), _HIGH, _fast(_HIGH), _fast(_HIGH, 32), _SQUARE, _fast(_SQUARE))),
+    (
+        256,
+        (
+            _SQUARE,
+            _fast(_SQUARE),
+            _fast(_DEEP, 64),
+            _LARGE,
+            _fast(_LARGE),
+            _fast(_BROAD),
+            _fast(Tile(64, 128, 64, 4, 3), 64),
+            _fast(Tile(256, 64, 64, 8, 4), 32),
+        ),
+    ),
     (MANY_ROWS, (_fast(_LARGE), _LARGE, _fast(_DEEP), _DEEP)),
 )
 """Up to so many rows, these; the usual one first."""
