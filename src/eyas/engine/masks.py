@@ -225,7 +225,9 @@ class TreeMasks:
     def _zeros(self) -> torch.Tensor:
         num_rows = sum(self._sizes) if self.walks_ahead else self.tree.tokens_BW.numel()
         shape = (num_rows, -(-self.vocab_size // 32))
-        return reachable(shape, self.tree.tokens_BW.device).zero_()
+        mask = reachable(shape, self.tree.tokens_BW.device)
+        mask.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
+        return mask
 
     def _is_late(self) -> bool:
         """Has the step waited for long, compared with its forward?"""
