@@ -158,19 +158,20 @@ class Faulty(Backend):
         self.spoilt: tuple[int, ...] | None = None
         self.slow: tuple[int, ...] | None = None
         self.breaks_at_once = False
+        self.error: BaseException = MemoryError("on purpose")
         self.go = threading.Event()
         self.is_waiting = threading.Event()
 
     def job(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
         job = self.backend.job(states, mask_RK, rows, drafts)
         if self.spoilt in drafts and self.breaks_at_once:
-            raise MemoryError("on purpose")
+            raise self.error
 
         def run() -> None:
             if self.spoilt in drafts:
                 for row, draft in zip(rows, drafts, strict=True):
                     mask_RK[row : row + 1 + len(draft)] = 7
-                raise MemoryError("on purpose")
+                raise self.error
             self.num += len(drafts)
             job.run()
             if self.slow in drafts:
@@ -297,12 +298,21 @@ def test_twins_that_move_over_the_same_tokens_stay_together(
     assert first.root is not twin.root
 
 
+class Panic(BaseException):
+    """How a library written in Rust says that it is at its end."""
+
+
+@pytest.mark.parametrize("error", [MemoryError("on purpose"), Panic("on purpose")])
 @pytest.mark.parametrize("at_once", [False, True])
 def test_one_draft_that_breaks_the_library_breaks_no_other(
-    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None, at_once: bool
+    faulty: tuple[Faulty, Any, list[int]],
+    thread: ThreadPoolExecutor | None,
+    at_once: bool,
+    error: BaseException,
 ) -> None:
     backend, grammar, tokens = faulty
     backend.spoilt, backend.breaks_at_once = tuple(tokens[:2]), at_once
+    backend.error = error
     shared = grammar()
     automata = [Automaton(shared), Automaton(shared), Automaton(grammar())]
     requests = [
@@ -420,6 +430,23 @@ def test_where_many_are_slow_nobody_is_to_blame(
     timer.join()
 
 
+def test_a_draft_that_has_ended_is_not_taken_for_a_slow_one(
+    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, tokenizer: Tokenizer
+) -> None:
+    backend, grammar, tokens = faulty
+    backend.slow = tuple(tokens[:3])
+    drafts = [tokens[:3], [*tokens, tokenizer.eos_id], [*tokens, tokenizer.eos_id]]
+    requests = [asked_of(Automaton(grammar()), draft, 6 * i) for i, draft in enumerate(drafts)]
+    filling, _ = begun(requests, backend, beside)
+    assert backend.is_waiting.wait(30)
+    timer = threading.Timer(0.05, backend.go.set)
+    timer.start()
+    assert filling.wait(lambda: True)
+    assert [each.num_legal for each in requests] == [3, 5, 5]
+    assert [each.is_slow for each in requests] == [True, False, False]
+    timer.join()
+
+
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_after_the_deadline_no_draft_is_waited_for(
     faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, has_begun: bool
@@ -440,6 +467,26 @@ def test_after_the_deadline_no_draft_is_waited_for(
         go.set()
         beside.submit(int).result()
         assert backend.num == 0 and not mask_RK.any(), "it never began"
+
+
+@pytest.mark.parametrize("has_root", [False, True])
+def test_nobody_waits_for_what_another_step_has_left_behind(
+    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, has_root: bool
+) -> None:
+    backend, grammar, _ = faulty
+    go = threading.Event()
+    beside.submit(go.wait, 30)
+    roots = [asked_of(Automaton(grammar()), [], 0)] if has_root else []
+    mask_RK = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
+    filling = Filling(roots, (), mask_RK, 0.01)
+    begin = time.perf_counter()
+    filling.start(beside)
+    assert filling.wait() != has_root
+    assert time.perf_counter() - begin < 20
+    assert [each.is_late for each in roots] == [True] * len(roots)
+    go.set()
+    beside.submit(int).result()
+    assert backend.num == 0 and not mask_RK.any(), "it never began"
 
 
 def test_a_slow_root_makes_no_draft_late(
@@ -463,7 +510,7 @@ def test_who_holds_up_others_again_and_again_is_tried_less_and_less_often() -> N
     reach = Reach()
     rests = []
     for _ in range(10):
-        reach.held_up()
+        reach.held_up(5)
         num = 0
         while reach.limit == 0:
             reach.in_time(5)
@@ -477,9 +524,22 @@ def test_who_holds_up_others_again_and_again_is_tried_less_and_less_often() -> N
     assert limits == [1, 2, 3, 4, None], "and from there on as if nothing had been"
     reach.in_time(5)
     assert reach.limit is None
-    reach.held_up()
+    reach.held_up(5)
     reach.in_time(5)
     assert reach.limit == 1
+
+
+def test_a_draft_that_was_cut_short_says_nothing_of_whole_ones() -> None:
+    reach = Reach()
+    for _ in range(3):
+        reach.held_up(5)
+    rests = 2
+    for size in (0, 1, 0):
+        reach.in_time(size)
+        rests -= 1
+        assert reach.limit == max(0, -rests)
+    reach.in_time(0)
+    assert reach.limit == 2, "and no whole draft has been in time yet"
 
 
 def test_roots_alone_are_waited_for_however_long(

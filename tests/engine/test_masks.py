@@ -278,6 +278,31 @@ def test_a_sequence_that_held_up_others_looks_less_far_ahead_for_a_while(
 
 
 @pytest.mark.parametrize("backend", [3], indirect=True)
+@pytest.mark.parametrize("num_slow", [1, 5])
+def test_who_was_too_late_waits_before_the_next_try(
+    backend: Any,
+    slow: Callable[[Sequence[int]], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    num_slow: int,
+) -> None:
+    """Who stands out, or everybody."""
+    tree, rooted, tokens = several(backend, 8, num_slow)
+    go = slow(tokens)
+    monkeypatch.setattr(masks_module, "work_so_far", lambda device: lambda: go.num_held >= num_slow)
+    _, _, stats = filled(tree, rooted, backend, deadline=0.1)
+    assert stats.num_late == 8
+    num = num_slow if num_slow == 1 else 8
+    assert [held.constraint.reach.limit for held in rooted] == [0] * num + [None] * (8 - num)
+    go.set()
+    for looked_at in (1, 2, 3, 4, 5):
+        mask_BWK, _, stats = filled(tree, rooted, backend)
+        num_rows = mask_BWK.any(axis=2).sum(axis=1).tolist()
+        whole = [4] * num_slow + [5] * (8 - num_slow)
+        expected = [min(looked_at, rows) if b < num else rows for b, rows in enumerate(whole)]
+        assert num_rows == expected and stats.num_late == 0
+
+
+@pytest.mark.parametrize("backend", [3], indirect=True)
 def test_a_sequence_goes_on_while_its_last_draft_is_still_under_way(
     backend: Any, slow: Callable[[Sequence[int]], Any]
 ) -> None:
@@ -291,8 +316,11 @@ def test_a_sequence_goes_on_while_its_last_draft_is_still_under_way(
     rooted[1].status = Status.FINISHED
     for held in rooted:
         held.constraint.advance(tokens[:1])
-    _, _, stats = filled(tree, rooted, backend, deadline=0.05)
-    assert stats.num_late == 7, "its thread is busy"
+    roots_BWK, _, stats = filled(tree, rooted, backend, deadline=0.05)
+    assert stats.num_late == 0 and stats.num_masks == 7, (
+        "its thread is busy, and only roots are asked"
+    )
+    assert roots_BWK.any(axis=2).sum(axis=1).tolist() == [1, 0, 1, 1, 1, 1, 1, 1]
     go.set()
     backend.thread.submit(int).result()
     assert np.array_equal(mask_BWK, before_BWK)

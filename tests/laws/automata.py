@@ -139,6 +139,7 @@ class Toys(Backend):
     """A grammar library of toys. more: other kinds by name."""
 
     name = "toys"
+    eos_token_ids: frozenset[int] = frozenset()
 
     def __init__(self, **more: Maker) -> None:
         kinds = {"modular": Modular, "liar": Liar, "lane": Lane, "fused": Fused}

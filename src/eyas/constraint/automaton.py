@@ -24,7 +24,7 @@ from eyas.constraint.budget import BudgetPoint
 from eyas.grammar import Budget
 
 MOST_REST = 64
-"""Steps in which only the root is looked at, at most, before the next try."""
+"""Steps in which only the root is looked at, at most, beside the one after a draft that was late."""
 SLOW_START, SLOW_EACH = 0.02, 0.0005
 """Seconds that looking for forced spans may take, once and for each time it is asked. A text that is
 forced over many thousand characters is slow to find, each time anew."""
@@ -81,7 +81,7 @@ class Point:
             return None
         try:
             return None if self.state.after(token) is None else token
-        except ConstraintFailure:  # its mask will say so
+        except Exception:  # its mask will say so
             return None
 
 
@@ -90,22 +90,25 @@ class Reach:
 
     def __init__(self) -> None:
         self.limit: int | None = None
-        self._rest = self._next_rest = 0
+        self._rest = self._next_rest = self._size = 0
 
-    def held_up(self) -> None:
-        """Others had to wait for the draft: none for a while, which gets longer each time."""
+    def held_up(self, size: int) -> None:
+        """Others had to wait for the draft: none for a while, which gets longer each time. size: of the
+        draft; some are cut short."""
+        self._size = max(self._size, size)
         self.limit, self._rest = 0, self._next_rest
         self._next_rest = min(max(1, 2 * self._next_rest), MOST_REST)
 
     def in_time(self, size: int) -> None:
-        """size: of a whole draft."""
+        """It was looked at as far as `limit`: further the next time."""
+        self._size = max(self._size, size)
         if self.limit is None:
             return
         if self._rest:
             self._rest -= 1
-        else:
-            self.limit += 1
-        if self.limit >= size:
+            return
+        self.limit += 1
+        if self.limit >= self._size:
             self.limit, self._next_rest = None, 0
 
 

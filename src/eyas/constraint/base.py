@@ -106,9 +106,9 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """Masks to be filled. run: the library's own work, without the interpreter's lock over most of it;
-    once, in any thread. settle: after it, where the job was made; it returns the indices of states that
-    hit a limit themselves."""
+    """Masks to be filled. run: the library's own work, without the interpreter's lock over most of it
+    where it can; once, in any thread. settle: after it, where the job was made; it returns the indices
+    of states that hit a limit themselves."""
 
     run: Callable[[], None]
     settle: Callable[[], list[int]]
@@ -118,6 +118,7 @@ class Backend(Protocol):
     """A grammar library over one tokenizer; used from several threads."""
 
     name: str
+    eos_token_ids: frozenset[int]
 
     def compile(self, spec: OutputSpec) -> Grammar:
         """`eyas.core.GrammarError` says what is wrong with it and where."""

@@ -2,9 +2,9 @@
 
 First come roots with drafts behind them, in one call of the library, which works on many cores; then
 roots alone, which nobody can do without; then, in pieces, nodes behind these, as long as there is time.
-What needs the interpreter is done before and after by whoever asks, so that the thread beside it is in
-the library alone: two threads that both want the interpreter's lock wait for each other more often than
-they work.
+What needs the interpreter is done before and after by whoever asks, as far as the library allows it,
+so that the thread beside it is in the library alone: two threads that both want the interpreter's lock
+wait for each other more often than they work.
 
 A call cannot be ended, and what it does holds locks that the next step needs; so it is waited for, and
 of a draft that others had to wait for only the root is asked for the next time: it may be slow by
@@ -31,7 +31,7 @@ from threading import Event
 import numpy as np
 
 from eyas.constraint.automaton import Point
-from eyas.constraint.base import MaskJob, num_legal
+from eyas.constraint.base import Backend, MaskJob, num_legal
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ FEW = 4
 """One in so many drafts may hold up the others."""
 BEGIN_SECONDS = 0.001
 """At most so long the caller stands aside for the thread that is to fill."""
+_OF_THE_HOST = (KeyboardInterrupt, SystemExit)
+"""All else is a library's; a panic of one that is written in Rust is no `Exception`."""
 POLL_SECONDS = 0.0005
 """Between two looks at whether what is missing is late."""
 
@@ -91,6 +93,7 @@ class Filling:
         self._roots = _Batch([each for each in new if not each.tokens], mask_RK)
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [_Batch(piece, mask_RK) for piece in pieces]
+        self._batches = (self._drafts, self._roots, *self._pieces)
         self._call: Future[None] | None = None
         self._has_begun = Event()
 
@@ -112,9 +115,10 @@ class Filling:
     def start(self, thread: ThreadPoolExecutor) -> None:
         """Fill beside the caller; without this it is done when it is waited for. Returns once the
         thread is about to enter the library: a caller at work would not soon let it."""
-        self._deadline = time.perf_counter() + self._time_limit
-        self._call = thread.submit(self._run)
-        self._has_begun.wait(BEGIN_SECONDS)
+        if self._same:
+            self._deadline = time.perf_counter() + self._time_limit
+            self._call = thread.submit(self._run)
+            self._has_begun.wait(BEGIN_SECONDS)
 
     def _run(self) -> None:
         begin = time.perf_counter()
@@ -129,16 +133,16 @@ class Filling:
 
     def wait(self, is_late: Callable[[], bool] = lambda: False) -> bool:
         """Until the masks are there, or time is over; False when the drafts of `first` were not in
-        time, and no row of it is to be read. Once `is_late` says so, the last few drafts are taken note
-        of."""
+        time, or nothing was begun, and the rows of requests that are late may still be written to. Once
+        `is_late` says so, the last few drafts are taken note of."""
         if self._call is None:
             self._deadline = time.perf_counter() + self._time_limit
             self._run()
         elif not self._is_done(self._call, is_late):
-            for batch in (self._drafts, self._roots, *self._pieces):
+            for batch in self._batches:
                 self._leave_out(batch)
             return False
-        for batch in (self._drafts, self._roots, *self._pieces):
+        for batch in self._batches:
             if batch.is_done:
                 self._settle(batch)
             else:
@@ -146,11 +150,13 @@ class Filling:
         return True
 
     def _is_done(self, call: Future[None], is_late: Callable[[], bool]) -> bool:
-        """Waits for the thread; False when there are drafts which are not done when time is over."""
+        """Waits for the thread; False when time is over and it is still at the drafts, or has not begun
+        since it is still at another step's."""
         has_looked = False
         while not call.done():
             is_missing = bool(self._drafts.requests) and not self._drafts.is_done
-            if is_missing and time.perf_counter() > self._deadline:
+            is_stuck = is_missing or not self._has_begun.is_set()
+            if is_stuck and time.perf_counter() > self._deadline:
                 call.cancel()
                 return False
             if is_missing and not has_looked and is_late():
@@ -164,7 +170,9 @@ class Filling:
         behind: list[MaskRequest] = []
         for request in self._drafts.requests:
             rows_LK = request.rows(self.mask_RK)
-            if rows_LK.any(axis=1).sum() <= num_legal(rows_LK, 0, request.tokens):
+            num = num_legal(rows_LK, 0, request.tokens)
+            has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
+            if rows_LK.any(axis=1).sum() < num + (not has_ended):
                 behind.append(request)
         is_few = len(behind) <= max(1, len(self._drafts.requests) // FEW)
         for request in behind if is_few else ():
@@ -181,12 +189,13 @@ class Filling:
                 mask_LK[:] = 0
             else:
                 _count(first, mask_LK)
-            for request in self._twins(first):
+            twins = self._twins(first)
+            for request in twins:
                 if request is not first:
                     request.rows(self.mask_RK)[:] = mask_LK
                     request.num_masks, request.num_legal = first.num_masks, first.num_legal
-                if request.keeps and first.num_masks:
-                    request.point.ahead = (first.tokens, mask_LK.copy())
+            if first.num_masks and any(request.keeps for request in twins):
+                first.point.ahead = (first.tokens, mask_LK.copy())
             self.num_masks += first.num_masks
 
     def _leave_out(self, batch: _Batch) -> None:
@@ -233,23 +242,31 @@ class _Batch:
     def _watched(self) -> Iterator[None]:
         try:
             yield
-        except Exception:
+        except _OF_THE_HOST:
+            raise
+        except BaseException:
+            log.warning("masks of a step failed together; each is filled on its own", exc_info=True)
             self._has_broken = True
 
 
 def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> MaskJob:
     states = [request.point.state for request in requests]
     rows, drafts = [each.row for each in requests], [each.tokens for each in requests]
-    return states[0].grammar.backend.job(states, mask_RK, rows, drafts)
+    return _backend(requests[0]).job(states, mask_RK, rows, drafts)
+
+
+def _backend(request: MaskRequest) -> Backend:
+    return request.point.state.grammar.backend
 
 
 def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> bool:
     mask_LK = request.rows(mask_RK)
     mask_LK[:] = 0
     try:
-        state = request.point.state
-        return not state.grammar.backend.fill([state], mask_LK, None, [request.tokens])
-    except Exception:
+        return not _backend(request).fill([request.point.state], mask_LK, None, [request.tokens])
+    except _OF_THE_HOST:
+        raise
+    except BaseException:
         log.exception("an automaton failed")
         mask_LK[:] = 0
         return False

@@ -5,11 +5,11 @@ chosen cost no rows; masks are filled while the forward runs.
 
 Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
 refuses, or whose mask did not come in time, allows nothing and is never walked into; a root's mask is
-always waited for. A sequence for whose draft others had to wait looks less far ahead the next time. An
-automaton that fails takes its own sequence down and no other.
+always waited for. Of a sequence for whose draft others had to wait only the root is looked at for a
+while. An automaton that fails takes its own sequence down and no other.
 Does not know: what the automata recognise.
 
-Legend: B rooted sequences, W nodes, R node rows, N points, K 32-bit mask words.
+Legend: B rooted sequences, W nodes, R node rows, K 32-bit mask words.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class _Walked:
         """Was there no time for masks behind the root?"""
         root, *later = self.requests
         return (root.is_late and bool(root.tokens)) or any(request.is_late for request in later)
+
+    @property
+    def is_slow(self) -> bool:
+        """Did others have to wait for its draft?"""
+        return self.requests[0].is_slow
 
     def legal(self, size: int) -> list[bool]:
         """By node; what was not looked at is not refused."""
@@ -263,13 +268,16 @@ class TreeMasks:
         self.stats.mask_seconds += filling.seconds
 
     def _learn(self) -> None:
-        """How far to look into the next drafts."""
-        for _, each in self._live():
+        """How far to look into the next drafts. Where time was over and nobody stands out, all who were
+        late are to blame."""
+        live = self._live()
+        has_culprit = any(each.is_slow for _, each in live)
+        for _, each in live:
             automaton = each.sequence.constraint
             assert automaton is not None
-            if any(request.is_slow for request in each.requests):
-                automaton.reach.held_up()
-            else:
+            if each.is_slow or (each.is_late and not has_culprit):
+                automaton.reach.held_up(self.tree.width - 1)
+            elif not each.is_late:
                 automaton.reach.in_time(self.tree.width - 1)
 
     def _rows(self) -> list[int]:

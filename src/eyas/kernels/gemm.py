@@ -388,9 +388,8 @@ def _launch(
 ) -> None:
     num_rows, num_columns = x_TK.shape
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
-    # A block of either half alone must not be too small for the instruction.
-    by_copy_engine = tile.by_copy_engine and _is_aligned(x_TK)
-    by_copy_engine = by_copy_engine and (not is_gated or columns_of_tile >= LEAST_OUT)
+    is_high_enough = columns_of_tile >= LEAST_OUT  # for the instruction, half of a tile alone too
+    by_copy_engine = tile.by_copy_engine and is_high_enough and _is_aligned(x_TK)
     more_rows = tile.more_rows if by_copy_engine else 0
     row_tiles = -(-num_rows // (tile.block_rows + more_rows))
     num_groups = -(-row_tiles // GROUP_ROW_TILES)

@@ -59,7 +59,8 @@ class Way:
         if self.tile is None:
             return "library"
         t = self.tile
-        text = f"{t.block_out}x{t.block_rows}x{t.block_k}w{t.num_warps}s{t.num_stages}"
+        rows = f"{t.block_rows}+{t.more_rows}" if t.more_rows else str(t.block_rows)
+        text = f"{t.block_out}x{rows}x{t.block_k}w{t.num_warps}s{t.num_stages}"
         return text + "T" * t.by_copy_engine + "+" * self.folded
 
 
