@@ -289,7 +289,7 @@ def test_who_was_too_late_waits_before_the_next_try(
     tree, rooted, tokens = several(backend, 8, num_slow)
     go = slow(tokens)
     monkeypatch.setattr(masks_module, "work_so_far", lambda device: lambda: go.num_held >= num_slow)
-    _, _, stats = filled(tree, rooted, backend, deadline=0.1)
+    _, _, stats = filled(tree, rooted, backend, deadline=1.0)
     assert stats.num_late == 8
     num = num_slow if num_slow == 1 else 8
     assert [held.constraint.reach.limit for held in rooted] == [0] * num + [None] * (8 - num)
