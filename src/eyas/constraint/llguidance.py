@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -27,6 +27,7 @@ from eyas.constraint.base import (
     num_legal,
     one_by_one,
 )
+from eyas.constraint.borrowed import when_free
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
 from eyas.constraint.lark import to_llguidance
@@ -36,14 +37,11 @@ from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
 from eyas.grammar import Node, OutputSpec, Source, leaves
 
-_T = TypeVar("_T")
-
 MAX_TOKEN_BYTES = 32
 """Longer tokens are no good guess for a forced text."""
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
 stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
-_BORROWED_PAUSE_SECONDS = 0.0002
 
 
 class LlguidanceBackend(Backend):
@@ -112,14 +110,14 @@ class LlguidanceBackend(Backend):
         last = num_legal(mask_LK, 0, asked.tokens)
         if np.count_nonzero(mask_LK[last]) > len(self.eos_token_ids):
             return True
-        if _when_free(asked.matcher.is_error):
+        if when_free(asked.matcher.is_error):
             mask_LK[last] = 0
             return last > 0
         matcher = asked.matcher
         if last:
             matcher = asked.state.copy()
             matcher.try_consume_tokens(list(asked.tokens[:last]))
-        if _when_free(lambda: matcher.is_stopped() and not matcher.is_accepting()):
+        if when_free(lambda: matcher.is_stopped() and not matcher.is_accepting()):
             mask_LK[last] = 0
         return True
 
@@ -171,11 +169,11 @@ class LlguidanceBackend(Backend):
             if drafts:
                 executor.unsafe_compute_mask_ptr_with_draft_token(drafts, *rest)
             if len(alone) > 1 and self._is_threaded:
-                _when_free(lambda: executor.unsafe_compute_mask_ptr(alone, *rest))
+                when_free(lambda: executor.unsafe_compute_mask_ptr(alone, *rest))
                 return
             for matcher, row in alone:  # the calling thread is quicker than waking another
                 at = begin + row * num_bytes
-                _when_free(
+                when_free(
                     lambda matcher=matcher, at=at: matcher.unsafe_compute_mask_ptr(at, num_bytes)
                 )
 
@@ -354,7 +352,7 @@ class LlguidanceState:
     def copy(self) -> llguidance.LLMatcher:
         """A matcher that stands here and is the caller's own."""
         assert self.matcher is not None
-        return _when_free(self.matcher.deep_copy)
+        return when_free(self.matcher.deep_copy)
 
 
 class CanonicalState(LlguidanceState):
@@ -378,17 +376,6 @@ class CanonicalState(LlguidanceState):
 
     def after_all(self, tokens: Sequence[int]) -> State | None:
         return one_by_one(self, tokens)
-
-
-def _when_free(call: Callable[[], _T]) -> _T:
-    """The call, as soon as no other thread uses the matchers that it reads."""
-    while True:
-        try:
-            return call()
-        except RuntimeError as error:
-            if "borrowed" not in str(error):
-                raise
-            time.sleep(_BORROWED_PAUSE_SECONDS)
 
 
 _WHITE = b" \t\r\n"

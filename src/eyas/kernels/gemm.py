@@ -19,6 +19,7 @@ from triton.language.extra import cuda
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from eyas.kernels.activation import gated
+from eyas.kernels.gemm_tile import accumulate, accumulate_pairs, bias_of, prefetch_lines, store
 from eyas.kernels.launch import launch_options
 from eyas.kernels.tiles import LEAST_OUT, Tile, folded_tiles_for, gated_tiles_for, tiles_for
 
@@ -40,129 +41,6 @@ def supports(weight_OK: torch.Tensor) -> bool:
         and weight_OK.shape[1] % 16 == 0
         and weight_OK.dtype in (torch.bfloat16, torch.float16, torch.float32)
     )
-
-
-@triton.jit
-def _prefetch(pointers):
-    """Ask for the cache lines of these addresses; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // dummy $0",
-        "=r,l",
-        [pointers.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _zeros(BLOCK_OUT: tl.constexpr, ROWS: tl.constexpr):
-    """A sum to begin with; of no rows it is one that nobody looks at."""
-    rows: tl.constexpr = ROWS if ROWS > 0 else 1
-    return tl.zeros((BLOCK_OUT, rows), dtype=tl.float32)
-
-
-@triton.jit
-def _accumulate(
-    x_KT,
-    more_KT,
-    weight_OK,
-    is_row_1T,
-    is_out_O1,
-    first_row,
-    first_out,
-    first,
-    last,
-    num_columns,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    MORE_ROWS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN_OUT: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    BY_COPY_ENGINE: tl.constexpr,
-):
-    """The sums over columns first to last, in ascending order: float32 [BLOCK_OUT, BLOCK_ROWS], and of
-    the MORE_ROWS rows behind these."""
-    total, more = _zeros(BLOCK_OUT, BLOCK_ROWS), _zeros(BLOCK_OUT, MORE_ROWS)
-    for start in tl.range(first, last, BLOCK_K):
-        if BY_COPY_ENGINE:
-            x = x_KT.load([first_row, start]).T
-            weight = weight_OK.load([first_out, start])
-        elif EVEN_K:
-            x = tl.load(x_KT + start, mask=is_row_1T, other=0.0)
-            if EVEN_OUT:
-                weight = tl.load(weight_OK + start)
-            else:
-                weight = tl.load(weight_OK + start, mask=is_out_O1, other=0.0)
-        else:
-            is_column = start + tl.arange(0, BLOCK_K) < num_columns
-            x = tl.load(x_KT + start, mask=is_row_1T & is_column[:, None], other=0.0)
-            is_weight = is_out_O1 & is_column[None, :]
-            weight = tl.load(weight_OK + start, mask=is_weight, other=0.0)
-        total = tl.dot(weight, x, total, input_precision="ieee")
-        if MORE_ROWS > 0:
-            more_x = more_KT.load([first_row + BLOCK_ROWS, start]).T
-            more = tl.dot(weight, more_x, more, input_precision="ieee")
-    return total, more
-
-
-@triton.jit
-def _accumulate_pairs(
-    x_blocks,
-    more_blocks,
-    weight_blocks,
-    first_row,
-    first_out,
-    num_out,
-    last,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    MORE_ROWS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Sums of rows of the gate and of the same rows of "up", as `_accumulate`; their weights are two
-    blocks of one matrix."""
-    gate, more_gate = _zeros(BLOCK_OUT, BLOCK_ROWS), _zeros(BLOCK_OUT, MORE_ROWS)
-    up, more_up = _zeros(BLOCK_OUT, BLOCK_ROWS), _zeros(BLOCK_OUT, MORE_ROWS)
-    for start in tl.range(0, last, BLOCK_K):
-        x = x_blocks.load([first_row, start]).T
-        gate_weight = weight_blocks.load([first_out, start])
-        up_weight = weight_blocks.load([num_out + first_out, start])
-        gate = tl.dot(gate_weight, x, gate, input_precision="ieee")
-        up = tl.dot(up_weight, x, up, input_precision="ieee")
-        if MORE_ROWS > 0:
-            more_x = more_blocks.load([first_row + BLOCK_ROWS, start]).T
-            more_gate = tl.dot(gate_weight, more_x, more_gate, input_precision="ieee")
-            more_up = tl.dot(up_weight, more_x, more_up, input_precision="ieee")
-    return gate, up, more_gate, more_up
-
-
-@triton.jit
-def _store(
-    total,
-    out_STO,
-    split,
-    first_row,
-    num_rows,
-    first_out,
-    num_out,
-    ROWS: tl.constexpr,
-    OUT: tl.constexpr,
-):
-    """float32 [OUT, ROWS] to its place."""
-    row_T, out_O = first_row + tl.arange(0, ROWS), first_out + tl.arange(0, OUT)
-    out_row_T = (split.to(tl.int64) * num_rows + row_T) * num_out
-    out_TO = out_STO + out_row_T[:, None] + out_O[None, :]
-    is_inside_TO = (row_T < num_rows)[:, None] & (out_O < num_out)[None, :]
-    tl.store(out_TO, tl.trans(total).to(out_STO.dtype.element_ty), mask=is_inside_TO)
-
-
-@triton.jit
-def _bias_of(bias_O, row_O, is_inside_O):
-    """The biases of these rows of weights, float32 [O, 1]."""
-    bias = tl.load(bias_O + row_O, mask=is_inside_O, other=0.0)
-    return bias.to(tl.float32)[:, None]
 
 
 @triton.jit(do_not_specialize=["num_rows", "group_tiles", "num_groups"])
@@ -227,7 +105,7 @@ def product_kernel(
         lines = first + tl.arange(0, PREFETCH // line) * line
         last_row = num_out * 2 - 1 if GATED else num_out - 1
         rows = tl.minimum(weight_row_O, last_row)[:, None] * num_columns
-        _prefetch(weight_OK + rows + tl.minimum(lines, num_columns - 1)[None, :])
+        prefetch_lines(weight_OK + rows + tl.minimum(lines, num_columns - 1)[None, :])
     if PDL:
         cuda.gdc_wait()
     row_T = tl.arange(0, BLOCK_ROWS)
@@ -242,7 +120,7 @@ def product_kernel(
         weight_tile_OK = weight_OK + (weight_row_O * num_columns)[:, None] + inner[None, :]
     rounded: tl.constexpr = x_TK.dtype.element_ty
     if PAIRED:
-        gate, up, more_gate, more_up = _accumulate_pairs(
+        gate, up, more_gate, more_up = accumulate_pairs(
             x_KT, more_blocks, weight_tile_OK, first_row, first_out, num_out, last,
             columns_of_tile, BLOCK_ROWS, MORE_ROWS, BLOCK_K,
         )  # fmt: skip
@@ -250,21 +128,21 @@ def product_kernel(
             cuda.gdc_launch_dependents()
         out_O = first_out + tl.arange(0, columns_of_tile)
         if HAS_BIAS:
-            gate_bias = _bias_of(bias_O, out_O, out_O < num_out)
-            up_bias = _bias_of(bias_O, num_out + out_O, out_O < num_out)
+            gate_bias = bias_of(bias_O, out_O, out_O < num_out)
+            up_bias = bias_of(bias_O, num_out + out_O, out_O < num_out)
             gate, up = gate + gate_bias, up + up_bias
             more_gate, more_up = more_gate + gate_bias, more_up + up_bias
         total = gated(gate.to(rounded), up.to(rounded))
         more = gated(more_gate.to(rounded), more_up.to(rounded))
     else:
-        total, more = _accumulate(
+        total, more = accumulate(
             x_KT, more_blocks, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first, last,
             num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, BY_COPY_ENGINE,
         )  # fmt: skip
         for folded in tl.static_range(1, NUM_FOLDED):
             first = folded * split_columns
             last = min(first + split_columns, num_columns)
-            next_total, next_more = _accumulate(
+            next_total, next_more = accumulate(
                 x_KT, more_blocks, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first,
                 last, num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K,
                 BY_COPY_ENGINE,
@@ -273,17 +151,17 @@ def product_kernel(
         if PDL:  # not earlier: programs that come early crowd the first multiprocessors with room
             cuda.gdc_launch_dependents()
         if HAS_BIAS:
-            bias = _bias_of(bias_O, weight_row_O, out_O < num_out)
+            bias = bias_of(bias_O, weight_row_O, out_O < num_out)
             total, more = total + bias, more + bias
         if GATED:
             halves_2OT = tl.reshape(total, (2, columns_of_tile, BLOCK_ROWS))
             gate, up = tl.split(tl.permute(halves_2OT, (1, 2, 0)))
             total = gated(gate.to(rounded), up.to(rounded))
-    _store(
+    store(
         total, out_STO, split, first_row, num_rows, first_out, num_out, BLOCK_ROWS, columns_of_tile
     )  # fmt: skip
     if MORE_ROWS > 0:
-        _store(
+        store(
             more, out_STO, split, first_row + BLOCK_ROWS, num_rows, first_out, num_out, MORE_ROWS,
             columns_of_tile,
         )  # fmt: skip

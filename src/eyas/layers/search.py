@@ -111,7 +111,7 @@ def _written(way: Way) -> list[Any]:
 @cache
 def search_on(device: torch.device) -> Search:
     """The one search of a device."""
-    from eyas.kernels import gemm
+    from eyas.kernels import gemm, gemm_tile
     from eyas.layers.timing import DeviceClock
 
     lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES, TIE, USUAL, ALONE)
@@ -120,7 +120,7 @@ def search_on(device: torch.device) -> Search:
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
         "compiler": gemm.COMPILER,
-        "kernel": _digest(Path(gemm.__file__).read_bytes()),
+        "kernel": _digest(b"".join(Path(m.__file__).read_bytes() for m in (gemm, gemm_tile))),
         "candidates": _digest(repr(lists).encode()),
     }
     return Search(DeviceClock(device), Kept(cache_folder(), "products", machine))
