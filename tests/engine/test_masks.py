@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -18,7 +19,6 @@ from eyas.constraint import Vocabulary, build_backend
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import MaskJob
 from eyas.core import DraftTree
-from eyas.engine import masks as masks_module
 from eyas.engine.masks import FAILED, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
@@ -79,13 +79,17 @@ def as_walked(tree: DraftTree) -> DraftTree:
 
 
 def filled(
-    tree: DraftTree, rooted: Sequence[Any], backend: Any, deadline: float = 60.0
+    tree: DraftTree,
+    rooted: Sequence[Any],
+    backend: Any,
+    deadline: float = 60.0,
+    step_seconds: float = math.inf,
 ) -> tuple[np.ndarray, Refusals, GrammarStats]:
     """[B, W, K], what was refused, and the counts. What is refused is asked for before the masks."""
     stats = GrammarStats()
-    asked = (backend.vocabulary.vocab_size, deadline, stats, backend.thread)
+    asked = (backend.vocabulary.vocab_size, deadline, step_seconds, stats, backend.thread)
     masks = TreeMasks(tree, *asked)
-    masks.watch_forward()
+    masks.make_room()
     masks.walk(rooted)
     refusals = masks.refusals
     masks.begin()
@@ -243,29 +247,24 @@ def several(backend: Any, num: int, num_slow: int) -> tuple[DraftTree, list[Any]
 
 @pytest.mark.parametrize("backend", [3], indirect=True)
 @pytest.mark.parametrize(("num", "num_slow"), [(8, 1), (16, 2), (8, 5), (2, 1), (1, 1)])
-@pytest.mark.parametrize("is_forward_done", [False, True])
-def test_a_sequence_that_held_up_others_looks_less_far_ahead_for_a_while(
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_sequence_whose_draft_is_slow_looks_less_far_ahead_for_a_while(
     backend: Any,
     slow: Callable[[Sequence[int]], Any],
-    monkeypatch: pytest.MonkeyPatch,
     num: int,
     num_slow: int,
-    is_forward_done: bool,
+    is_slow: bool,
 ) -> None:
     tree, rooted, tokens = several(backend, num, num_slow)
     expected_BWK, _, _ = filled(tree, rooted, backend)
     go = slow(tokens)
-    monkeypatch.setattr(
-        masks_module,
-        "work_so_far",
-        lambda device: lambda: is_forward_done and go.num_held >= num_slow and not go.is_set(),
-    )
     timer = threading.Timer(0.2, go.set)
     timer.start()
-    mask_BWK, refusals, stats = filled(tree, rooted, backend)
+    step_seconds = 0.01 if is_slow else math.inf
+    mask_BWK, refusals, stats = filled(tree, rooted, backend, step_seconds=step_seconds)
     timer.join()
     assert np.array_equal(mask_BWK, expected_BWK) and stats.num_late == 0
-    is_noted = is_forward_done and num_slow <= max(1, num // 4)
+    is_noted = is_slow and num_slow <= max(1, num // 4)
     noted = [0] * num_slow if is_noted else [None] * num_slow
     assert [held.constraint.reach.limit for held in rooted] == noted + [None] * (num - num_slow)
     for looked_at in (1, 2, 3, 4, 4) if is_noted else ():
@@ -280,16 +279,12 @@ def test_a_sequence_that_held_up_others_looks_less_far_ahead_for_a_while(
 @pytest.mark.parametrize("backend", [3], indirect=True)
 @pytest.mark.parametrize("num_slow", [1, 5])
 def test_who_was_too_late_waits_before_the_next_try(
-    backend: Any,
-    slow: Callable[[Sequence[int]], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    num_slow: int,
+    backend: Any, slow: Callable[[Sequence[int]], Any], num_slow: int
 ) -> None:
     """Who stands out, or everybody."""
     tree, rooted, tokens = several(backend, 8, num_slow)
     go = slow(tokens)
-    monkeypatch.setattr(masks_module, "work_so_far", lambda device: lambda: go.num_held >= num_slow)
-    _, _, stats = filled(tree, rooted, backend, deadline=1.0)
+    _, _, stats = filled(tree, rooted, backend, deadline=1.0, step_seconds=0.01)
     assert stats.num_late == 8
     num = num_slow if num_slow == 1 else 8
     assert [held.constraint.reach.limit for held in rooted] == [0] * num + [None] * (8 - num)
@@ -355,21 +350,6 @@ def test_when_time_is_over_only_roots_have_masks(
     go.set()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a device")
-def test_a_device_tells_when_it_has_done_its_work() -> None:
-    cuda = torch.device("cuda")
-    torch.cuda._sleep(10**9)
-    is_done = masks_module.work_so_far(cuda)
-    torch.cuda._sleep(10**9)
-    assert not is_done()
-    while not is_done():
-        time.sleep(0.001)
-    begin = time.perf_counter()
-    torch.cuda.synchronize()
-    assert time.perf_counter() - begin > 0.05, "what came later does not count"
-
-
 @pytest.mark.parametrize("library", BACKENDS)
 @pytest.mark.parametrize("drafter", ["chain", "short chain", "tree", "root"])
 @pytest.mark.parametrize("flights", [0, 1])
@@ -421,9 +401,11 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
         with monkeypatch.context() as ahead:
             ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
             plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
+        assert 0 < len(llm.engine.launcher.step_seconds) <= 8
+        assert all(0 < seconds < 60 for seconds in llm.engine.launcher.step_seconds)
         with monkeypatch.context() as late:
             late.setattr(llm.engine.launcher, "_mask_seconds", 0.008)
-            late.setattr(masks_module, "work_so_far", lambda device: lambda: draw.random() < 0.3)
+            late.setattr(llm.engine.launcher, "step_seconds", [0.003])
             late.setattr(backend, "job", slow_job)
             answer = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
         assert told(answer) == told(plain)

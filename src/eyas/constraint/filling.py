@@ -7,8 +7,8 @@ so that the thread beside it is in the library alone: two threads that both want
 wait for each other more often than they work.
 
 A call cannot be ended, and what it does holds locks that the next step needs; so it is waited for, and
-of a draft that others had to wait for only the root is asked for the next time: it may be slow by
-itself, and must not make the others' drafts late.
+of a draft that is slow only the root is asked for the next time: it may be slow by itself, and must not
+make the others' drafts late.
 
 Promises: masks are those of a walk through the draft; what is asked for twice is filled once; a point
 or a draft whose automaton fails has no masks, and its neighbours have theirs. What is written after the
@@ -21,8 +21,9 @@ Legend: R mask rows, L rows of a point and its draft, K 32-bit mask words.
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 PIECE = 32
 """Masks that are filled between two looks at the clock."""
 FEW = 4
-"""One in so many drafts may hold up the others."""
+"""One in so many drafts may be slow."""
 BEGIN_SECONDS = 0.001
 """At most so long the caller stands aside for the thread that is to fill."""
 _OF_THE_HOST = (KeyboardInterrupt, SystemExit)
@@ -54,7 +55,7 @@ class MaskRequest:
     masks for whoever stands there later.
 
     num_masks: how many of its rows are there, the point's first; num_legal: tokens that these allow.
-    is_late: there was no time for it. is_slow: others had to wait for it.
+    is_late: there was no time for it. is_slow: it was among the last few when a while had passed.
     """
 
     point: Point
@@ -86,7 +87,7 @@ class Filling:
         self.mask_RK = mask_RK
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
-        self._deadline = 0.0
+        self._begun_at = self._deadline = 0.0
         self._same: dict[tuple[int, tuple[int, ...]], list[MaskRequest]] = {}
         new, behind = self._new(first), self._new(later)
         self._drafts = _Batch([each for each in new if each.tokens], mask_RK)
@@ -116,9 +117,13 @@ class Filling:
         """Fill beside the caller; without this it is done when it is waited for. Returns once the
         thread is about to enter the library: a caller at work would not soon let it."""
         if self._same:
-            self._deadline = time.perf_counter() + self._time_limit
+            self._begin_counting()
             self._call = thread.submit(self._run)
             self._has_begun.wait(BEGIN_SECONDS)
+
+    def _begin_counting(self) -> None:
+        self._begun_at = time.perf_counter()
+        self._deadline = self._begun_at + self._time_limit
 
     def _run(self) -> None:
         begin = time.perf_counter()
@@ -131,14 +136,14 @@ class Filling:
             piece.run()
         self.seconds = time.perf_counter() - begin
 
-    def wait(self, is_late: Callable[[], bool] = lambda: False) -> bool:
+    def wait(self, slow_after: float = math.inf) -> bool:
         """Until the masks are there, or time is over; False when the drafts of `first` were not in
-        time, or nothing was begun, and the rows of requests that are late may still be written to. Once
-        `is_late` says so, the last few drafts are taken note of."""
+        time, or nothing was begun, and the rows of requests that are late may still be written to.
+        slow_after: seconds from the start on; of the drafts that take longer, the last few are slow."""
         if self._call is None:
-            self._deadline = time.perf_counter() + self._time_limit
+            self._begin_counting()
             self._run()
-        elif not self._is_done(self._call, is_late):
+        elif not self._is_done(self._call, slow_after):
             for batch in self._batches:
                 self._leave_out(batch)
             return False
@@ -149,24 +154,26 @@ class Filling:
                 self._leave_out(batch)
         return True
 
-    def _is_done(self, call: Future[None], is_late: Callable[[], bool]) -> bool:
+    def _is_done(self, call: Future[None], slow_after: float) -> bool:
         """Waits for the thread; False when time is over and it is still at the drafts, or has not begun
         since it is still at another step's."""
         has_looked = False
+        slow_at = self._begun_at + slow_after
         while not call.done():
+            now = time.perf_counter()
             is_missing = bool(self._drafts.requests) and not self._drafts.is_done
             is_stuck = is_missing or not self._has_begun.is_set()
-            if is_stuck and time.perf_counter() > self._deadline:
+            if is_stuck and now > self._deadline:
                 call.cancel()
                 return False
-            if is_missing and not has_looked and is_late():
+            if is_missing and not has_looked and now > slow_at:
                 has_looked = self._look()
             wait([call], POLL_SECONDS)
         return True
 
     def _look(self) -> bool:
-        """Which drafts are not done, if these are few? What is seen may be wrong, and nothing but speed
-        hangs on it."""
+        """Take note of the drafts that are not done, once these are few. What is seen may be wrong, and
+        nothing but speed hangs on it."""
         behind: list[MaskRequest] = []
         for request in self._drafts.requests:
             rows_LK = request.rows(self.mask_RK)
@@ -174,7 +181,7 @@ class Filling:
             has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
             if rows_LK.any(axis=1).sum() < num + (not has_ended):
                 behind.append(request)
-        is_few = len(behind) <= max(1, len(self._drafts.requests) // FEW)
+        is_few = 0 < len(behind) <= max(1, len(self._drafts.requests) // FEW)
         for request in behind if is_few else ():
             for each in self._twins(request):
                 each.is_slow = True

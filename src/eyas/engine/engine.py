@@ -138,6 +138,8 @@ class Engine:
             return
         is_pure = not any(span.context_count for span in flight.plan.spans)
         seconds = now - max(flight.started, before) if is_pure else None
+        if seconds is not None:
+            self.launcher.step_seconds.append(seconds)
         accepted = [landed.sources_of(b) for b in range(len(landed.counts))]
         try:
             drafter.learn(StepReport(tree, landed.counts, _sizes(tree, landed), seconds, accepted))

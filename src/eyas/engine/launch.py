@@ -13,6 +13,8 @@ Does not know: who asked for what, which sequence runs when.
 from __future__ import annotations
 
 import logging
+import math
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
@@ -41,6 +43,9 @@ from eyas.sampling import BatchParams, RowSource
 
 log = logging.getLogger(__name__)
 
+LAST_STEPS = 8
+"""The fastest of so many says how long a step takes."""
+
 
 class Stage(Enum):
     """How far a flight is to go. STARTED: its forward is under way; MASKED: and its masks are being
@@ -53,7 +58,7 @@ class Stage(Enum):
 
 class Launcher:
     """land_before: lands the flights that went out before one. verify: gives the verdicts. drafters: in
-    the order in which they are tried."""
+    the order in which they are tried. step_seconds: of the last steps."""
 
     def __init__(
         self,
@@ -69,6 +74,7 @@ class Launcher:
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
         self.mask_thread = ThreadPoolExecutor(1, "masks")
+        self.step_seconds: deque[float] = deque(maxlen=LAST_STEPS)
         self._runner = runner
         self._table = table
         self._info = info
@@ -133,7 +139,7 @@ class Launcher:
             tree = masks.tree
         rows, output = self._forward(batch, tree)
         if masks is not None:
-            masks.watch_forward()
+            masks.make_room()
         return Forward(batch, tree, rows, output, masks)
 
     def _settle(self, flight: Flight, forward: Forward) -> None:
@@ -229,8 +235,9 @@ class Launcher:
         """What the automata will say of a step's trees; None where nobody is constrained."""
         if all(sequence.constraint is None for sequence in plan.rooted):
             return None
-        asked = (self._info.vocab_size, self._mask_seconds, self._metrics.grammar)
-        return TreeMasks(tree, *asked, self.mask_thread)
+        seconds = (self._mask_seconds, min(self.step_seconds, default=math.inf))
+        grammars = self._metrics.grammar
+        return TreeMasks(tree, self._info.vocab_size, *seconds, grammars, self.mask_thread)
 
     def _walk(self, flight: Flight, masks: TreeMasks) -> None:
         """Follow the trees from where the sequences stand once everything has landed."""

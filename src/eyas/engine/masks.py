@@ -5,8 +5,8 @@ chosen cost no rows; masks are filled while the forward runs.
 
 Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
 refuses, or whose mask did not come in time, allows nothing and is never walked into; a root's mask is
-always waited for. Of a sequence for whose draft others had to wait only the root is looked at for a
-while. An automaton that fails takes its own sequence down and no other.
+always waited for. Of a sequence whose draft is slow only the root is looked at for a while. An
+automaton that fails takes its own sequence down and no other.
 Does not know: what the automata recognise.
 
 Legend: B rooted sequences, W nodes, R node rows, K 32-bit mask words.
@@ -15,8 +15,7 @@ Legend: B rooted sequences, W nodes, R node rows, K 32-bit mask words.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Series
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -38,18 +37,10 @@ log = logging.getLogger(__name__)
 
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
-WAIT_SECONDS, WAIT_SHARE = 0.0005, 0.1
-"""How long a step may wait for masks, beside that share of its forward, before anybody is late."""
+SLOW_SHARE = 3
+"""A draft whose masks take that part of a step is slow, for they will take longer the next time: a
+string's last characters are dear. Of fewer drafts each has as many parts; alone it holds up nobody."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
-
-
-def work_so_far(device: torch.device) -> Callable[[], bool]:
-    """Tells whether a device has done what it was given up to now; of the host, nobody knows."""
-    if device.type == "cpu":
-        return lambda: False
-    event = torch.cuda.Event()
-    event.record()
-    return event.query
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +77,7 @@ class _Walked:
 
     @property
     def is_slow(self) -> bool:
-        """Did others have to wait for its draft?"""
+        """Will others have to wait for its draft?"""
         return self.requests[0].is_slow
 
     def legal(self, size: int) -> list[bool]:
@@ -103,11 +94,12 @@ class _Walked:
 class TreeMasks:
     """The automata of one step. walked[b] is None for a sequence that is not constrained (or has
     ended: `silent`). refusals: complete once the masks are there. time_limit: seconds after which the
-    rest of a step's drafts is left out. thread: fills."""
+    rest of a step's drafts is left out. step_seconds: what a step takes. thread: fills."""
 
     tree: DraftTree
     vocab_size: int
     time_limit: float
+    step_seconds: float
     stats: GrammarStats
     thread: ThreadPoolExecutor
     walked: list[_Walked | None] = field(default_factory=list)
@@ -117,9 +109,6 @@ class TreeMasks:
     _parents: list[list[int]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
     has_begun: bool = False
-    _begun_at: float = 0.0
-    _late_at: float | None = None
-    _is_forward_done: Callable[[], bool] = field(default=lambda: False)
     _mask: torch.Tensor | None = None
     _filling: Filling | None = None
     _host: HostCopy = field(init=False)
@@ -136,9 +125,8 @@ class TreeMasks:
         known once it has started."""
         return self.tree.tokens_BW.device.type == "cpu"
 
-    def watch_forward(self) -> None:
-        """It is under way from here on; there is time to make room for what comes."""
-        self._is_forward_done = work_so_far(self.tree.tokens_BW.device)
+    def make_room(self) -> None:
+        """The forward is under way, so there is time for it."""
         if not self.walks_ahead:
             self._mask = self._zeros()
 
@@ -194,7 +182,7 @@ class TreeMasks:
     def begin(self) -> None:
         """Start filling, once every tree is walked: beside this thread where there is enough to do,
         else when the masks are asked for."""
-        self.has_begun, self._begun_at = True, time.perf_counter()
+        self.has_begun = True
         mask = self._zeros() if self._mask is None else self._mask
         mask_RK = mask.numpy()
         live = self._live()
@@ -213,7 +201,8 @@ class TreeMasks:
         """[R, K] int32, on the host."""
         assert self._mask is not None and self._filling is not None
         mask, live = self._mask, self._live()
-        if not self._filling.wait(self._is_late):
+        num_drafts = sum(each.tokens is not None for _, each in live)
+        if not self._filling.wait(self.step_seconds / min(SLOW_SHARE, max(1, num_drafts))):
             mask = self._roots_alone(mask)
         self._learn()
         self.stats.num_late += sum(each.is_late for _, each in live)
@@ -233,15 +222,6 @@ class TreeMasks:
         mask = reachable(shape, self.tree.tokens_BW.device)
         mask.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
         return mask
-
-    def _is_late(self) -> bool:
-        """Has the step waited for long, compared with its forward?"""
-        now = time.perf_counter()
-        if self._late_at is None:
-            if not self._is_forward_done():
-                return False
-            self._late_at = now + WAIT_SECONDS + WAIT_SHARE * (now - self._begun_at)
-        return now > self._late_at
 
     def _roots_alone(self, unfinished: torch.Tensor) -> torch.Tensor:
         """Masks where the thread that fills does not write any more: of what is late only the roots."""
