@@ -446,7 +446,7 @@ MUTATIONS = [
     Mutation(
         "a state moves when one looks ahead",
         "constraint/llguidance.py",
-        "return _when_free(self.matcher.deep_copy)",
+        "return when_free(self.matcher.deep_copy)",
         "return self.matcher",
         BACKENDS + "what_is_walked_through_is_allowed_by_the_mask_before[llguidance-schema]",
     ),
@@ -502,8 +502,11 @@ def run_tests(path: Path, tests: list[str]) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     status = 70
     try:
+        import hypothesis
         import pytest
 
+        hypothesis.settings.register_profile("the same examples", derandomize=True)
+        hypothesis.settings.load_profile("the same examples")
         sys.path[:0] = [str(path), str(ROOT)]
         sys.dont_write_bytecode = True
         output = io.StringIO()
