@@ -376,7 +376,7 @@ MUTATIONS = [
     Mutation(
         "one that fails takes the others with it",
         "constraint/filling.py",
-        "if not _fill_alone(each, mask_RK)",
+        "if not _fill_alone(each, self._mask_RK)",
         "if each",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs[True]",
     ),

@@ -93,7 +93,7 @@ class Reach:
         self._rest = self._next_rest = self._size = 0
 
     def held_up(self, size: int) -> None:
-        """Others had to wait for the draft: none for a while, which gets longer each time. size: of the
+        """The draft was slow, or too late: none for a while, which gets longer each time. size: of the
         draft; some are cut short."""
         self._size = max(self._size, size)
         self.limit, self._rest = 0, self._next_rest

@@ -73,7 +73,7 @@ class MaskRequest:
 
 
 class Filling:
-    """What one step asks for. mask_RK: its rows. num_masks: made so far, in `seconds`."""
+    """What one step asks for. num_masks: made so far, in `seconds`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Filling:
     ) -> None:
         """mask_RK: zeros in the rows of all requests. time_limit: seconds after which no more of
         `later` is begun, and the drafts of `first` are not waited for."""
-        self.mask_RK = mask_RK
+        self._mask_RK = mask_RK
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
         self._begun_at = self._deadline = 0.0
@@ -102,9 +102,9 @@ class Filling:
         """Those that nobody has filled or asked for."""
         new: list[MaskRequest] = []
         for request in requests:
-            if _fill_known(request, self.mask_RK):
+            if _fill_known(request, self._mask_RK):
                 continue
-            if _fill_only(request, self.mask_RK):
+            if _fill_only(request, self._mask_RK):
                 self.num_masks += 1
                 continue
             same = self._same.setdefault((id(request.point), request.tokens), [])
@@ -176,7 +176,7 @@ class Filling:
         nothing but speed hangs on it."""
         behind: list[MaskRequest] = []
         for request in self._drafts.requests:
-            rows_LK = request.rows(self.mask_RK)
+            rows_LK = request.rows(self._mask_RK)
             num = num_legal(rows_LK, 0, request.tokens)
             has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
             if rows_LK.any(axis=1).sum() < num + (not has_ended):
@@ -189,9 +189,9 @@ class Filling:
 
     def _settle(self, batch: _Batch) -> None:
         """Give what was filled once to all who asked for it."""
-        failed = batch.settle(self.mask_RK)
+        failed = batch.settle()
         for i, first in enumerate(batch.requests):
-            mask_LK = first.rows(self.mask_RK)
+            mask_LK = first.rows(self._mask_RK)
             if i in failed:
                 mask_LK[:] = 0
             else:
@@ -199,7 +199,7 @@ class Filling:
             twins = self._twins(first)
             for request in twins:
                 if request is not first:
-                    request.rows(self.mask_RK)[:] = mask_LK
+                    request.rows(self._mask_RK)[:] = mask_LK
                     request.num_masks, request.num_legal = first.num_masks, first.num_legal
             if first.num_masks and any(request.keeps for request in twins):
                 first.point.ahead = (first.tokens, mask_LK.copy())
@@ -221,6 +221,7 @@ class _Batch:
     def __init__(self, requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> None:
         self.requests = requests
         self.is_done = False
+        self._mask_RK = mask_RK
         self._has_broken = False
         self._job: MaskJob | None = None
         if requests:
@@ -234,7 +235,7 @@ class _Batch:
                 self._job.run()
         self.is_done = True
 
-    def settle(self, mask_RK: np.ndarray) -> set[int]:
+    def settle(self) -> set[int]:
         """The indices of those that failed."""
         failed: set[int] = set()
         if self._job is not None and not self._has_broken:
@@ -243,7 +244,7 @@ class _Batch:
         if not self._has_broken:
             return failed
         # one of them has spoilt it for all: each on its own
-        return {i for i, each in enumerate(self.requests) if not _fill_alone(each, mask_RK)}
+        return {i for i, each in enumerate(self.requests) if not _fill_alone(each, self._mask_RK)}
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -41,9 +41,8 @@ class Committer:
         step after it wait for."""
         landed = flight.landed = _read(flight)
         rooted = list(zip(flight.plan.rooted, landed.counts, strict=False))
-        for b in reversed(
-            range(len(rooted))
-        ):  # whoever is a step behind finds what the first one left
+        # From the last on: whoever is a step behind finds what the first one left.
+        for b in reversed(range(len(rooted))):
             sequence, count = rooted[b]
             if sequence.failure is not None:
                 landed.ended[b] = sequence.failure

@@ -130,7 +130,7 @@ class Engine:
         return deltas
 
     def _report(self, flight: Flight) -> None:
-        """Tell the drafter what became of its tree."""
+        """Tell the drafter what became of its tree, and the launcher how long the step took."""
         now, before = time.perf_counter(), self._landed_at
         self._landed_at = now
         landed, tree, drafter = flight.landed, flight.drafted, flight.drafter

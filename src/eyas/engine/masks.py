@@ -37,9 +37,10 @@ log = logging.getLogger(__name__)
 
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
-SLOW_SHARE = 3
-"""A draft whose masks take that part of a step is slow, for they will take longer the next time: a
-string's last characters are dear. Of fewer drafts each has as many parts; alone it holds up nobody."""
+SLOW_PARTS = 3
+"""A draft is slow when its masks take one of so many parts of a step, or of as many as there are
+drafts: the next ones will take longer, since a string's last characters are dear; alone it holds up
+nobody."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
@@ -88,6 +89,10 @@ class _Walked:
         is_refused = not request.is_late and request.num_legal < len(request.tokens)
         num = 1 + request.num_legal if is_refused else size
         return [node < num for node in range(size)]
+
+
+Live = list[tuple[int, _Walked]]
+"""Sequences whose automata have a say, with the rows of their roots."""
 
 
 @dataclass(slots=True, eq=False)
@@ -202,9 +207,9 @@ class TreeMasks:
         assert self._mask is not None and self._filling is not None
         mask, live = self._mask, self._live()
         num_drafts = sum(each.tokens is not None for _, each in live)
-        if not self._filling.wait(self.step_seconds / min(SLOW_SHARE, max(1, num_drafts))):
-            mask = self._roots_alone(mask)
-        self._learn()
+        if not self._filling.wait(self.step_seconds / min(SLOW_PARTS, max(1, num_drafts))):
+            mask = self._roots_alone(mask, live)
+        self._learn(live)
         self.stats.num_late += sum(each.is_late for _, each in live)
         mask_RK = mask.numpy()
         for row, each in live:
@@ -223,10 +228,10 @@ class TreeMasks:
         mask.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
         return mask
 
-    def _roots_alone(self, unfinished: torch.Tensor) -> torch.Tensor:
+    def _roots_alone(self, unfinished: torch.Tensor, live: Live) -> torch.Tensor:
         """Masks where the thread that fills does not write any more: of what is late only the roots."""
-        mask = self._zeros()
-        mask_RK, live = mask.numpy(), self._live()
+        mask = reachable(tuple(unfinished.shape), self.tree.tokens_BW.device)
+        mask_RK = mask.numpy()
         late = [request for _, each in live for request in each.requests if request.is_late]
         mask_RK[:] = unfinished.numpy()
         for request in late:
@@ -247,10 +252,9 @@ class TreeMasks:
         self.stats.num_masks += filling.num_masks
         self.stats.mask_seconds += filling.seconds
 
-    def _learn(self) -> None:
+    def _learn(self, live: Live) -> None:
         """How far to look into the next drafts. Where time was over and nobody stands out, all who were
         late are to blame."""
-        live = self._live()
         has_culprit = any(each.is_slow for _, each in live)
         for _, each in live:
             automaton = each.sequence.constraint
@@ -265,8 +269,7 @@ class TreeMasks:
         sizes = self._sizes if self.walks_ahead else [self.tree.width] * len(self._sizes)
         return list(accumulate(sizes, initial=0))[:-1]
 
-    def _live(self) -> list[tuple[int, _Walked]]:
-        """Those whose automata have a say, with the rows of their roots."""
+    def _live(self) -> Live:
         rows = zip(self._rows(), self.walked, strict=True)
         return [(row, each) for row, each in rows if each is not None]
 
