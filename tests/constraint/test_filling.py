@@ -80,6 +80,29 @@ def test_a_draft_is_filled_as_if_it_had_been_walked_through(
 
 
 @pytest.mark.parametrize("name", WALKS)
+def test_behind_an_end_nothing_is_filled(backend: Any, tokenizer: Tokenizer, name: str) -> None:
+    """Whether a draft of another state is filled in the same call or not; and a state stays."""
+    root, pieces = WALKS[name]
+    grammar = compiled(backend, root)
+    tokens = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    states = walked(grammar, tokens)[:-1]
+    drafts = [
+        [tokenizer.eos_id, tokens[0]] if i % 3 else tokens[i:][:2] for i in range(len(states))
+    ]
+    rows = [3 * i for i in range(len(states))]
+    for with_drafts in (True, False, True):
+        asked = [i for i, draft in enumerate(drafts) if with_drafts or draft[0] == tokenizer.eos_id]
+        mask_RK = np.zeros((3 * len(states), backend.vocabulary.num_mask_words), dtype=np.int32)
+        each = [[held[i] for i in asked] for held in (states, rows, drafts)]
+        assert backend.fill(each[0], mask_RK, each[1], each[2]) == []
+        for i in asked:
+            along = drafted_from(grammar, tokens[:i], drafts[i])
+            if drafts[i][0] == tokenizer.eos_id:
+                along = along[:1]
+            assert np.array_equal(mask_RK[3 * i : 3 * i + 3], expected(backend, along, 3)), i
+
+
+@pytest.mark.parametrize("name", WALKS)
 def test_many_tokens_at_once_lead_where_each_of_them_leads(
     backend: Any, tokenizer: Tokenizer, name: str
 ) -> None:
@@ -407,6 +430,25 @@ def test_what_is_slow_is_noted_and_waited_for(
     timer.join()
 
 
+@pytest.mark.parametrize("num", [1, 8])
+def test_a_slow_root_is_noted_where_drafts_are_not(
+    faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor, num: int
+) -> None:
+    backend, grammar, tokens = faulty
+    backend.slow = ()
+    drafts: list[list[int]] = [*[tokens] * num, []]
+    requests = [asked_of(Automaton(grammar()), draft, 6 * i) for i, draft in enumerate(drafts)]
+    filling, mask_RK = begun(requests, backend, beside)
+    assert backend.is_waiting.wait(30)
+    timer = threading.Timer(0.05, backend.go.set)
+    timer.start()
+    assert filling.wait(slow_after=60.0, root_slow_after=0.01)
+    assert [i for i, each in enumerate(requests) if each.is_slow] == [num]
+    assert [each.num_masks for each in requests] == [*[5] * num, 1]
+    assert np.array_equal(mask_RK, expected_of(requests, backend.backend, len(mask_RK)))
+    timer.join()
+
+
 def test_what_is_there_soon_enough_is_not_slow(
     faulty: tuple[Faulty, Any, list[int]], beside: ThreadPoolExecutor
 ) -> None:
@@ -522,7 +564,7 @@ def test_who_holds_up_others_again_and_again_is_tried_less_and_less_often() -> N
             reach.in_time(5)
             num += 1
         rests.append(num)
-    assert rests == [1, 2, 3, 5, 9, 17, 33, 65, 65, 65]
+    assert rests == [3, 5, 9, 17, 33, 65, 65, 65, 65, 65]
     limits = [reach.limit]
     while reach.limit is not None:
         reach.in_time(5)
@@ -531,20 +573,33 @@ def test_who_holds_up_others_again_and_again_is_tried_less_and_less_often() -> N
     reach.in_time(5)
     assert reach.limit is None
     reach.held_up(5)
-    reach.in_time(5)
+    for _ in range(rests[0]):
+        assert reach.limit == 0
+        reach.in_time(5)
     assert reach.limit == 1
+
+
+def test_a_root_that_is_slow_by_itself_puts_off_the_next_draft() -> None:
+    reach = Reach()
+    reach.held_up(5)
+    reach.in_time(5)
+    reach.held_up(5)
+    num = 0
+    while reach.limit == 0:
+        reach.in_time(5)
+        num += 1
+    assert num == 5, "two steps of rest, then four, and the one in which it is seen"
 
 
 def test_a_draft_that_was_cut_short_says_nothing_of_whole_ones() -> None:
     reach = Reach()
-    for _ in range(3):
-        reach.held_up(5)
-    rests = 2
-    for size in (0, 1, 0):
+    reach.held_up(5)
+    for size in (0, 1):
         reach.in_time(size)
-        rests -= 1
-        assert reach.limit == max(0, -rests)
-    reach.in_time(0)
+        assert reach.limit == 0
+    for limit in (1, 2):
+        reach.in_time(0)
+        assert reach.limit == limit
     assert reach.limit == 2, "and no whole draft has been in time yet"
 
 

@@ -46,6 +46,9 @@ class Told:
     def after_all(self, tokens: Sequence[int]) -> State | None:
         return one_by_one(self, tokens)
 
+    def become(self, tokens: Sequence[int]) -> State | None:
+        return self.after_all(tokens)
+
     def row(self) -> np.ndarray:
         allowed = np.zeros(VOCAB, dtype=bool)
         if self.count == len(self.text):

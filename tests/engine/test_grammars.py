@@ -116,6 +116,9 @@ class Exhausted(LlguidanceState):
     def after_all(self, tokens: Any) -> Any:
         return one_by_one(self, tokens)
 
+    def become(self, tokens: Any) -> Any:
+        return self.after_all(tokens)
+
 
 class Limited:
     """A grammar whose automata live for so many tokens."""

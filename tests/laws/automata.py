@@ -48,6 +48,9 @@ class Modular:
     def after_all(self, tokens: Sequence[int]) -> State | None:
         return one_by_one(self, tokens)
 
+    def become(self, tokens: Sequence[int]) -> State | None:
+        return self.after_all(tokens)
+
     def at(self, state: int, count: int) -> Modular:
         return type(self)(self.grammar, self.modulus, self.limit, state, count)
 

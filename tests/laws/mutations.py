@@ -390,8 +390,8 @@ MUTATIONS = [
     Mutation(
         "roots do not wait for their masks",
         "constraint/filling.py",
-        "        self._roots.run()\n",
-        "        if time.perf_counter() < self._deadline:\n            self._roots.run()\n",
+        "        self._first.run()\n",
+        "        if time.perf_counter() < self._deadline:\n            self._first.run()\n",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),
     Mutation(

@@ -211,6 +211,9 @@ class Failing:
     def after_all(self, tokens: Sequence[int]) -> State | None:
         return one_by_one(self, tokens)
 
+    def become(self, tokens: Sequence[int]) -> State | None:
+        return self.after_all(tokens)
+
     def row(self) -> np.ndarray:
         if self.where in ("fill", "limit"):
             self._count_down()

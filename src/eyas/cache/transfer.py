@@ -41,6 +41,27 @@ def reachable(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, pin_memory=device.type != "cpu")
 
 
+class BlankPages:
+    """`reachable` zeros, made when there is time for it. device: who fetches them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: torch.Tensor | None = None
+
+    def make(self, shape: tuple[int, ...]) -> None:
+        """One for whoever comes next, who will probably want as much."""
+        self._made = reachable(shape, self._device)
+        self._made.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
+
+    def take(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Zeros for the caller alone."""
+        if self._made is None or tuple(self._made.shape) != shape:
+            self.make(shape)
+        made, self._made = self._made, None
+        assert made is not None
+        return made
+
+
 class HostCopy:
     """Tensors on their way to the host, behind the work that makes them."""
 

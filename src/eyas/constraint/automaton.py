@@ -23,8 +23,8 @@ from eyas.constraint.base import ConstraintFailure, Grammar, State
 from eyas.constraint.budget import BudgetPoint
 from eyas.grammar import Budget
 
-MOST_REST = 64
-"""Steps in which only the root is looked at, at most, beside the one after a draft that was late."""
+LEAST_REST, MOST_REST = 2, 64
+"""Steps in which only the root is looked at, beside the one after a draft that was late."""
 SLOW_START, SLOW_EACH = 0.02, 0.0005
 """Seconds that looking for forced spans may take, once and for each time it is asked. A text that is
 forced over many thousand characters is slow to find, each time anew."""
@@ -90,14 +90,14 @@ class Reach:
 
     def __init__(self) -> None:
         self.limit: int | None = None
-        self._rest = self._next_rest = self._size = 0
+        self._rest, self._next_rest, self._size = 0, LEAST_REST, 0
 
     def held_up(self, size: int) -> None:
-        """The draft was slow, or too late: none for a while, which gets longer each time. size: of the
-        draft; some are cut short."""
+        """The draft was slow, or too late, or its root alone was slow: none for a while, which gets
+        longer each time. size: of the draft; some are cut short."""
         self._size = max(self._size, size)
-        self.limit, self._rest = 0, self._next_rest
-        self._next_rest = min(max(1, 2 * self._next_rest), MOST_REST)
+        self.limit, self._rest = 0, max(self._rest, self._next_rest)
+        self._next_rest = min(2 * self._next_rest, MOST_REST)
 
     def in_time(self, size: int) -> None:
         """It was looked at as far as `limit`: further the next time."""
@@ -109,7 +109,7 @@ class Reach:
             return
         self.limit += 1
         if self.limit >= self._size:
-            self.limit, self._next_rest = None, 0
+            self.limit, self._next_rest = None, LEAST_REST
 
 
 class Automaton:
@@ -165,7 +165,7 @@ class Automaton:
         try:
             left = tuple(tokens)
             while left:
-                point, num_passed = self.root.beyond(left)
+                point, num_passed = self._beyond(left)
                 if point is None:  # it was, in its mask: a limit has spoilt what states share
                     raise ConstraintFailure("a chosen token is not legal any more")
                 self._passed.append(self.root)
@@ -174,6 +174,14 @@ class Automaton:
             self.replay()
         if self._spelled is not None:
             self._spelled = _all_after(self._spelled, tokens)
+
+    def _beyond(self, tokens: tuple[int, ...]) -> tuple[Point | None, int]:
+        """From the root, which is given up where nobody else can stand there."""
+        root = self.root
+        if self.has_twins or root.budget is not None or root.later:
+            return root.beyond(tokens)
+        state = root.state.become(tokens)
+        return None if state is None else Point(state, None), len(tokens)
 
     def replay(self) -> None:
         """Stand at the same place in a fresh automaton, whose limits only this output has used."""

@@ -1,6 +1,7 @@
 """The doors of constrained output: a backend compiles a grammar; its states mask tree nodes.
 
-Promises: a state never changes, and what it allows depends on the tokens that led to it alone.
+Promises: a state never changes unless it is given up, and what it allows depends on the tokens that led
+to it alone.
 Does not know: models, drafters, sampling, requests.
 
 Legend: R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed).
@@ -40,6 +41,10 @@ class State(Protocol):
 
     def after_all(self, tokens: Sequence[int]) -> State | None:
         """As `after`, token by token."""
+        ...
+
+    def become(self, tokens: Sequence[int]) -> State | None:
+        """As `after_all`, from a state that is given up: nobody may ask it for anything afterwards."""
         ...
 
     def forced(self, limit: int) -> list[int]:

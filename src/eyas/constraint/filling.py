@@ -1,14 +1,13 @@
 """Masks of one step, filled beside whoever waits for them.
 
-First come roots with drafts behind them, in one call of the library, which works on many cores; then
-roots alone, which nobody can do without; then, in pieces, nodes behind these, as long as there is time.
+First come roots, alone or with drafts behind them, in one call of the library, which works on many
+cores; then, in pieces, nodes behind roots that are alone, as long as there is time.
 What needs the interpreter is done before and after by whoever asks, as far as the library allows it,
 so that the thread beside it is in the library alone: two threads that both want the interpreter's lock
 wait for each other more often than they work.
 
 A call cannot be ended, and what it does holds locks that the next step needs; so it is waited for, and
-of a draft that is slow only the root is asked for the next time: it may be slow by itself, and must not
-make the others' drafts late.
+who is slow is noted, so that the next step asks for less.
 
 Promises: masks are those of a walk through the draft; what is asked for twice is filled once; a point
 or a draft whose automaton fails has no masks, and its neighbours have theirs. What is written after the
@@ -52,7 +51,7 @@ POLL_SECONDS = 0.0005
 class MaskRequest:
     """The mask of a point, and those after each of `tokens`, which nobody has walked through (then the
     point has no budget). row: of the point's mask; the others follow. keeps: the point remembers the
-    masks for whoever stands there later.
+    masks for whoever stands there later. has_room: nobody else's is the row behind a point alone.
 
     num_masks: how many of its rows are there, the point's first; num_legal: tokens that these allow.
     is_late: there was no time for it. is_slow: it was among the last few when a while had passed.
@@ -62,6 +61,7 @@ class MaskRequest:
     tokens: tuple[int, ...]
     row: int
     keeps: bool = False
+    has_room: bool = False
     num_masks: int = 0
     num_legal: int = 0
     is_late: bool = False
@@ -83,18 +83,18 @@ class Filling:
         time_limit: float,
     ) -> None:
         """mask_RK: zeros in the rows of all requests. time_limit: seconds after which no more of
-        `later` is begun, and the drafts of `first` are not waited for."""
+        `later` is begun, and the drafts of `first` are not waited for. Both are of one library."""
         self._mask_RK = mask_RK
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
         self._begun_at = self._deadline = 0.0
         self._same: dict[tuple[int, tuple[int, ...]], list[MaskRequest]] = {}
         new, behind = self._new(first), self._new(later)
-        self._drafts = _Batch([each for each in new if each.tokens], mask_RK)
-        self._roots = _Batch([each for each in new if not each.tokens], mask_RK)
+        new.sort(key=lambda request: bool(request.tokens))  # who is known to be slow begins
+        self._first = _Batch(new, mask_RK)
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [_Batch(piece, mask_RK) for piece in pieces]
-        self._batches = (self._drafts, self._roots, *self._pieces)
+        self._batches = (self._first, *self._pieces)
         self._call: Future[None] | None = None
         self._has_begun = Event()
 
@@ -128,22 +128,22 @@ class Filling:
     def _run(self) -> None:
         begin = time.perf_counter()
         self._has_begun.set()
-        self._drafts.run()
-        self._roots.run()
+        self._first.run()
         for piece in self._pieces:
             if time.perf_counter() > self._deadline:
                 break
             piece.run()
         self.seconds = time.perf_counter() - begin
 
-    def wait(self, slow_after: float = math.inf) -> bool:
+    def wait(self, slow_after: float = math.inf, root_slow_after: float = math.inf) -> bool:
         """Until the masks are there, or time is over; False when the drafts of `first` were not in
         time, or nothing was begun, and the rows of requests that are late may still be written to.
-        slow_after: seconds from the start on; of the drafts that take longer, the last few are slow."""
+        slow_after: seconds from the start on; of the drafts that take longer, the last few are slow;
+        root_slow_after: the same for roots alone."""
         if self._call is None:
             self._begin_counting()
             self._run()
-        elif not self._is_done(self._call, slow_after):
+        elif not self._is_done(self._call, slow_after, root_slow_after):
             for batch in self._batches:
                 self._leave_out(batch)
             return False
@@ -154,38 +154,46 @@ class Filling:
                 self._leave_out(batch)
         return True
 
-    def _is_done(self, call: Future[None], slow_after: float) -> bool:
-        """Waits for the thread; False when time is over and it is still at the drafts, or has not begun
-        since it is still at another step's."""
-        has_looked = False
-        slow_at = self._begun_at + slow_after
+    def _is_done(self, call: Future[None], slow_after: float, root_slow_after: float) -> bool:
+        """Waits for the thread; False when time is over and drafts are still missing, or it has not
+        begun since it is still at another step's."""
+        roots = [request for request in self._first.requests if not request.tokens]
+        drafts = self._first.requests[len(roots) :]
+        looks = [(root_slow_after, roots), (slow_after, drafts)]
         while not call.done():
             now = time.perf_counter()
-            is_missing = bool(self._drafts.requests) and not self._drafts.is_done
-            is_stuck = is_missing or not self._has_begun.is_set()
-            if is_stuck and now > self._deadline:
+            if now > self._deadline and (not self._has_begun.is_set() or self._behind(drafts)):
                 call.cancel()
                 return False
-            if is_missing and not has_looked and now > slow_at:
-                has_looked = self._look()
+            looks = [
+                (after, requests)
+                for after, requests in looks
+                if now <= self._begun_at + after or not self._note_slow(requests)
+            ]
             wait([call], POLL_SECONDS)
         return True
 
-    def _look(self) -> bool:
-        """Take note of the drafts that are not done, once these are few. What is seen may be wrong, and
-        nothing but speed hangs on it."""
-        behind: list[MaskRequest] = []
-        for request in self._drafts.requests:
-            rows_LK = request.rows(self._mask_RK)
-            num = num_legal(rows_LK, 0, request.tokens)
-            has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
-            if rows_LK.any(axis=1).sum() < num + (not has_ended):
-                behind.append(request)
-        is_few = 0 < len(behind) <= max(1, len(self._drafts.requests) // FEW)
-        for request in behind if is_few else ():
+    def _note_slow(self, requests: Sequence[MaskRequest]) -> bool:
+        """Those that are not done are slow, once these are few. Nothing but speed hangs on it."""
+        behind = self._behind(requests)
+        if len(behind) > max(1, len(self._first.requests) // FEW):
+            return False
+        for request in behind:
             for each in self._twins(request):
                 each.is_slow = True
-        return is_few
+        return True
+
+    def _behind(self, requests: Sequence[MaskRequest]) -> list[MaskRequest]:
+        """Those of the first batch that are not done. Seen while they are written to, it may be wrong."""
+        return (
+            [] if self._first.is_done else [each for each in requests if not self._is_there(each)]
+        )
+
+    def _is_there(self, request: MaskRequest) -> bool:
+        rows_LK = request.rows(self._mask_RK)
+        num = num_legal(rows_LK, 0, request.tokens)
+        has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
+        return bool(rows_LK.any(axis=1).sum() >= num + (not has_ended))
 
     def _settle(self, batch: _Batch) -> None:
         """Give what was filled once to all who asked for it."""
@@ -259,8 +267,11 @@ class _Batch:
 
 def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> MaskJob:
     states = [request.point.state for request in requests]
-    rows, drafts = [each.row for each in requests], [each.tokens for each in requests]
-    return _backend(requests[0]).job(states, mask_RK, rows, drafts)
+    backend, rows = _backend(requests[0]), [each.row for each in requests]
+    # Behind an end nothing has a mask; with it a point alone goes the drafts' way, and need not queue.
+    end = tuple(backend.eos_token_ids)[:1]
+    drafts = [each.tokens or (end if each.has_room else ()) for each in requests]
+    return backend.job(states, mask_RK, rows, drafts)
 
 
 def _backend(request: MaskRequest) -> Backend:

@@ -52,6 +52,7 @@ class LlguidanceBackend(Backend):
     def __init__(self, vocabulary: Vocabulary, *, num_threads: int = 1) -> None:
         self.vocabulary = vocabulary
         self.eos_token_ids = frozenset(vocabulary.eos_token_ids)
+        self._end = list(vocabulary.eos_token_ids[:1])
         self._tokenizer = library_tokenizer(vocabulary)
         self._limits = llguidance.LLParserLimits(
             verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW
@@ -78,31 +79,37 @@ class LlguidanceBackend(Backend):
     ) -> MaskJob:
         assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
         assert mask_RK.shape[1] == self._num_words
-        asked: dict[tuple[int, tuple[int, ...]], _Asked] = {}
+        asked: dict[tuple[int, tuple[int, ...], bool], _Asked] = {}
         for i, state in enumerate(states):
             assert isinstance(state, LlguidanceState)
             if state.matcher is None:
                 continue
             row = i if rows is None else rows[i]
-            tokens = () if drafts is None else tuple(self.spelled(drafts[i]))
-            assert row + len(tokens) < len(mask_RK)
-            key = (id(state.matcher), tokens)
-            if key not in asked:
-                # Who follows a draft does so with a copy: going back would leave a matcher another one.
-                asked[key] = _Asked(state, tokens, state.copy() if tokens else state.matcher)
-            asked[key].places.append((i, row))
+            draft = () if drafts is None else drafts[i]
+            assert row + len(draft) < len(mask_RK)
+            tokens = self.spelled(draft)
+            key = (id(state.matcher), tuple(tokens), bool(draft))
+            shown = tokens or self._end[: len(draft)]
+            asked.setdefault(key, _Asked(state, tuple(tokens), shown)).places.append((i, row))
+        has_drafts = any(each.tokens for each in asked.values())
+        together = [each for each in asked.values() if has_drafts and each.shown]
+        alone = [each for each in asked.values() if not (has_drafts and each.shown)]
+        for each in together:
+            # Who follows a draft does so with a copy: going back would leave a matcher another one.
+            each.matcher = each.state.copy()
 
         def settle() -> list[int]:
             failed: list[int] = []
             for each in asked.values():
                 row, size = each.row, 1 + len(each.tokens)
+                mask_RK[row + size : row + 1 + len(each.shown)] = 0
                 if not self._settle(each, mask_RK[row : row + size]):
                     failed += [i for i, _ in each.places]
                 for _, other in each.places[1:]:
                     mask_RK[other : other + size] = mask_RK[row : row + size]
             return sorted(failed)
 
-        return MaskJob(self._run(list(asked.values()), mask_RK), settle)
+        return MaskJob(self._run(together, alone, mask_RK), settle)
 
     def _settle(self, asked: _Asked, mask_LK: np.ndarray) -> bool:
         """Take back the end, which the library allows also where nothing can follow, and where it has
@@ -158,20 +165,23 @@ class LlguidanceBackend(Backend):
         """The usual tokens of a text in bytes, which may end in the middle of a character."""
         return self._tokenizer.tokenize_bytes(data)
 
-    def _run(self, asked: Sequence[_Asked], mask_RK: np.ndarray) -> Callable[[], None]:
-        """The library's calls: it has one for matchers with drafts and one for those without."""
+    def _run(
+        self, together: Sequence[_Asked], alone: Sequence[_Asked], mask_RK: np.ndarray
+    ) -> Callable[[], None]:
+        """The library's calls: it has one for matchers with drafts, which must not be empty, and one
+        for those without."""
         begin, num_bytes, executor = mask_RK.ctypes.data, self._num_words * 4, self._executor
         rest = (begin, num_bytes, len(mask_RK))
-        drafts = [(each.matcher, each.row, list(each.tokens)) for each in asked if each.tokens]
-        alone = [(each.matcher, each.row) for each in asked if not each.tokens]
+        drafts = [(each.matcher, each.row, each.shown) for each in together]
+        roots = [(each.matcher, each.row) for each in alone]
 
         def run() -> None:
             if drafts:
                 executor.unsafe_compute_mask_ptr_with_draft_token(drafts, *rest)
-            if len(alone) > 1 and self._is_threaded:
-                when_free(lambda: executor.unsafe_compute_mask_ptr(alone, *rest))
+            if len(roots) > 1 and self._is_threaded:
+                when_free(lambda: executor.unsafe_compute_mask_ptr(roots, *rest))
                 return
-            for matcher, row in alone:  # the calling thread is quicker than waking another
+            for matcher, row in roots:  # the calling thread is quicker than waking another
                 at = begin + row * num_bytes
                 when_free(
                     lambda matcher=matcher, at=at: matcher.unsafe_compute_mask_ptr(at, num_bytes)
@@ -233,12 +243,17 @@ class LlguidanceBackend(Backend):
 
 @dataclass(slots=True)
 class _Asked:
-    """A state and the draft behind it, with all (index, row) that want its masks."""
+    """A state and the draft behind it, with all (index, row) that want its masks. shown: the draft as
+    the library sees it, an end where no token is left of it."""
 
     state: LlguidanceState
     tokens: tuple[int, ...]
-    matcher: Any
+    shown: list[int]
+    matcher: Any = None
     places: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.matcher = self.state.matcher
 
     @property
     def row(self) -> int:
@@ -284,6 +299,10 @@ class LlguidanceGrammar:
         for grammar in grammars:
             grammar._state = CanonicalState
         self._canonical = tuple(grammars)
+
+    def is_first(self, matcher: llguidance.LLMatcher | None) -> bool:
+        """Is it the one that all who start share?"""
+        return matcher is self._matcher
 
     def start(self, *, fresh: bool = False) -> LlguidanceState:
         if not fresh:
@@ -331,11 +350,25 @@ class LlguidanceState:
         return None
 
     def after_all(self, tokens: Sequence[int]) -> State | None:
+        return self._consumed(tokens, self.copy)
+
+    def become(self, tokens: Sequence[int]) -> State | None:
+        if self._grammar.is_first(self.matcher):
+            return self.after_all(tokens)
+        return self._consumed(tokens, self._give_up)
+
+    def _give_up(self) -> llguidance.LLMatcher:
+        matcher, self.matcher = self.matcher, None
+        return matcher
+
+    def _consumed(
+        self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
+    ) -> State | None:
         plain = self._grammar.backend.spelled(tokens)
         if self.matcher is None or not plain:
             return one_by_one(self, tokens)
-        matcher = self.copy()
-        num_taken = matcher.try_consume_tokens(plain)
+        matcher = matcher_here()
+        num_taken = when_free(lambda: matcher.try_consume_tokens(plain))
         if matcher.is_error():
             raise ConstraintFailure(_LIMIT_HIT)
         if num_taken < len(plain):

@@ -206,6 +206,9 @@ class XgrammarState:
     def after_all(self, tokens: Sequence[int]) -> State | None:
         return one_by_one(self, tokens)
 
+    def become(self, tokens: Sequence[int]) -> State | None:
+        return self.after_all(tokens)
+
     def forced(self, limit: int) -> list[int]:
         if self.matcher is None or limit <= 0:
             return []

@@ -35,7 +35,7 @@ def describe_draft(flight: Flight, landed: Landed, b: int) -> DraftFate | None:
         depths[node] = depths[parents[node]] + 1
     path = landed.nodes[b][1:count]
     last = landed.nodes[b][count - 1]
-    refusals = flight.refusals
+    refusals = None if flight.masks is None else flight.masks.refusals
     illegal = refusals.illegal[b] if refusals is not None else set()
     below = [node for node in range(1, size) if parents[node] == last and node not in illegal]
     if below:

@@ -16,7 +16,6 @@ from eyas.cache.transfer import HostCopy
 from eyas.core import DraftTree, TokenLogprob, Verdict
 from eyas.draft import Drafter
 from eyas.engine.masks import TreeMasks
-from eyas.engine.prune import Refusals
 from eyas.engine.scheduler import Plan
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
@@ -75,8 +74,8 @@ class Flight:
     """plan: whose step it is. prompt_rows: by index of the span. error: the launch itself failed.
 
     drafter: whose tree it is. started: when it was launched (seconds of a monotonic clock).
-    drafted: its tree, as it was proposed; tree: what is left of it. refusals: what the constraints left
-    out; None where there are none. num_failed: drafters with which it failed. forward: until it has its
+    drafted: its tree, as it was proposed; tree: what is left of it. masks: what the automata said of it;
+    None where nobody is constrained. num_failed: drafters with which it failed. forward: until it has its
     verdict. has_departed: its results are on their way to the host. landed: once read.
     """
 
@@ -84,7 +83,7 @@ class Flight:
     started: float = 0.0
     drafter: Drafter | None = None
     drafted: DraftTree | None = None
-    refusals: Refusals | None = None
+    masks: TreeMasks | None = None
     landed: Landed | None = None
     tree: DraftTree | None = None
     verdict: Verdict | None = None
@@ -121,6 +120,8 @@ class Flight:
 
     def read(self) -> Landed:
         """Wait for the device and turn the results into plain numbers."""
+        if self.masks is not None:
+            self.masks.note()  # while the device is at work
         prompt = {i: _prompt_logprobs(rows) for i, rows in self.prompt_rows.items()}
         if self._results is None or self.tree is None:
             return Landed([], [], [], [], None, None, None, prompt)

@@ -21,6 +21,7 @@ from enum import Enum, auto
 
 import torch
 
+from eyas.cache.transfer import BlankPages
 from eyas.config import EngineInfo
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, Verdict
@@ -81,6 +82,7 @@ class Launcher:
         self._metrics = metrics
         self._mask_seconds = mask_seconds
         self._land_before = land_before
+        self._mask_pages = BlankPages(table.device)
         self._graphs = StepGraphs(table.device) if usable(table.device) else None
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
@@ -138,8 +140,6 @@ class Launcher:
             self._walk(flight, masks)
             tree = masks.tree
         rows, output = self._forward(batch, tree)
-        if masks is not None:
-            masks.make_room()
         return Forward(batch, tree, rows, output, masks)
 
     def _settle(self, flight: Flight, forward: Forward) -> None:
@@ -147,8 +147,8 @@ class Launcher:
         rows, output = forward.rows, forward.output
         mask_RK = None
         if masks is not None:
-            flight.refusals = masks.refusals
-            mask_RK = batch.hold_array("mask", masks.finish())
+            flight.masks = masks
+            mask_RK = batch.bring_array("mask", masks.finish())
         flight.prompt_rows = score_prompts(flight.plan, rows, output, self._table)
         verdict = None
         if batch.rooted:
@@ -236,8 +236,8 @@ class Launcher:
         if all(sequence.constraint is None for sequence in plan.rooted):
             return None
         seconds = (self._mask_seconds, min(self.step_seconds, default=math.inf))
-        grammars = self._metrics.grammar
-        return TreeMasks(tree, self._info.vocab_size, *seconds, grammars, self.mask_thread)
+        beside = (self._metrics.grammar, self._mask_pages, self.mask_thread)
+        return TreeMasks(tree, self._info.vocab_size, *seconds, *beside)
 
     def _walk(self, flight: Flight, masks: TreeMasks) -> None:
         """Follow the trees from where the sequences stand once everything has landed."""

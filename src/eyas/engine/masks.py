@@ -24,7 +24,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from eyas.cache.transfer import HostCopy, reachable
+from eyas.cache.transfer import BlankPages, HostCopy, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
 from eyas.constraint.filling import Filling, MaskRequest
@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
-SLOW_PARTS = 3
+SLOW_PARTS, SLOW_ROOT_PARTS = 3, 6
 """A draft is slow when its masks take one of so many parts of a step, or of as many as there are
 drafts: the next ones will take longer, since a string's last characters are dear; alone it holds up
-nobody."""
+nobody. Where only the root is looked at, it is slow when a draft behind it would be."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
@@ -55,12 +55,12 @@ class _Walked:
     tokens: tuple[int, ...] | None = None
     requests: list[MaskRequest] = field(default_factory=list)
 
-    def ask(self, row: int) -> None:
-        """For masks from `row` on."""
+    def ask(self, row: int, size: int) -> None:
+        """For masks from `row` on; `size` rows are its own."""
         assert self.sequence.constraint is not None
-        keeps = self.sequence.constraint.has_twins
+        keeps, has_room = self.sequence.constraint.has_twins, self.tokens is not None and size > 1
         self.requests = [
-            MaskRequest(point, self.tokens or (), row + node, keeps)
+            MaskRequest(point, self.tokens or (), row + node, keeps, has_room)
             for node, point in enumerate(self.points)
             if point is not None
         ]
@@ -78,7 +78,7 @@ class _Walked:
 
     @property
     def is_slow(self) -> bool:
-        """Will others have to wait for its draft?"""
+        """Will others have to wait for a draft of its?"""
         return self.requests[0].is_slow
 
     def legal(self, size: int) -> list[bool]:
@@ -97,15 +97,17 @@ Live = list[tuple[int, _Walked]]
 
 @dataclass(slots=True, eq=False)
 class TreeMasks:
-    """The automata of one step. walked[b] is None for a sequence that is not constrained (or has
-    ended: `silent`). refusals: complete once the masks are there. time_limit: seconds after which the
-    rest of a step's drafts is left out. step_seconds: what a step takes. thread: fills."""
+    """The automata of one step: `walk`, `begin`, `finish`, `note`. walked[b] is None for a sequence
+    that is not constrained (or has ended: `silent`). refusals: complete when all is noted. time_limit:
+    seconds after which the rest of a step's drafts is left out. step_seconds: what a step takes.
+    pages: for masks. thread: fills."""
 
     tree: DraftTree
     vocab_size: int
     time_limit: float
     step_seconds: float
     stats: GrammarStats
+    pages: BlankPages
     thread: ThreadPoolExecutor
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
@@ -129,11 +131,6 @@ class TreeMasks:
         """Trees are walked before the forward, and lose what is refused; on a device they are only
         known once it has started."""
         return self.tree.tokens_BW.device.type == "cpu"
-
-    def make_room(self) -> None:
-        """The forward is under way, so there is time for it."""
-        if not self.walks_ahead:
-            self._mask = self._zeros()
 
     def walk(self, rooted: Series[Sequence]) -> None:
         """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
@@ -173,26 +170,26 @@ class TreeMasks:
             for each, size in zip(self.walked, self._sizes, strict=True)
         ]
         asked = (self.tree, self._tokens, self._parents, self._sizes, legal)
-        self.tree, found = prune(*asked, prunes=self.walks_ahead)
-        refusals = self.refusals  # the step's flight may hold it already
-        refusals.num_nodes, refusals.below = found.num_nodes, found.below
-        refusals.illegal = found.illegal
-        self.stats.num_pruned += found.num_nodes
+        self.tree, self.refusals = prune(*asked, prunes=self.walks_ahead)
+        self.stats.num_pruned += self.refusals.num_nodes
         if self.walks_ahead:
             for each in self.walked:
                 if each is not None:
                     each.points = [point for point in each.points if point is not None]
-            self._sizes = self.tree.sizes_B.tolist() if found.num_nodes else self._sizes
+            if self.refusals.num_nodes:
+                self._sizes = self.tree.sizes_B.tolist()
 
     def begin(self) -> None:
         """Start filling, once every tree is walked: beside this thread where there is enough to do,
         else when the masks are asked for."""
         self.has_begun = True
-        mask = self._zeros() if self._mask is None else self._mask
+        num_rows = sum(self._sizes) if self.walks_ahead else self.tree.tokens_BW.numel()
+        shape = (num_rows, -(-self.vocab_size // 32))
+        mask = self.pages.take(shape)
         mask_RK = mask.numpy()
         live = self._live()
         for row, each in live:
-            each.ask(row)
+            each.ask(row, self.tree.width)
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
             if self.walked[b] is None and b not in self.silent:
                 mask_RK[row : row + size] = -1
@@ -201,32 +198,33 @@ class TreeMasks:
         self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit)
         if not self.walks_ahead or mask_RK.size > WORTH_A_THREAD:
             self._filling.start(self.thread)
+        if not self.walks_ahead:
+            self.pages.make(shape)
 
     def finish(self) -> torch.Tensor:
         """[R, K] int32, on the host."""
         assert self._mask is not None and self._filling is not None
         mask, live = self._mask, self._live()
         num_drafts = sum(each.tokens is not None for _, each in live)
-        if not self._filling.wait(self.step_seconds / min(SLOW_PARTS, max(1, num_drafts))):
+        slow_after = self.step_seconds / min(SLOW_PARTS, max(1, num_drafts))
+        if not self._filling.wait(slow_after, self.step_seconds / SLOW_ROOT_PARTS):
             mask = self._roots_alone(mask, live)
-        self._learn(live)
-        self.stats.num_late += sum(each.is_late for _, each in live)
         mask_RK = mask.numpy()
         for row, each in live:
             if not each.has_root and each.sequence.status is Status.RUNNING:  # else nobody asks
                 self._retry(each, mask_RK, row)
+        return mask
+
+    def note(self) -> None:
+        """What nobody waits for: what was refused and counted, and how far to look the next time."""
+        assert self._filling is not None
+        live = self._live()
+        self._learn(live)
+        self.stats.num_late += sum(each.is_late for _, each in live)
         if not self.walks_ahead:
             self._refuse()
         self.stats.num_masks += self._filling.num_masks
         self.stats.mask_seconds += self._filling.seconds
-        return mask
-
-    def _zeros(self) -> torch.Tensor:
-        num_rows = sum(self._sizes) if self.walks_ahead else self.tree.tokens_BW.numel()
-        shape = (num_rows, -(-self.vocab_size // 32))
-        mask = reachable(shape, self.tree.tokens_BW.device)
-        mask.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
-        return mask
 
     def _roots_alone(self, unfinished: torch.Tensor, live: Live) -> torch.Tensor:
         """Masks where the thread that fills does not write any more: of what is late only the roots."""

@@ -23,6 +23,9 @@ DEVICE_STEPS = ((64, 1), (512, 16), (MANY_ROWS, 128))
 BUCKETS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 512, 2048)
 """Row counts that are measured; each speaks for those below it, the last for all beyond too."""
 PARTS_SPLITS = 4
+LIBRARY_USUALLY = 128
+"""Beyond so many rows the library is the usual way, where it may be: multiprocessors share what they
+load there, which our kernel cannot have them do."""
 FOLDED_BEYOND, FOLDED_USUALLY = 128, 256
 """Beyond so many rows there may be programs enough for one to run all parts of a sum; there are."""
 
@@ -106,7 +109,7 @@ def buckets_up_to(max_rows: int) -> tuple[int, ...]:
 
 
 def candidates(product: Product, num_rows: int, *, library: bool) -> tuple[Way, ...]:
-    """The ways worth measuring for so many rows: the usual one first, last the library if it may be."""
+    """The ways worth measuring for so many rows, the usual one first. library: it may be one."""
     if product.role == "gated":
         ways = [Way(tile) for tile in gated_tiles_for(num_rows, product.dtype)]
     else:
@@ -115,7 +118,7 @@ def candidates(product: Product, num_rows: int, *, library: bool) -> tuple[Way, 
         folded = [Way(tile, folded=True) for tile in folded_tiles_for(num_rows, product.dtype)]
         ways = [*folded, *ways] if num_rows > FOLDED_USUALLY else [*ways, *folded]
     if library:
-        ways.append(LIBRARY)
+        ways = [LIBRARY, *ways] if num_rows > LIBRARY_USUALLY else [*ways, LIBRARY]
     return tuple(ways)
 
 

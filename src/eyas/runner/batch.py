@@ -141,6 +141,12 @@ class Batch:
             return send(values, self.table.device)
         return self.graphs.hold_array((name, self.num_rows), values)
 
+    def bring_array(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """As `hold_array`, beside the work under way, which must not read what was there before."""
+        if self.graphs is None:
+            return send(values, self.table.device)
+        return self.graphs.bring_array((name, self.num_rows), values)
+
 
 def nobodys_batch(
     table: SequenceTable,

@@ -70,6 +70,7 @@ class StepGraphs:
         self._arrays: dict[Hashable, torch.Tensor] = {}
         self._static: set[int] = set()
         self._pool: Any = None
+        self._beside: torch.cuda.Stream | None = None
         self.num_captured = 0
         self.num_replays = 0
 
@@ -151,6 +152,17 @@ class StepGraphs:
             held = self._arrays[key] = send(values, self._device)
         else:
             refill(held, values)
+        return held
+
+    def bring_array(self, key: Hashable, values: torch.Tensor) -> torch.Tensor:
+        """As `hold_array`, but what is launched from now on alone waits for the copy, and the copy for
+        nothing: whatever reads what stands there has been landed."""
+        if self._beside is None:
+            self._beside = torch.cuda.Stream(self._device)
+            self._beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._beside):
+            held = self.hold_array(key, values)
+        torch.cuda.current_stream(self._device).wait_stream(self._beside)
         return held
 
 
