@@ -80,6 +80,26 @@ def test_a_draft_is_filled_as_if_it_had_been_walked_through(
 
 
 @pytest.mark.parametrize("name", WALKS)
+def test_a_state_that_is_given_up_leads_where_it_would_have_led(
+    backend: Any, tokenizer: Tokenizer, name: str
+) -> None:
+    """And whoever starts later finds the start as it was."""
+    root, pieces = WALKS[name]
+    grammar = compiled(backend, root)
+    tokens = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    states = walked(grammar, tokens)
+    wanted = expected(backend, states, len(states))
+    for place in range(0, len(tokens), 2):
+        for end in range(place + 1, len(tokens) + 1):
+            state = grammar.start().become(tokens[:place]) if place else grammar.start()
+            reached = state.become(tokens[place:end])
+            assert np.array_equal(expected(backend, [reached], 1), wanted[end : end + 1])
+    assert np.array_equal(expected(backend, [grammar.start()], 1), wanted[:1])
+    assert grammar.start().become([*tokens, tokens[0]]) is None
+    assert np.array_equal(expected(backend, [grammar.start()], 1), wanted[:1])
+
+
+@pytest.mark.parametrize("name", WALKS)
 def test_behind_an_end_nothing_is_filled(backend: Any, tokenizer: Tokenizer, name: str) -> None:
     """Whether a draft of another state is filled in the same call or not; and a state stays."""
     root, pieces = WALKS[name]

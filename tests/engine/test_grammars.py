@@ -24,7 +24,7 @@ from eyas.constraint import (
     build_backend,
 )
 from eyas.constraint.base import MaskJob, one_by_one
-from eyas.constraint.llguidance import LlguidanceState
+from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.core import GrammarError, Request, SamplingParams
 from eyas.dialect import Wanted
 from eyas.engine.worker import Worker

@@ -98,8 +98,8 @@ MUTATIONS = [
     Mutation(
         "every node has the root's mask",
         "engine/masks.py",
-        "MaskRequest(point, self.tokens or (), row + node, keeps)",
-        "MaskRequest(self.points[0] or point, self.tokens or (), row + node, keeps)",
+        "MaskRequest(point, self.tokens or (), row + node, keeps, has_room)",
+        "MaskRequest(self.points[0] or point, self.tokens or (), row + node, keeps, has_room)",
         NAMED + "each_node_has_its_own_mask[oracle tree]",
     ),
     Mutation(
@@ -438,14 +438,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a text may end anywhere",
-        "constraint/llguidance.py",
+        "constraint/llguidance_states.py",
         "if token in backend.eos_token_ids and matcher.is_accepting():",
         "if token in backend.eos_token_ids:",
         BACKENDS + "the_end_comes_once_and_nothing_after_it[llguidance]",
     ),
     Mutation(
         "a state moves when one looks ahead",
-        "constraint/llguidance.py",
+        "constraint/llguidance_states.py",
         "return when_free(self.matcher.deep_copy)",
         "return self.matcher",
         BACKENDS + "what_is_walked_through_is_allowed_by_the_mask_before[llguidance-schema]",

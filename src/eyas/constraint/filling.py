@@ -184,10 +184,11 @@ class Filling:
         return True
 
     def _behind(self, requests: Sequence[MaskRequest]) -> list[MaskRequest]:
-        """Those of the first batch that are not done. Seen while they are written to, it may be wrong."""
-        return (
-            [] if self._first.is_done else [each for each in requests if not self._is_there(each)]
-        )
+        """Those of the first batch that are not done. Seen while they are written to, it may be
+        wrong."""
+        if self._first.is_done:
+            return []
+        return [request for request in requests if not self._is_there(request)]
 
     def _is_there(self, request: MaskRequest) -> bool:
         rows_LK = request.rows(self._mask_RK)

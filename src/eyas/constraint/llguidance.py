@@ -1,8 +1,8 @@
 """The default backend: llguidance, which refuses what it cannot enforce.
 
-Promises: a state is a matcher that nobody advances, so it stays what it is; end-of-sequence tokens are
-handled here; padding and nameless ids are never legal; masks allow every spelling of a forced text and
-never call the tokenizer, so they need no interpreter.
+Promises: masks behind drafts are found with copies of matchers; padding and nameless ids are never
+legal; masks allow every spelling of a forced text and never call the tokenizer, so they need no
+interpreter.
 Does not know: who compiles when, budgets, trees.
 
 Legend: R mask rows, L rows of a state and its draft, K 32-bit words of a row.
@@ -19,26 +19,18 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from eyas.constraint.base import (
-    Backend,
-    ConstraintFailure,
-    MaskJob,
-    State,
-    num_legal,
-    one_by_one,
-)
+from eyas.constraint.base import Backend, ConstraintFailure, MaskJob, State, num_legal
 from eyas.constraint.borrowed import when_free
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
 from eyas.constraint.lark import to_llguidance
 from eyas.constraint.library_tokenizer import library_tokenizer
+from eyas.constraint.llguidance_states import CanonicalState, LlguidanceState
 from eyas.constraint.priority import give_way
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
 from eyas.grammar import Node, OutputSpec, Source, leaves
 
-MAX_TOKEN_BYTES = 32
-"""Longer tokens are no good guess for a forced text."""
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
 stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
@@ -313,110 +305,8 @@ class LlguidanceGrammar:
         return self._state(self, matcher)
 
 
-class LlguidanceState:
-    """matcher: None after an end-of-sequence token."""
-
-    __slots__ = ("_grammar", "matcher", "num_deviations")
-
-    def __init__(
-        self,
-        grammar: LlguidanceGrammar,
-        matcher: llguidance.LLMatcher | None,
-        num_deviations: int = 0,
-    ) -> None:
-        self._grammar = grammar
-        self.matcher = matcher
-        self.num_deviations = num_deviations
-
-    @property
-    def grammar(self) -> LlguidanceGrammar:
-        return self._grammar
-
-    def after(self, token: int) -> LlguidanceState | None:
-        if self.matcher is None:
-            return None
-        backend = self._grammar.backend
-        matcher = self.copy()
-        if matcher.is_error():
-            raise ConstraintFailure(_LIMIT_HIT)
-        if token in backend.eos_token_ids and matcher.is_accepting():
-            return type(self)(self._grammar, None, self.num_deviations)
-        if backend.is_nameless(token):
-            return None
-        if matcher.try_consume_tokens([token]) == 1:
-            return type(self)(self._grammar, matcher, self.num_deviations)
-        if matcher.is_error():
-            raise ConstraintFailure(_LIMIT_HIT)
-        return None
-
-    def after_all(self, tokens: Sequence[int]) -> State | None:
-        return self._consumed(tokens, self.copy)
-
-    def become(self, tokens: Sequence[int]) -> State | None:
-        if self._grammar.is_first(self.matcher):
-            return self.after_all(tokens)
-        return self._consumed(tokens, self._give_up)
-
-    def _give_up(self) -> llguidance.LLMatcher:
-        matcher, self.matcher = self.matcher, None
-        return matcher
-
-    def _consumed(
-        self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
-    ) -> State | None:
-        plain = self._grammar.backend.spelled(tokens)
-        if self.matcher is None or not plain:
-            return one_by_one(self, tokens)
-        matcher = matcher_here()
-        num_taken = when_free(lambda: matcher.try_consume_tokens(plain))
-        if matcher.is_error():
-            raise ConstraintFailure(_LIMIT_HIT)
-        if num_taken < len(plain):
-            return None
-        reached = type(self)(self._grammar, matcher, self.num_deviations)
-        return one_by_one(reached, tokens[len(plain) :])
-
-    def forced(self, limit: int) -> list[int]:
-        if self.matcher is None or limit <= 0:
-            return []
-        data = self.copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
-        return self._grammar.backend.forced_tokens(data)[:limit] if data else []
-
-    def copy(self) -> llguidance.LLMatcher:
-        """A matcher that stands here and is the caller's own."""
-        assert self.matcher is not None
-        return when_free(self.matcher.deep_copy)
-
-
-class CanonicalState(LlguidanceState):
-    """A place in a canonical grammar. A text that puts other white space between the parts of JSON is
-    read as if it had put the grammar's, so that one line's end does not cost all spans to come."""
-
-    __slots__ = ()
-
-    def after(self, token: int) -> LlguidanceState | None:
-        exact = super().after(token)
-        backend = self._grammar.backend
-        if exact is not None or self.matcher is None or backend.is_nameless(token):
-            return exact
-        bare = backend.vocabulary.tokens[token].strip(_WHITE)
-        for data in (bare, b" " + bare) if bare else (b"",):
-            matcher = self.copy()
-            tokens = backend.forced_tokens(data) if data else []
-            if matcher.try_consume_tokens(tokens) == len(tokens):
-                return CanonicalState(self._grammar, matcher, self.num_deviations + 1)
-        return None
-
-    def after_all(self, tokens: Sequence[int]) -> State | None:
-        return one_by_one(self, tokens)
-
-
-_WHITE = b" \t\r\n"
 _NOTHING_FOLLOWS = "NoExtension"
 """How the library's error begins where no text can match."""
-_LIMIT_HIT = (
-    "the output grammar is too complex to go on from here; lower its repetition counts or lengths"
-)
 
 
 def _num_bytes(text: str) -> int:
