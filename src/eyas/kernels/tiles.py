@@ -78,25 +78,15 @@ TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
             _fast(Tile(128, 64, 128, 4, 3)),
         ),
     ),
-    (128, (_BROAD, _fast(_BROAD), _HIGH, _fast(_HIGH), _fast(_HIGH, 32), _SQUARE, _fast(_SQUARE))),
-    (
-        256,
-        (
-            _SQUARE,
-            _fast(_SQUARE),
-            _fast(_DEEP, 64),
-            _LARGE,
-            _fast(_LARGE),
-            _fast(_BROAD),
-            _fast(Tile(64, 128, 64, 4, 3), 64),
-            _fast(Tile(256, 64, 64, 8, 4), 32),
-        ),
-    ),
+    (96, (_BROAD, _HIGH, _fast(_HIGH), _fast(_HIGH, 32), _SQUARE, _fast(_SQUARE))),
+    (128, (_fast(_BROAD), _BROAD, _HIGH, _fast(_HIGH), _SQUARE, _fast(_SQUARE))),
+    (192, (_fast(_DEEP, 64), _fast(Tile(64, 128, 64, 4, 3), 64), _SQUARE, _LARGE)),
+    (256, (_LARGE, _fast(_LARGE), _SQUARE, _fast(_SQUARE), _fast(_BROAD))),
     (MANY_ROWS, (_fast(_LARGE), _LARGE, _fast(_DEEP), _DEEP)),
 )
 """Up to so many rows, these; the usual one first."""
 FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
-FOLDED_TILES = (_DEEP, _fast(_DEEP), _fast(_HIGH), _fast(_BROAD))
+FOLDED_TILES = (_fast(_DEEP), _DEEP, _fast(_HIGH), _fast(_BROAD))
 """Tiles with room for a second accumulator in registers; the usual one first."""
 
 
