@@ -85,3 +85,19 @@ def parts_table(results: Results) -> str:
                     f"| {profile['gaps_ms']:.2f} | {profile['kernels_per_step']:.0f} |"
                 )
     return "\n".join(lines)
+
+
+def schemas_table(results: Results) -> str:
+    """Steps with a JSON schema on every request beside the same steps without."""
+    lines = [
+        "| batch | ms without | ms with | mean | p50 | p99 | tokens a draft, without and with |",
+        "|---" * 7 + "|",
+    ]
+    for entry in results.get("h200_schemas", {}).get("results", ()):
+        held, free, ratio = entry["with_schemas"], entry["without"], entry["ratio"]
+        lengths = f"{free['tokens_per_draft']:.2f}, {held['tokens_per_draft']:.2f}"
+        lines.append(
+            f"| {entry['batch']} | {free['step_ms']['mean']:.2f} | {held['step_ms']['mean']:.2f} "
+            f"| {ratio['mean']:.3f}x | {ratio['p50']:.3f}x | {ratio['p99']:.2f}x | {lengths} |"
+        )
+    return "\n".join(lines)
