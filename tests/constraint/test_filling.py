@@ -384,6 +384,19 @@ def test_a_point_that_fails_has_no_masks_and_neither_have_its_twins(
     assert first.root.ahead is None
 
 
+def test_what_a_broken_call_leaves_behind_a_root_is_wiped(
+    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
+) -> None:
+    backend, grammar, tokens = faulty
+    backend.spoilt = tuple(tokens)
+    root = MaskRequest(Automaton(grammar()).root, (), 0, has_room=True)
+    draft = asked_of(Automaton(grammar()), tokens[:3], 2)
+    broken = asked_of(Automaton(grammar()), tokens, 6)
+    _, mask_RK = filled([root, draft, broken], backend, thread)
+    assert [each.num_masks for each in (root, draft, broken)] == [1, 4, 0]
+    assert mask_RK[0].any() and not mask_RK[1].any() and mask_RK[2:6].any(axis=1).all()
+
+
 def behind_a_root(automaton: Automaton, tokens: Sequence[int]) -> list[MaskRequest]:
     """The root and many points behind it, one row each."""
     points = automaton.walk([0, *tokens * 10], [-1, *range(len(tokens) * 10)])

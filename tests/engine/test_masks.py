@@ -354,6 +354,67 @@ def test_when_time_is_over_only_roots_have_masks(
     go.set()
 
 
+def at_rest(backend: Any) -> Any:
+    """A sequence of which only the root is looked at, and whose text may end here."""
+    held = sequence(backend, Regex("[ab]{1,50}"), "ab")
+    held.constraint.reach.limit, held.constraint.reach._rest = 0, 9
+    return held
+
+
+@pytest.mark.parametrize("backend", [3], indirect=True)
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_behind_a_root_alone_nothing_is_legal(
+    backend: Any, slow: Callable[[Sequence[int]], Any], monkeypatch: Any, is_broken: bool
+) -> None:
+    """Also when the call that had an end behind it was left, or broke."""
+    tree, rooted, tokens = several(backend, 2, 2)
+    rooted[0] = at_rest(backend)
+    go = slow(tokens) if not is_broken else threading.Event()
+    make, calls = backend.job, []
+
+    def breaking(*asked: Any) -> MaskJob:
+        job = make(*asked)
+        calls.append(job)
+
+        def run() -> None:
+            job.run()
+            if is_broken and len(calls) == 1:
+                raise RuntimeError("on purpose")
+
+        return MaskJob(run, job.settle)
+
+    monkeypatch.setattr(backend, "job", breaking)
+    mask_BWK, _, stats = filled(tree, rooted, backend, deadline=60.0 if is_broken else 0.1)
+    assert stats.num_late == (not is_broken) and len(calls) > 1
+    assert mask_BWK[:, 0].any(axis=1).all() and not mask_BWK[0, 1:].any()
+    go.set()
+
+
+@pytest.mark.parametrize("backend", [3], indirect=True)
+def test_a_root_at_rest_is_not_to_blame_for_drafts_that_are_late(
+    backend: Any, monkeypatch: Any
+) -> None:
+    tree, rooted, _ = several(backend, 8, 0)
+    rooted[0] = at_rest(backend)
+    go, make = threading.Event(), backend.job
+
+    def waiting(states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
+        job = make(states, mask_RK, rows, drafts)
+
+        def run() -> None:
+            assert not any(len(draft) > 1 for draft in drafts or ()) or go.wait(30)
+            job.run()
+
+        return MaskJob(run, job.settle)
+
+    monkeypatch.setattr(backend, "job", waiting)
+    _, _, stats = filled(tree, rooted, backend, deadline=0.1, step_seconds=0.01)
+    go.set()
+    backend.thread.submit(int).result()
+    assert stats.num_late == 7
+    assert [held.constraint.reach.limit for held in rooted] == [0] * 8
+
+
 @pytest.mark.parametrize("library", BACKENDS)
 @pytest.mark.parametrize("drafter", ["chain", "short chain", "tree", "root"])
 @pytest.mark.parametrize("flights", [0, 1])

@@ -437,6 +437,27 @@ MUTATIONS = [
         FORCED + "chains_with_spans_stay_chains",
     ),
     Mutation(
+        "who starts takes the start along",
+        "constraint/llguidance_states.py",
+        "if self._grammar.is_first(self.matcher):",
+        "if self.matcher is None:",
+        FILLING + "a_state_that_is_given_up_leads_where_it_would_have_led[llguidance-regex]",
+    ),
+    Mutation(
+        "twins lose their place",
+        "constraint/automaton.py",
+        "if self.has_twins or root.budget is not None or root.later:",
+        "if root.budget is not None or root.later:",
+        FILLING + "twins_that_move_over_the_same_tokens_stay_together",
+    ),
+    Mutation(
+        "a text may end behind a root that rests",
+        "constraint/filling.py",
+        "max(len(self.tokens), self.has_room)",
+        "len(self.tokens)",
+        FILLING + "what_a_broken_call_leaves_behind_a_root_is_wiped[here]",
+    ),
+    Mutation(
         "a text may end anywhere",
         "constraint/llguidance_states.py",
         "if token in backend.eos_token_ids and matcher.is_accepting():",

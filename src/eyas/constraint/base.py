@@ -113,7 +113,7 @@ class Grammar(Protocol):
 class MaskJob:
     """Masks to be filled. run: the library's own work, without the interpreter's lock over most of it
     where it can; once, in any thread. settle: after it, where the job was made; it returns the indices
-    of states that hit a limit themselves."""
+    of states that hit a limit themselves. Rows are what they are to be after it, not before."""
 
     run: Callable[[], None]
     settle: Callable[[], list[int]]

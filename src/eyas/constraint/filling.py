@@ -51,7 +51,8 @@ POLL_SECONDS = 0.0005
 class MaskRequest:
     """The mask of a point, and those after each of `tokens`, which nobody has walked through (then the
     point has no budget). row: of the point's mask; the others follow. keeps: the point remembers the
-    masks for whoever stands there later. has_room: nobody else's is the row behind a point alone.
+    masks for whoever stands there later. has_room: the row behind a point alone is its own as well, and
+    may hold anything until all is settled.
 
     num_masks: how many of its rows are there, the point's first; num_legal: tokens that these allow.
     is_late: there was no time for it. is_slow: it was among the last few when a while had passed.
@@ -70,6 +71,10 @@ class MaskRequest:
     def rows(self, mask_RK: np.ndarray) -> np.ndarray:
         """[L, K]."""
         return mask_RK[self.row : self.row + 1 + len(self.tokens)]
+
+    def wipe(self, mask_RK: np.ndarray) -> None:
+        """Zeros in all rows that the library may have written to."""
+        mask_RK[self.row : self.row + 1 + max(len(self.tokens), self.has_room)] = 0
 
 
 class Filling:
@@ -280,8 +285,8 @@ def _backend(request: MaskRequest) -> Backend:
 
 
 def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> bool:
+    request.wipe(mask_RK)
     mask_LK = request.rows(mask_RK)
-    mask_LK[:] = 0
     try:
         return not _backend(request).fill([request.point.state], mask_LK, None, [request.tokens])
     except _OF_THE_HOST:

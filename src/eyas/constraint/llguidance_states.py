@@ -83,7 +83,7 @@ class LlguidanceState:
             return one_by_one(self, tokens)
         matcher = matcher_here()
         num_taken = when_free(lambda: matcher.try_consume_tokens(plain))
-        if matcher.is_error():
+        if when_free(matcher.is_error):
             raise ConstraintFailure(_LIMIT_HIT)
         if num_taken < len(plain):
             return None

@@ -8,6 +8,7 @@ Legend: B rooted sequences, W nodes, N top alternatives.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,8 @@ from eyas.engine.scheduler import Plan
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
 from eyas.runner.runner import Output
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +124,10 @@ class Flight:
     def read(self) -> Landed:
         """Wait for the device and turn the results into plain numbers."""
         if self.masks is not None:
-            self.masks.note()  # while the device is at work
+            try:
+                self.masks.note()  # while the device is at work
+            except Exception:
+                log.exception("what a step's masks have shown is lost")
         prompt = {i: _prompt_logprobs(rows) for i, rows in self.prompt_rows.items()}
         if self._results is None or self.tree is None:
             return Landed([], [], [], [], None, None, None, prompt)

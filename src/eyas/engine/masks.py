@@ -225,6 +225,7 @@ class TreeMasks:
             self._refuse()
         self.stats.num_masks += self._filling.num_masks
         self.stats.mask_seconds += self._filling.seconds
+        self._mask = self._filling = None
 
     def _roots_alone(self, unfinished: torch.Tensor, live: Live) -> torch.Tensor:
         """Masks where the thread that fills does not write any more: of what is late only the roots."""
@@ -233,7 +234,7 @@ class TreeMasks:
         late = [request for _, each in live for request in each.requests if request.is_late]
         mask_RK[:] = unfinished.numpy()
         for request in late:
-            request.rows(mask_RK)[:] = 0
+            request.wipe(mask_RK)
         again = {
             each.requests[0]: MaskRequest(each.points[0], (), row)
             for row, each in live
@@ -253,7 +254,7 @@ class TreeMasks:
     def _learn(self, live: Live) -> None:
         """How far to look into the next drafts. Where time was over and nobody stands out, all who were
         late are to blame."""
-        has_culprit = any(each.is_slow for _, each in live)
+        has_culprit = any(each.is_slow and each.requests[0].tokens for _, each in live)
         for _, each in live:
             automaton = each.sequence.constraint
             assert automaton is not None

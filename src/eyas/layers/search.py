@@ -22,7 +22,17 @@ import torch
 
 from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, TILES
 from eyas.layers.kept import Kept, cache_folder
-from eyas.layers.ways import BUCKETS, LIBRARY, Product, Way, buckets_up_to, candidates
+from eyas.layers.ways import (
+    BUCKETS,
+    FOLDED_BEYOND,
+    FOLDED_USUALLY,
+    LIBRARY,
+    LIBRARY_USUALLY,
+    Product,
+    Way,
+    buckets_up_to,
+    candidates,
+)
 
 log = logging.getLogger(__name__)
 
@@ -115,14 +125,15 @@ def search_on(device: torch.device) -> Search:
     from eyas.kernels import gemm, gemm_tile
     from eyas.layers.timing import DeviceClock
 
-    lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES, TIE, USUAL, ALONE)
+    lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES)
+    rules = (TIE, USUAL, ALONE, LIBRARY_USUALLY, FOLDED_BEYOND, FOLDED_USUALLY)
     machine = {
         "device": torch.cuda.get_device_name(device),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
         "compiler": gemm.COMPILER,
         "kernel": _digest(b"".join(Path(m.__file__).read_bytes() for m in (gemm, gemm_tile))),
-        "candidates": _digest(repr(lists).encode()),
+        "candidates": _digest(repr((lists, rules)).encode()),
     }
     return Search(DeviceClock(device), Kept(cache_folder(), "products", machine))
 
