@@ -476,3 +476,24 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
         assert told(answer) == told(plain)
         assert all(choice.error is None for choice in answer.choices)
     assert stats.num_late > before
+
+
+@pytest.mark.parametrize("flights", [0, 1])
+def test_notes_that_are_lost_cost_nobody_an_answer(
+    monkeypatch: pytest.MonkeyPatch, flights: int
+) -> None:
+    llm = engine("chain", "llguidance", flights)
+    options = {"temperature": 0.0, "seed": 3, "max_tokens": 40}
+    with monkeypatch.context() as ahead:
+        ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
+        plain = ask(llm, QUESTION, OBJECT, **options)  # type: ignore[arg-type]
+    lost = []
+
+    def lose(masks: TreeMasks) -> None:
+        lost.append(masks)
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(TreeMasks, "note", lose)
+    answer = ask(llm, QUESTION, OBJECT, **options)  # type: ignore[arg-type]
+    assert told(answer) == told(plain) and answer.choices[0].error is None
+    assert len(lost) > 2

@@ -128,6 +128,7 @@ class Flight:
                 self.masks.note()  # while the device is at work
             except Exception:
                 log.exception("what a step's masks have shown is lost")
+                self.masks = None
         prompt = {i: _prompt_logprobs(rows) for i, rows in self.prompt_rows.items()}
         if self._results is None or self.tree is None:
             return Landed([], [], [], [], None, None, None, prompt)
