@@ -220,13 +220,12 @@ def slow(
             def slowly() -> None:
                 job.run()
                 if ours and not go.is_set():
-                    last = {i: mask_RK[rows[i] + 2 : rows[i] + 4].copy() for i in ours}
-                    for i in ours:
-                        mask_RK[rows[i] + 2 : rows[i] + 4] = 0
+                    last = np.array([rows[i] + behind for i in ours for behind in (2, 3)])
+                    found = mask_RK[last]
+                    mask_RK[last] = 0
                     go.num_held += len(ours)  # type: ignore[attr-defined]
                     assert go.wait(30)
-                    for i, rows_2K in last.items():
-                        mask_RK[rows[i] + 2 : rows[i] + 4] = rows_2K
+                    mask_RK[last] = found  # all at once: nobody sees some of them
 
             return MaskJob(slowly, job.settle)
 
