@@ -53,14 +53,18 @@ def some_drafts(tokenizer: Tokenizer, tokens: list[int], draw: random.Random) ->
     return drafts
 
 
+def walk_of(backend: Any, tokenizer: Tokenizer, name: str) -> tuple[Any, list[int]]:
+    """A grammar, and a text that it allows, with the end."""
+    root, pieces = WALKS[name]
+    return compiled(backend, root), [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+
+
 @pytest.mark.parametrize("name", WALKS)
 def test_a_draft_is_filled_as_if_it_had_been_walked_through(
     backend: Any, tokenizer: Tokenizer, name: str
 ) -> None:
     """With the end and what is no token at all; and a state stays what it is."""
-    root, pieces = WALKS[name]
-    grammar = compiled(backend, root)
-    tokens = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    grammar, tokens = walk_of(backend, tokenizer, name)
     starts, drafts, wanted = [], [], []
     for place, draft in enumerate(some_drafts(tokenizer, tokens, random.Random(name))):
         along = drafted_from(grammar, tokens[:place], draft)
@@ -84,9 +88,7 @@ def test_a_state_that_is_given_up_leads_where_it_would_have_led(
     backend: Any, tokenizer: Tokenizer, name: str
 ) -> None:
     """And whoever starts later finds the start as it was."""
-    root, pieces = WALKS[name]
-    grammar = compiled(backend, root)
-    tokens = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    grammar, tokens = walk_of(backend, tokenizer, name)
     states = walked(grammar, tokens)
     wanted = expected(backend, states, len(states))
     for place in range(0, len(tokens), 2):
@@ -102,9 +104,7 @@ def test_a_state_that_is_given_up_leads_where_it_would_have_led(
 @pytest.mark.parametrize("name", WALKS)
 def test_behind_an_end_nothing_is_filled(backend: Any, tokenizer: Tokenizer, name: str) -> None:
     """Whether a draft of another state is filled in the same call or not; and a state stays."""
-    root, pieces = WALKS[name]
-    grammar = compiled(backend, root)
-    tokens = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    grammar, tokens = walk_of(backend, tokenizer, name)
     states = walked(grammar, tokens)[:-1]
     drafts = [
         [tokenizer.eos_id, tokens[0]] if i % 3 else tokens[i:][:2] for i in range(len(states))
@@ -126,9 +126,7 @@ def test_behind_an_end_nothing_is_filled(backend: Any, tokenizer: Tokenizer, nam
 def test_many_tokens_at_once_lead_where_each_of_them_leads(
     backend: Any, tokenizer: Tokenizer, name: str
 ) -> None:
-    root, pieces = WALKS[name]
-    grammar = compiled(backend, root)
-    tokens = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    grammar, tokens = walk_of(backend, tokenizer, name)
     states = walked(grammar, tokens)
     for place in range(0, len(tokens), 3):
         for end in range(place, len(tokens) + 1):

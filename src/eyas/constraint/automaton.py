@@ -24,7 +24,8 @@ from eyas.constraint.budget import BudgetPoint
 from eyas.grammar import Budget
 
 LEAST_REST, MOST_REST = 2, 64
-"""Steps in which only the root is looked at, beside the one after a draft that was late."""
+"""Steps in which only the root is looked at, the first time and at most, beside the one after a draft
+that was late."""
 SLOW_START, SLOW_EACH = 0.02, 0.0005
 """Seconds that looking for forced spans may take, once and for each time it is asked. A text that is
 forced over many thousand characters is slow to find, each time anew."""

@@ -78,6 +78,7 @@ class LlguidanceState:
     def _consumed(
         self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
     ) -> State | None:
+        """The state after these tokens, read by a matcher that stands here and may be moved."""
         plain = self._grammar.backend.spelled(tokens)
         if self.matcher is None or not plain:
             return one_by_one(self, tokens)
@@ -121,8 +122,7 @@ class CanonicalState(LlguidanceState):
                 return CanonicalState(self._grammar, matcher, self.num_deviations + 1)
         return None
 
-    def after_all(self, tokens: Sequence[int]) -> State | None:
+    def _consumed(
+        self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
+    ) -> State | None:
         return one_by_one(self, tokens)
-
-    def become(self, tokens: Sequence[int]) -> State | None:
-        return self.after_all(tokens)
