@@ -167,14 +167,14 @@ class Filling:
         looks = [(root_slow_after, roots), (slow_after, drafts)]
         while not call.done():
             now = time.perf_counter()
-            if now > self._deadline and (not self._has_begun.is_set() or self._behind(drafts)):
-                call.cancel()
-                return False
             looks = [
                 (after, requests)
                 for after, requests in looks
                 if now <= self._begun_at + after or not self._note_slow(requests)
             ]
+            if now > self._deadline and (not self._has_begun.is_set() or self._behind(drafts)):
+                call.cancel()
+                return False
             wait([call], POLL_SECONDS)
         return True
 
