@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from eyas.constraint import ConstraintFailure
+from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.core import GrammarError
 from eyas.grammar import Json, Literal, Node, OutputSpec, Regex, Repeat, Series, Source
 from eyas.text import Tokenizer
@@ -49,6 +51,17 @@ REFUSED: dict[str, tuple[Node, str, str]] = {
     "nested 200": (Json('{"items":' * 200 + "{}" + "}" * 200), "too_complex", "recursion"),
     "nested 20000": (Json('{"items":' * 20_000 + "{}" + "}" * 20_000), "too_complex", "nested"),
     "counts": (Repeat(Literal("a"), 3, 2), "invalid", "3 to 2"),
+    "panic": (Regex("^[é-ü]|[é-ü]$"), "invalid", "the grammar library failed on it"),
+    "panic in a terminal": (
+        Source("lark", "start: T\nT: /^[é-ü]|[é-ü]$|x/"),
+        "invalid",
+        "the grammar library failed on it",
+    ),
+    "panic beside others": (
+        Series((Literal("a"), Source("lark", "start: /^[é-ü]|[é-ü]$|x/"))),
+        "invalid",
+        "the grammar library failed on it",
+    ),
     "lark": (Source("lark", 'start: "a" b\nb: "c'), "invalid", "line 2, column 6"),
     "lark name": (Source("lark", 'start: "a" b'), "invalid", "line 1, column 8.*b"),
     "no start": (Source("lark", 'a: "b"'), "invalid", "start"),
@@ -142,6 +155,53 @@ def test_a_limit_in_mid_output_fails_that_state_alone(
     assert failed is not None, "the pattern is meant to be over the library's limits"
     expected = masks(llguidance_backend, [light.start()])
     assert (masks(llguidance_backend, walked(light, [])) == expected).all()
+
+
+class Panic(BaseException):
+    """How a library written in Rust says that it is at its end."""
+
+
+class Panicking:
+    """A matcher of which one method panics; its copies do so too."""
+
+    def __init__(self, matcher: Any, method: str) -> None:
+        self._matcher, self._method = matcher, method
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._method:
+            raise Panic("on purpose")
+        if name == "deep_copy":
+            return lambda: Panicking(self._matcher.deep_copy(), self._method)
+        return getattr(self._matcher, name)
+
+
+@pytest.mark.parametrize("method", ["deep_copy", "try_consume_tokens", "compute_ff_bytes"])
+def test_a_panic_in_mid_output_is_a_failure_like_a_limit(
+    llguidance_backend: Any, tokenizer: Tokenizer, method: str
+) -> None:
+    grammar = compiled(llguidance_backend, Json('{"type":"integer"}'))
+    tokens = tokens_of(tokenizer, "12")
+
+    def state() -> Any:
+        return LlguidanceState(grammar, Panicking(grammar.start().copy(), method))  # type: ignore[arg-type]
+
+    steps: dict[str, Callable[[], Any]] = {
+        "after": lambda: state().after(tokens[0]),
+        "after_all": lambda: state().after_all(tokens),
+        "become": lambda: state().become(tokens),
+        "forced": lambda: state().forced(8),
+    }
+    broken = {
+        "deep_copy": {"after", "after_all", "forced"},
+        "try_consume_tokens": {"after", "after_all", "become"},
+        "compute_ff_bytes": {"forced"},
+    }[method]
+    for name, step in steps.items():
+        if name in broken:
+            with pytest.raises(ConstraintFailure):
+                step()
+        else:
+            assert step() is not None
 
 
 def test_two_hundred_schemas_at_once(llguidance_backend: Any, tokenizer: Tokenizer) -> None:

@@ -19,6 +19,10 @@ from eyas.text import Tokenizer
 from tests.constraint.walking import ends, tokens_of
 
 
+class _Panic(BaseException):
+    """As pyo3's PanicException, no `Exception`."""
+
+
 @dataclass
 class _Grammar:
     num_bytes: int
@@ -27,7 +31,8 @@ class _Grammar:
 
 @dataclass
 class _Backend(Backend):
-    """Compiles patterns: "bad" is refused, "slow" waits for `gate`, "broken" breaks."""
+    """Compiles patterns: "bad" is refused, "slow" waits for `gate`, "broken" breaks, "panic" does so
+    as libraries in Rust do."""
 
     num_bytes: int = 100
     gate: threading.Event = field(default_factory=threading.Event)
@@ -48,6 +53,8 @@ class _Backend(Backend):
             raise GrammarError(f"{prefix}refused at position 0", "invalid", param=spec.param)
         if "broken" in pattern:
             raise RuntimeError("of the library")
+        if "panic" in pattern:
+            raise _Panic("of the library")
         return _Grammar(self.num_bytes, spec)
 
     def job(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
@@ -131,6 +138,33 @@ def test_a_library_that_breaks_is_a_refusal(fake: _Backend) -> None:
     pool = CompilePool(fake)
     assert _fault(pool.compile(_spec("broken"))) == "invalid"
     assert pool.compile(_spec("good")).result(10)
+    pool.close()
+
+
+def test_a_library_that_panics_costs_no_thread(fake: _Backend) -> None:
+    pool = CompilePool(fake)
+    futures = [pool.compile(_spec(f"panic {i}")) for i in range(20)]
+    assert [_fault(future) for future in futures] == ["invalid"] * 20
+    assert pool.compile(_spec("good")).result(10)
+    stats = pool.stats()
+    assert stats.num_refused == {"invalid": 20} and stats.num_compiled == 1
+    assert stats.num_waiting == stats.num_stuck == 0
+    assert pool._num_live == sum(thread.name == "eyas-compile" for thread in threading.enumerate())
+    pool.close()
+
+
+def test_a_real_panic_is_a_refusal_that_names_its_field(
+    vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    pool = CompilePool(build_backend("llguidance", vocabulary))
+    begin = time.monotonic()
+    for i in range(12):
+        error = pool.compile(_spec(f"^[é-ü]|[é-ü]$|{i}", param="regex")).exception(10)
+        assert isinstance(error, GrammarError) and error.fault == "invalid"
+        assert "the grammar library failed on it" in error.message
+        assert error.message.startswith("regex: ") and error.param == "regex"
+    assert time.monotonic() - begin < 5, "each is told at once, not at its deadline"
+    assert ends(pool.compile(_spec("[a-z]+")).result(10), tokens_of(tokenizer, "ab"))
     pool.close()
 
 

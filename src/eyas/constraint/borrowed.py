@@ -1,6 +1,8 @@
 """Objects of a library in Rust, which refuses who comes while another thread uses one of them.
 
-Promises: the call is made once it is let in, and once only.
+Its panics are no `Exception`.
+
+Promises: the call is made once it is let in, and once only; a panic ends nobody's thread.
 Does not know: what is called.
 """
 
@@ -8,10 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import TypeVar
+
+from eyas.constraint.base import ConstraintFailure
 
 _T = TypeVar("_T")
 _PAUSE_SECONDS = 0.0002
+_OF_THE_HOST = (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 def when_free(call: Callable[[], _T]) -> _T:
@@ -23,3 +29,27 @@ def when_free(call: Callable[[], _T]) -> _T:
             if "borrowed" not in str(error):
                 raise
             time.sleep(_PAUSE_SECONDS)
+
+
+def is_panic(error: BaseException | None) -> bool:
+    """Is it a library's, past all that Python code is meant to catch?"""
+    return error is not None and not isinstance(error, _OF_THE_HOST)
+
+
+class _WithoutPanic:
+    """What is done inside may fail; a panic is a `ConstraintFailure` like any other."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if is_panic(error):
+            raise ConstraintFailure("the grammar library failed on this output") from error
+
+
+without_panic = _WithoutPanic()

@@ -20,7 +20,7 @@ import llguidance
 import numpy as np
 
 from eyas.constraint.base import Backend, ConstraintFailure, MaskJob, State, num_legal
-from eyas.constraint.borrowed import when_free
+from eyas.constraint.borrowed import when_free, without_panic
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
 from eyas.constraint.lark import to_llguidance
@@ -184,6 +184,17 @@ class LlguidanceBackend(Backend):
     def _compile(
         self, root: Node, param: str | None, canonical: Sequence[Node]
     ) -> LlguidanceGrammar:
+        """A library that panics has refused the grammar."""
+        try:
+            with without_panic:
+                return self._compiled(root, param, canonical)
+        except ConstraintFailure:
+            error = refused_leaf(root, self._refusal) or described(None, _FAILED)
+            raise named(error, param) from None
+
+    def _compiled(
+        self, root: Node, param: str | None, canonical: Sequence[Node]
+    ) -> LlguidanceGrammar:
         begin = time.perf_counter()
         try:
             text = to_llguidance(root)
@@ -230,7 +241,13 @@ class LlguidanceBackend(Backend):
     def _refusal(self, node: Node) -> str | None:
         """The library's words on one leaf by itself."""
         text = to_llguidance(node)
-        return llguidance.LLMatcher.validate_grammar(text, self._tokenizer, limits=self._limits)
+        try:
+            with without_panic:
+                return llguidance.LLMatcher.validate_grammar(
+                    text, self._tokenizer, limits=self._limits
+                )
+        except ConstraintFailure:
+            return _FAILED
 
 
 @dataclass(slots=True)
@@ -299,12 +316,14 @@ class LlguidanceGrammar:
     def start(self, *, fresh: bool = False) -> LlguidanceState:
         if not fresh:
             return self._state(self, self._matcher)
-        matcher = self._backend.matcher(self._text)
+        with without_panic:
+            matcher = self._backend.matcher(self._text)
         if matcher.is_error():
             raise ConstraintFailure("the grammar could not be compiled a second time")
         return self._state(self, matcher)
 
 
+_FAILED = "the grammar library failed on it; write it in another way"
 _NOTHING_FOLLOWS = "NoExtension"
 """How the library's error begins where no text can match."""
 

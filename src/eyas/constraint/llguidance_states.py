@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import llguidance
 
 from eyas.constraint.base import ConstraintFailure, State, one_by_one
-from eyas.constraint.borrowed import when_free
+from eyas.constraint.borrowed import when_free, without_panic
 
 if TYPE_CHECKING:
     from eyas.constraint.llguidance import LlguidanceGrammar
@@ -48,6 +48,10 @@ class LlguidanceState:
     def after(self, token: int) -> LlguidanceState | None:
         if self.matcher is None:
             return None
+        with without_panic:
+            return self._after(token)
+
+    def _after(self, token: int) -> LlguidanceState | None:
         backend = self._grammar.backend
         matcher = self.copy()
         if matcher.is_error():
@@ -83,9 +87,10 @@ class LlguidanceState:
         if self.matcher is None or not plain:
             return one_by_one(self, tokens)
         matcher = matcher_here()
-        num_taken = when_free(lambda: matcher.try_consume_tokens(plain))
-        if when_free(matcher.is_error):
-            raise ConstraintFailure(_LIMIT_HIT)
+        with without_panic:
+            num_taken = when_free(lambda: matcher.try_consume_tokens(plain))
+            if when_free(matcher.is_error):
+                raise ConstraintFailure(_LIMIT_HIT)
         if num_taken < len(plain):
             return None
         reached = type(self)(self._grammar, matcher, self.num_deviations)
@@ -94,13 +99,15 @@ class LlguidanceState:
     def forced(self, limit: int) -> list[int]:
         if self.matcher is None or limit <= 0:
             return []
-        data = self.copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
+        with without_panic:
+            data = self.copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
         return self._grammar.backend.forced_tokens(data)[:limit] if data else []
 
     def copy(self) -> llguidance.LLMatcher:
         """A matcher that stands here and is the caller's own."""
         assert self.matcher is not None
-        return when_free(self.matcher.deep_copy)
+        with without_panic:
+            return when_free(self.matcher.deep_copy)
 
 
 class CanonicalState(LlguidanceState):
@@ -118,7 +125,9 @@ class CanonicalState(LlguidanceState):
         for data in (bare, b" " + bare) if bare else (b"",):
             matcher = self.copy()
             tokens = backend.forced_tokens(data) if data else []
-            if matcher.try_consume_tokens(tokens) == len(tokens):
+            with without_panic:
+                num_taken = matcher.try_consume_tokens(tokens)
+            if num_taken == len(tokens):
                 return CanonicalState(self._grammar, matcher, self.num_deviations + 1)
         return None
 

@@ -1,7 +1,8 @@
 """Grammars are compiled here, on threads that give way to the engine's, within a deadline.
 
 Promises: whoever waits is answered in time; one compilation at a time of any grammar, however many
-wait; a grammar that was refused is not compiled again at once; memory and threads are bounded.
+wait; a grammar that was refused is not compiled again at once; memory and threads are bounded, and no
+thread is lost, whatever a library raises.
 Does not know: grammar libraries, requests.
 """
 
@@ -229,7 +230,7 @@ class CompilePool:
             result = self._backend.compile(job.spec)
         except GrammarError as error:
             result = error
-        except Exception:
+        except BaseException:  # a panic of a library in Rust is no `Exception`, and ends no thread
             log.exception("a grammar compiler failed")
             result = GrammarError(
                 "the grammar compiler failed on it; write it in another way", "invalid"
