@@ -124,6 +124,16 @@ def test_generate_streams_an_answer() -> None:
     assert "a step)" in text
 
 
+def test_an_answer_that_ends_by_an_error_is_told_by_the_status() -> None:
+    from eyas.cli.generate import has_failed
+    from eyas.outputs import Choice, GenerationOutput
+
+    answers = [GenerationOutput([1], [Choice(0), Choice(1)]) for _ in range(2)]
+    assert not has_failed(answers)
+    answers[1].choices[0].error = "out of luck"
+    assert has_failed(answers)
+
+
 def test_generate_reads_standard_input_and_repeats_itself_with_a_seed() -> None:
     def answer(*more: str) -> dict[str, Any]:
         line = ok(

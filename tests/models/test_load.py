@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.models import load_model, read_generation_defaults, read_spec
+from eyas.models import load_model, read_spec
 from eyas.models.weights import Checkpoint, checkpoint_name
 
 from .dense_attend import RowByRow
@@ -101,20 +102,29 @@ def test_a_config_in_the_style_of_older_releases_reads_the_same(copy: Path) -> N
     assert read_spec(copy) == expected
 
 
-def test_generation_advice_is_read(copy: Path) -> None:
-    assert read_generation_defaults(copy).eos_token_ids == (2, 3)
-    advice = {"eos_token_id": [5, 6, 5], "do_sample": True, "temperature": 0.6, "top_k": 20}
-    (copy / "generation_config.json").write_text(json.dumps({**advice, "top_p": 0.9}))
-    found = read_generation_defaults(copy)
-    assert found.eos_token_ids == (5, 6)
-    assert (found.temperature, found.top_k, found.top_p, found.min_p) == (0.6, 20, 0.9, None)
-    assert read_spec(copy).generation == found
-    (copy / "generation_config.json").write_text('{"do_sample": false}')
-    found = read_generation_defaults(copy)
-    assert (found.eos_token_ids, found.temperature) == ((2, 3), 0.0)
+def test_both_names_of_one_thing_read_the_same(copy: Path) -> None:
+    expected = read_spec(copy)
+    change_config(copy, hidden_act="swish", rope_scaling={"rope_type": "default"})
+    assert read_spec(copy) == expected
+
+
+def test_mistral_slides_where_its_file_is_silent(copy: Path) -> None:
+    change_config(copy, architectures=["MistralForCausalLM"], sliding_window="absent")
+    assert set(read_spec(copy).windows) == {4096}
+    change_config(copy, sliding_window=None)
+    assert set(read_spec(copy).windows) == {None}
+
+
+def test_what_ends_a_text_is_read(copy: Path) -> None:
+    assert read_spec(copy).eos_token_ids == (2, 3)
+    (copy / "generation_config.json").write_text('{"eos_token_id": [5, 6, 5, -1]}')
+    assert read_spec(copy).eos_token_ids == (5, 6)
+    (copy / "generation_config.json").write_text('{"eos_token_id": [5, 9999]}')
+    with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id 9999 is outside"):
+        read_spec(copy)
     (copy / "generation_config.json").unlink()
-    change_config(copy, eos_token_id=7)
-    assert read_generation_defaults(copy).eos_token_ids == (7,)
+    change_config(copy, eos_token_id=7, bos_token_id=-1)
+    assert read_spec(copy).eos_token_ids == (7,) and read_spec(copy).bos_token_id is None
 
 
 CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
@@ -138,6 +148,31 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "layer type": ({"layer_types": ["mamba"] * 3}, "layer_types 'mamba' is not supported"),
     "layer count": ({"layer_types": ["full_attention"]}, "layer_types must list 3 layers"),
     "no window": ({"layer_types": ["sliding_attention"] * 3}, "no sliding_window is in use"),
+    "negative epsilon": ({"rms_norm_eps": -1.0}, "rms_norm_eps must be at least 0, not -1.0"),
+    "senseless base": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}},
+        "rope_theta must be above 1, not 1.0",
+    ),
+    "rope of no kind": (
+        {"rope_parameters": {"rope_type": ["x"], "rope_theta": 1e4}},
+        r"rope_parameters asks for rope type \"\['x'\]\"",
+    ),
+    "llama3 without a band": (
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+            }
+        },
+        r"low_freq_factor 4\.0 must be above 0 and below high_freq_factor 4\.0",
+    ),
+    "scaled in one field alone": (
+        {"rope_scaling": {"type": "linear", "factor": 4.0}},
+        "rope_scaling and rope_parameters say different things; keep one",
+    ),
     "two ropes": (
         {"rope_parameters": {"a": {"rope_type": "default"}, "b": {"rope_type": "yarn"}}},
         "rope_parameters differs between layer types",
@@ -259,11 +294,68 @@ def test_leftovers_of_old_exporters_and_a_tied_head_are_ignored(tmp_path: Path) 
     expected = run(load_model(tmp_path, dtype="float32"))
 
     def add(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["lm_head.weight"] = torch.zeros(256, 64)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
 
     change_tensors(tmp_path, add)
     assert torch.equal(run(load_model(tmp_path, dtype="float32")), expected)
+    change_tensors(tmp_path, lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    assert torch.equal(run(load_model(tmp_path, dtype="float32")), expected)
+
+
+def test_a_head_of_its_own_is_used_whatever_the_config_says(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = run(load_model(copy, dtype="float32"))
+    change_config(copy, tie_word_embeddings=True)
+    with caplog.at_level(logging.WARNING, logger="eyas.models"):
+        found = load_model(copy, dtype="float32")
+    assert torch.equal(run(found), expected) and not found.spec.tie_embeddings
+    assert "its files hold others for it" in caplog.text
+
+
+def test_a_single_file_counts_where_old_shards_lie_beside_it(
+    single: Path, sharded_copy: Path
+) -> None:
+    shutil.copy(single / "model.safetensors", sharded_copy)
+    change_tensors(sharded_copy, lambda tensors: tensors["lm_head.weight"].mul_(2))
+    expected = 2 * run(load_model(single, dtype="float32"))
+    assert torch.equal(run(load_model(sharded_copy, dtype="float32")), expected)
+    for shard in sharded_copy.glob("model-*.safetensors"):
+        shard.unlink()
+    assert torch.equal(run(load_model(sharded_copy, dtype="float32")), expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused(value: float, copy: Path) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"][7, 3] = value
+
+    change_tensors(copy, spoil)
+    message = (
+        r"model\.safetensors: tensor '.*1\.mlp\.up_proj\.weight' holds numbers that are not"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_model(copy, dtype="float32")
+
+
+def test_numbers_that_the_type_cannot_hold_are_refused(copy: Path) -> None:
+    embedding = "model.embed_tokens.weight"
+    change_tensors(copy, lambda tensors: tensors[embedding][0].fill_(1e5))
+    with pytest.raises(ValueError, match="that are not finite as float16; download"):
+        load_model(copy, dtype=torch.float16)
+    change_tensors(copy, lambda tensors: tensors[embedding].fill_(6e4))
+    decoder = load_model(copy, dtype=torch.float16)
+    assert (decoder.embedding.weight_VD == 6e4).all(), "their sum is not finite, they are"
+
+
+def test_tensors_are_checked_before_memory_is_taken(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_tensors(copy, lambda tensors: tensors.pop("model.norm.weight"))
+    change_config(copy, max_position_embeddings=10**9)
+    with pytest.raises(ValueError, match=r"lacks tensor 'model\.norm\.weight'"):
+        load_model(copy)
 
 
 def test_pickles_are_refused_with_the_way_out(copy: Path) -> None:

@@ -11,6 +11,7 @@ import httpx
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
+from huggingface_hub.utils import filter_repo_objects
 
 from eyas.models import cpu_has_bfloat16, locate_model, resolve_dtype
 
@@ -56,6 +57,10 @@ def test_a_hub_name_is_downloaded_without_code_or_pickles(hub: list[dict[str, An
         False,
     )
     assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in call["allow_patterns"])
+    there = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "modeling.py"]
+    again = ["consolidated.safetensors", "fp8/model.safetensors", "adapter_model.safetensors"]
+    patterns = {name: call[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects([*there, *again], **patterns)) == there[:3]
 
 
 def test_offline_uses_what_is_there(hub: list[dict[str, Any]]) -> None:

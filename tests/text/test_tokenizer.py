@@ -131,3 +131,9 @@ def test_sampling_defaults_keep_only_what_can_be_used(tmp_path: Path):
     given_values = {"temperature": 0.6, "top_p": 7, "top_k": 20, "repetition_penalty": "1"}
     (tmp_path / "generation_config.json").write_text(json.dumps(given_values))
     assert sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
+
+
+def test_who_does_not_sample_has_temperature_0(tmp_path: Path):
+    given_values = {"do_sample": False, "temperature": 0.6, "min_p": 0.1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(given_values))
+    assert sampling_defaults(tmp_path) == {"temperature": 0.0, "min_p": 0.1}

@@ -17,7 +17,7 @@ from eyas.draft import Shape
 from eyas.engine.build import Parts, assemble, find_order, longest_sequence
 from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
-from eyas.models import GenerationDefaults, resolve_dtype
+from eyas.models import resolve_dtype
 from eyas.models.shapes import NamedShape, dummy_decoder, dummy_head, find_shape
 from eyas.runner.device import Device, open_device
 from eyas.text import Tokenizer
@@ -55,7 +55,7 @@ def dummy_parts(
         shape.model,
         dtype=dtype,
         device=place.device,
-        max_model_len=longest_sequence(config, shape.model, drafting),
+        max_model_len=longest_sequence(config, shape.model),
         order=order.order,
         seed=seed,
     )
@@ -63,10 +63,10 @@ def dummy_parts(
     if drafting.head is not None:
         draft_order = find_order(config, place, dtype, drafting)
         head = dummy_head(drafting.head, model, order=draft_order.order, seed=seed)
-    tokenizer, defaults = None, GenerationDefaults()
+    tokenizer, eos_token_ids = None, ()
     if tokenizer_directory is not None:
         tokenizer = _tokenizer(tokenizer_directory, shape)
-        defaults = GenerationDefaults(eos_token_ids=_ends(tokenizer))
+        eos_token_ids = _ends(tokenizer)
     return Parts(
         spec=shape.model,
         model=model,
@@ -75,7 +75,7 @@ def dummy_parts(
         network=head,
         directory=tokenizer_directory,
         tokenizer=tokenizer,
-        defaults=defaults,
+        eos_token_ids=eos_token_ids,
         dtype=dtype,
     )
 

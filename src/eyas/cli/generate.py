@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -167,13 +167,23 @@ def generate(
         prompts = [_encode(llm, entry, chat, template_options) for entry in entries]
         params = [_params(llm, changes, entry) for entry in entries]
         if as_json:
-            for output in llm.generate(prompts, params):
+            outputs = llm.generate(prompts, params)
+            for output in outputs:
                 print(json.dumps(as_dict(output), ensure_ascii=False))
         elif len(prompts) == 1 and params[0].n == 1:
-            _stream(llm, prompts[0], params[0], show_tokens, show_usage)
+            outputs = [_stream(llm, prompts[0], params[0])]
+            _show_details(outputs[0], show_tokens, show_usage)
         else:
-            for output in llm.generate(prompts, params):
+            outputs = llm.generate(prompts, params)
+            for output in outputs:
                 _show(output, show_tokens, show_usage)
+    if has_failed(outputs):
+        raise typer.Exit(1)
+
+
+def has_failed(outputs: Iterable[GenerationOutput]) -> bool:
+    """Did an answer end by an error?"""
+    return any(choice.error for output in outputs for choice in output.choices)
 
 
 def as_dict(output: GenerationOutput) -> dict[str, Any]:
@@ -264,9 +274,7 @@ def _params(llm: LLM, changes: Mapping[str, Any], entry: Mapping[str, Any]) -> S
         raise ValueError(f"--prompts-file: {error}") from error
 
 
-def _stream(
-    llm: LLM, prompt: list[int], params: SamplingParams, show_tokens: bool, show_usage: bool
-) -> None:
+def _stream(llm: LLM, prompt: list[int], params: SamplingParams) -> GenerationOutput:
     from eyas.outputs import Choice, GenerationOutput
 
     output = GenerationOutput(prompt, [Choice(0)])
@@ -274,7 +282,7 @@ def _stream(
         print(delta.text, end="", flush=True)
         output.absorb(delta)
     print()
-    _show_details(output, show_tokens, show_usage)
+    return output
 
 
 def _show(output: GenerationOutput, show_tokens: bool, show_usage: bool) -> None:

@@ -52,6 +52,7 @@ def models(
 def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
     """What config, generation config and file sizes say; weights are not read."""
     from eyas.models import read_spec
+    from eyas.text import sampling_defaults
 
     spec = read_spec(directory)
     kv_numbers = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
@@ -69,10 +70,8 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
         "tied_embeddings": spec.tie_embeddings,
         "context": spec.max_position,
         "kv_bytes_per_token_16_bit": 2 * kv_numbers,
-        "eos_token_ids": list(spec.generation.eos_token_ids),
-        "temperature": spec.generation.temperature,
-        "top_p": spec.generation.top_p,
-        "top_k": spec.generation.top_k,
+        "eos_token_ids": list(spec.eos_token_ids),
+        **sampling_defaults(directory),
         "chat_template": has_chat_template(directory),
         "draft_head": own_head(name, directory),
         "directory": str(directory),

@@ -32,16 +32,14 @@ from eyas.layers.search import search_on
 from eyas.layers.ways import is_supported, pad_for_device
 from eyas.models import (
     Decoder,
+    ModelFiles,
     ModelSpec,
     load_model,
     locate_model,
-    read_generation_defaults,
-    read_spec,
     resolve_dtype,
 )
 from eyas.models.heads import DraftHead
-from eyas.models.spec import GenerationDefaults
-from eyas.runner.device import Device, cache_budget, open_device
+from eyas.runner.device import Device, cache_budget, memory_bytes, open_device
 from eyas.runner.graphs import bucket_of, length_of
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
@@ -54,6 +52,9 @@ Progress = Callable[[str, int, int], None]
 PREPARED_LENGTHS = (512, 1024, 2048)
 """Lengths of sequences whose steps are captured at start-up."""
 
+MOST_POSITIONS = 2**22
+"""The angles of all positions are prepared at start-up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -61,7 +62,7 @@ class Parts:
 
     order: of the model's products. drafting, network: what drafts and its weights; both None where a
     drafter of somebody's own does. directory: None where there are no files. tokenizer: None where
-    tokens have no texts, which also leaves outputs unconstrained.
+    tokens have no texts, which also leaves outputs unconstrained. eos_token_ids: what ends a text.
     """
 
     spec: ModelSpec
@@ -71,7 +72,7 @@ class Parts:
     network: Decoder | DraftHead | None
     directory: Path | None
     tokenizer: Tokenizer | None
-    defaults: GenerationDefaults
+    eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
 
 
@@ -92,16 +93,17 @@ def load(
 ) -> Parts:
     """Read the model, and if `drafts` what drafts, from files."""
     directory = locate_model(config.model.path, config.model.revision, config.model.offline)
-    spec = read_spec(directory)
+    spec = ModelFiles.open(directory).spec
     tokenizer = Tokenizer.from_directory(directory)
     dtype = resolve_dtype(config.model.dtype, place.device)
+    _check_memory(config, spec, dtype, place)
     drafting = decide_drafting(config, directory, spec) if drafts else None
     order = find_order(config, place, dtype, spec)
     model = load_model(
         directory,
         dtype=dtype,
         device=place.device,
-        max_model_len=longest_sequence(config, spec, drafting),
+        max_model_len=longest_sequence(config, spec),
         order=order.order,
         progress=progress,
     )
@@ -110,14 +112,14 @@ def load(
         draft_order = find_order(config, place, dtype, drafting)
         network = load_network(drafting, model, directory, draft_order.order, progress)
     return Parts(
-        spec=spec,
+        spec=model.spec,
         model=model,
         order=order,
         drafting=drafting,
         network=network,
         directory=directory,
         tokenizer=tokenizer,
-        defaults=read_generation_defaults(directory),
+        eos_token_ids=spec.eos_token_ids or _own_end(tokenizer, spec.vocab_size),
         dtype=dtype,
     )
 
@@ -166,7 +168,7 @@ def assemble(
         drafter = build_drafter(drafting, config, runner, parts.network, num_slots, max_length)
     exact = check_exactness(runner, order, max_length, num_slots, width=drafter.width)
     log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
-    has_grammars = bool(parts.defaults.eos_token_ids) and parts.tokenizer is not None
+    has_grammars = bool(parts.eos_token_ids) and parts.tokenizer is not None
     info = EngineInfo(
         model=config.model.path,
         directory="" if parts.directory is None else str(parts.directory),
@@ -179,7 +181,7 @@ def assemble(
         num_slots=num_slots,
         vocab_size=spec.vocab_size,
         drafter="+".join(drafting.names) if drafting else type(own_drafter).__name__,
-        eos_token_ids=tuple(parts.defaults.eos_token_ids),
+        eos_token_ids=parts.eos_token_ids,
         exact=exact.exact,
         exact_reason=exact.reason,
         num_flights=place.num_flights
@@ -282,18 +284,38 @@ def connect(
     )
 
 
-def longest_sequence(config: EngineConfig, spec: ModelSpec, drafting: Drafting | None) -> int:
-    """Positions to serve: what was asked for, at most what the model and its drafter were made for."""
+def _own_end(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """The tokenizer's end of a text, where the model's files name none."""
+    end = tokenizer.eos_id
+    return () if end is None or end >= vocab_size else (end,)
+
+
+def _check_memory(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, place: Device) -> None:
+    """Refuse a model that this machine can never hold, before any work is done."""
+    needed, there = spec.num_parameters * dtype.itemsize, memory_bytes(place.device)
+    if needed > there:
+        raise ValueError(
+            f"model.path: {config.model.path} takes {needed / 2**30:.1f} GiB as "
+            f"{str(dtype).removeprefix('torch.')}, {place.device} has {there / 2**30:.1f}; take a "
+            "smaller model, or a smaller --dtype"
+        )
+
+
+def longest_sequence(config: EngineConfig, spec: ModelSpec) -> int:
+    """Positions to serve: what was asked for, at most what the model was made for."""
     asked = config.model.max_model_len
     if asked is not None and asked > spec.max_position:
         raise ValueError(
             f"model.max_model_len: {asked} is beyond the {spec.max_position} positions this model "
             "was made for"
         )
-    limits = [asked or spec.max_position]
-    if drafting is not None and drafting.model is not None:
-        limits.append(drafting.model.max_position)
-    return min(limits)
+    longest = asked or spec.max_position
+    if longest > MOST_POSITIONS:
+        raise ValueError(
+            f"model.max_model_len: {longest} positions are too many to prepare (at most "
+            f"{MOST_POSITIONS}); pass a smaller --max-model-len"
+        )
+    return longest
 
 
 def step_bytes(

@@ -39,7 +39,7 @@ from eyas.draft.pace import Pace, usual_shapes
 from eyas.draft.tree import num_scratch
 from eyas.kernels import usable
 from eyas.layers.row_order import RowOrder
-from eyas.models import Decoder, ModelSpec, load_model, read_spec
+from eyas.models import Decoder, ModelFiles, ModelSpec, load_model
 from eyas.models.heads import (
     DraftHead,
     HeadSpec,
@@ -168,8 +168,12 @@ def _is_head(found: Path, directory: Path) -> bool:
 
 def _read_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> ModelSpec:
     """The facts of a draft model; it must share the target's vocabulary."""
+    if is_head(directory):
+        raise ValueError(
+            f"draft.model: {config.draft.model} is a draft head, not a model; pass --drafter head"
+        )
     try:
-        draft_spec = read_spec(directory)
+        draft_spec = ModelFiles.open(directory).spec
     except ValueError as error:
         raise ValueError(f"draft.model: {error}") from error
     if draft_spec.vocab_size != spec.vocab_size:
@@ -178,7 +182,10 @@ def _read_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> Model
             f"target one of {spec.vocab_size}; a draft model must share the target's tokenizer"
         )
     if draft_spec.max_position < spec.max_position:
-        log.warning("the draft model limits the context to %d tokens", draft_spec.max_position)
+        log.warning(
+            "the draft model was made for %d tokens; behind them its drafts are worse",
+            draft_spec.max_position,
+        )
     return draft_spec
 
 
@@ -198,6 +205,7 @@ def load_network(
             dtype=target.dtype,
             device=target.device,
             max_model_len=target.max_model_len,
+            extends=True,
             order=order,
             progress=progress,
         )

@@ -7,19 +7,18 @@ ever run. Does not know: engines, caches, sampling.
 
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import cpu_has_bfloat16, resolve_dtype
-from eyas.models.load import load_model
+from eyas.models.load import ModelFiles, load_model
 from eyas.models.locate import locate_model
 from eyas.models.registry import read_spec, supported_architectures
-from eyas.models.spec import GenerationDefaults, ModelSpec, read_generation_defaults
+from eyas.models.spec import ModelSpec
 
 __all__ = [
     "Decoder",
-    "GenerationDefaults",
+    "ModelFiles",
     "ModelSpec",
     "cpu_has_bfloat16",
     "load_model",
     "locate_model",
-    "read_generation_defaults",
     "read_spec",
     "resolve_dtype",
     "supported_architectures",

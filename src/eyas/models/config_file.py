@@ -97,12 +97,19 @@ class ConfigFile:
             raise self.bad(field, f"must be true or false, not {value!r}")
         return value
 
-    def token_ids(self, field: str) -> tuple[int, ...]:
+    def token_ids(self, field: str, vocab_size: int) -> tuple[int, ...]:
+        """A token id or a list of them; -1 is none."""
         value = self.values.get(field)
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(i) is int and i >= 0 for i in ids):
+        if not all(type(i) is int and i >= -1 for i in ids):
             raise self.bad(field, f"must be a token id or a list of them, not {value!r}")
-        return tuple(dict.fromkeys(ids))
+        if beyond := [i for i in ids if i >= vocab_size]:
+            raise self.bad(
+                field,
+                f"{beyond[0]} is outside of the {vocab_size} tokens that config.json's vocab_size "
+                "says; correct one of them",
+            )
+        return tuple(dict.fromkeys(i for i in ids if i >= 0))
 
     def require(self, field: str, wanted: object, default: object, remedy: str) -> None:
         """Refuse any value of `field` but `wanted`."""
@@ -110,6 +117,18 @@ class ConfigFile:
         value = default if value is None else value
         if value != wanted:
             raise self.bad(field, f"{value!r} is not supported ({remedy})")
+
+    def require_silu(self) -> None:
+        """Refuse any activation but silu, under either of its names."""
+        if self.values.get("hidden_act") != "swish":
+            self.require("hidden_act", "silu", "silu", "silu is")
+
+    def epsilon(self) -> float:
+        """What RMS norms add before they take the root."""
+        value = self.number("rms_norm_eps", 1e-6)
+        if value < 0:
+            raise self.bad("rms_norm_eps", f"must be at least 0, not {value}")
+        return value
 
     def nested(self, field: str) -> ConfigFile:
         """The JSON object under `field`, for reading its fields with the same errors."""
@@ -131,8 +150,19 @@ class ConfigFile:
         return tuple(window if kind == "sliding_attention" else None for kind in types)
 
     def rope(self, head_dim: int) -> RopeSpec:
-        """The rope facts, from `rope_parameters` or from `rope_scaling` and `rope_theta`."""
-        field = "rope_parameters" if self.values.get("rope_parameters") else "rope_scaling"
+        """The rope facts, from `rope_parameters` or from `rope_scaling` and `rope_theta`; where a file
+        has both they must agree, since libraries differ in which one they read."""
+        fields = [name for name in ("rope_parameters", "rope_scaling") if self.values.get(name)]
+        specs = [self._rope(field, head_dim) for field in fields or ["rope_parameters"]]
+        if specs[0] != specs[-1]:
+            raise self.bad(
+                "rope_scaling",
+                "and rope_parameters say different things; keep one of them (for scaled positions "
+                "write the fields of rope_scaling, with rope_theta, into rope_parameters)",
+            )
+        return specs[0]
+
+    def _rope(self, field: str, head_dim: int) -> RopeSpec:
         rope = self.nested(field)
         by_layer_type = [value for value in rope.values.values() if isinstance(value, dict)]
         if by_layer_type:
@@ -140,7 +170,8 @@ class ConfigFile:
                 raise self.bad(field, "differs between layer types, which is not supported")
             rope = ConfigFile(self.path, by_layer_type[0])
         kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
-        if kind not in ROPE_KINDS:
+        if not isinstance(kind, str) or kind not in ROPE_KINDS:
+            kind = str(kind)
             reason = REFUSED_ROPE_KINDS.get(kind, "no rule for it is known here")
             raise self.bad(
                 field,
@@ -152,7 +183,10 @@ class ConfigFile:
             raise self.bad("partial_rotary_factor", f"{partial} is not supported for this family")
         if head_dim % 2:
             raise self.bad("head_dim", f"must be even, not {head_dim}")
-        theta = rope.number("rope_theta", self.number("rope_theta", 10000.0))
+        newer = self.nested("rope_parameters").optional_number("rope_theta")
+        theta = rope.number("rope_theta", self.number("rope_theta", newer or 10000.0))
+        if theta <= 1:
+            raise self.bad("rope_theta", f"must be above 1, not {theta}")
         if kind == "default":
             return RopeSpec("default", theta, head_dim)
         factor = rope.number("factor")
@@ -162,14 +196,20 @@ class ConfigFile:
             return RopeSpec("linear", theta, head_dim, factor)
         original = rope.count("original_max_position_embeddings", self._original_max_position())
         if kind == "llama3":
+            low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+            if not 0 < low < high:
+                raise self.bad(
+                    field,
+                    f"low_freq_factor {low} must be above 0 and below high_freq_factor {high}",
+                )
             return RopeSpec(
                 "llama3",
                 theta,
                 head_dim,
                 factor,
                 original,
-                low_freq_factor=rope.number("low_freq_factor"),
-                high_freq_factor=rope.number("high_freq_factor"),
+                low_freq_factor=low,
+                high_freq_factor=high,
             )
         return RopeSpec(
             "yarn",

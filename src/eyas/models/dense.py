@@ -7,7 +7,7 @@ Does not know: which biases, norms and windows a family has; the family file say
 from __future__ import annotations
 
 from eyas.models.config_file import ConfigFile
-from eyas.models.spec import ModelSpec, generation_defaults
+from eyas.models.spec import ModelSpec, read_eos_token_ids
 
 
 def read_dense(
@@ -27,7 +27,7 @@ def read_dense(
     window: of the sliding layers; those are named by `layer_types`, or where that is absent are the
     layers from first_windowed_layer on.
     """
-    config.require("hidden_act", "silu", "silu", "silu is")
+    config.require_silu()
     num_layers = config.count("num_hidden_layers")
     num_query_heads = config.count("num_attention_heads")
     num_kv_heads = config.count("num_key_value_heads", num_query_heads)
@@ -42,18 +42,19 @@ def read_dense(
         windows = tuple(
             window if layer >= first_windowed_layer else None for layer in range(num_layers)
         )
-    bos_token_ids = config.token_ids("bos_token_id")
+    vocab_size = config.count("vocab_size")
+    bos_token_ids = config.token_ids("bos_token_id", vocab_size)
     return ModelSpec(
         architecture=config.values["architectures"][0],
         family=family,
-        vocab_size=config.count("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_query_heads=num_query_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         intermediate_size=config.count("intermediate_size"),
-        norm_epsilon=config.number("rms_norm_eps", 1e-6),
+        norm_epsilon=config.epsilon(),
         rope=rope,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
@@ -63,5 +64,5 @@ def read_dense(
         windows=windows,
         max_position=config.max_position(rope),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
-        generation=generation_defaults(config),
+        eos_token_ids=read_eos_token_ids(config, vocab_size),
     )

@@ -36,7 +36,7 @@ CHECKPOINT_NAMES = {
 def read(config: ConfigFile) -> ModelSpec:
     attention_bias = config.flag("attention_bias")
     is_mistral = config.values["architectures"][0] == "MistralForCausalLM"
-    has_window = is_mistral and config.values.get("sliding_window") is not None
+    has_window = is_mistral and config.values.get("sliding_window", 4096) is not None
     return read_dense(
         config,
         family="llama",
@@ -45,5 +45,5 @@ def read(config: ConfigFile) -> ModelSpec:
         output_bias=attention_bias,
         mlp_bias=config.flag("mlp_bias"),
         qk_norm=False,
-        window=config.count("sliding_window") if has_window else None,
+        window=config.count("sliding_window", 4096) if has_window else None,
     )

@@ -6,6 +6,9 @@ Does not know: what the decoder is used for.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +18,35 @@ from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
 from eyas.models.registry import family_of, read_spec
-from eyas.models.weights import Checkpoint, Progress, fill_parameters
+from eyas.models.spec import ModelSpec
+from eyas.models.weights import Checkpoint, Progress, fill, has_own_head, wanted_tensors
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A checkpoint whose tensors are all there and fit. wanted: the parameter that each one fills."""
+
+    spec: ModelSpec
+    checkpoint: Checkpoint
+    wanted: Mapping[str, str]
+
+    @classmethod
+    def open(cls, directory: Path | str) -> ModelFiles:
+        """Reads the configuration and the headers of the files. ValueError: as `load_model`."""
+        spec = read_spec(directory)
+        checkpoint = Checkpoint.open(directory)
+        names = family_of(spec.architecture).CHECKPOINT_NAMES
+        if spec.tie_embeddings and has_own_head(checkpoint, names):
+            log.warning(
+                "%s/config.json says that lm_head shares the embedding's weights, but its files hold "
+                "others for it, which are used",
+                directory,
+            )
+            spec = replace(spec, tie_embeddings=False)
+        shapes = Decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1).parameters()
+        return cls(spec, checkpoint, wanted_tensors(shapes, checkpoint, names, spec.tie_embeddings))
 
 
 def load_model(
@@ -24,32 +55,33 @@ def load_model(
     dtype: torch.dtype | DtypeName = "auto",
     device: torch.device | str = "cpu",
     max_model_len: int | None = None,
+    extends: bool = False,
     order: RowOrder | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
     """Load the Hugging Face checkpoint in `directory`.
 
-    max_model_len: positions to serve; None is all that the checkpoint was made for. order: the row
+    max_model_len: positions to serve; None is all that the checkpoint was made for. extends: there may
+    be more of them, where its answers are worse (a draft model's only cost time). order: the row
     counts the runner will use (from `find_row_order`); None makes no promise about bits.
     progress: called with (tensor name, bytes done, bytes in all) after each tensor.
     ValueError: the checkpoint is unsupported, incomplete or damaged; the text says what to do.
     """
-    spec = read_spec(directory)
-    if max_model_len is not None and max_model_len > spec.max_position:
+    files = ModelFiles.open(directory)
+    most = files.spec.max_position
+    if max_model_len is not None and max_model_len > most and not extends:
         raise ValueError(
-            f"max_model_len {max_model_len} is above the {spec.max_position} positions that "
-            f"{directory} was made for; lower it"
+            f"max_model_len {max_model_len} is above the {most} positions that {directory} was made "
+            "for; lower it"
         )
-    checkpoint = Checkpoint.open(directory)
     with torch.no_grad():
         decoder = Decoder(
-            spec,
+            files.spec,
             dtype=resolve_dtype(dtype, device),
             device=device,
             max_model_len=max_model_len,
             order=order,
         )
-        names = family_of(spec.architecture).CHECKPOINT_NAMES
-        fill_parameters(decoder.parameters(), checkpoint, names, spec.tie_embeddings, progress)
+        fill(decoder.parameters(), files.checkpoint, files.wanted, progress)
         decoder.seal()
     return decoder

@@ -13,6 +13,8 @@ from pathlib import Path
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
+IGNORED_FILES = ["*/*", "consolidated*", "adapter_*"]
+"""The same weights once more, in another form or for other libraries."""
 HEAD_FILES = [*ALLOWED_FILES, "pytorch_model*.bin"]
 
 
@@ -63,7 +65,11 @@ def _download(
     try:
         return Path(
             snapshot_download(
-                name, revision=revision, allow_patterns=list(files), local_files_only=offline
+                name,
+                revision=revision,
+                allow_patterns=list(files),
+                ignore_patterns=IGNORED_FILES,
+                local_files_only=offline,
             )
         )
     except GatedRepoError as error:

@@ -20,7 +20,7 @@ from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec, default_taps
-from eyas.models.spec import GenerationDefaults, ModelSpec
+from eyas.models.spec import ModelSpec
 
 HEAD_SHARPNESS = 12.0
 """Spread of a random draft head's logits; a model's own is 1. Real heads are rather sure of their best
@@ -81,7 +81,7 @@ _LLAMA = ModelSpec(
     windows=(None,) * 32,
     max_position=131072,
     bos_token_id=128000,
-    generation=GenerationDefaults(),
+    eos_token_ids=(),
 )
 _QWEN = ModelSpec(
     architecture="Qwen3ForCausalLM",
@@ -103,7 +103,7 @@ _QWEN = ModelSpec(
     windows=(None,) * 36,
     max_position=40960,
     bos_token_id=None,
-    generation=GenerationDefaults(),
+    eos_token_ids=(),
 )
 _TINY = ModelSpec(
     architecture="LlamaForCausalLM",
@@ -125,7 +125,7 @@ _TINY = ModelSpec(
     windows=(None,) * 8,
     max_position=8192,
     bos_token_id=None,
-    generation=GenerationDefaults(),
+    eos_token_ids=(),
 )
 
 SHAPES = {

@@ -1,4 +1,4 @@
-"""What a model is, family-neutral: `ModelSpec`; and what its authors advise for generation.
+"""What a model is, family-neutral: `ModelSpec`.
 
 Promises: plain frozen facts; nothing here touches weights or devices.
 Does not know: how a family writes its configuration (`config_file` and the family files do).
@@ -7,7 +7,6 @@ Does not know: how a family writes its configuration (`config_file` and the fami
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eyas.cache.store import LayerStore
@@ -19,26 +18,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """The checkpoint's own advice; None where it gives none.
-
-    eos_token_ids: every id that ends a text. temperature is 0 where the file says not to sample.
-    """
-
-    eos_token_ids: tuple[int, ...] = ()
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The facts of one dense decoder.
 
     windows: per layer, how many positions back a query sees (its own included); None is all.
-    max_position: positions the checkpoint was made for, rope scaling included.
+    max_position: positions the checkpoint was made for, rope scaling included. eos_token_ids: every id
+    that ends a text.
     """
 
     architecture: str
@@ -60,7 +45,7 @@ class ModelSpec:
     windows: tuple[int | None, ...]
     max_position: int
     bos_token_id: int | None
-    generation: GenerationDefaults
+    eos_token_ids: tuple[int, ...]
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
@@ -107,25 +92,9 @@ def layer_products(spec: ModelSpec | HeadSpec, input_size: int) -> tuple[tuple[i
     )
 
 
-def generation_defaults(config: ConfigFile) -> GenerationDefaults:
-    """From generation_config.json beside `config`, end-of-sequence ids else from config.json."""
+def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
+    """From generation_config.json beside `config`, else from `config` itself."""
     path = config.path.with_name("generation_config.json")
     advice = ConfigFile.read(path) if path.is_file() else ConfigFile(path, {})
-    eos_token_ids = advice.token_ids("eos_token_id") or config.token_ids("eos_token_id")
-    temperature = advice.optional_number("temperature")
-    if advice.values.get("do_sample") is False:
-        temperature = 0.0
-    top_k = advice.optional_number("top_k")
-    return GenerationDefaults(
-        eos_token_ids=eos_token_ids,
-        temperature=temperature,
-        top_p=advice.optional_number("top_p"),
-        top_k=None if top_k is None else int(top_k),
-        min_p=advice.optional_number("min_p"),
-        repetition_penalty=advice.optional_number("repetition_penalty"),
-    )
-
-
-def read_generation_defaults(directory: Path | str) -> GenerationDefaults:
-    """The generation advice of the checkpoint in `directory`."""
-    return generation_defaults(ConfigFile.of_model(directory))
+    of_text = advice.token_ids("eos_token_id", vocab_size)
+    return of_text or config.token_ids("eos_token_id", vocab_size)

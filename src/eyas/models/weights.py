@@ -1,8 +1,9 @@
 """Checkpoint files to parameters: a stream of tensors, one in memory at a time.
 
-Promises: names, shapes and files are checked before the first byte is copied; host memory stays
-below the parameters' own size plus the largest tensor plus a few dozen megabytes, since a file is
-mapped anew every `MAPPED_BYTES` (pages of a mapped file count as the process's memory).
+Promises: names, shapes and files are checked before the first byte is copied; what is filled is
+finite; host memory stays below the parameters' own size plus the largest tensor plus a few dozen
+megabytes, since a file is mapped anew every `MAPPED_BYTES` (pages of a mapped file count as the
+process's memory).
 Does not know: families (it is handed their map of names), layers.
 
 A tensor that no parameter asks for is an error, as it means another architecture than the file
@@ -92,6 +93,11 @@ class Checkpoint:
                     tensors[name] = StoredTensor(name, file, shape, str(entry.get_dtype()))
         return cls(directory, tensors)
 
+    def one(self, name: str) -> torch.Tensor:
+        """This tensor alone."""
+        with _reading(self.tensors[name].file) as reader:
+            return _tensor(reader, self.tensors[name])
+
     def stream(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """These tensors, file by file; each is valid until the next is asked for."""
         by_file: dict[Path, list[StoredTensor]] = defaultdict(list)
@@ -111,6 +117,8 @@ def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
     if opens_pickles and not index_path.is_file() and not single.is_file():
         index_path = directory / "pytorch_model.bin.index.json"
         single = directory / "pytorch_model.bin"
+    if single.is_file():  # what transformers reads as well, where old shards lie beside it
+        return {single: None}
     if index_path.is_file():
         weight_map = ConfigFile.read(index_path).nested("weight_map").values
         by_file: dict[Path, set[str] | None] = {}
@@ -129,8 +137,6 @@ def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
                 "download the missing files"
             )
         return by_file
-    if single.is_file():
-        return {single: None}
     if any(directory.glob("pytorch_model*.bin")):
         raise ValueError(
             f"{directory} holds only pytorch_model.bin, a pickle, which is never opened; convert "
@@ -208,10 +214,9 @@ def read_tensor_pickle(file: Path) -> Any:
         except RuntimeError:  # written before torch 1.6: cannot be mapped
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle may raise anything
-        first_line = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"{file} is damaged, or holds more than tensors and is never run ({first_line}); take a "
-            "safetensors version of it"
+            f"{file} is damaged, or holds more than tensors, which is never run; take a safetensors "
+            "version of it"
         ) from error
 
 
@@ -251,36 +256,52 @@ def checkpoint_name(parameter: str, names: Mapping[str, str]) -> str:
     return names[pattern].replace("{layer}", layer.group(1))
 
 
-def fill_parameters(
+def has_own_head(checkpoint: Checkpoint, names: Mapping[str, str]) -> bool:
+    """Does a checkpoint that is said to share its embedding with its head store another head? It is
+    used then, as by transformers; the flag is wrong. names: a family's CHECKPOINT_NAMES."""
+    pair = [names["embedding.weight"], names["head.weight"]]
+    if not all(name in checkpoint.tensors for name in pair):
+        return False
+    embedding, head = (checkpoint.tensors[name] for name in pair)
+    if embedding.shape != head.shape or embedding.dtype != head.dtype:
+        return True
+    return not torch.equal(*map(checkpoint.one, pair))
+
+
+def wanted_tensors(
     parameters: Mapping[str, list[torch.Tensor]],
     checkpoint: Checkpoint,
     names: Mapping[str, str],
     tie_embeddings: bool,
-    progress: Progress | None = None,
-) -> None:
-    """Copy the checkpoint into the parameters, converting types.
+) -> dict[str, str]:
+    """The tensors to be read, by name: the parameter that each one fills.
 
     parameters: consecutive row blocks by parameter name. names: a family's CHECKPOINT_NAMES.
+    ValueError: one is missing, unknown, or of another shape or type.
     """
+    tied_head = names["head.weight"] if tie_embeddings else None
     wanted = {checkpoint_name(parameter, names): parameter for parameter in parameters}
-    _check_names(wanted, checkpoint, names["head.weight"] if tie_embeddings else None)
-    fill_named(parameters, checkpoint, wanted, progress)
+    embedding = names["embedding.weight"]
+    if tied_head in checkpoint.tensors and embedding not in checkpoint.tensors:
+        wanted[tied_head] = wanted.pop(embedding)  # it is stored under its other name
+    _check_names(wanted, checkpoint, tied_head)
+    for name, parameter in wanted.items():
+        blocks = parameters[parameter]
+        shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
+        check_tensor(checkpoint.tensors[name], shape)
+    return wanted
 
 
-def fill_named(
+def fill(
     parameters: Mapping[str, list[torch.Tensor]],
     checkpoint: Checkpoint,
     wanted: Mapping[str, str],
     progress: Progress | None = None,
 ) -> None:
-    """As `fill_parameters`, of tensors that are known to be there: wanted is their name ->
-    parameter."""
-    for name, parameter in wanted.items():
-        blocks = parameters[parameter]
-        check_tensor(
-            checkpoint.tensors[name],
-            (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:]),
-        )
+    """Copy tensors into parameters, converting types. wanted: from `wanted_tensors`.
+
+    ValueError: a number is not finite, or not in the type of the parameters.
+    """
     total = sum(checkpoint.tensors[name].num_bytes for name in wanted)
     done = 0
     for name, tensor in checkpoint.stream(list(wanted)):
@@ -288,10 +309,25 @@ def fill_named(
         for block in parameters[wanted[name]]:
             block.copy_(tensor[start : start + block.shape[0]])
             start += block.shape[0]
+            if not _is_finite(block):
+                raise ValueError(
+                    f"{checkpoint.tensors[name].file}: tensor {name!r} holds numbers that are not "
+                    f"finite{_as(block, tensor)}; download the checkpoint again or choose another dtype"
+                )
         del tensor
         done += checkpoint.tensors[name].num_bytes
         if progress is not None:
             progress(name, done, total)
+
+
+def _is_finite(block: torch.Tensor) -> bool:
+    """A finite sum has finite parts; the other way round it takes a closer look."""
+    return bool(block.sum().isfinite()) or bool(block.isfinite().all())
+
+
+def _as(block: torch.Tensor, stored: torch.Tensor) -> str:
+    is_converted = block.dtype != stored.dtype
+    return f" as {str(block.dtype).removeprefix('torch.')}" if is_converted else ""
 
 
 def _check_names(wanted: Mapping[str, str], checkpoint: Checkpoint, tied_head: str | None) -> None:

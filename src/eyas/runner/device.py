@@ -61,3 +61,10 @@ def cache_budget(device: torch.device, memory_fraction: float) -> int:
         return max(0, int(total * memory_fraction) - (total - free))
     available = psutil.virtual_memory().available
     return min(_CPU_CACHE_BYTES, int(available * memory_fraction))
+
+
+def memory_bytes(device: torch.device) -> int:
+    """All the memory there is, in use or not."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return psutil.virtual_memory().total

@@ -83,12 +83,22 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> list[int]:
+        """Prompt ids of a conversation, all of it: `render`, and then `ids_of`."""
+        return self.ids_of(self.render(messages, tools, **options))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: Any,
-    ) -> list[int]:
-        """Prompt ids of a conversation. RequestError if the template cannot or will not render it.
+    ) -> list[str | ControlToken]:
+        """A conversation as text and control tokens in turn. RequestError if the template cannot or
+        will not render it.
 
         messages: role, content (a string, None, or OpenAI's list of text parts), and whatever else
         the template reads. continue_final_message: end where the last message's content ends.
@@ -111,12 +121,16 @@ class ChatTemplate:
             audit = list(self._splitter.split(self._render(audited, fixed, end)))
             if _controls_of(audit) != _controls_of(pieces):
                 pieces = audit
+        return [guard.restore(piece) if isinstance(piece, str) else piece for piece in pieces]
+
+    def ids_of(self, pieces: Sequence[str | ControlToken]) -> list[int]:
+        """Token ids of what `render` gave."""
         ids: list[int] = []
         for piece in pieces:
             if isinstance(piece, ControlToken):
                 ids.append(piece.id)
             else:
-                ids += self._tokenizer.encode_text(guard.restore(piece), continues=bool(ids))
+                ids += self._tokenizer.encode_text(piece, continues=bool(ids))
         return ids
 
     def _render(self, given: dict[str, Any], fixed: dict[str, Any], end: str) -> str:
@@ -204,7 +218,8 @@ def _with_end(content: Any, end: str) -> Any:
     """The content with `end` after its text."""
     if isinstance(content, str):
         return content + end
-    return [*content[:-1], {**content[-1], "text": content[-1]["text"] + end}]
+    *before, last = content or [{"type": "text", "text": ""}]
+    return [*before, {**last, "text": last["text"] + end}]
 
 
 def _touches_a_word(text: str, first: int, last: int) -> bool:

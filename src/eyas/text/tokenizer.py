@@ -20,6 +20,9 @@ import tokenizers
 from eyas.text.files import read_json_object, read_json_object_if_there
 from eyas.text.pieces import PieceBytes, parts_of
 
+_USUAL_CHARS = 8
+"""Characters of a token that few texts have more of."""
+_SLICE_CHARS = 16_384
 _LOOKS_LIKE_MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
@@ -119,9 +122,22 @@ class Tokenizer:
         """Token ids of a raw prompt: plain text too, after the model's own beginning."""
         return [*self._prompt_prefix, *self.encode_text(text)]
 
-    def min_num_tokens(self, text: str) -> int:
-        """At least so many tokens `text` has; cheap, to refuse far too long texts unread."""
-        return len(text) // self._longest_token
+    def min_num_tokens(self, text: str, limit: int = 0) -> int:
+        """At least so many tokens `text` has; cheap, to refuse far too long texts unread.
+
+        limit: how many are too many. A text that is long for so many tokens is then counted slice by
+        slice until it is certain: a cut changes a few tokens, a slice holds hundreds, and half of what
+        is counted is taken.
+        """
+        fewest = len(text) // self._longest_token
+        if fewest >= limit or len(text) <= _USUAL_CHARS * limit:
+            return fewest
+        num_tokens = 0
+        for begin in range(0, len(text), _SLICE_CHARS):
+            num_tokens += len(self.encode_text(text[begin : begin + _SLICE_CHARS], continues=True))
+            if num_tokens >= 2 * limit:
+                return num_tokens // 2
+        return fewest
 
     def decode(
         self, ids: Iterable[int], skip_special: bool = True, *, continues: bool = False

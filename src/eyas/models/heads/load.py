@@ -7,7 +7,6 @@ Does not know: trees, sampling, what the head is used for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from eyas.models.heads.spec import HeadSpec
 from eyas.models.heads.vocabulary import read_draft_ids, read_token_map
 from eyas.models.registry import family_of, read_spec
 from eyas.models.spec import ModelSpec
-from eyas.models.weights import Checkpoint, Progress, fill_named
+from eyas.models.weights import Checkpoint, Progress, fill
 
 
 def is_head(directory: Path | str) -> bool:
@@ -145,13 +144,9 @@ def load_head(
         if rows is not None:
             assert ids_V is not None
             _fill_from_target(rows, ids_V, target, Path(target_directory))
-        fill_named(parameters, checkpoint, _wanted(files), progress)
+        fill(parameters, checkpoint, {n: p for p, n in files.items() if p in parameters}, progress)
         head.seal()
     return head
-
-
-def _wanted(files: Mapping[str, str]) -> dict[str, str]:
-    return {name: parameter for parameter, name in files.items()}
 
 
 def _open(directory: Path | str) -> Checkpoint:

@@ -24,6 +24,7 @@ from typing import Any
 from eyas.models.config_file import ConfigFile
 from eyas.models.heads.names import UNUSED, file_name, stored_names
 from eyas.models.heads.spec import HeadSpec, default_taps
+from eyas.models.heads.vocabulary import read_draft_ids
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import Checkpoint, check_tensor, listed
 
@@ -81,6 +82,9 @@ def read_eagle(directory: Path, target: ModelSpec) -> HeadSpec:
             f"config.json ({spec.kind}, layers: {spec.num_layers}) does not have; it was made for "
             "another architecture, or under a flag that config.json lacks"
         )
+    read_draft_ids(
+        spec, checkpoint, stored.get("d2t"), stored.get("t2d")
+    )  # raises where they are bad
     return spec
 
 
@@ -140,7 +144,7 @@ def _refuse_unsupported(outer: ConfigFile, config: ConfigFile, stored: Mapping[s
         )
     if config.nested("quantization_config").values:
         raise config.bad("quantization_config", "quantised draft heads are not supported")
-    config.require("hidden_act", "silu", "silu", "silu is")
+    config.require_silu()
     inner = config.nested("eagle_config")
     inner.require("use_aux_hidden_state", True, True, "only heads that read several layers are")
     inner.require("use_mtp_layernorm", False, False, "false is")
@@ -159,11 +163,14 @@ def _spec(
     says_eagle3 = "speculators_model_type" in outer.values or any(
         "eagle3" in str(name).lower() for name in outer.values.get("architectures") or ()
     )
-    if says_eagle3 and not is_eagle3:
-        raise ValueError(
-            f"{config.path.parent} lacks tensor 'hidden_norm.weight' of an EAGLE-3 head"
-        )
     hidden_size = config.count("hidden_size")
+    fc = checkpoint.tensors.get(stored.get("fc.weight", ""))
+    reads_several = fc is not None and fc.shape[1:] > (2 * hidden_size,)
+    if (says_eagle3 or reads_several) and not is_eagle3:
+        raise ValueError(
+            f"{config.path.parent} lacks tensor 'hidden_norm.weight' of an EAGLE-3 head; the head is "
+            "incomplete: download it again"
+        )
     target_hidden_size = config.count("target_hidden_size", hidden_size)
     vocab_size = config.count("vocab_size")
     _check_fit(config, hidden_size, target_hidden_size, vocab_size, stored, target, is_eagle3)
@@ -192,7 +199,7 @@ def _spec(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         intermediate_size=config.count("intermediate_size"),
-        norm_epsilon=config.number("rms_norm_eps", 1e-6),
+        norm_epsilon=config.epsilon(),
         rope=rope,
         max_position=config.max_position(rope),
         taps=taps,

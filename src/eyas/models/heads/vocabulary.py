@@ -30,7 +30,7 @@ def read_draft_ids(
         if spec.draft_vocab_size != spec.vocab_size:
             raise ValueError(
                 f"{checkpoint.directory} lacks tensor 'd2t', the ids of its "
-                f"{spec.draft_vocab_size} draft tokens; the head is incomplete"
+                f"{spec.draft_vocab_size} draft tokens; the head is incomplete: download it again"
             )
         return None
     held = {

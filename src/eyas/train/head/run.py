@@ -29,7 +29,6 @@ from eyas.models import (
     ModelSpec,
     load_model,
     locate_model,
-    read_generation_defaults,
     read_spec,
     resolve_dtype,
 )
@@ -190,8 +189,9 @@ def _vocabulary(
     if path.exists() and (config.output / STATE_FILE).exists():
         return torch.tensor(json.loads(path.read_text())["ids"], dtype=torch.int64)
     tokenizer = Encoder(directory).tokenizer
-    eos_ids = read_generation_defaults(directory).eos_token_ids
-    ids = choose_vocabulary(training, tokenizer, target.vocab_size, spec.draft_vocab_size, eos_ids)
+    ids = choose_vocabulary(
+        training, tokenizer, target.vocab_size, spec.draft_vocab_size, target.eos_token_ids
+    )
     share = coverage(training, ids, target.vocab_size)
     say(f"vocabulary: {len(ids)} of {target.vocab_size} tokens hold {100 * share:.2f} % of answers")
     path.write_text(json.dumps({"coverage": share, "ids": ids.tolist()}) + "\n")

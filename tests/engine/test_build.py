@@ -1,0 +1,105 @@
+"""From settings to an engine: what is wrong is said before any long work is done."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from eyas import builtin
+from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig
+from eyas.core import SamplingParams
+from eyas.engine import build
+from eyas.llm import LLM
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the model that comes with the package."""
+    return Path(shutil.copytree(builtin.path(), tmp_path / "model"))
+
+
+def change(file: Path, **changes: Any) -> None:
+    values = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+
+def config(model: Path | str, draft: DraftConfig | None = None, **more: Any) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(path=str(model), **more),
+        cache=CacheConfig(num_slots=2000),
+        draft=draft or DraftConfig(drafter="root"),
+    )
+
+
+@pytest.fixture
+def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither measurements nor weights."""
+
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("too late")
+
+    monkeypatch.setattr(build, "find_order", never)
+    monkeypatch.setattr(build, "load_model", never)
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_tensors_that_do_not_fit_are_refused_first(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lacks tensor 'model\.norm\.weight'"):
+        LLM(config=config(model))
+    with pytest.raises(ValueError, match=r"draft\.model: .* lacks tensor 'model\.norm\.weight'"):
+        LLM(config=config("builtin", DraftConfig(drafter="model", model=str(model))))
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_a_model_that_no_memory_holds_is_refused_first(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "memory_bytes", lambda device: 2**20)
+    message = r"model\.path: .*model takes 0\.\d GiB as \w+, cpu has 0\.0; take a smaller model"
+    with pytest.raises(ValueError, match=message):
+        LLM(config=config(model))
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_a_head_is_no_draft_model(model: Path) -> None:
+    draft = DraftConfig(drafter="model", model=str(builtin.head_path()))
+    with pytest.raises(ValueError, match=r"draft\.model: .* is a draft head.*--drafter head"):
+        LLM(config=config(model, draft))
+
+
+def test_more_positions_than_can_be_prepared_are_refused(model: Path) -> None:
+    change(model / "config.json", max_position_embeddings=10**9)
+    with pytest.raises(ValueError, match=r"1000000000 positions are too many.*--max-model-len"):
+        LLM(config=config(model))
+    with LLM(config=config(model, max_model_len=200)) as llm:
+        assert llm.info.max_model_len == 200
+
+
+def test_a_draft_model_for_short_texts_does_not_shorten_them(model: Path) -> None:
+    """It drafts worse behind what it was made for, and that is all."""
+    change(model / "config.json", max_position_embeddings=64)
+    prompts = ["Repeat this text exactly: seven green boats, seven red boats. " * 6]
+    params = SamplingParams(temperature=0, max_tokens=40)
+    drafts = DraftConfig(drafter="model", model=str(model), steps=3, topk=1, nodes=4)
+    answers = []
+    for draft in (None, drafts):
+        with LLM(config=config("builtin", draft)) as llm:
+            assert llm.info.max_model_len > 1900
+            (answer,) = llm.generate(prompts, params)
+            answers.append((answer.choices[0].token_ids, len(answer.prompt_token_ids)))
+    assert answers[0] == answers[1] and answers[0][1] > 64
+
+
+def test_the_tokenizer_says_what_ends_a_text_where_the_model_does_not(model: Path) -> None:
+    change(model / "generation_config.json", eos_token_id=None)
+    change(model / "config.json", eos_token_id=None)
+    with LLM(config=config(model)) as llm:
+        assert llm.info.eos_token_ids == (llm.tokenizer.eos_id,)
