@@ -1,13 +1,17 @@
 """Runs every measurement that the documents quote and writes benchmarks/results/NAME.json.
 
 `python benchmarks/run.py [NAME...]`; `make bench` runs all that need no GPU, `--gpu` those that need
-an H200 (--results FOLDER: write there). A result says which command made it.
+an H200 (--results FOLDER: write there). A result says which command made it. Two need what is not part
+of the repository and are left out without it: QWEN3 stands for a folder with the tokenizer of a Qwen3
+model (--tokenizer FOLDER), SCHEMAS for a folder of JSONSchemaBench's schemas (--schemas FOLDER).
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 RESULTS = Path("benchmarks/results")
@@ -56,54 +60,80 @@ COMMANDS: dict[str, list[str]] = {
     ],
     "verify": ["verify", "builtin", "--num-prompts", "8", "--repeats", "5"],
     "builtin_answers": ["bench", "builtin", "--num-per-family", "50"],
+    "grammar": ["bench", "grammar", "SCHEMAS", "--tokenizer", "QWEN3"],
     "serve_soak": [
         *("bench", "serve-soak", "--clients", "64", "--seconds", "120", "--drafter", "auto"),
     ],
 }
 """By the name of its result."""
 SHAPE = ("bench", "decode", "--shape", "llama-3.1-8b", "--dummy-weights", "--profile")
-EAGLE3 = (*SHAPE, "--drafter", "eagle3", "--synthetic-acceptance")
+EAGLE3 = (*SHAPE, "--drafter", "eagle3", "--synthetic-acceptance", "3.52")
 ON_GPU: dict[str, list[str]] = {
     "h200_plain": [*SHAPE, "--batch", "1,8,32"],
     "h200_chain": [
-        *(*EAGLE3, "3.52", "--draft-steps", "5", "--draft-topk", "1"),
+        *(*EAGLE3, "--draft-steps", "5", "--draft-topk", "1"),
         *("--batch", "1,8,32"),
     ],
     "h200_tree_32": [
-        *(*EAGLE3, "4.0", "--draft-steps", "5", "--draft-topk", "8", "--draft-nodes", "32"),
+        *(*EAGLE3, "--draft-steps", "5", "--draft-topk", "8", "--draft-nodes", "32"),
         *("--batch", "1,8"),
     ],
     "h200_tree_60": [
-        *(*EAGLE3, "4.0", "--draft-steps", "7", "--draft-topk", "10", "--draft-nodes", "60"),
+        *(*EAGLE3, "--draft-steps", "7", "--draft-topk", "10", "--draft-nodes", "60"),
         *("--batch", "1"),
     ],
 }
 """The same, on one H200; each of them also with kernels that are fastest (NAME_fast)."""
 ON_GPU |= {f"{name}_fast": [*command, "--no-exact"] for name, command in ON_GPU.items()}
 ON_GPU["h200_prefill"] = [*SHAPE[:-1], "--prefill", "8192", "--interfere", "16"]
+ON_GPU["h200_exact"] = ["benchmarks/exact.py", "--rows", "100000"]
+ON_GPU["h200_schemas"] = [
+    *("bench", "decode", "--shape", "qwen3-8b", "--dummy-weights", "--tokenizer", "QWEN3"),
+    *("--schemas", "SCHEMAS", "--drafter", "eagle3", "--draft-steps", "5", "--draft-topk", "1"),
+    *("--synthetic-acceptance", "3.52", "--batch", "1,8,32", "--repeats", "1"),
+]
+
+
+def as_text(name: str) -> str:
+    """The command of a measurement, without its output, as results tell it."""
+    command = (COMMANDS | ON_GPU)[name]
+    return " ".join(command if command[0].endswith(".py") else ["eyas", *command])
+
+
+def as_arguments(name: str, folders: Mapping[str, Path | None], output: Path) -> list[str] | None:
+    """What to run; None where a folder that it needs was not given."""
+    command = (COMMANDS | ON_GPU)[name]
+    if any(folders.get(word, word) is None for word in command):
+        return None
+    program = [] if command[0].endswith(".py") else ["-m", "eyas"]
+    words = [str(folders.get(word, word)) for word in command]
+    return [sys.executable, *program, *words, "--output", str(output)]
 
 
 def main(arguments: list[str]) -> int:
     """Run the named measurements, or all of them."""
-    known = COMMANDS | ON_GPU
-    folder = RESULTS
-    if "--results" in arguments:
-        at = arguments.index("--results")
-        folder = Path(arguments[at + 1])
-        arguments = arguments[:at] + arguments[at + 2 :]
-    usual = list(ON_GPU if "--gpu" in arguments else COMMANDS)
-    names = [argument for argument in arguments if argument != "--gpu"]
-    unknown = set(names) - set(known)
-    if unknown:
-        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-        return 2
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMMANDS | ON_GPU))
+    parser.add_argument("--gpu", action="store_true", help="all that need an H200")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--schemas", type=Path)
+    chosen = parser.parse_args(arguments)
+    if unknown := set(chosen.names) - set(COMMANDS | ON_GPU):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    folders = {"QWEN3": chosen.tokenizer, "SCHEMAS": chosen.schemas}
     status = 0
-    for name in names or usual:
-        output = folder / f"{name}.json"
-        command = [sys.executable, "-m", "eyas", *known[name], "--output", str(output)]
-        print(f"{name}: eyas {' '.join(command[3:])}", flush=True)
+    for name in chosen.names or (ON_GPU if chosen.gpu else COMMANDS):
+        command = as_arguments(name, folders, chosen.results / f"{name}.json")
+        if command is None:
+            print(f"{name}: left out, it needs --tokenizer and --schemas", flush=True)
+            status |= name in chosen.names
+            continue
+        print(f"{name}: {as_text(name)}", flush=True)
         status |= subprocess.run(command, check=False).returncode
-    return status
+    return int(status)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 STATION = re.compile(r"`(eyas/[\w/]+\.py):([\w.]+)`")
 PATH = re.compile(r"`((?:src|tests|docs|tools|benchmarks|examples|eyas)/[\w./-]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
@@ -106,3 +110,39 @@ def test_make_knows_the_promised_targets() -> None:
     text = (ROOT / "Makefile").read_text()
     for target in ("setup", "demo", "test", "check", "gpu", "bench", "docs"):
         assert re.search(rf"^{target}:", text, re.MULTILINE), target
+
+
+def measurements() -> Any:
+    """benchmarks/run.py, which is no part of a package."""
+    spec = importlib.util.spec_from_file_location("run", ROOT / "benchmarks" / "run.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run = measurements()
+TRAINED = {"builtin_head_report", "builtin_head_training", "builtin_training"}
+"""Reports of training runs, which `eyas train` writes."""
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_every_result_is_of_a_command_that_can_be_run_again(file: Path) -> None:
+    """Acceptance that is drawn has no say in what a step takes, and may be another one."""
+    if file.stem in TRAINED:
+        return
+    told = json.loads(file.read_text())
+    command = told.get("command") or told["settings"]["command"]
+    drawn = {"3.52", "4.0"}
+    assert set(command.split(" --output ")[0].split()) - drawn == (
+        set(run.as_text(file.stem).split()) - drawn
+    )
+
+
+def test_measurements_are_of_folders_that_are_there(tmp_path: Path) -> None:
+    folders = {"QWEN3": None, "SCHEMAS": tmp_path}
+    assert run.as_arguments("grammar", folders, tmp_path) is None
+    words = run.as_arguments("grammar", {**folders, "QWEN3": tmp_path}, tmp_path)
+    assert words is not None and words.count(str(tmp_path)) == 3
+    exact = run.as_arguments("h200_exact", folders, tmp_path)
+    assert exact is not None and exact[1] == "benchmarks/exact.py"
