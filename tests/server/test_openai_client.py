@@ -168,6 +168,46 @@ def test_tools_and_results_are_shown_to_the_model(api: openai.OpenAI, fake: Fake
     assert "get_weather" not in shown
 
 
+def test_an_answer_of_the_client_goes_back_as_it_is(api: openai.OpenAI, fake: FakeClient):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    fake.answer = lambda request, index: '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    said = api.chat.completions.create(model="tiny", messages=USER, tools=[tool]).choices[0].message
+    assert said.tool_calls is not None
+    result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "sunny"}
+    as_sent = {"annotations": [], "audio": None, "function_call": None, "refusal": None}
+    for message in (said, said.model_dump(), {**said.model_dump(), **as_sent, "refusal": ""}):
+        messages = [*USER, message, result]
+        api.chat.completions.create(model="tiny", messages=messages, tools=[tool])
+        shown = fake.tokenizer.decode(fake.requests[-1].prompt_token_ids, skip_special=False)
+        assert '{"name": "f", "arguments": {}}\n</tool_call>' in shown
+        assert "annotations" not in shown and "sunny" in shown
+    for field in ({"annotations": [{}]}, {"audio": {"id": "x"}}, {"function_call": {}}):
+        messages = [*USER, {"role": "assistant", "content": "x", **field}]
+        with pytest.raises(openai.BadRequestError) as refused:
+            api.chat.completions.create(model="tiny", messages=messages)
+        assert refused.value.param == f"messages[1].{next(iter(field))}"
+
+
+def test_an_unknown_field_that_is_null_says_nothing(api: openai.OpenAI, fake: FakeClient):
+    nothing = {"audio": None, "verbosity": None, "functions": None, "whatever": None}
+    api.chat.completions.create(model="tiny", messages=USER, extra_body=nothing)
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.chat.completions.create(model="tiny", messages=USER, verbosity="low")
+    assert refused.value.param == "verbosity"
+
+
+def test_a_refusal_of_the_assistants_reads_as_text(api: openai.OpenAI, fake: FakeClient):
+    part = {"type": "refusal", "refusal": "I will not."}
+    messages = [*USER, {"role": "assistant", "content": [part]}, *USER]
+    api.chat.completions.create(model="tiny", messages=messages)
+    shown = fake.tokenizer.decode(fake.requests[-1].prompt_token_ids, skip_special=False)
+    assert "<|im_start|>assistant\nI will not.<|im_end|>" in shown
+    messages = [{"role": "user", "content": [part]}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.chat.completions.create(model="tiny", messages=messages)
+    assert refused.value.param == "messages[0].content"
+
+
 def test_the_models_are_listed(api: openai.OpenAI, fake: FakeClient):
     assert [model.id for model in api.models.list()] == ["tiny"]
     assert api.models.retrieve("tiny").model_extra["max_model_len"] == 512

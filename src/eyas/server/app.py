@@ -19,9 +19,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from eyas.core import RequestError
-from eyas.server import metrics
+from eyas.server import errors, metrics
 from eyas.server.answer import Answer
-from eyas.server.body import Body, parse, read_body
+from eyas.server.body import Body, parsed, read_body
 from eyas.server.chat import chat_of
 from eyas.server.chat_format import ChatFormat
 from eyas.server.completions import CompletionFormat, completion_requests
@@ -65,6 +65,7 @@ def create_app(service: Service) -> ASGIApp:
             ApiError: _api_error,
             RequestError: _request_error,
             HTTPException: _http_error,
+            Exception: _internal_error,
         },
     )
     app.router.redirect_slashes = False
@@ -190,9 +191,8 @@ class _Routes:
     async def _read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, ModelTexts]:
         """The checked body. Everything about it is said before the engine's state is."""
         options = self._service.options
-        body = parse(
-            await read_body(http, options.max_body_bytes, options.read_timeout_seconds), kind
-        )
+        data = await read_body(http, options.max_body_bytes, options.read_timeout_seconds)
+        body = await parsed(data, kind, self._service.readers)
         self._service.check_model(getattr(body, "model", None))
         self._service.check_ready()
         return body, self._service.texts
@@ -215,6 +215,7 @@ def _tokenized(body: TokenizeBody, texts: ModelTexts) -> list[int]:
         messages = plain_messages(body.messages, texts)
         return texts.chat_ids(messages, plain_tools(body.tools), **options)
     assert body.prompt is not None
+    texts.check_length(body.prompt, "prompt")
     if body.add_special_tokens is False:
         return texts.tokenizer.encode_text(body.prompt)
     return texts.tokenizer.encode_prompt(body.prompt)
@@ -240,3 +241,8 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
     response = ApiError(error.status_code, message).response()
     response.headers.update(error.headers or {})
     return response
+
+
+async def _internal_error(http: HttpRequest, error: Exception) -> Response:
+    """For the client; the gate gets the exception as well, and logs it."""
+    return ApiError(500, errors.INTERNAL).response()

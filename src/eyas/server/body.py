@@ -1,22 +1,25 @@
 """From an HTTP request to a checked body: size, time, JSON, fields; each fault a 4xx that names it.
 
-Promises: never reads more than it may, never recurses without bound, never a 500 for what a client
-sent. Does not know: what the fields mean.
+Promises: never reads more than it may, never a 500 for what a client sent; a large body is checked
+off the event loop, one at a time. Does not know: what the fields mean.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from eyas.server.errors import BODY_TOO_LATE, ApiError
+from eyas.server.json_text import json_object, path_of
+from eyas.server.texts import TextWorkers
 
 Body = TypeVar("Body", bound=BaseModel)
+
+SMALL_BYTES = 64 * 1024
+"""A body of this size is checked in a millisecond or two, whatever it holds."""
 
 _UNSUPPORTED = {
     "grammar": "is not supported; send ebnf, or structured_outputs with grammar",
@@ -59,103 +62,33 @@ async def read_body(request: Request, max_bytes: int, timeout_seconds: float) ->
     return b"".join(pieces)
 
 
+async def parsed(body: bytes, kind: type[Body], workers: TextWorkers) -> Body:
+    """The body as `kind`, as `parse` has it; `workers` take the large ones."""
+    if len(body) <= SMALL_BYTES:
+        return parse(body, kind)
+    return await workers.run(lambda: parse(body, kind))
+
+
 def parse(body: bytes, kind: type[Body]) -> Body:
     """The body as `kind`. ApiError 400 names the field and what is wrong with it."""
     value = json_object(body)
-    for name in value:
-        if name in _UNSUPPORTED and name not in kind.model_fields:
-            if value[name] is None:
-                continue
-            raise ApiError(400, f"{name}: {_UNSUPPORTED[name]}", param=name)
-    known = {
-        name: item
-        for name, item in value.items()
-        if item is not None or name in kind.model_fields or name not in _UNSUPPORTED
-    }
+    for name, remedy in _UNSUPPORTED.items():
+        if value.get(name) is not None and name not in kind.model_fields:
+            raise ApiError(400, f"{name}: {remedy}", param=name)
     try:
-        return kind.model_validate(known)
+        return kind.model_validate(value)
     except ValidationError as error:
         raise _field_error(error) from error
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deep") from error
 
 
-def json_object(text: str | bytes, param: str | None = None) -> dict[str, Any]:
-    """A JSON object's text, read. ApiError 400 says where it is wrong. param: the field that holds the
-    text; None is the body."""
-    subject = "the body" if param is None else f"{param}:"
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    except RecursionError as error:
-        raise ApiError(400, f"{subject} is nested too deep", param=param) from error
-    except ValueError as error:
-        raise ApiError(
-            400, f"{subject} is not valid JSON: {_place_of(error)}", param=param
-        ) from error
-    if not isinstance(value, dict):
-        raise ApiError(400, f"{subject} must be a JSON object", param=param)
-    has_escapes = "\\u" in text if isinstance(text, str) else b"\\u" in text
-    return _without_lone_surrogates(value) if has_escapes else value
-
-
-def _place_of(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"line {error.lineno}, column {error.colno}"
-    return "it is not UTF-8 text, or holds a number out of range"
-
-
-def _refuse_constant(_: str) -> NoReturn:
-    raise ValueError("not a JSON number")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError("out of range")
-    return value
-
-
 def _field_error(error: ValidationError) -> ApiError:
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    # Of the errors in a union's branches the one that got furthest is the telling one.
-    first = max(found, key=lambda item: len(item["loc"]))
-    path = ""
-    for part in first["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part.isidentifier():
-            path += f".{part}" if path else part
-        elif not path:
-            path = part[:64]
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    path = path_of(list(first["loc"]))
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{path}: is not a field of this request", param=path)
     if first["type"] == "missing":
         return ApiError(400, f"{path}: is required", param=path)
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{path}: {message}", param=path)
-
-
-def _without_lone_surrogates(value: dict[str, Any]) -> dict[str, Any]:
-    """JSON can spell half of a surrogate pair; such halves become U+FFFD. No recursion."""
-    root = [value]
-    todo: list[Any] = [root]
-    while todo:
-        container = todo.pop()
-        if isinstance(container, dict):
-            cleaned = {_cleaned(key): item for key, item in container.items()}
-            container.clear()
-            container.update(cleaned)
-        for key, item in container.items() if isinstance(container, dict) else enumerate(container):
-            if isinstance(item, str):
-                container[key] = _cleaned(item)
-            elif isinstance(item, (dict, list)):
-                todo.append(item)
-    return root[0]
-
-
-def _cleaned(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

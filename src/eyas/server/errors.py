@@ -42,8 +42,13 @@ BODY_TOO_LATE = "the request's body did not arrive in time"
 TEXT_TOO_SLOW = "the prompt took too long to prepare; shorten it"
 
 
+MAX_MESSAGE_CHARS = 800
+MAX_PARAM_CHARS = 200
+
+
 class ApiError(Exception):
-    """An answer that is an error. `code` is OpenAI's machine-readable word, where it has one."""
+    """An answer that is an error, short whatever it repeats of the request. `code` is OpenAI's
+    machine-readable word, where it has one."""
 
     def __init__(
         self,
@@ -56,8 +61,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _shortened(message, MAX_MESSAGE_CHARS)
+        self.param = None if param is None else _shortened(param, MAX_PARAM_CHARS)
         self.code = code
         self.retry_after = retry_after
 
@@ -100,8 +105,18 @@ def overloaded() -> ApiError:
     return ApiError(429, TOO_MANY, code="queue_full", retry_after=RETRY_SECONDS)
 
 
-def too_long(num_tokens: int, max_model_len: int, param: str) -> ApiError:
-    """num_tokens: of the prompt; one more is needed for the answer."""
+def never_fits(num_choices: int, max_queued: int) -> ApiError:
+    """More answers than there is room for, however long one waits."""
+    return ApiError(
+        400,
+        f"n: this server works on at most {max_queued} answers at a time, running or waiting, and "
+        f"this request asks for {num_choices}; ask for fewer",
+        param="n",
+    )
+
+
+def too_long(num_tokens: str, max_model_len: int, param: str) -> ApiError:
+    """num_tokens: of the prompt, or what it has "at least"; one more is needed for the answer."""
     return ApiError(
         400,
         f"this model's context holds {max_model_len} tokens, the answer's included, but the prompt "
@@ -118,3 +133,7 @@ def model_not_found(name: str, served: tuple[str, ...]) -> ApiError:
         param="model",
         code="model_not_found",
     )
+
+
+def _shortened(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[:max_chars]}..."

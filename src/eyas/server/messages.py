@@ -7,11 +7,11 @@ not read is refused. Does not know: sampling, constraints, HTTP.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from eyas.core import RequestError
-from eyas.server.schema import Message, Tool
+from eyas.server.json_text import load
+from eyas.server.schema import Message, RefusalPart, TextPart, Tool
 from eyas.server.texts import ModelTexts
 
 MAX_KWARG_CHARS = 1000
@@ -42,11 +42,13 @@ def plain_messages(messages: list[Message], texts: ModelTexts) -> list[dict[str,
     template = texts.template
     splits_reasoning = template is not None and REASONING_END in template.source
     plain: list[dict[str, Any]] = []
-    for message in messages:
-        fields = message.model_dump(exclude_none=True, exclude={"refusal"})
+    for place, message in enumerate(messages):
+        fields = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
         if message.role == "developer" and template and not template.mentions("developer"):
             fields["role"] = "system"
         fields.setdefault("content", message.refusal or "")
+        if isinstance(fields["content"], list):
+            fields["content"] = _text_parts(message, f"messages[{place}].content")
         for call in fields.get("tool_calls", ()):
             call["function"]["arguments"] = _parsed(call["function"]["arguments"])
             call.pop("index", None)
@@ -58,6 +60,19 @@ def plain_messages(messages: list[Message], texts: ModelTexts) -> list[dict[str,
         else:
             plain.append(fields)
     return plain
+
+
+def _text_parts(message: Message, param: str) -> list[dict[str, str]]:
+    """A message's parts as text. RequestError for a refusal that is not an assistant's."""
+    texts: list[str] = []
+    for part in message.content or ():
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        elif isinstance(part, RefusalPart) and message.role == "assistant":
+            texts.append(part.refusal)
+        else:
+            raise RequestError(f"{param}: only an assistant's has refusals", param=param)
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _split_reasoning(fields: dict[str, Any]) -> None:
@@ -87,7 +102,7 @@ def _parsed(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
     """OpenAI writes a call's arguments as JSON in a string; templates want the object."""
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments)
+            value, _ = load(arguments)
         except (ValueError, RecursionError):
             return arguments
         return value if isinstance(value, dict) else arguments

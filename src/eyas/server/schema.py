@@ -8,46 +8,39 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, Tag, ValidationError
 
-from eyas.core import (
-    MAX_CHOICES,
-    MAX_LOGIT_BIAS_ENTRIES,
-    MAX_LOGPROBS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
+from eyas.core import MAX_CHOICES, MAX_LOGIT_BIAS_ENTRIES, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
+from eyas.server.fields import (
+    MAX_NAME_CHARS,
+    MAX_PROMPT_TOKENS,
+    Choices,
+    Count,
+    Grammar,
+    Name,
+    Number,
+    Pattern,
+    Prompt,
+    PromptIds,
+    PromptTexts,
+    Seed,
+    Stop,
+    Strict,
+    TokenId,
+    at_most,
+    by_type,
+    either,
 )
 
 MAX_MESSAGES = 4096
+MAX_PARTS = 4096
 MAX_TOOLS = 512
-MAX_PROMPTS = MAX_CHOICES
-MAX_PROMPT_TOKENS = 4_000_000
-MAX_NAME_CHARS = 256
-MAX_PATTERN_CHARS = 65_536
-MAX_GRAMMAR_CHARS = 1_048_576
-MAX_CONSTRAINT_CHOICES = 10_000
-
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
-Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARS)]
-Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
-Choices = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARS)]],
-    Field(min_length=1, max_length=MAX_CONSTRAINT_CHOICES),
-]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _only_includes(options: dict[str, Any]) -> dict[str, Any]:
     unknown = set(options) - {"include_usage", "include_obfuscation"}
     if unknown:
-        raise ValueError(f"{sorted(unknown)[0]!r} is not supported")
+        raise ValueError(f"{min(unknown)[:MAX_NAME_CHARS]!r} is not supported")
     if not all(value is None or isinstance(value, bool) for value in options.values()):
         raise ValueError("must be true or false")
     return options
@@ -119,9 +112,11 @@ class Drawn(Constrained):
     repetition_penalty: Number | None = None
     frequency_penalty: Number | None = None
     presence_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=MAX_LOGIT_BIAS_ENTRIES)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    logit_bias: Annotated[dict[str, Number], at_most(MAX_LOGIT_BIAS_ENTRIES)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_STOP_TOKEN_IDS)] | None
+    ) = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
 
@@ -159,9 +154,34 @@ class TextPart(Strict):
     text: str
 
 
+class RefusalPart(Strict):
+    """What an assistant said in place of an answer; it reads as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("a text")] | Annotated[RefusalPart, Tag("a refusal")],
+    by_type(
+        {"text": "a text", "refusal": "a refusal"},
+        'must be a text part {"type": "text", "text": ...}; the model reads nothing else',
+    ),
+]
+Content = Annotated[
+    Annotated[str, Tag("a text")]
+    | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS), Tag("a list")],
+    either("must be a string or a list of text parts"),
+]
+Arguments = Annotated[
+    Annotated[str, Tag("a text")] | Annotated[dict[str, Any], Tag("an object")],
+    either("must be a string or an object"),
+]
+
+
 class FunctionCall(Strict):
     name: Name
-    arguments: str | dict[str, Any]
+    arguments: Arguments
 
 
 class ToolCall(Strict):
@@ -172,14 +192,20 @@ class ToolCall(Strict):
 
 
 class Message(Strict):
+    """annotations: OpenAI's answers have an empty list of them, and come back as they are."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Content | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: Name | None = None
     refusal: str | None = None
+    annotations: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
 class Function(Strict):
@@ -192,6 +218,9 @@ class Function(Strict):
 class Tool(Strict):
     type: Literal["function"]
     function: Function
+
+
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 class NamedFunction(Strict):
@@ -219,14 +248,14 @@ def _as_tool_choice(value: Any) -> Any:
 
 
 class ChatBody(Sampled):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: Annotated[Any, AfterValidator(_as_tool_choice)] = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
@@ -238,19 +267,11 @@ class ChatBody(Sampled):
     stream_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    modalities: list[Literal["text"]] | None = None
-
-
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_PROMPT_TOKENS)]
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
 
 class CompletionBody(Sampled):
-    prompt: (
-        str
-        | TokenIds
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
-    )
+    prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     suffix: Any = None
@@ -270,10 +291,8 @@ class GenerateBody(Strict):
     """SGLang's native request. logprob_start_len: -1 is all it takes, the output's only."""
 
     model: Name | None = None
-    text: str | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)] | None = None
-    input_ids: (
-        TokenIds | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)] | None
-    ) = None
+    text: PromptTexts | None = None
+    input_ids: PromptIds | None = None
     sampling_params: GenerateParams | None = None
     stream: bool | None = None
     return_logprob: bool | None = None
@@ -288,9 +307,9 @@ class TokenizeBody(Strict):
     model: Name | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
@@ -298,4 +317,4 @@ class TokenizeBody(Strict):
 
 class DetokenizeBody(Strict):
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_PROMPT_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_PROMPT_TOKENS)]

@@ -29,6 +29,7 @@ class Service:
         self.client = client
         self.names = options.served_model_names or (config.model.path,)
         self.workers = TextWorkers(options.text_timeout_seconds)
+        self.readers = TextWorkers(options.text_timeout_seconds, num_threads=1)
         self.metrics = Metrics(client.health, self.names[0])
         self.is_draining = False
         self.started_at = int(time.time())
@@ -113,3 +114,4 @@ class Service:
 
     def close(self) -> None:
         self.workers.close()
+        self.readers.close()

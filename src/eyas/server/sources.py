@@ -10,7 +10,7 @@ from typing import Any
 
 from eyas.core import RequestError
 from eyas.schemas import prepare
-from eyas.server.body import json_object
+from eyas.server.json_text import json_object
 
 
 def prepared_schema(value: Any, param: str, *, lenient: bool = False) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 from eyas.core import GrammarError, GrammarFault
 from eyas.grammar import Choice, FreeText, Json, Node, Regex, Repeat, Series
 from eyas.schemas import grammar_source
-from eyas.server.body import json_object
 from eyas.server.free_text import FreeTexts, Spelling, ends_open, joined, one_of
+from eyas.server.json_text import json_object
 from eyas.server.sources import prepared_schema
 
 MAX_DEPTH = 32

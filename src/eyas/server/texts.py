@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,8 +56,8 @@ class ModelTexts:
             self.check_length(prompt, param)
             ids = self.tokenizer.encode_prompt(prompt)
         else:
-            ids = list(prompt)
-            if ids and max(ids) >= self.vocab_size:
+            ids = self.checked(list(prompt), param)
+            if max(ids) >= self.vocab_size:
                 raise RequestError(
                     f"{param}: holds token ids beyond the vocabulary of {self.vocab_size}",
                     param=param,
@@ -70,34 +70,38 @@ class ModelTexts:
         tools: Sequence[dict[str, Any]] | None,
         **options: Any,
     ) -> list[int]:
-        """Ids of a rendered conversation."""
-        for message in messages:
-            for text in _texts_of(message.get("content")):
-                self.check_length(text, "messages")
+        """Ids of a rendered conversation. Nothing that cannot fit is rendered, whatever field it is in,
+        and no rendered text that cannot is tokenised."""
         template = require_template(self.template)
-        return self.checked(template.render_ids(messages, tools, **options), "messages")
+        for param, value in (("messages", messages), ("tools", tools)):
+            for text in _texts_of(value):
+                self.check_length(text, param)
+        pieces = template.render(messages, tools, **options)
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        self.check_length(text, "messages")
+        return self.checked(template.ids_of(pieces), "messages")
 
     def check_length(self, text: str, param: str) -> None:
-        """ApiError if `text` cannot fit, whatever its tokens are; cheap."""
-        num_tokens = self.tokenizer.min_num_tokens(text)
+        """ApiError if `text` cannot fit; cheap, however long it is."""
+        num_tokens = self.tokenizer.min_num_tokens(text, self.max_model_len)
         if num_tokens >= self.max_model_len:
-            raise errors.too_long(num_tokens, self.max_model_len, param)
+            raise errors.too_long(f"at least {num_tokens}", self.max_model_len, param)
 
     def checked(self, ids: list[int], param: str) -> list[int]:
         """The ids, if they are a prompt that leaves room for an answer."""
         if not ids:
             raise RequestError(f"{param}: is empty; give at least one token", param=param)
         if len(ids) >= self.max_model_len:
-            raise errors.too_long(len(ids), self.max_model_len, param)
+            raise errors.too_long(str(len(ids)), self.max_model_len, param)
         return ids
 
 
 class TextWorkers:
     """Threads for what would hold up the event loop."""
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, num_threads: int = NUM_THREADS) -> None:
         self._timeout_seconds = timeout_seconds
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="eyas-text")
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="eyas-text")
         self._num_waiting = 0
 
     async def run(self, work: Callable[[], Result]) -> Result:
@@ -144,7 +148,14 @@ def _dialect(
     return named_dialect(tokenizer, reasoning_parser, tool_call_parser, source, info.architecture)
 
 
-def _texts_of(content: Any) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    return [part["text"] for part in content or () if isinstance(part, dict) and "text" in part]
+def _texts_of(value: Any) -> Iterator[str]:
+    """Every string in plain JSON data, names included. No recursion."""
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            todo += (*item.keys(), *item.values())
+        elif isinstance(item, (list, tuple)):
+            todo += item

@@ -1,0 +1,141 @@
+"""JSON as strangers send it: read in bounds, each fault a 400 that says where it is.
+
+Promises: no more objects, arrays and members are made than a request can use, so that memory stays a
+small multiple of the text; no recursion; no number that is not finite, no half of a surrogate pair.
+Does not know: what the fields mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from eyas.server.errors import ApiError
+
+MAX_STRUCTURE = 200_000
+"""Objects, arrays and members of one text."""
+MAX_NAME_CHARS = 64
+_STRUCTURAL = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{:]', re.DOTALL)
+
+
+class TooManyValues(ValueError):
+    """The text holds more than a request can use."""
+
+
+def json_object(text: str | bytes, param: str | None = None) -> dict[str, Any]:
+    """A JSON object's text, read. ApiError 400 says where it is wrong. param: the field that holds the
+    text; None is the body."""
+    subject = "the body" if param is None else f"{param}:"
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8-sig")
+        value, is_finite = load(text)
+    except RecursionError as error:
+        raise ApiError(400, f"{subject} is nested too deep", param=param) from error
+    except TooManyValues as error:
+        message = f"{subject} holds more than {MAX_STRUCTURE} objects, arrays and members"
+        raise ApiError(400, message, param=param) from error
+    except ValueError as error:
+        message = f"{subject} is not valid JSON: {_place_of(error)}"
+        raise ApiError(400, message, param=param) from error
+    if not isinstance(value, dict):
+        raise ApiError(400, f"{subject} must be a JSON object", param=param)
+    if not is_finite:
+        path = path_of([param] if param else [], _way_to_no_number(value))
+        raise ApiError(400, f"{path}: holds a number that is not finite", param=path)
+    return _without_lone_surrogates(value) if "\\u" in text else value
+
+
+def load(text: str) -> tuple[Any, bool]:
+    """The value of a JSON text, and whether all of its numbers are finite. ValueError or RecursionError
+    for what cannot be read, TooManyValues for what is not worth it."""
+    _check_structure(text)
+    is_finite = True
+
+    def number(digits: str) -> float:
+        nonlocal is_finite
+        value = float(digits)
+        is_finite = is_finite and math.isfinite(value)
+        return value
+
+    value = json.loads(text, parse_constant=number, parse_float=number)
+    return value, is_finite
+
+
+def path_of(*ways: list[str | int]) -> str:
+    """A place in a body as errors name it: `messages[0].content`. Names are cut short; those that are
+    no identifiers are left out behind the first."""
+    path = ""
+    for step in (step for way in ways for step in way):
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not path:
+            path = step[:MAX_NAME_CHARS]
+        elif step.isidentifier():
+            path += f".{step[:MAX_NAME_CHARS]}"
+    return path
+
+
+def _check_structure(text: str) -> None:
+    """TooManyValues for a text that would become too many objects. What stands in strings counts for
+    nothing, but is looked at only where the whole is suspicious."""
+    if sum(map(text.count, "[{:")) <= MAX_STRUCTURE:
+        return
+    num_found = 0
+    for match in _STRUCTURAL.finditer(text):
+        num_found += text[match.start()] != '"'
+        if num_found > MAX_STRUCTURE:
+            raise TooManyValues
+
+
+def _place_of(error: ValueError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}, column {error.colno}"
+    return "it is not UTF-8 text, or holds a number out of range"
+
+
+def _way_to_no_number(value: dict[str, Any]) -> list[str | int]:
+    """The way to the first number that is not finite. No recursion."""
+    way: list[str | int] = []
+    open_ones: list[Iterator[tuple[str | int, Any]]] = [iter(value.items())]
+    while open_ones:
+        for step, item in open_ones[-1]:
+            if isinstance(item, float) and not math.isfinite(item):
+                return [*way, step]
+            if isinstance(item, (dict, list)):
+                way.append(step)
+                inside = item.items() if isinstance(item, dict) else enumerate(item)
+                open_ones.append(iter(inside))
+                break
+        else:
+            open_ones.pop()
+            del way[-1:]
+    return way
+
+
+def _without_lone_surrogates(value: dict[str, Any]) -> dict[str, Any]:
+    """JSON can spell half of a surrogate pair; such halves become U+FFFD. No recursion."""
+    root = [value]
+    todo: list[Any] = [root]
+    while todo:
+        container = todo.pop()
+        if isinstance(container, dict):
+            cleaned = {_cleaned(key): item for key, item in container.items()}
+            container.clear()
+            container.update(cleaned)
+        for key, item in container.items() if isinstance(container, dict) else enumerate(container):
+            if isinstance(item, str):
+                container[key] = _cleaned(item)
+            elif isinstance(item, (dict, list)):
+                todo.append(item)
+    return root[0]
+
+
+def _cleaned(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,190 @@
+"""Bodies made to be expensive: they are refused soon, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from eyas.server.body import parse
+from eyas.server.errors import ApiError
+from eyas.server.json_text import MAX_STRUCTURE, json_object
+from eyas.server.schema import ChatBody, CompletionBody, DetokenizeBody, GenerateBody
+from eyas.text import Tokenizer
+from tests.server.fakes import FakeClient, LiveServer
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+KINDS = {
+    CHAT: ChatBody,
+    TEXT: CompletionBody,
+    "/generate": GenerateBody,
+    "/detokenize": DetokenizeBody,
+}
+MEBI = 2**20
+
+
+def times(item: bytes, num_bytes: int = 8 * MEBI - 1000) -> bytes:
+    """A list's items, as many as fit."""
+    return b",".join([item] * (num_bytes // (len(item) + 1)))
+
+
+def members(value: bytes, num: int) -> bytes:
+    return b",".join(b'"%07d":%s' % (k, value) for k in range(num))
+
+
+PARTS = b'{"role":"user","content":[' + times(b"{}", 1890) + b"]}"
+BODIES = {
+    "empty parts": (CHAT, b'{"messages":[{"role":"user","content":[' + times(b"{}") + b"]}]}"),
+    "parts of many messages": (CHAT, b'{"messages":[' + times(PARTS) + b"]}"),
+    "ids that are none": (TEXT, b'{"prompt":[' + times(b"-1") + b"]}"),
+    "prompts that are none": (TEXT, b'{"prompt":[[' + times(b"null") + b"]]}"),
+    "empty prompts": (TEXT, b'{"prompt":[' + times(b"[]") + b"]}"),
+    "too many prompts": (TEXT, b'{"prompt":[' + times(b'"ab"') + b"]}"),
+    "unknown fields": (TEXT, b'{"prompt":"x",' + members(b"1", 600_000) + b"}"),
+    "few unknown fields": (TEXT, b'{"prompt":"x",' + members(b"1", 190_000) + b"}"),
+    "native ids": ("/generate", b'{"input_ids":[' + times(b"null") + b"]}"),
+    "tokens": ("/detokenize", b'{"tokens":[' + times(b"null") + b"]}"),
+    "biases": (TEXT, b'{"prompt":"x","logit_bias":{' + members(b"null", 500_000) + b"}}"),
+    "few biases": (TEXT, b'{"prompt":"x","logit_bias":{' + members(b"null", 190_000) + b"}}"),
+    "metadata": (CHAT, b'{"messages":[],"metadata":{"a":[' + times(b"[]") + b"]}}"),
+    "strings beside lists": (
+        TEXT,
+        b'{"a":[' + times(b'""', 7 * MEBI) + b'],"b":[' + times(b"[]", 900_000) + b"]}",
+    ),
+    "an open string": (TEXT, b'{"prompt":"' + b'[\\"' * 2_600_000),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_is_refused_before_it_has_become_large(name: str):
+    path, body = BODIES[name]
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as refused:
+            parse(body, KINDS[path])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert refused.value.status == 400
+    assert peak < 16 * len(body)
+
+
+@contextmanager
+def watched(server: LiveServer) -> Iterator[list[float]]:
+    """Seconds that a small neighbour's requests take meanwhile."""
+    waits: list[float] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            while not is_over.is_set():
+                began = time.perf_counter()
+                assert http.get("/health").status_code == 200
+                waits.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield waits
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_nobody_waits_for_a_neighbours_large_body(
+    server: LiveServer, http: httpx.Client, fake: FakeClient
+):
+    slowest = {}
+    for name, (path, body) in BODIES.items():
+        with watched(server) as waits:
+            assert http.post(path, content=body).status_code == 400, name
+        slowest[name] = max(waits)
+    ids = b'{"prompt":[' + times(b"7", 2 * 1_900_000) + b"]}"
+    with watched(server) as waits:
+        assert "at least" not in http.post(TEXT, content=ids).json()["error"]["message"]
+    slowest["ids"] = max(waits)
+    assert max(slowest.values()) < 1.5, slowest  # the machine is shared; alone it is a tenth
+
+
+def test_what_stands_in_a_text_is_no_structure(http: httpx.Client):
+    prose = 'a: [b] {c} \\ " ' * (MAX_STRUCTURE // 4)
+    assert json_object(json.dumps({"prompt": prose})) == {"prompt": prose}
+    with pytest.raises(ApiError, match="more than 200000 objects, arrays and members"):
+        json_object(json.dumps({"prompt": prose, "more": [[]] * MAX_STRUCTURE}))
+
+
+def test_a_large_schema_is_read(http: httpx.Client, fake: FakeClient):
+    properties = {f"name{k:05}": {"type": "string", "description": ": [{"} for k in range(30_000)}
+    assert len(json_object(json.dumps(properties))) == 30_000
+
+
+LONG = "a word " * 300_000
+TOOL = {"type": "function", "function": {"name": "f"}}
+USER = [{"role": "user", "content": "x"}]
+
+
+def called(arguments: str) -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [*USER, {"role": "assistant", "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("tools", {"tools": [{**TOOL, "function": {"name": "f", "description": LONG}}]}),
+        ("messages", {"messages": [*USER, {"role": "assistant", "reasoning_content": LONG}]}),
+        ("messages", {"messages": called(json.dumps({"a": LONG}))}),
+        ("messages", {"messages": called(LONG)}),
+        ("messages", {"messages": [{"role": "user", "content": "a word " * 60}] * 4000}),
+        ("prompt", {"prompt": LONG}),
+    ],
+)
+def test_no_text_is_tokenised_that_cannot_fit(
+    http: httpx.Client,
+    fake: FakeClient,
+    server: LiveServer,
+    monkeypatch: pytest.MonkeyPatch,
+    param: str,
+    fields: dict[str, Any],
+):
+    tokenizer, read = server.service.texts.tokenizer, []
+    encode = tokenizer.encode_text
+
+    def noted(text: str, **options: bool) -> list[int]:
+        read.append(len(text))
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode_text", noted)
+    bodies = [{"messages": USER, **fields}] if "prompt" not in fields else []
+    for path, body in [("/tokenize", fields if "prompt" in fields else bodies[0])] + [
+        (CHAT, body) for body in bodies
+    ]:
+        error = http.post(path, json=body).json()["error"]
+        assert error["code"] == "context_length_exceeded", error
+        assert error["param"] == param and "has at least" in error["message"]
+    assert sum(read) < 100_000
+
+
+def test_a_text_of_long_tokens_is_not_read_whole(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    tokenizer = Tokenizer.from_directory(directory)
+    monkeypatch.setattr(tokenizer, "_longest_token", 128)
+    text = "a word " * 40_000
+    exact = len(tokenizer.encode_text(text))
+    for limit in (500, 5_000, 30_000):
+        assert limit <= tokenizer.min_num_tokens(text, limit) <= exact
+    assert tokenizer.min_num_tokens(text, exact) <= exact
+
+
+def test_arguments_that_are_large_json_stay_text(http: httpx.Client, fake: FakeClient):
+    began = time.perf_counter()
+    messages = called("[" + times(b"[]", 7 * MEBI).decode() + "]")
+    assert http.post(CHAT, json={"messages": messages}).status_code == 400
+    assert time.perf_counter() - began < 5
