@@ -26,6 +26,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 512
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS_ENTRIES = 1024
+MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
+"""Logits are divided by a repetition penalty; beyond these they leave the numbers' range."""
 
 
 class RequestError(ValueError):
@@ -94,7 +96,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("temperature", 0.0, 100.0),
             ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 0.0, 100.0),
             ("frequency_penalty", -100.0, 100.0),
             ("presence_penalty", -100.0, 100.0),
         ):
@@ -103,7 +104,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _check(good, name, f"must be a number between {low:g} and {high:g}, not {value!r}")
         _check(self.temperature == 0 or self.temperature >= 1e-3, "temperature", "is 0 or >= 0.001")
         _check(self.top_p > 0, "top_p", "must be above 0; 1 is off")
-        _check(self.repetition_penalty > 0, "repetition_penalty", "must be above 0; 1 is off")
+        penalty = self.repetition_penalty
+        good = isinstance(penalty, (int, float)) and MIN_PENALTY <= penalty <= MAX_PENALTY
+        limits = f"must be between {MIN_PENALTY:g} and {MAX_PENALTY:g}; 1 is off"
+        _check(good, "repetition_penalty", limits)
         for name, low, high in (
             ("top_k", 0, 2**31 - 1),
             ("n", 1, MAX_CHOICES),

@@ -103,6 +103,18 @@ def test_parts_of_content_are_joined_or_kept_as_the_template_wants(tokenizers):
     assert tokenizer.decode(kept.render_ids(messages)) == "[Hello][world][!]"
 
 
+def test_a_message_without_parts_is_continued(tokenizers):
+    tokenizer = tokenizers["chatml"]
+    kept = ChatTemplate(
+        tokenizer,
+        "{% for m in messages %}{% for c in m.content %}[{{ c.text }}]{% endfor %}{% endfor %}",
+    )
+    for content, shown in (([], "[!]["), ("", "[!]["), (None, "[!]["), ("a", "[!][a")):
+        messages = [{"role": "user", "content": "!"}, {"role": "assistant", "content": content}]
+        ids = kept.render_ids(messages, add_generation_prompt=False, continue_final_message=True)
+        assert tokenizer.decode(ids) == shown
+
+
 def test_named_templates_are_told_apart(tmp_path: Path):
     named = [
         {"name": "default", "template": "plain"},

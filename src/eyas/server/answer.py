@@ -63,6 +63,8 @@ class Answer:
     async def respond(self, http: HttpRequest, *, streams: bool, includes_usage: bool) -> Response:
         """The HTTP response. ApiError for what the engine refuses or fails at."""
         self._request_id = http.state.request_id
+        if self._num_choices > self._service.options.max_queued:
+            raise errors.never_fits(self._num_choices, self._service.options.max_queued)
         source = self._deltas()
         self._service.enter(self._id, [request.id for request in self._requests])
         is_handed_on = False

@@ -1,0 +1,149 @@
+"""What an error says: the field that was sent, in bounds, in OpenAI's shape, whatever went wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.fakes import FakeClient
+from tests.server.test_limits import until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "x"}]
+
+
+def error_of(http: httpx.Client, path: str, body: Any) -> dict[str, Any]:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = http.post(path, content=content)
+    assert response.status_code == 400, response.text[:500]
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+FORMS = "prompt: must be a string, a list of token ids, or a list of either"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "said"),
+    [
+        (TEXT, {"prompt": None}, "prompt", FORMS),
+        (TEXT, {"prompt": 5}, "prompt", FORMS),
+        (TEXT, {"prompt": []}, "prompt", "at least 1 item"),
+        (TEXT, {"prompt": [[]]}, "prompt[0]", "at least 1 item"),
+        (TEXT, {"prompt": [[1], [1, "x"]]}, "prompt[1][1]", "valid integer"),
+        (TEXT, {"prompt": ["x"] * 129}, "prompt", "at most 128 items"),
+        (TEXT, {"prompt": [1, -1]}, "prompt[1]", "greater than or equal to 0"),
+        (TEXT, {"prompt": ["x", 1]}, "prompt[1]", "valid string"),
+        (TEXT, {"prompt": "x", "stop": ["x"] * 17}, "stop", "at most 16 items"),
+        (TEXT, {"prompt": "x", "stop": 5}, "stop", "must be a string or a list of strings"),
+        (TEXT, {"prompt": "x", "stop": ["x", 5]}, "stop[1]", "valid string"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a string"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+            "must be a text part",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "messages[0].content[0].text",
+            "valid string",
+        ),
+        ("/generate", {"text": {}}, "text", "must be a string or a list of strings"),
+        ("/generate", {"input_ids": ["x"]}, "input_ids", "must be a list of token ids, or"),
+        ("/generate", {"input_ids": [[1], [None]]}, "input_ids[1][0]", "valid integer"),
+    ],
+)
+def test_a_field_of_several_forms_is_judged_by_the_one_that_was_sent(
+    http: httpx.Client, path: str, fields: dict[str, Any], param: str, said: str
+):
+    error = error_of(http, path, fields)
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ") and said in error["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_a_number_that_is_not_finite_is_named(http: httpx.Client, number: str):
+    for text, param in (
+        ('{"messages": [{"role": "user"}, {}], "temperature": %s}', "temperature"),
+        ('{"a": [1, {"b": [2, %s]}, []]}', "a[1].b[1]"),
+        ('{"json_schema": {"x y": {"minimum": %s}}}', "json_schema.minimum"),
+    ):
+        error = error_of(http, CHAT, (text % number).encode())
+        assert error["param"] == param
+        assert error["message"] == f"{param}: holds a number that is not finite"
+
+
+def test_what_is_no_utf8_is_refused(http: httpx.Client, fake: FakeClient):
+    body = json.dumps({"messages": USER})
+    for encoding in ("utf-16", "utf-32-le"):
+        assert "not valid JSON" in error_of(http, CHAT, body.encode(encoding))["message"]
+    assert http.post(CHAT, content=body.encode("utf-8-sig")).status_code == 200
+
+
+def test_an_error_repeats_little_of_the_request(http: httpx.Client, fake: FakeClient):
+    long = "k" * 3_000_000
+    for path, body in (
+        (CHAT, {"messages": USER, long: 1}),
+        (CHAT, {"messages": [{**USER[0], long: 1}]}),
+        (CHAT, {"messages": USER, "stream": True, "stream_options": {long: True}}),
+        (CHAT, {"messages": USER, "chat_template_kwargs": {long: True}}),
+        (CHAT, {"messages": USER, "logit_bias": {long: 1}}),
+        (CHAT, {"messages": USER, "response_format": {"type": long}}),
+        (CHAT, {"messages": USER, "json_schema": {"type": "object", long: long}}),
+        (CHAT, {"messages": USER, "json_schema": {"type": long}}),
+        (CHAT, {"messages": USER, "json_schema": {"$ref": "#/" + long}}),
+        (CHAT, {"messages": USER, "structural_tag": {"format": {"type": long}}}),
+        (CHAT, {"messages": [{"role": long, "content": "x"}]}),
+        (TEXT, {"prompt": "x", long: 1}),
+    ):
+        error = error_of(http, path, body)
+        assert len(json.dumps(error)) < 1500, error["message"][:300]
+
+
+def test_a_bug_of_ours_is_an_error_in_the_right_shape(
+    http: httpx.Client, fake: FakeClient, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("ERROR", logger="eyas.server")
+    fake.failure = RuntimeError("secret detail")
+    for stream in (False, True):
+        headers = {"x-request-id": "mine"}
+        body = {"messages": USER, "stream": stream}
+        response = http.post(CHAT, json=body, headers=headers)
+        assert response.status_code == 500
+        assert response.headers["content-type"] == "application/json"
+        assert response.headers["x-request-id"] == "mine"
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert response.json()["error"]["type"] == "server_error"
+        assert "secret" not in response.text
+    assert until(lambda: caplog.text.count("request mine failed") == 2)
+    assert "secret detail" in caplog.text
+
+
+@pytest.mark.parametrize("penalty", [1e-38, 1e-5, 0.009])
+def test_a_penalty_that_nothing_survives_is_refused(http: httpx.Client, penalty: float):
+    error = error_of(http, CHAT, {"messages": USER, "repetition_penalty": penalty})
+    assert error["param"] == "repetition_penalty"
+    assert error["message"] == "repetition_penalty: must be between 0.01 and 100; 1 is off"
+
+
+def test_more_answers_than_ever_fit_are_refused_for_good(directory):
+    from tests.server.fakes import live_server
+
+    with (
+        live_server(FakeClient(directory), max_queued=4) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        for path, body in (
+            (CHAT, {"messages": USER, "n": 5}),
+            (TEXT, {"prompt": ["x", "y"], "n": 3}),
+            ("/generate", {"text": ["x"] * 5}),
+        ):
+            error = error_of(http, path, body)
+            assert "at most 4 answers at a time" in error["message"]
+        assert http.post(CHAT, json={"messages": USER, "n": 4}).status_code == 200
