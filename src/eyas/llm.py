@@ -53,7 +53,7 @@ class LLM:
     model: "builtin", a directory, or a hub name. drafter: "auto", "root" (plain decoding), "ngram",
     "model", "head", some of them joined by "+", or a `Drafter` of your own; it and the other draft
     keywords are those of `eyas.config.DraftConfig`. config: every setting there is, instead of the
-    keywords.
+    keywords (but for a drafter of one's own).
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LLM:
         progress: Progress | None = None,
     ) -> None:
         own_drafter = None if isinstance(drafter, str) else drafter
-        self.config = config or EngineConfig(
+        by_keywords = EngineConfig(
             model=ModelConfig(
                 path=model, dtype=dtype, max_model_len=max_model_len, offline=offline
             ),
@@ -94,6 +94,10 @@ class LLM:
             ),
             device=DeviceConfig(device=device, num_threads=num_threads),
         )
+        nothing = EngineConfig(draft=DraftConfig(drafter="auto" if own_drafter is None else "root"))
+        if config is not None and by_keywords != nothing:
+            raise ValueError("config: holds every setting; give it alone, or keywords without it")
+        self.config = config or by_keywords
         chosen = self.config.model
         directory = locate_model(chosen.path, chosen.revision, chosen.offline)
         self.tokenizer = Tokenizer.from_directory(directory)
@@ -123,11 +127,11 @@ class LLM:
         output: what the continuation must be, as in `chat`.
         """
         listed = _as_prompts(prompts)
-        wanted = None if output is None else typed(output)
-        spec = None if wanted is None else OutputSpec(root=wanted.node, param="output")
+        type_ = None if output is None else typed(output)
+        spec = None if type_ is None else OutputSpec(root=type_.node, param="output")
         asked = [Asked(self._encode(prompt), spec) for prompt in listed]
         is_one = isinstance(prompts, str) or bool(prompts and isinstance(prompts[0], int))
-        return _read_back(self._run(asked, params), wanted, is_one=is_one)
+        return _read_back(self._run(asked, params), type_, is_one=is_one)
 
     def chat(
         self,
@@ -152,15 +156,15 @@ class LLM:
         conversations), and OutputIncomplete is raised where an answer did not come to its end, or
         called a tool instead.
         """
-        wanted = None if output is None else typed(output)
-        asked = _wanted(wanted, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
-        shown = None if asked.choice == "none" else tools
-        chats = [
-            self._asked_chat(self.encode_chat(each, tools=shown, **template_options), asked)
+        type_ = None if output is None else typed(output)
+        wanted = _wanted(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
+        shown = None if wanted.choice == "none" else tools
+        asked = [
+            self._asked_chat(self.encode_chat(each, tools=shown, **template_options), wanted)
             for each in _as_conversations(messages)
         ]
         is_one = isinstance(messages[0], Mapping)
-        return _read_back(self._run(chats, params), wanted, is_one=is_one)
+        return _read_back(self._run(asked, params), type_, is_one=is_one)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Deltas of one prompt as they become final. Leaving the loop early ends the request."""
@@ -180,11 +184,11 @@ class LLM:
     ) -> Iterator[Delta]:
         """Deltas of one conversation's answer as they become final, held to what `chat` holds it to.
         Their text is as the model writes it; `LLM.dialect.segmenter` splits it."""
-        wanted = None if output is None else typed(output)
-        asked = _wanted(wanted, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
-        shown = None if asked.choice == "none" else tools
+        type_ = None if output is None else typed(output)
+        wanted = _wanted(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
+        shown = None if wanted.choice == "none" else tools
         prompt = self.encode_chat(messages, tools=shown, **template_options)
-        return self._stream(self._asked_chat(prompt, asked), params)
+        return self._stream(self._asked_chat(prompt, wanted), params)
 
     def encode_chat(
         self,

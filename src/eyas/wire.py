@@ -36,7 +36,8 @@ class GrammarStats(msgspec.Struct, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """Counts since the engine started, and gauges (running, waiting, slots) of this moment."""
+    """Counts since the engine started, and gauges (running, waiting, slots) of this moment.
+    num_failed_steps: attempts at a step that raised; a simpler drafter makes the next one."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -51,6 +52,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_prefix_query_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_failed_steps: int = 0
     drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
     grammar: GrammarStats = msgspec.field(default_factory=GrammarStats)
 

@@ -98,7 +98,7 @@ def test_schemas_hold_with_a_tokenizer_of_elsewhere(tmp_path: Path) -> None:
     place = open_device(chosen.device)
     directory = write_tokenizer(tmp_path)
     parts = dummy_parts(TINY, chosen, place, tokenizer_directory=directory)
-    assert parts.defaults.eos_token_ids == (256,) and parts.dtype is torch.float32
+    assert parts.eos_token_ids == (256,) and parts.dtype is torch.float32
     engine = assemble(chosen, place, parts)
     schema = prepare({"enum": ["yes", "no"]}, param="schema")
     arrivals = [Arrival(i, 0.0, [1 + i, 2], 16, schema if i % 2 else None) for i in range(4)]

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from eyas import builtin
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig
 from eyas.core import SamplingParams
+from eyas.draft import RootDrafter
 from eyas.engine import build
 from eyas.llm import LLM
 
@@ -103,3 +104,13 @@ def test_the_tokenizer_says_what_ends_a_text_where_the_model_does_not(model: Pat
     change(model / "config.json", eos_token_id=None)
     with LLM(config=config(model)) as llm:
         assert llm.info.eos_token_ids == (llm.tokenizer.eos_id,)
+
+
+def test_a_config_is_given_alone_or_with_a_drafter_of_ones_own() -> None:
+    """Keywords beside it would say nothing."""
+    with pytest.raises(ValueError, match="config: holds every setting; give it alone"):
+        LLM("builtin", drafter="ngram", config=config("builtin"))
+    with pytest.raises(ValueError, match="config: holds every setting"):
+        LLM(draft_steps=3, drafter=RootDrafter(), config=config("builtin"))
+    with LLM(drafter=RootDrafter(), config=config("builtin")) as llm:
+        assert llm.info.drafter == "RootDrafter" and llm.info.num_slots == 2000

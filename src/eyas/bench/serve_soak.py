@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import h11
 import psutil
 
+from eyas.bench.load import percentile
 from eyas.bench.soak_requests import Workload, answer_of, drawn_workloads
 
 SAMPLE_SECONDS = 1.0
@@ -166,9 +167,8 @@ class Soak:
         report.tokens_per_second = report.num_output_tokens / report.seconds
         report.is_idle_after = await self._is_idle()
         sampler.cancel()
-        ordered = sorted(self._first_events) or [0.0]
-        report.first_event_p50 = ordered[len(ordered) // 2]
-        report.first_event_p99 = ordered[int(len(ordered) * 0.99)]
+        report.first_event_p50 = percentile(self._first_events, 0.5) or 0.0
+        report.first_event_p99 = percentile(self._first_events, 0.99) or 0.0
         _note_memory(report, samples, seconds)
 
     async def _client(self, index: int, deadline: float, report: Report) -> None:

@@ -62,6 +62,7 @@ class Metrics:
             num_prefix_query_tokens=cache.num_query_tokens,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
+            num_failed_steps=self.num_failed_steps,
             drafts=self.drafts,
             grammar=self.grammar,
         )

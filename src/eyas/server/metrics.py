@@ -52,6 +52,7 @@ class _EngineCollector(Collector):
             "prompt_tokens": ("Prompt tokens processed", stats.num_prompt_tokens),
             "generation_tokens": ("Tokens generated", stats.num_output_tokens),
             "num_preemptions": ("Preemptions", stats.num_preemptions),
+            "failed_steps": ("Attempts at a step that failed", stats.num_failed_steps),
             "prefix_cache_queries": ("Tokens looked up", stats.num_prefix_query_tokens),
             "prefix_cache_hits": ("Tokens found", stats.num_prefix_hit_tokens),
             "spec_decode_num_drafts": ("Steps with a draft", stats.drafts.num_drafts),
