@@ -22,6 +22,8 @@ from eyas.cli.peers import PeerOptions, in_our_words
 
 SERVER_PANEL = "Server"
 MAX_WAITING = 1024
+SPARE_REQUESTS, SPARE_CONNECTIONS = 1024, 2048
+"""Requests that are being read and prepared beside those in the queue; connections beside these."""
 
 
 class LogLevel(StrEnum):
@@ -141,13 +143,17 @@ def serve(
         config = engine_config(**settings, prefix_cache=not no_prefix_cache, flights=flights)
     except ValueError as error:
         raise said.blame(error) from error
+    max_queued = config.scheduler.max_num_seqs + max_waiting
+    max_requests = max_queued + SPARE_REQUESTS
     server_options = ServerOptions(
         host=host,
         port=port,
         api_keys=(*(api_key or ()), *_keys_of(api_key_file)),
         served_model_names=tuple(served_model_name or ()),
         max_body_bytes=max_body_bytes,
-        max_queued=config.scheduler.max_num_seqs + max_waiting,
+        max_queued=max_queued,
+        max_requests=max_requests,
+        max_connections=max_requests + SPARE_CONNECTIONS,
         drain_seconds=drain_timeout,
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
@@ -169,6 +175,8 @@ def _keys_of(file: Path | None) -> tuple[str, ...]:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"--api-key-file: cannot read {file} ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--api-key-file: {file} is not UTF-8 text; save it as such") from error
     keys = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not keys:
         raise ValueError(f"--api-key-file: {file} holds no key; write one a line")

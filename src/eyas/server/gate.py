@@ -1,7 +1,8 @@
 """What every request passes before it reaches a route, and every answer on its way out.
 
 Promises: deny by default: all routes but the probes need a key where keys are set; every answer has
-a request id; while the server drains nothing new gets in; whatever goes wrong inside becomes a 500
+a request id; while the server drains, or has as many requests as it may, nothing new gets in but
+probes and scrapes; whatever goes wrong inside becomes a 500
 in OpenAI's shape and a line in the log. Does not know: routes.
 """
 
@@ -23,6 +24,7 @@ from eyas.server.service import Service
 log = logging.getLogger("eyas.server")
 
 PROBES = frozenset({"/health", "/ready", "/livez", "/readyz"})
+ALWAYS = PROBES | {"/metrics"}
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -32,7 +34,8 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._key_hashes = [_hash(key) for key in service.options.api_keys]
+        self._key_hashes = [_hash(key.encode()) for key in service.options.api_keys]
+        self._num_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -59,6 +62,8 @@ class Gate:
                 self._service.metrics.count_response(message["status"])
             await send(message)
 
+        counts = scope["path"] not in ALWAYS
+        self._num_requests += counts
         try:
             self._admit(scope["path"], headers)
             await self._app(scope, receive, send_out)
@@ -69,24 +74,30 @@ class Gate:
             if not has_started:
                 failure = ApiError(500, errors.INTERNAL)
                 await failure.response()(scope, receive, send_out)
+        finally:
+            self._num_requests -= counts
 
     def _admit(self, path: str, headers: Headers) -> None:
         if path in PROBES:
             return
         if self._key_hashes and not self._has_key(headers.getlist("authorization")):
             raise ApiError(401, errors.NO_KEY, code="invalid_api_key")
-        if self._service.is_draining and path != "/metrics":
+        if path in ALWAYS:
+            return
+        if self._service.is_draining:
             raise errors.unavailable(errors.DRAINING, self._service.options.drain_seconds or 1)
+        if self._num_requests > self._service.options.max_requests:
+            raise errors.overloaded()
 
     def _has_key(self, values: Sequence[str]) -> bool:
         """In constant time, whichever key it is."""
         if len(values) != 1:
             return False
         scheme, _, key = values[0].partition(" ")
-        given = _hash(key.strip())
+        given = _hash(key.strip().encode("latin-1"))  # the bytes as they were sent
         matches = [secrets.compare_digest(given, known) for known in self._key_hashes]
         return scheme.lower() == "bearer" and any(matches)
 
 
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -8,14 +8,18 @@ Does not know: routes, engines.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from types import FrameType
 
+import msgspec
 import uvicorn
 
 from eyas.config import EngineConfig
@@ -24,7 +28,7 @@ from eyas.server import logs
 from eyas.server.app import create_app
 from eyas.server.client import EngineProcess
 from eyas.server.options import ServerOptions
-from eyas.server.protocol import BoundedProtocol
+from eyas.server.protocol import BoundedProtocol, Connections
 from eyas.server.service import Service
 
 log = logging.getLogger("eyas.server")
@@ -32,6 +36,8 @@ log = logging.getLogger("eyas.server")
 REPORT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 30
 LAST_WORDS_SECONDS = 2.0
+SPARE_FILES = 128
+"""What the process opens besides connections."""
 
 
 def serve(
@@ -47,15 +53,41 @@ def serve(
     except OSError as error:
         log.error("cannot listen on %s:%d: %s", options.host, options.port, error.strerror)
         return 1
-    return asyncio.run(_serve(config, options, listener, command))
+    return asyncio.run(_serve(config, with_room(options), listener, command))
+
+
+def with_room(options: ServerOptions) -> ServerOptions:
+    """As many connections as the system lets this process have; its own limit is raised so far."""
+    wanted = options.max_connections + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < room:
+        with contextlib.suppress(OSError, ValueError):  # some systems have a lower limit still
+            resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return options
+    num_connections = max(2, soft - SPARE_FILES)
+    num_requests = max(1, min(options.max_requests, num_connections * 3 // 4))
+    log.warning(
+        "room for %d requests at once instead of %d: this process may have %d files open; raise it "
+        "with ulimit -n",
+        num_requests,
+        options.max_requests,
+        soft,
+    )
+    return msgspec.structs.replace(
+        options, max_connections=num_connections, max_requests=num_requests
+    )
 
 
 def uvicorn_config(service: Service) -> uvicorn.Config:
     """How our application is served."""
     options = service.options
+    connections = Connections(options.max_connections)
     return uvicorn.Config(
         create_app(service),
-        http=BoundedProtocol,
+        http=partial(BoundedProtocol, connections=connections),  # pyrefly: ignore
         ws="none",
         lifespan="off",
         log_config=None,
@@ -63,7 +95,6 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         h11_max_incomplete_event_size=options.max_header_bytes,
-        limit_concurrency=options.max_connections,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, int(LAST_WORDS_SECONDS)),
     )

@@ -15,6 +15,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     served_model_names: what clients may call the model, the first is what answers say; empty is the
     model's path. max_body_bytes, max_header_bytes: larger requests are refused unread.
+    max_connections: beyond them the one that has been without a request for longest is closed.
+    max_requests: under way at once, those included that are still being read, before 429.
     max_queued: choices in the engine at once, waiting ones included, before 429.
     drain_seconds: how long running answers may take to finish after SIGTERM.
     write_timeout_seconds: a client that takes nothing for so long is dropped.
@@ -29,7 +31,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     served_model_names: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
     max_header_bytes: int = 32 * 1024
-    max_connections: int = 2048
+    max_connections: int = 4096
+    max_requests: int = 2048
     max_queued: int = 1024
     drain_seconds: float = 30.0
     write_timeout_seconds: float = 60.0
@@ -45,7 +48,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("port", 0, 65535),
             ("max_body_bytes", 1024, 2**30),
             ("max_header_bytes", 1024, 2**20),
-            ("max_connections", 1, 1_000_000),
+            ("max_connections", 2, 2_000_000),
+            ("max_requests", 1, 2_000_000),
             ("max_queued", 1, 1_000_000),
             ("drain_seconds", 0, 86_400),
             ("write_timeout_seconds", 0.1, 86_400),
@@ -56,6 +60,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name}: must be between {low} and {high}, not {value}")
+        if self.max_requests >= self.max_connections:
+            raise ValueError("max_requests: must be below max_connections, which probes need too")
         if any(not key or not key.isprintable() for key in self.api_keys):
             raise ValueError("api_keys: must not be empty and have printable characters only")
         check_parsers(self.reasoning_parser, self.tool_call_parser)

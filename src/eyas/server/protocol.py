@@ -1,7 +1,8 @@
 """HTTP/1.1 connections with bounds that the web server lacks.
 
-Promises: a connection that sends no whole request head in time is closed; what cannot be read as
-HTTP is answered in OpenAI's shape. Does not know: routes.
+Promises: a connection that sends no whole request head in time is closed; so is, where there are too
+many, the one that has been without a request for longest, so that a new one is always heard; what
+cannot be read as HTTP is answered in OpenAI's shape. Does not know: routes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,51 @@ from eyas.server.errors import ApiError
 HEAD_TIMEOUT_SECONDS = 30.0
 
 
+class Connections:
+    """How many connections a server has, and which of them rest, longest first."""
+
+    def __init__(self, max_open: int) -> None:
+        self._max_open = max_open
+        self._num_open = 0
+        self._resting: dict[BoundedProtocol, None] = {}
+
+    def opened(self, connection: BoundedProtocol) -> None:
+        """One more, which rests. Where that is one too many, another's end begins here."""
+        self._num_open += 1
+        self._resting[connection] = None
+        if self._num_open > self._max_open:
+            longest = next(iter(self._resting))
+            del self._resting[longest]
+            longest.transport.close()
+
+    def closed(self, connection: BoundedProtocol) -> None:
+        self._num_open -= 1
+        self._resting.pop(connection, None)
+
+    def note(self, connection: BoundedProtocol, *, has_request: bool) -> None:
+        """Whether it has a request now."""
+        if has_request:
+            self._resting.pop(connection, None)
+        elif not connection.transport.is_closing():
+            self._resting.setdefault(connection)
+
+
 class BoundedProtocol(H11Protocol):
     """One connection of the server."""
 
     _head_timer: asyncio.TimerHandle | None = None
 
+    def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._all = connections
+
+    @property
+    def _has_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._all.opened(self)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, transport.close)
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family != socket.AF_UNIX:
@@ -34,15 +73,21 @@ class BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._all.closed(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        is_idle = self.cycle is None or self.cycle.response_complete
+        had_request = self._has_request
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        self._all.note(self, has_request=self._has_request)
+        if self._has_request:
             self._stop_timer()
-        elif is_idle and self._head_timer is None:
+        elif not had_request and self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # which begins the next request, where one has come already
+        self._all.note(self, has_request=self._has_request)
 
     def send_400_response(self, msg: str) -> None:
         body = msgspec.json.encode(

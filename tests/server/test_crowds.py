@@ -1,0 +1,105 @@
+"""Many connections and many requests: what is one too many is told so, and probes are always heard."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from eyas.server.launch import SPARE_FILES, with_room
+from eyas.server.options import ServerOptions
+from tests.server.fakes import FakeClient, LiveServer, live_server
+from tests.server.test_limits import BODY, CHAT, until
+
+HALF_A_HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+
+
+def connect(server: LiveServer, data: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    connection.sendall(data)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+
+
+def test_idle_connections_never_keep_a_probe_out(directory: Path):
+    with (
+        live_server(FakeClient(directory), max_connections=8, max_requests=4) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        idle = []
+        for k in range(40):
+            half = HALF_A_HEAD if k % 2 else b""
+            idle.append(stack.enter_context(connect(server, half)))
+            if k % 5 == 0:
+                for path in ("/health", "/ready"):
+                    assert httpx.get(server.url + path).status_code == 200
+        assert until(lambda: sum(map(is_closed, idle)) >= 32)
+        assert not any(map(is_closed, idle[-6:])), "the oldest go first"
+        assert len(server.server.server_state.connections) <= 8
+
+
+def test_a_connection_with_a_request_is_not_the_one_that_goes(directory: Path):
+    client = FakeClient(directory)
+    client.delay = 0.02
+    with (
+        live_server(client, max_connections=4, max_requests=2) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+        contextlib.ExitStack() as stack,
+        http.stream("POST", CHAT, json={**BODY, "stream": True}) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        for _ in range(20):
+            stack.enter_context(connect(server))
+        assert list(lines)[-2] == "data: [DONE]"
+        assert http.get("/health").status_code == 200
+
+
+def test_requests_beyond_their_limit_hear_so(directory: Path):
+    client = FakeClient(directory)
+    client.delay = 0.05
+    with (
+        live_server(client, max_connections=8, max_requests=2) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(2):
+            stack.enter_context(http.stream("POST", CHAT, json={**BODY, "stream": True}))
+        refused = http.post(CHAT, json=BODY)
+        assert refused.status_code == 429 and refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "queue_full"
+        for path in ("/health", "/ready", "/metrics"):
+            assert http.get(path).status_code == 200
+        stack.close()
+        assert until(lambda: http.post(CHAT, json=BODY).status_code == 200)
+
+
+def test_connections_fit_into_the_files_that_may_be_open(monkeypatch: pytest.MonkeyPatch):
+    limits = [1024, 1500]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(0, new[0]))
+    options = with_room(ServerOptions(max_connections=4096, max_requests=2048))
+    assert limits == [1500, 1500]
+    assert options.max_connections == 1500 - SPARE_FILES
+    assert options.max_requests < options.max_connections
+    limits[:] = [1024, 100_000]
+    assert with_room(ServerOptions()) == ServerOptions()
+    assert limits[0] == ServerOptions().max_connections + SPARE_FILES
+
+
+def test_keys_are_the_bytes_that_are_sent(directory: Path):
+    with live_server(FakeClient(directory), api_keys=("schlüssel-一",)) as server:
+        for key, status in (("schlüssel-一", 200), ("schlüssel-", 401)):
+            headers = {"authorization": b"Bearer " + key.encode()}
+            assert httpx.get(server.url + "/v1/models", headers=headers).status_code == status
