@@ -7,6 +7,7 @@ Does not know: torch, models, where the values came from.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, cast, get_args
 
 import msgspec
@@ -171,7 +172,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("grammar.num_threads", grammar.num_threads, 1, 64),
             ("grammar.mask_seconds", grammar.mask_seconds, 0.0001, 10),
         ):
-            if value is not None and (value < low or (high is not None and value > high)):
+            in_range = value is None or low <= value <= (math.inf if high is None else high)
+            if not in_range:  # which a value that is no number never is
                 limit = f"between {low} and {high}" if high is not None else f"at least {low}"
                 raise ValueError(f"{name}: must be {limit}, not {value}")
         if not 0.05 <= cache.memory_fraction <= 0.98:

@@ -40,6 +40,8 @@ def ok(*arguments: str, stdin: str = "") -> str:
         (["serve", "--memory-fraction", "2"], ["--memory-fraction"]),
         (["serve", "--flights", "2"], ["--flights"]),
         (["serve", "--api-key-file", "no/such/file"], ["--api-key-file"]),
+        (["serve", "--api-key-file", sys.executable], ["--api-key-file", "UTF-8"]),
+        (["serve", "--grammar-timeout", "nan"], ["--grammar-timeout", "600"]),
         (["serve", "--drafter", "model"], ["--draft-model"]),
         (["generate", "x", "--drafter", "eagle9"], ["--drafter"]),
         (["generate", "x", "--temperature", "-1"], ["--temperature"]),

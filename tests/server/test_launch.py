@@ -165,6 +165,8 @@ def test_an_engine_that_cannot_start_is_exit_status_one(directory: Path, fault: 
         assert server.process.wait(20) == 1
     expected = "there is no model here" if fault == "no_model" else "the engine failed"
     assert any(expected in line for line in server.log)
+    has_traceback = any("Traceback" in line for line in server.log)
+    assert has_traceback == (fault == "bug_at_start"), "a user's mistake needs one line"
 
 
 def test_a_model_directory_without_a_tokenizer_is_exit_status_one(tmp_path: Path):

@@ -269,8 +269,9 @@ def main(build: Callable[[EngineConfig], EngineDoor] | None = None) -> int:
         engine = build(setup.config)
         return Worker(engine, link).run()
     except Exception as error:
-        log.exception("the engine process ends")
         is_for_users = engine is None and isinstance(error, ValueError)
+        level = logging.DEBUG if is_for_users else logging.ERROR
+        log.log(level, "the engine process ends", exc_info=True)
         link.send(wire.Failed(str(error) if is_for_users else ENGINE_FAILED))
         return 1
     finally:
