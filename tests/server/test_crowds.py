@@ -85,6 +85,18 @@ def test_requests_beyond_their_limit_hear_so(directory: Path):
         assert until(lambda: http.post(CHAT, json=BODY).status_code == 200)
 
 
+def test_bodies_share_their_memory(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("eyas.server.app.MAX_LARGE_BODIES", 2)
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n".encode()
+    with live_server(FakeClient(directory), max_body_bytes=5000) as server:
+        with connect(server, head + b"x" * 4800), connect(server, head + b"x" * 4800):
+            until(lambda: len(server.server.server_state.tasks) == 2)
+            large = {**BODY, "user": "x" * 500}
+            assert until(lambda: httpx.post(server.url + CHAT, json=large).status_code == 429)
+            assert httpx.post(server.url + CHAT, json=BODY).status_code == 200
+        assert until(lambda: httpx.post(server.url + CHAT, json=large).status_code == 200)
+
+
 def test_connections_fit_into_the_files_that_may_be_open(monkeypatch: pytest.MonkeyPatch):
     limits = [1024, 1500]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))

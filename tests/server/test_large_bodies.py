@@ -183,6 +183,12 @@ def test_a_text_of_long_tokens_is_not_read_whole(directory: Path, monkeypatch: p
     assert tokenizer.min_num_tokens(text, exact) <= exact
 
 
+def test_no_more_ids_become_text_than_a_context_holds(http: httpx.Client, fake: FakeClient):
+    error = http.post("/detokenize", json={"tokens": [7] * 513}).json()["error"]
+    assert error["code"] == "context_length_exceeded" and error["param"] == "tokens"
+    assert http.post("/detokenize", json={"tokens": [7] * 512}).status_code == 200
+
+
 def test_arguments_that_are_large_json_stay_text(http: httpx.Client, fake: FakeClient):
     began = time.perf_counter()
     messages = called("[" + times(b"[]", 7 * MEBI).decode() + "]")

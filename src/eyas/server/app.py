@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from eyas.core import RequestError
 from eyas.server import errors, metrics
 from eyas.server.answer import Answer
-from eyas.server.body import Body, parsed, read_body
+from eyas.server.body import Body, BodyRoom, parsed, read_body
 from eyas.server.chat import chat_of
 from eyas.server.chat_format import ChatFormat
 from eyas.server.completions import CompletionFormat, completion_requests
@@ -40,6 +40,9 @@ from eyas.server.schema import (
 )
 from eyas.server.service import Service
 from eyas.server.texts import ModelTexts
+
+MAX_LARGE_BODIES = 32
+"""Bodies of the largest size that may be there at once."""
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -79,6 +82,7 @@ def _json(value: Any) -> Response:
 class _Routes:
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._bodies = BodyRoom(MAX_LARGE_BODIES * service.options.max_body_bytes)
 
     async def health(self, http: HttpRequest) -> Response:
         """The process lives; nothing more."""
@@ -177,6 +181,8 @@ class _Routes:
 
     async def detokenize(self, http: HttpRequest) -> Response:
         body, texts = await self._read(http, DetokenizeBody)
+        if len(body.tokens) > texts.max_model_len:
+            raise errors.too_long(str(len(body.tokens)), texts.max_model_len, "tokens")
         if body.tokens and max(body.tokens) >= texts.vocab_size:
             raise ApiError(
                 400,
@@ -191,8 +197,9 @@ class _Routes:
     async def _read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, ModelTexts]:
         """The checked body. Everything about it is said before the engine's state is."""
         options = self._service.options
-        data = await read_body(http, options.max_body_bytes, options.read_timeout_seconds)
-        body = await parsed(data, kind, self._service.readers)
+        with self._bodies.share() as take:
+            data = await read_body(http, options.max_body_bytes, options.read_timeout_seconds, take)
+            body = await parsed(data, kind, self._service.readers)
         self._service.check_model(getattr(body, "model", None))
         self._service.check_ready()
         return body, self._service.texts

@@ -1,18 +1,20 @@
 """From an HTTP request to a checked body: size, time, JSON, fields; each fault a 4xx that names it.
 
-Promises: never reads more than it may, never a 500 for what a client sent; a large body is checked
-off the event loop, one at a time. Does not know: what the fields mean.
+Promises: never reads more than it may, of one body or of all together; never a 500 for what a client
+sent; a large body is checked off the event loop, one at a time. Does not know: what the fields mean.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from eyas.server.errors import BODY_TOO_LATE, ApiError
+from eyas.server.errors import BODY_TOO_LATE, ApiError, overloaded
 from eyas.server.json_text import json_object, path_of
 from eyas.server.texts import TextWorkers
 
@@ -37,8 +39,36 @@ _UNSUPPORTED = {
 }
 
 
-async def read_body(request: Request, max_bytes: int, timeout_seconds: float) -> bytes:
-    """The whole body. ApiError 413 if it is longer than `max_bytes`, 408 if it does not come."""
+class BodyRoom:
+    """Memory for the bodies that are being read and checked, all together."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """What takes some more of it, until the end. ApiError 429 where there is no more."""
+        num_taken = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal num_taken
+            num_taken += num_bytes
+            self._num_bytes += num_bytes
+            if self._num_bytes > self._max_bytes:
+                raise overloaded()
+
+        try:
+            yield take
+        finally:
+            self._num_bytes -= num_taken
+
+
+async def read_body(
+    request: Request, max_bytes: int, timeout_seconds: float, take: Callable[[int], None]
+) -> bytes:
+    """The whole body. ApiError 413 if it is longer than `max_bytes`, 408 if it does not come, and what
+    `take` raises when it hears of each piece's size."""
     too_large = ApiError(413, f"the request's body is longer than {max_bytes} bytes; shorten it")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
@@ -54,6 +84,7 @@ async def read_body(request: Request, max_bytes: int, timeout_seconds: float) ->
                 num_bytes += len(piece)
                 if num_bytes > max_bytes:
                     raise too_large
+                take(len(piece))
                 pieces.append(piece)
     except TimeoutError as error:
         raise ApiError(408, BODY_TOO_LATE) from error

@@ -76,6 +76,9 @@ class ModelTexts:
         for param, value in (("messages", messages), ("tools", tools)):
             for text in _texts_of(value):
                 self.check_length(text, param)
+        # Templates may leave out earlier reasoning, but what was said they show.
+        said = _texts_of([message.get("content") for message in messages])
+        self.check_length("".join(said), "messages")
         pieces = template.render(messages, tools, **options)
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         self.check_length(text, "messages")
