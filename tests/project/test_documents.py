@@ -146,3 +146,45 @@ def test_measurements_are_of_folders_that_are_there(tmp_path: Path) -> None:
     assert words is not None and words.count(str(tmp_path)) == 3
     exact = run.as_arguments("h200_exact", folders, tmp_path)
     assert exact is not None and exact[1] == "benchmarks/exact.py"
+
+
+def rooms() -> set[str]:
+    """The packages and modules of eyas."""
+    home = ROOT / "src" / "eyas"
+    return {
+        entry.stem
+        for entry in home.iterdir()
+        if (entry / "__init__.py").exists() or (entry.suffix == ".py" and entry.stem[0] != "_")
+    }
+
+
+def contracts() -> dict[str, Any]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return {each["name"]: each for each in settings["tool"]["importlinter"]["contracts"]}
+
+
+def test_the_table_of_rooms_is_in_the_order_that_is_enforced() -> None:
+    layers = [re.findall(r"\w+", layer) for layer in contracts()["rooms, top to bottom"]["layers"]]
+    height = {room: i for i, layer in enumerate(layers) for room in layer}
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text.split("## Doors")[0], re.MULTILINE)
+    told = [re.findall(r"\w+", row) for row in rows]
+    assert {room for row in told for room in row} == rooms()
+    order = [max(height[room] for room in row) for row in told]
+    assert order == sorted(order)
+
+
+ALLOWED = {
+    "the web framework lives in the server": {"server", "cli", "bench", "typed"},
+    "grammar libraries live behind their backends": {"constraint"},
+    "transformers is for comparisons alone": {"bench", "cli"},
+    "terminal output lives in the commands": {"bench", "cli"},
+    "triton lives in the kernels": {"kernels"},
+}
+"""Rooms that may import what a contract forbids all others."""
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_contract_binds_every_room_but_the_ones_it_is_about(name: str) -> None:
+    bound = {module.removeprefix("eyas.") for module in contracts()[name]["source_modules"]}
+    assert bound == rooms() - ALLOWED[name]

@@ -36,8 +36,9 @@ from eyas.sampling.process import Rows
 class _Growth:
     """What one tree building needs throughout. tails: the rows of the roots.
 
-    parents: [B, 1] of the roots, then [B, K] of each level that was expanded; of kernels, the grid of
-    all so far alone. places_R: sequence and position of the frontier's nodes, where a kernel said so.
+    parents: [B, 1] of the roots, then [B, K] of each level that was expanded; with kernels one grid
+    [B, W] of all levels so far. places_R: sequence and position of the frontier's nodes, where a kernel
+    said so.
     """
 
     batch: Batch

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 NO_CHOICE = "the model gave no usable next token (not a number, or nothing was legal)"
 BROKEN = "the engine failed while it handled this request's output"
-STEP_FAILED = "the engine failed in a step of this request"
+STEP_FAILED = "the engine could not finish a step; the request was ended, try it again"
 
 
 class Committer:
@@ -41,7 +41,7 @@ class Committer:
         step after it wait for."""
         landed = flight.landed = _read(flight)
         rooted = list(zip(flight.plan.rooted, landed.counts, strict=False))
-        # From the last on: whoever is a step behind finds what the first one left.
+        # In reverse, so that a fork that is a step behind can still take over its leader's points.
         for b in reversed(range(len(rooted))):
             sequence, count = rooted[b]
             if sequence.failure is not None:

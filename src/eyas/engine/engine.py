@@ -29,7 +29,7 @@ from eyas.draft import Drafter, StepReport
 from eyas.engine.admission import check_request
 from eyas.engine.commit import Committer
 from eyas.engine.flight import Flight, Landed
-from eyas.engine.launch import Launcher, Stage
+from eyas.engine.launch import Launcher, Progress
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
@@ -60,7 +60,7 @@ class Engine:
         num_flights: int,
         make_sink: Callable[[bool], TextSink] | None = None,
         grammars: CompilePool | None = None,
-        mask_seconds: float = 0.05,
+        mask_seconds: float,
         token_bytes: Callable[[int], bytes] = lambda token: b"",
         control_ids: frozenset[int] = frozenset(),
     ) -> None:
@@ -103,14 +103,14 @@ class Engine:
         """Plan a step and put it under way; None when there is nothing to do before a landing. A step
         before it that waits for its masks goes first, and they are filled while this one is planned."""
         for earlier in tuple(self._flights):
-            self.launcher.advance(earlier, Stage.MASKED)
+            self.launcher.advance(earlier, Progress.MASKED)
         plan = self.scheduler.next()
         for earlier in tuple(self._flights):
-            self.launcher.advance(earlier, Stage.SETTLED)
+            self.launcher.advance(earlier, Progress.SETTLED)
         if plan is None:
             return None
         flight = Flight(plan, time.perf_counter())
-        self.launcher.advance(flight, Stage.STARTED)
+        self.launcher.advance(flight, Progress.STARTED)
         return flight
 
     def _land_before(self, flight: Flight) -> None:
@@ -119,12 +119,12 @@ class Engine:
             self._ready += self.land(self._flights.popleft())
 
     def land(self, flight: Flight, following: Flight | None = None) -> list[Delta]:
-        """Wait for a step's result and tell its sequences: the only place that waits. following: its
-        masks are begun as soon as they can be."""
-        self.launcher.advance(flight, Stage.SETTLED)
+        """Wait for a step's result and tell its sequences. following: its masks are begun as soon as
+        they can be."""
+        self.launcher.advance(flight, Progress.SETTLED)
         self._committer.read(flight)
         if following is not None:
-            self.launcher.advance(following, Stage.MASKED)
+            self.launcher.advance(following, Progress.MASKED)
         deltas = self._committer.commit(flight)
         self._report(flight)
         return deltas

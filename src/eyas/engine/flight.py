@@ -1,6 +1,6 @@
 """A step under way: what was launched, and how to read its results once the device is done.
 
-Promises: `read` is the only place that waits for the device; it waits once.
+Promises: `read` waits for the device once, and is where results are waited for.
 Does not know: what the results mean to a sequence.
 
 Legend: B rooted sequences, W nodes, N top alternatives.

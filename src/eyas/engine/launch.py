@@ -48,7 +48,7 @@ LAST_STEPS = 8
 """The fastest of so many says how long a step takes."""
 
 
-class Stage(Enum):
+class Progress(Enum):
     """How far a flight is to go. STARTED: its forward is under way; MASKED: and its masks are being
     filled; SETTLED: and its verdict."""
 
@@ -87,13 +87,13 @@ class Launcher:
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 
-    def advance(self, flight: Flight, stage: Stage) -> None:
+    def advance(self, flight: Flight, until: Progress) -> None:
         """Have a flight go so far, unless it is there already; a flight that does not wait for masks
         goes all the way."""
         while not flight.has_departed:
             try:
                 with torch.inference_mode():
-                    is_settled = self._advance(flight, stage)
+                    is_settled = self._advance(flight, until)
             except Exception:
                 drafter = self.drafters[flight.num_failed]
                 log.exception("a step failed with the drafter %s", type(drafter).__name__)
@@ -108,16 +108,16 @@ class Launcher:
                     return
                 self._depart(flight)
 
-    def _advance(self, flight: Flight, stage: Stage) -> bool:
+    def _advance(self, flight: Flight, until: Progress) -> bool:
         """Nothing is changed before its verdict; whether it has that."""
         if flight.forward is None:
             flight.forward = self._start(flight, self.drafters[flight.num_failed])
         masks = flight.forward.masks
         if masks is not None and not masks.walks_ahead:
-            if stage is Stage.STARTED:
+            if until is Progress.STARTED:
                 return False
             self._walk(flight, masks)
-            if stage is Stage.MASKED:
+            if until is Progress.MASKED:
                 return False
         self._settle(flight, flight.forward)
         return True

@@ -39,8 +39,8 @@ WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
 SLOW_PARTS, SLOW_ROOT_PARTS = 3, 6
 """A draft is slow when its masks take one of so many parts of a step, or of as many as there are
-drafts: the next ones will take longer, since a string's last characters are dear; alone it holds up
-nobody. Where only the root is looked at, it is slow when a draft behind it would be."""
+drafts: the next ones will take longer, since the masks near a string's end are. A draft that is alone
+delays no other sequence. A root that is looked at alone is slow when a draft behind it would be."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
@@ -78,7 +78,7 @@ class _Walked:
 
     @property
     def is_slow(self) -> bool:
-        """Will others have to wait for a draft of its?"""
+        """Would this sequence's next draft delay the others?"""
         return self.requests[0].is_slow
 
     def legal(self, size: int) -> list[bool]:
@@ -292,7 +292,9 @@ class TreeMasks:
             self.silent.add(b)
 
     def _fail(self, sequence: Sequence) -> None:
-        log.warning("an output grammar failed; its request ends", exc_info=log.isEnabledFor(10))
+        log.warning(
+            "an output grammar failed; its request ends", exc_info=log.isEnabledFor(logging.DEBUG)
+        )
         sequence.failure = FAILED
 
 

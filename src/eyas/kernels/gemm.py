@@ -33,16 +33,6 @@ PREFETCH = 512
 """Columns of a program's weights that are on their way before the kernel before has ended."""
 
 
-def supports(weight_OK: torch.Tensor) -> bool:
-    """Whether the products below take this weight: K a multiple of 16, rows without gaps."""
-    return (
-        weight_OK.ndim == 2
-        and weight_OK.is_contiguous()
-        and weight_OK.shape[1] % 16 == 0
-        and weight_OK.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    )
-
-
 @triton.jit(do_not_specialize=["num_rows", "group_tiles", "num_groups"])
 def product_kernel(
     x_TK,

@@ -1,6 +1,6 @@
 """What this machine can do, and what "auto" means on it.
 
-Promises: the only place that asks about devices; the answers are facts that do not change.
+Promises: settings become a device that is there; the answers are facts that do not change.
 Does not know: models beyond the bytes they need.
 """
 

@@ -155,8 +155,8 @@ class StepGraphs:
         return held
 
     def bring_array(self, key: Hashable, values: torch.Tensor) -> torch.Tensor:
-        """As `hold_array`, but what is launched from now on alone waits for the copy, and the copy for
-        nothing: whatever reads what stands there has been landed."""
+        """As `hold_array`, on a stream of its own: later launches wait for the copy, and the copy waits
+        for nothing, since whatever read the old numbers has landed."""
         if self._beside is None:
             self._beside = torch.cuda.Stream(self._device)
             self._beside.wait_stream(torch.cuda.current_stream(self._device))
