@@ -111,7 +111,7 @@ def test_connections_fit_into_the_files_that_may_be_open(monkeypatch: pytest.Mon
 
 
 def test_keys_are_the_bytes_that_are_sent(directory: Path):
-    with live_server(FakeClient(directory), api_keys=("schlüssel-一",)) as server:
-        for key, status in (("schlüssel-一", 200), ("schlüssel-", 401)):
+    with live_server(FakeClient(directory), api_keys=("schlüssel-一", "voilà")) as server:
+        for key, status in (("schlüssel-一", 200), ("voilà", 200), ("schlüssel-", 401)):
             headers = {"authorization": b"Bearer " + key.encode()}
             assert httpx.get(server.url + "/v1/models", headers=headers).status_code == status

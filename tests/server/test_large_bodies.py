@@ -79,19 +79,21 @@ def test_a_body_is_refused_before_it_has_become_large(name: str):
 
 @contextmanager
 def watched(server: LiveServer) -> Iterator[list[float]]:
-    """Seconds that a small neighbour's requests take meanwhile."""
+    """Seconds that a small neighbour's requests take meanwhile, of which there is one at least."""
     waits: list[float] = []
-    is_over = threading.Event()
+    has_begun, is_over = threading.Event(), threading.Event()
 
     def ask() -> None:
         with httpx.Client(base_url=server.url, timeout=60) as http:
-            while not is_over.is_set():
+            while not (is_over.is_set() and waits):
+                has_begun.set()
                 began = time.perf_counter()
                 assert http.get("/health").status_code == 200
                 waits.append(time.perf_counter() - began)
 
     thread = threading.Thread(target=ask)
     thread.start()
+    has_begun.wait()
     try:
         yield waits
     finally:

@@ -94,7 +94,7 @@ class Gate:
         if len(values) != 1:
             return False
         scheme, _, key = values[0].partition(" ")
-        given = _hash(key.strip().encode("latin-1"))  # the bytes as they were sent
+        given = _hash(key.strip(" \t").encode("latin-1"))  # the bytes as they were sent
         matches = [secrets.compare_digest(given, known) for known in self._key_hashes]
         return scheme.lower() == "bearer" and any(matches)
 
