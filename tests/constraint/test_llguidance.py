@@ -118,6 +118,7 @@ def test_anchors_mean_the_whole_text(llguidance_backend: Any, tokenizer: Tokeniz
         ("lexer error: too many expressions constructed", "too_complex"),
         ("Current row has 20001 items; max is 2000", "too_complex"),
         ("expected value", "invalid"),
+        ("patternProperty regexes /a/ and /b/ are not disjoint", "unsupported"),
     ],
 )
 def test_the_librarys_words_have_a_fault(words: str, fault: str) -> None:

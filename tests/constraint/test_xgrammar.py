@@ -12,8 +12,9 @@ import pytest
 from eyas.constraint import Vocabulary, build_backend
 from eyas.core import GrammarError
 from eyas.grammar import FreeText, Json, Marker, OutputSpec, Regex, Series
+from eyas.schemas import prepare
 from eyas.text import Tokenizer
-from tests.constraint.walking import compiled, ends, tokens_of
+from tests.constraint.walking import compiled, ends, letters_of, takes, tokens_of
 
 
 def test_the_extra_is_named_where_it_is_missing(
@@ -58,3 +59,14 @@ def test_a_markers_token_is_not_text_elsewhere(xgrammar_backend: Any, tokenizer:
         state = state.after(token)
     assert state.after(4091) is None and state.after(4090) is None
     assert state.after(tokens_of(tokenizer, "y")[0]) is not None
+
+
+def test_a_listed_name_has_one_spelling_here_too(
+    xgrammar_backend: Any, tokenizer: Tokenizer
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    grammar = compiled(xgrammar_backend, Json(prepare(schema, param="schema")))
+    for text in ('{"a": 1}', '{"b": "x"}', '{"b": "\\n\\u0001"}'):
+        assert ends(grammar, letters_of(tokenizer, text)), text
+    for text in ('{"a": "x"}', r'{"\u0061": "x"}', r'{"b": "\u0061"}', r'{"b\/": 1}'):
+        assert not takes(grammar, letters_of(tokenizer, text)), text

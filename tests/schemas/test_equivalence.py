@@ -3,11 +3,11 @@ backend that enforces it."""
 
 from __future__ import annotations
 
+import datetime
 import json
 from typing import Any
 
 import jsonschema
-import llguidance
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -15,22 +15,7 @@ from hypothesis import strategies as st
 from eyas.core import GrammarError
 from eyas.schemas import prepare
 from tests.schemas.drawn import schemas, values
-
-BYTES = llguidance.LLTokenizer("byte")
-
-
-def matcher(text: str) -> llguidance.LLMatcher | None:
-    """The backend's automaton over single bytes; None where it refuses the schema."""
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
-    if llguidance.LLMatcher.validate_grammar(grammar):
-        return None
-    return llguidance.LLMatcher(BYTES, grammar)
-
-
-def lets_through(automaton: llguidance.LLMatcher, text: str) -> bool:
-    data = list(text.encode())
-    copy = automaton.deep_copy()
-    return copy.try_consume_tokens(data) == len(data) and copy.is_accepting()
+from tests.schemas.enforcing import lets_through, matcher
 
 
 def prepared(schema: Any) -> str:
@@ -125,6 +110,41 @@ REWRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
         ["a b", "1:a", "http://[", "\\"],
     ),
     ({"type": "string", "format": "json-pointer"}, ["", "/a~0b/1"], ["a", "/~2"]),
+    (
+        {"type": "string", "format": "iri"},
+        ["http://[2001:db8::7334]:80/a", "http://a.b:80/e", "http://u:p@h/", "urn:x:y"],
+        ["http://2001:0db8:85a3:0000:0000:8a2e:0370:7334", "/a"],
+    ),
+    (
+        {"type": "string", "format": "time"},
+        ["23:59:60Z", "00:00:00z", "12:30:59.5-03:00"],
+        ["23:58:60Z", "10:59:60Z", "24:00:00Z", "12:00:00", "12:00:00+24:00"],
+    ),
+    (
+        {"type": "string", "format": "date-time", "pattern": "^2"},
+        ["2024-02-29T10:00:00Z", "2016-12-31t23:59:60Z"],
+        ["2023-02-29T10:00:00Z", "2023-01-01T10:00:60Z", "1999-01-01T10:00:00Z"],
+    ),
+    ({"items": {"enum": [1, 1.0]}, "uniqueItems": True, "type": "array"}, [[], [1]], [[1, 1]]),
+    (
+        {"items": {"enum": [{"a": 1, "b": 2}, {"b": 2, "a": 1}]}, "uniqueItems": True}
+        | {"type": "array", "minItems": 1},
+        [[{"a": 1, "b": 2}]],
+        [[{"a": 1, "b": 2}, {"b": 2, "a": 1}], [{"a": 1, "b": 2}] * 2],
+    ),
+    (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "$id": "http://x.test/base/",
+            "definitions": {
+                "far": {"$id": "http://x.test/far/name.json", "type": "string"},
+                "near": {"$id": "name.json", "type": "number"},
+            },
+            "allOf": [{"$id": "http://x.test/far/", "$ref": "name.json"}],
+        },
+        [1],
+        ["a"],
+    ),
     ({"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}, [1.25, 1.5], [1, 1.75]),
     ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, [0.25, 0.375], [0, 0.5]),
     ({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, [-1.25], [-1, -0.5]),
@@ -163,6 +183,21 @@ def test_the_backend_enforces_what_is_rewritten(
         assert lets_through(automaton, json.dumps(instance)), instance
     for instance in invalid:
         assert not lets_through(automaton, json.dumps(instance)), instance
+
+
+def test_dates_are_those_of_the_calendar() -> None:
+    automaton = matcher(prepare({"type": "string", "format": "date"}, param="schema"))
+    assert automaton is not None
+    for year in (0, 1, 4, 100, 400, 1900, 1999, 2000, 2023, 2024, 2100, 9996, 9999):
+        for month in range(14):
+            for day in (0, 1, 9, 10, 28, 29, 30, 31, 32):
+                try:
+                    datetime.date(year, month, day)
+                    is_date = True
+                except ValueError:
+                    is_date = False
+                text = f'"{year:04}-{month:02}-{day:02}"'
+                assert lets_through(automaton, text) == is_date, text
 
 
 def test_options_that_reference_different_types_are_told_apart() -> None:

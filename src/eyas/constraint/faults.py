@@ -15,7 +15,7 @@ from eyas.grammar import Json, Node, Regex, Source, leaves
 
 _UNSUPPORTED = re.compile(
     r"unimplemented|not supported|unsupported|look-?around|backreference|not implemented"
-    r"|not present in a registry|unknown format",
+    r"|not present in a registry|unknown format|not disjoint|are disjoint",
     re.IGNORECASE,
 )
 _TOO_COMPLEX = re.compile(
@@ -118,6 +118,8 @@ def _about_schema(words: str) -> str:
         return f"the schema refers to {remote[1]!r}, which is not fetched; put it under $defs"
     if "unable to determine if regex" in words.lower():
         return "the schema has patterns and lengths that are too much together"
+    if "disjoint" in words:
+        return "the schema has patterns for names of properties that overlap"
     if "regex parse error" in words:
         return f"the schema has a pattern that is refused: {_about_pattern(words)}"
     return (

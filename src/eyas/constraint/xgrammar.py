@@ -10,6 +10,7 @@ Legend: R mask rows, K 32-bit words of a row.
 
 from __future__ import annotations
 
+import json
 import selectors
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from eyas.constraint.sources import parsed_json
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.constraint.xgrammar_worker import Answer, Hello, tokenizer_info
 from eyas.core import GrammarError
-from eyas.grammar import FreeText, Json, Marker, Node, OutputSpec, leaves
+from eyas.grammar import FreeText, Json, Marker, Node, OutputSpec, leaves, replaced
 
 START_SECONDS = 120.0
 
@@ -69,9 +70,9 @@ class XgrammarBackend(Backend):
 
     def compile(self, spec: OutputSpec) -> XgrammarGrammar:
         try:
-            _check_schemas(spec.root)
-            compiled = self._compiled(spec.root)
-            grammar = XgrammarGrammar(self, compiled, self._allowed_row(spec.root))
+            root = replaced(spec.root, _checked)
+            compiled = self._compiled(root)
+            grammar = XgrammarGrammar(self, compiled, self._allowed_row(root))
             mask_NK = np.zeros((1, self.vocabulary.num_mask_words), dtype=np.int32)
             self.fill([grammar.start()], mask_NK)
             if not mask_NK.any():
@@ -315,17 +316,16 @@ def _read_line(pipe: Any, seconds: float) -> bytes:
     return b"".join(pieces)
 
 
-def _check_schemas(root: Node) -> None:
-    """Refuse what the library would ignore without a word."""
+def _checked(leaf: Node) -> Node:
+    """The leaf as the library takes it; refused where it would ignore something without a word."""
     from eyas import schemas
 
-    check = getattr(schemas, "check_ignored", None)
-    for leaf in leaves(root):
-        if not isinstance(leaf, Json):
-            continue
-        parsed_json(leaf.schema, "the schema")
-        if check is not None and not leaf.lenient:
-            check(leaf.schema)
+    if not isinstance(leaf, Json):
+        return leaf
+    schema = json.dumps(schemas.unspelled(parsed_json(leaf.schema, "the schema")))
+    if not leaf.lenient:
+        schemas.check_ignored(schema)
+    return msgspec.structs.replace(leaf, schema=schema)
 
 
 def _marker_ids(root: Node) -> frozenset[int]:

@@ -34,6 +34,11 @@ _LOOSE_CHARACTERS = re.compile(r"^(\w+_characters) ::= \(\(\[\^\\\"\\\\\\r\\n\]\
 """The rule of strings with a length, which lets control characters in; JSON does not."""
 
 
+_LOOSE_ESCAPES = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
+_ESCAPES = r'basic_escape ::= (([\"\\bfnrt]) | ("u00" [01] [A-Fa-f0-9]))'
+"""The rule of escapes, with which a listed name could be spelled as another: only what must be."""
+
+
 class Hello(msgspec.Struct):
     """The first line: the vocabulary, its bytes in base64."""
 
@@ -117,7 +122,8 @@ def _schema_grammar(node: Json, xgrammar: Any) -> str:
         separators=node.separators,
         strict_mode=False,
     )
-    return _LOOSE_CHARACTERS.sub(r"\1 ::= (([^\\0-\\x1f\\\"\\\\]))", str(grammar))
+    text = _LOOSE_ESCAPES.sub(lambda _: _ESCAPES, str(grammar))
+    return _LOOSE_CHARACTERS.sub(r"\1 ::= (([^\\0-\\x1f\\\"\\\\]))", text)
 
 
 def _source(node: Source, xgrammar: Any) -> dict[str, Any]:

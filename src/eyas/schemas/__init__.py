@@ -8,6 +8,7 @@ Does not know: grammars, tokenizers, the backends' libraries.
 
 from eyas.schemas.ignored import check_ignored
 from eyas.schemas.languages import grammar_source
+from eyas.schemas.names import unspelled
 from eyas.schemas.prepare import prepare
 
-__all__ = ["check_ignored", "grammar_source", "prepare"]
+__all__ = ["check_ignored", "grammar_source", "prepare", "unspelled"]

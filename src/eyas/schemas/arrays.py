@@ -11,6 +11,7 @@ from itertools import permutations
 from math import perm
 from typing import TYPE_CHECKING, Any
 
+from eyas.schemas.disjoint import canonical
 from eyas.schemas.keywords import Schema, types_of
 from eyas.schemas.limits import under
 
@@ -76,7 +77,7 @@ def _unique(
         return
     values = None if has_prefix else rewriter.disjointness.values([items])
     if values is not None:
-        values = list({repr(value): value for value in values}.values())
+        values = list({canonical(value): value for value in values}.values())
         least, most = int(schema.get("minItems", 0)), int(min(most, len(values)))
         is_short = len(values) <= _MAX_LISTED and (most <= 2 or len(values) <= 8)
         if is_short and sum(perm(len(values), n) for n in range(least, most + 1)) <= _MAX_LISTED:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from eyas.core import GrammarError
+from eyas.schemas.ecma import read
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, fail
 from eyas.schemas.references import References
+from eyas.schemas.trees import PatternFault
 
 
 class Context:
@@ -48,6 +50,13 @@ class Context:
                 "tell options apart by one required property with different const values"
             )
             raise fail(self.param, place, message, "too_complex")
+
+    def pattern(self, text: str, place: str) -> str:
+        """A pattern of the schema as the backend takes it."""
+        try:
+            return read(text)[1]
+        except PatternFault as fault:
+            raise fail(self.param, place, f"the pattern is refused: {fault}", fault.fault) from None
 
     def unsupported(self, place: str, message: str) -> GrammarError:
         """The error for a keyword that would be ignored."""

@@ -177,9 +177,10 @@ class Disjointness:
                 continue
             seen.add(id(schema))
             facts.holding.add(id(schema))
-            self._read(schema, facts)
-            if isinstance(schema.get("allOf"), list):
-                waiting.extend(schema["allOf"])
+            if self._context.draft > 7 or "$ref" not in schema:  # before, nothing counts beside it
+                self._read(schema, facts)
+                if isinstance(schema.get("allOf"), list):
+                    waiting.extend(schema["allOf"])
             if isinstance(schema.get("$ref"), str):
                 try:
                     waiting.append(self._context.resolve(schema, "#")[0])

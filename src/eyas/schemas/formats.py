@@ -6,12 +6,7 @@ Does not know: how schemas are walked.
 
 from __future__ import annotations
 
-NATIVE = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"),
-        "uri",
-    )
-)
+NATIVE = frozenset((*("duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),))
 """llguidance has a grammar for these."""
 
 INEXPRESSIBLE = frozenset(("regex", "idn-email", "idn-hostname"))
@@ -30,8 +25,7 @@ def _reference(char: str) -> str:
     segment = f"(?:{char}|{_PCT})"
     scheme = "[a-zA-Z][a-zA-Z0-9+.-]*:"
     no_colon = f"(?:{char.replace(':', '', 1)}|{_PCT})"
-    host = rf"(?:{no_colon}|:)*|(?:{no_colon}|:)*\[[0-9a-fA-F:.]+\](?::[0-9]*)?"
-    with_host = f"//(?:{host})(?:/{segment}*)*"
+    with_host = f"//{_authority(char)}(?:/{segment}*)*"
     tail = rf"(?:\?(?:{segment}|[/?])*)?(?:\#(?:{segment}|[/?])*)?"
     absolute = f"/(?:{segment}+(?:/{segment}*)*)?"
     rootless = f"{segment}+(?:/{segment}*)*"
@@ -39,16 +33,40 @@ def _reference(char: str) -> str:
     return f"^(?:{scheme}(?:{with_host}|{absolute}|{rootless})?|{with_host}|{absolute}|{plain})?{tail}$"
 
 
+def _authority(char: str) -> str:
+    """RFC 3986 3.2: of a host's addresses only those in brackets have colons."""
+    user = f"(?:{char.replace('@', '', 1)}|{_PCT})*@"
+    name = f"(?:{char.replace(':@', '', 1)}|{_PCT})*"
+    return rf"(?:{user})?(?:\[[0-9a-fA-F:.]+\]|{name})(?::[0-9]*)?"
+
+
 def _absolute(char: str) -> str:
     segment = f"(?:{char}|{_PCT})"
     tail = rf"(?:\?(?:{segment}|[/?])*)?(?:\#(?:{segment}|[/?])*)?"
-    rest = f"(?://{segment}*(?:/{segment}*)*|/(?:{segment}+(?:/{segment}*)*)?|{segment}+(?:/{segment}*)*)"
+    rest = f"(?://{_authority(char)}(?:/{segment}*)*|/(?:{segment}+(?:/{segment}*)*)?|{segment}+(?:/{segment}*)*)"
     return f"^[a-zA-Z][a-zA-Z0-9+.-]*:{rest}?{tail}$"
 
 
+_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
+_DATE = f"(?:{_YEAR}-{_DAY}|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
+"""RFC 3339's full-date of the years 0001 to 9999, with the days that their months have."""
+_HOUR = "(?:[01][0-9]|2[0-3])"
+_TIME = (
+    rf"(?:{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-]{_HOUR}:[0-5][0-9])"
+    r"|23:59:60(?:\.[0-9]+)?[zZ])"
+)
+"""RFC 3339's full-time; leap seconds at the end of a UTC day, written so."""
 _POINTER = r"(?:/(?:[^/\~]|\~[01])*)*"
 
 PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[tT]{_TIME}$",
     "uri-reference": _reference(_UNRESERVED),
     "iri": _absolute(_IRI_CHAR),
     "iri-reference": _reference(_IRI_CHAR),

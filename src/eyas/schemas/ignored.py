@@ -26,8 +26,9 @@ _OF_TYPE = {
     "array": ("items", "prefixItems", "minItems", "maxItems"),
     "object": ("properties", "additionalProperties", "required"),
 }
-_UNSURE = re.compile(r"\(\?(?!:)|\\[bBAzZpPkuxGK0-9]")
-"""Groups other than plain ones, and escapes that it reads in its own way."""
+_UNSURE = re.compile(r"\(\?(?!:)|\\[bBAzZpPkuxGK0-9ntrfv\\]|\"|[^ -~]")
+"""Groups other than plain ones, escapes that it reads in its own way, and what it writes into strings
+without the escapes of JSON, or may."""
 
 
 def check_ignored(schema_text: str) -> None:

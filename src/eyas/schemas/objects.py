@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import under
+from eyas.schemas.names import both
 from eyas.schemas.patterns import is_universal, listed_names, matches, none_of
 
 if TYPE_CHECKING:
@@ -49,11 +50,12 @@ def rewrite_object(
             named = {**named, **{name: True for name in seen if name not in named}}
     for pattern in [pattern for pattern in patterns if is_universal(pattern)]:
         everywhere = patterns.pop(pattern)
-        named = {name: _both(child, everywhere) for name, child in named.items()}
-        patterns = {other: _both(child, everywhere) for other, child in patterns.items()}
+        named = {name: both(child, everywhere) for name, child in named.items()}
+        patterns = {other: both(child, everywhere) for other, child in patterns.items()}
         rest = everywhere
     if len(patterns) > 1:
         _spell_out(patterns, named)
+    patterns = _translated(rewriter, patterns, under(place, "patternProperties"))
     required = schema.get("required", [])
     required = list(dict.fromkeys(required)) if isinstance(required, list) else []
     if "propertyNames" in schema:
@@ -76,12 +78,17 @@ def rewrite_object(
     out.update(group)
 
 
-def _both(one: Schema, other: Schema) -> Schema:
-    if one is False or other is False:
-        return False
-    if one is True or one == {}:
-        return other
-    return one if other is True or other == {} else {"allOf": [one, other]}
+def _translated(rewriter: Rewriter, patterns: dict[str, Schema], spot: str) -> dict[str, Schema]:
+    """The patterns as the backend takes them."""
+    found: dict[str, Schema] = {}
+
+    def add(pattern: str, child: Schema) -> None:
+        text = rewriter.context.pattern(pattern, under(spot, pattern))
+        found[text] = both(found.get(text, True), child)
+
+    for pattern, child in patterns.items():
+        rewriter.attempt(lambda pattern=pattern, child=child: add(pattern, child))
+    return found
 
 
 def _spell_out(patterns: dict[str, Schema], named: dict[str, Schema]) -> None:
@@ -91,7 +98,7 @@ def _spell_out(patterns: dict[str, Schema], named: dict[str, Schema]) -> None:
         if names is not None:
             child = patterns.pop(pattern)
             for name in names:
-                named[name] = _both(named.get(name, True), child)
+                named[name] = both(named.get(name, True), child)
 
 
 def _unevaluated(

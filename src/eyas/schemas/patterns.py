@@ -9,14 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from eyas.schemas import automata, charsets
+from eyas.schemas.ecma import read
+from eyas.schemas.trees import PatternFault
+
 ANYTHING = "(?s:.)*"
 _MAX_LITERAL_CHARS = 4_000
 _MAX_NESTING = 80
 """Characters of one literal; Rust's parser goes to 250 levels of parentheses."""
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
-_UNIVERSAL = frozenset(
-    ("", ".*", "^.*", ".*$", "^", "$", "^(.*)$", "^[\\s\\S]*$", "[\\s\\S]*", "(?s:.)*")
-)
+_UNIVERSAL = frozenset(("", ".*", "^.*", ".*$", "^", "$", "^[\\s\\S]*$", "[\\s\\S]*", "(?s:.)*"))
 
 Trie = dict[str, "Trie"]
 
@@ -55,20 +57,11 @@ def is_universal(pattern: str) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool | None:
-    """Does a schema's pattern match somewhere in a text? None where that is not certain here, where
-    the pattern is not Python's or its time is not bounded."""
-    if len(pattern) > 200 or len(text) > 100 or "\n" in text or _RISKY.search(pattern):
-        return None
+    """Does a pattern match somewhere in a text? None where that is not certain here, or takes long."""
     try:
-        return re.search(pattern, text, re.ASCII) is not None
-    except (re.error, RecursionError, OverflowError):
+        return automata.matches(read(pattern)[0], text)
+    except PatternFault:
         return None
-
-
-_RISKY = re.compile(
-    r"\)[*+{]|(?:[*+{].*){4}|\(\?|\[\[|\[\^?\]|\\[^dwsDWSnrt\\.+*?()|\[\]{}^$/-]|--|&&|~~|\|\|"
-)
-"""What may take exponential time in Python, or what the two languages read differently."""
 
 
 _LIST = re.compile(r"\^(?:\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|([\w-]+))\$", re.ASCII)
@@ -80,11 +73,7 @@ def _outside(node: Trie) -> str:
     if not children:
         return f"(?s:.){ANYTHING}"
     options = [] if "" in node else [""]
-    barred = "".join(_in_class(char) for char in children)
-    options.append(f"[^{barred}]{ANYTHING}")
+    barred = charsets.union((ord(char), ord(char)) for char in children)
+    options.append(f"{charsets.written(charsets.other_than(barred))}{ANYTHING}")
     options += [f"{escaped(char)}{_outside(node[char])}" for char in children]
     return f"(?:{'|'.join(options)})"
-
-
-def _in_class(char: str) -> str:
-    return f"\\{char}" if char in "\\]^-[&~" else char

@@ -1,4 +1,4 @@
-"""The way of a schema through this room: limits, rewriting, what can never end.
+"""The way of a schema through this room: limits, rewriting, what can never end, names.
 
 Does not know: what the rewrites are.
 """
@@ -13,6 +13,7 @@ from eyas.schemas.context import Context
 from eyas.schemas.finite import without_endless
 from eyas.schemas.keywords import draft_of
 from eyas.schemas.limits import MAX_OUTPUT_DEPTH, check_size, depth_of, fail, read, shortened
+from eyas.schemas.names import spelled
 from eyas.schemas.rewrite import Rewriter
 
 
@@ -30,8 +31,8 @@ def prepare(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = 
         message = f"a schema is an object or a boolean, not {shortened(schema)}"
         raise fail(param, "#", message, "invalid")
     try:
-        rewriter = Rewriter(Context(schema, param, draft_of(schema), lenient))
-        result = without_endless(rewriter.document(schema))
+        context = Context(schema, param, draft_of(schema), lenient)
+        result = spelled(without_endless(Rewriter(context).document(schema)), context)
     except RecursionError:
         message = f"{param}: the schema is nested too deeply; move parts into $defs"
         raise GrammarError(message, "too_complex", param=param) from None

@@ -23,6 +23,7 @@ class References:
     def __init__(self, root: Any, draft: int, param: str) -> None:
         self.root = root
         self.param = param
+        self._draft = draft
         self._id = "$id" if draft >= 6 else "id"
         self._bases: dict[int, str] = {}
         self._resources: dict[str, tuple[Any, str]] = {}
@@ -74,7 +75,8 @@ class References:
             node, place, base = waiting.pop()
             if not isinstance(node, dict):
                 continue
-            named = node.get(self._id)
+            is_blind = self._draft <= 7 and "$ref" in node and node is not self.root
+            named = None if is_blind else node.get(self._id)  # before 2019 a $ref stands alone
             if isinstance(named, str) and named and not named.startswith("#"):
                 try:
                     base = urldefrag(urljoin(base, named))[0]

@@ -177,12 +177,12 @@ class Rewriter:
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
     ) -> None:
         """Kept small, so that the backend can multiply two of them."""
-        out["multipleOf"] = schema["multipleOf"]
-        self._steps.append(Decimal(repr(schema["multipleOf"])))
-        scale = max(-int(step.as_tuple().exponent) for step in self._steps)
-        if scale > 9 or max(step.scaleb(max(scale, 0)) for step in self._steps) > _MAX_STEP:
+        steps = [*self._steps, Decimal(repr(schema["multipleOf"]))]
+        scale = max(-int(step.as_tuple().exponent) for step in steps)
+        if scale > 9 or max(step.scaleb(max(scale, 0)) for step in steps) > _MAX_STEP:
             message = "has too many digits to be enforced; use one with fewer, or a string pattern"
             raise self.context.unsupported(spot, message)
+        out["multipleOf"], self._steps = schema["multipleOf"], steps
 
     def _length(
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
@@ -190,11 +190,10 @@ class Rewriter:
         keyword = spot.rpartition("/")[2]
         out[keyword] = int(schema[keyword])
 
-    def _copied(
+    def _pattern(
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
     ) -> None:
-        keyword = spot.rpartition("/")[2]
-        out[keyword] = schema[keyword]
+        out["pattern"] = self.context.pattern(schema["pattern"], spot)
 
     def _format(
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
@@ -202,6 +201,8 @@ class Rewriter:
         name = schema["format"]
         if name in NATIVE:
             out["format"] = name
+        elif name in PATTERNS and "pattern" not in schema:
+            out["pattern"] = PATTERNS[name]
         elif name in PATTERNS:
             conditions.append({"pattern": PATTERNS[name]})
         elif name in INEXPRESSIBLE and "string" in types_of(schema):
@@ -345,7 +346,7 @@ _HANDLERS: dict[str, _Handler] = {
     "multipleOf": Rewriter._multiple,
     "minLength": Rewriter._length,
     "maxLength": Rewriter._length,
-    "pattern": Rewriter._copied,
+    "pattern": Rewriter._pattern,
     "format": Rewriter._format,
     "$ref": Rewriter._ref,
     "allOf": Rewriter._all_of,

@@ -1,0 +1,232 @@
+"""A pattern allows the texts that it matches, in whatever way JSON spells them, and no other."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from eyas.core import GrammarError
+from eyas.schemas import automata, prepare
+from eyas.schemas.ecma import read
+from eyas.schemas.trees import PatternFault
+from tests.schemas.enforcing import allowed, lets_through, matcher, spellings
+
+ATOMS = (
+    *("a", "b", "0", ".", r"\d", r"\w", r"\s", r"\D", r"\W", r"\S", "é", "[é-ü]", "[^é]", r"\/"),
+    *("[a-c]", "[^a]", r'[^"]', r"[^\\]", r'[^"\\]', r'[^"\n]', r"[^\\\n]", r"[\x00-\x1f]", r"\""),
+    *(
+        r"\\",
+        '"',
+        r"[^\w\\]",
+        r"[^!-~]",
+        r"[\x00-!]",
+        r"[^,;]",
+        r"[\w.-]",
+        r"[^\s]",
+        r"\n",
+        r"\x41",
+    ),
+    *(r"[^\x00]", r"[\s\S]", r"[\x01-\x1f]", r"\u00e9", "-", "{", "}", "😀"),
+)
+TEXTS = (
+    *("", "a", "b", "0", "é", '"', "\\", "\n", "\t", "\x01", "/", "A", "😀", " ", "-", "{", "ab"),
+    *('a"', "a\\", '""', "\\\\", "\\n", "aab", "é\n", "\x1f", "\x7f", "0a0", "},"),
+)
+
+
+def _deeper(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    counts = st.sampled_from(("?", "*", "+", "{2}", "{0,2}", "{1,3}", "+?"))
+    return st.one_of(
+        st.builds("{}{}".format, inner, inner),
+        st.builds("({}|{})".format, inner, inner),
+        st.builds("(?:{}){}".format, inner, counts),
+    )
+
+
+patterns = st.builds(
+    "{}{}{}".format,
+    st.sampled_from(("", "^")),
+    st.recursive(st.sampled_from(ATOMS), _deeper, max_leaves=4).map("(?:{})".format),
+    st.sampled_from(("", "$")),
+)
+
+
+def in_python(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(re.sub(r"\$$", r"\\Z", pattern), re.ASCII)
+    except re.error:
+        assume(False)
+        raise
+
+
+@settings(max_examples=250, deadline=None)
+@given(patterns)
+def test_a_pattern_allows_what_it_matches(pattern: str) -> None:
+    automaton = matcher(prepare({"type": "string", "pattern": pattern}, param="schema"))
+    expected = in_python(pattern)
+    for text in TEXTS:
+        is_match = expected.search(text) is not None
+        ways = ["".join(way) for way in itertools.product(*map(spellings, text))]
+        passed = [way for way in ways if automaton and lets_through(automaton, f'"{way}"')]
+        assert not passed or is_match, (text, passed)
+        assert passed or not is_match, text
+
+
+QUOTED: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"type": "string", "pattern": r'^[^"]+$'}, [r'"a\\"', r'"\n"', r'"\u001f"'], [r'"\""']),
+    ({"type": "string", "pattern": r"^[^\\]+$"}, [r'"a\""', r'"\t"'], [r'"\\"']),
+    (
+        {"type": "string", "pattern": r'^[^/\\:*?"<>|]+$'},
+        ['"a.txt"', r'"\n"'],
+        [r'"\\"', r'"\""', '"/"'],
+    ),
+    ({"type": "string", "pattern": r"^[\x00-\x1f]$"}, [r'"\n"', r'"\u0001"'], [r'"\\"', r'"\""']),
+    ({"type": "string", "pattern": r'^(?:[^"]|\x00|[\x00-\x1f])$'}, [r'"\n"'], [r'"\""']),
+    ({"type": "string", "pattern": r"^\P{P}$"}, ['"a"', r'"\n"'], [r'"\\"', r'"\""']),
+    ({"type": "string", "pattern": r"^[^\p{P}]$"}, ['"a"', r'"\n"'], [r'"\\"', r'"\""']),
+    ({"type": "string", "not": {"const": 'say "hi"'}}, ['"say"'], [r'"say \"hi\""']),
+    ({"type": "string", "not": {"enum": ["\\", '"', "a"]}}, ['"b"'], [r'"\\"', r'"\""', '"a"']),
+    ({"oneOf": [{"const": '"'}, {"type": "string"}]}, ['"a"'], [r'"\""']),
+    ({"type": "object", "propertyNames": {"pattern": '^[^"]+$'}}, ['{"a":1}'], [r'{"\"":1}']),
+    (
+        {"patternProperties": {'^[^"]+$': {}}, "additionalProperties": False, "type": "object"},
+        ['{"a":1}'],
+        [r'{"\"":1}'],
+    ),
+    (
+        {"type": "object", "properties": {'a"': {"type": "integer"}}, "minProperties": 1},
+        [r'{"a\"":1}', '{"b":"x"}'],
+        [r'{"a\"":"x"}'],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"), QUOTED, ids=[str(q[0])[:60] for q in QUOTED]
+)
+def test_what_bars_a_quote_or_a_backslash_bars_it(
+    schema: dict[str, Any], valid: list[str], invalid: list[str]
+) -> None:
+    assert allowed(schema, [*valid, *invalid]) == valid
+
+
+@pytest.mark.parametrize(
+    ("pattern", "valid", "invalid"),
+    [
+        (r"^[[(]a[\])]$", ["[a]", "(a)"], ["a", "{a}"]),
+        ("^{[a-z]+}$", ["{ab}"], ["ab"]),
+        ("^[^]*$", ["", "a\n"], []),
+        (r"^(?<year>\d{4})-(?P<stop>\d)$", ["2020-1"], ["2020-", "2020"]),
+        (r"^\uD83D\uDE00$", ["😀"], ["\ufffd"]),
+        (r"^[^\uD800-\uDFFF]$", ["a", "é"], [""]),
+        (r"^[\b]\cA$", ["\b\x01"], ["b"]),
+        (r"^[\w-.]\:\_$", ["-:_", ".:_"], [",:_"]),
+        (r"\Aa\z", ["a"], ["ba", "ab"]),
+        ("(?i)^a(?-i)b$", ["ab", "Ab"], ["aB"]),
+        ("^[a&&b]$", ["a", "b", "&"], ["c"]),
+        ("^(.*)$", ["", "ab"], ["a\nb"]),
+        (r"^a\\b$", ["a\\b"], ["ab", "a\b"]),
+    ],
+)
+def test_patterns_of_the_standard_are_read_as_it_says(
+    pattern: str, valid: list[str], invalid: list[str]
+) -> None:
+    texts = [json.dumps(text, ensure_ascii=False) for text in (*valid, *invalid)]
+    assert allowed({"type": "string", "pattern": pattern}, texts) == texts[: len(valid)]
+    named = {"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False}
+    texts = [f"{{{text}:1}}" for text in texts]
+    assert allowed(named, texts) == texts[: len(valid)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fault", "words"),
+    [
+        ("^(?=a)", "unsupported", "position 1: look-around"),
+        ("a(?<!b)", "unsupported", "position 1: look-around"),
+        (r"(a)\1", "unsupported", "position 3: backreferences"),
+        (r"\bfoo", "unsupported", r"position 0: \b"),
+        ("a^b", "unsupported", "position 1: ^"),
+        ("(?:a$)*", "unsupported", "position 4: $"),
+        ("a{,3}", "unsupported", "position 1: {,n} has two meanings; write {0,n}"),
+        ("(?m)^a", "unsupported", "position 0: of the flags"),
+        ("[[:alpha:]]", "unsupported", "position 1: classes with names"),
+        ("[a-z&&[^b]]", "unsupported", "position 4: operations"),
+        ("[]a]", "unsupported", "position 0: an empty class"),
+        ("[a", "invalid", "position 0: the class is not closed"),
+        ("(a", "invalid", "position 0: the parenthesis is not closed"),
+        ("a)", "invalid", "position 1: the parenthesis closes nothing"),
+        ("a**", "invalid", "position 2: there is nothing to repeat"),
+        ("[z-a]", "invalid", "position 0: a range"),
+        ("a{3,2}", "invalid", "position 1: {3,2}"),
+        ("a\\", "invalid", "position 1: ends with a lone backslash"),
+        (r"\ud800", "invalid", "position 0: half a surrogate pair"),
+        (r"[\udc00]", "invalid", "position 0: halves of surrogate pairs"),
+        (r"\q", "invalid", r"position 0: \q"),
+        ("(" * 100 + ")" * 100, "too_complex", "position 81: nested too deeply"),
+        ("a{10000000}", "too_complex", "position 1: repeats too often"),
+    ],
+)
+def test_what_cannot_be_had_is_named_with_its_place(pattern: str, fault: str, words: str) -> None:
+    inner = {"type": "string", "pattern": pattern}
+    for schema, place in (
+        (
+            {"properties": {"a": {"properties": {"b": inner}}}},
+            "#/properties/a/properties/b/pattern",
+        ),
+        ({"items": {"patternProperties": {pattern: {}}}}, "#/items/patternProperties/"),
+    ):
+        with pytest.raises(GrammarError) as caught:
+            prepare(schema, param="schema")
+        assert caught.value.fault == fault
+        assert caught.value.message.startswith(f"schema: {place}")
+        assert f"the pattern is refused: {words}" in caught.value.message
+
+
+@pytest.mark.parametrize("pattern", ["^(?!a)", r"(a)\1", r"\bfoo\b", "a^b"])
+def test_lenient_leaves_out_patterns_that_cannot_be_enforced(pattern: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": pattern}},
+        "patternProperties": {pattern: {"type": "null"}},
+        "required": ["a"],
+    }
+    automaton = matcher(prepare(schema, param="schema", lenient=True))
+    assert automaton is not None and lets_through(automaton, '{"a":"b","c":1}')
+    assert not lets_through(automaton, '{"a":1}')
+
+
+def test_lenient_leaves_out_steps_with_too_many_digits() -> None:
+    schema = {"multipleOf": 1e-12, "type": "number", "allOf": [{"multipleOf": 0.5}]}
+    automaton = matcher(prepare(schema, param="schema", lenient=True))
+    assert automaton is not None and lets_through(automaton, "1.5")
+    assert not lets_through(automaton, "1.25")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(patterns, min_size=1, max_size=2), st.lists(st.sampled_from(TEXTS), max_size=2))
+def test_regions_part_all_texts(found: list[str], names: list[str]) -> None:
+    """Each text but the names is in one region: that of the patterns that match it."""
+    trees = [read(pattern)[0] for pattern in found]
+    regions = automata.regions(trees, names)
+    assume(regions is not None)
+    assert regions is not None
+    languages = {held: in_python(text) for held, text in regions.items()}
+    for text in TEXTS:
+        held = tuple(in_python(pattern).search(text) is not None for pattern in found)
+        assert tuple(automata.matches(tree, text) for tree in trees) == held
+        hits = [own for own, language in languages.items() if language.search(text)]
+        assert hits == ([] if text in names else [held]), text
+
+
+def test_what_grows_without_end_is_given_up_in_time() -> None:
+    for pattern in ("(a|b)*a(a|b){30}", "^(.{1,1000}){1,1000}$", "(x+x+)+y"):
+        assert automata.regions([read(pattern)[0]], []) is None or len(pattern) < 12
+    assert automata.matches(read("^(a|a)*$")[0], "a" * 90 + "!") is False
+    with pytest.raises(PatternFault):
+        read("(?x)a")
