@@ -54,6 +54,10 @@ FORMS = "prompt: must be a string, a list of token ids, or a list of either"
             "messages[0].content[0].text",
             "valid string",
         ),
+        (TEXT, {"prompt": "x", "logit_bias": {"5": None}}, 'logit_bias["5"]', "valid number"),
+        (CHAT, {"messages": [{**USER[0], "x-y": 1}]}, 'messages[0]["x-y"]', "is not a field"),
+        (CHAT, {"messages": USER, "x-y": 1}, "x-y", "is not a field"),
+        (CHAT, {"messages": USER, "": 1}, '[""]', "is not a field"),
         ("/generate", {"text": {}}, "text", "must be a string or a list of strings"),
         ("/generate", {"input_ids": ["x"]}, "input_ids", "must be a list of token ids, or"),
         ("/generate", {"input_ids": [[1], [None]]}, "input_ids[1][0]", "valid integer"),
@@ -72,7 +76,7 @@ def test_a_number_that_is_not_finite_is_named(http: httpx.Client, number: str):
     for text, param in (
         ('{"messages": [{"role": "user"}, {}], "temperature": %s}', "temperature"),
         ('{"a": [1, {"b": [2, %s]}, []]}', "a[1].b[1]"),
-        ('{"json_schema": {"x y": {"minimum": %s}}}', "json_schema.minimum"),
+        ('{"json_schema": {"x y": {"minimum": %s}}}', 'json_schema["x y"].minimum'),
     ):
         error = error_of(http, CHAT, (text % number).encode())
         assert error["param"] == param

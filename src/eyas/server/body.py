@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from eyas.server.errors import BODY_TOO_LATE, ApiError, overloaded
+from eyas.server.fields import FORMS
 from eyas.server.json_text import json_object, path_of
 from eyas.server.texts import TextWorkers
 
@@ -116,7 +117,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
 
 def _field_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    path = path_of(list(first["loc"]))
+    path = path_of([step for step in first["loc"] if step not in FORMS])
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{path}: is not a field of this request", param=path)
     if first["type"] == "missing":

@@ -27,6 +27,10 @@ MAX_NAME_CHARS = 256
 MAX_PATTERN_CHARS = 65_536
 MAX_GRAMMAR_CHARS = 1_048_576
 MAX_CONSTRAINT_CHOICES = 10_000
+FORMS = frozenset(
+    {"a text", "a list", "an object", "of texts", "of ids", "of lists", "a text part", "a refusal"}
+)
+"""The members of unions, by their tags, which pydantic counts as steps on the way to a fault."""
 
 
 class Strict(BaseModel):

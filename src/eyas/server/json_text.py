@@ -65,16 +65,17 @@ def load(text: str) -> tuple[Any, bool]:
 
 
 def path_of(*ways: list[str | int]) -> str:
-    """A place in a body as errors name it: `messages[0].content`. Names are cut short; those that are
-    no identifiers are left out behind the first."""
+    """A place in a body as errors name it: `messages[0].content`, `logit_bias["5"]`. Names are cut
+    short."""
     path = ""
     for step in (step for way in ways for step in way):
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not path:
-            path = step[:MAX_NAME_CHARS]
-        elif step.isidentifier():
-            path += f".{step[:MAX_NAME_CHARS]}"
+        name = step[:MAX_NAME_CHARS] if isinstance(step, str) else ""
+        if path and name.isidentifier():
+            path += f".{name}"
+        elif path or not name:
+            path += f"[{json.dumps(name if isinstance(step, str) else step)}]"
+        else:
+            path = name
     return path
 
 

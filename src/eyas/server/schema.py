@@ -162,9 +162,9 @@ class RefusalPart(Strict):
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("a text")] | Annotated[RefusalPart, Tag("a refusal")],
+    Annotated[TextPart, Tag("a text part")] | Annotated[RefusalPart, Tag("a refusal")],
     by_type(
-        {"text": "a text", "refusal": "a refusal"},
+        {"text": "a text part", "refusal": "a refusal"},
         'must be a text part {"type": "text", "text": ...}; the model reads nothing else',
     ),
 ]
