@@ -213,20 +213,24 @@ def test_lenient_leaves_out_steps_with_too_many_digits() -> None:
 def test_regions_part_all_texts(found: list[str], names: list[str]) -> None:
     """Each text but the names is in one region: that of the patterns that match it."""
     trees = [read(pattern)[0] for pattern in found]
-    regions = automata.regions(trees, names)
+    regions = automata.regions(trees, names, automata.Budget())
     assume(regions is not None)
     assert regions is not None
     languages = {held: in_python(text) for held, text in regions.items()}
     for text in TEXTS:
         held = tuple(in_python(pattern).search(text) is not None for pattern in found)
-        assert tuple(automata.matches(tree, text) for tree in trees) == held
+        assert (
+            tuple(automata.Matcher(tree, automata.Budget()).matches(text) for tree in trees) == held
+        )
         hits = [own for own, language in languages.items() if language.search(text)]
         assert hits == ([] if text in names else [held]), text
 
 
 def test_what_grows_without_end_is_given_up_in_time() -> None:
     for pattern in ("(a|b)*a(a|b){30}", "^(.{1,1000}){1,1000}$", "(x+x+)+y"):
-        assert automata.regions([read(pattern)[0]], []) is None or len(pattern) < 12
-    assert automata.matches(read("^(a|a)*$")[0], "a" * 90 + "!") is False
+        assert (
+            automata.regions([read(pattern)[0]], [], automata.Budget()) is None or len(pattern) < 12
+        )
+    assert automata.Matcher(read("^(a|a)*$")[0], automata.Budget()).matches("a" * 90 + "!") is False
     with pytest.raises(PatternFault):
         read("(?x)a")

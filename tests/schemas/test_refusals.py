@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Any
@@ -142,6 +143,38 @@ def test_hostile_schemas_that_are_small_pass() -> None:
         "properties": {"a" * 90 + "!": {}},
     }
     assert json.loads(prepare(slow, param="schema"))["properties"] == {"a" * 90 + "!": False}
+
+
+HOSTILE: dict[str, Any] = {
+    "a long pattern": {"pattern": "a" * 200_000},
+    "many groups": {"pattern": "(?:a)" * 40_000},
+    "many classes": {"pattern": '[^"]' * 30_000},
+    "many automata": {
+        "prefixItems": [{"patternProperties": {f"(a|b)*a(a|b){{{i}}}": {}}} for i in range(500)]
+    },
+    "names that are like a pattern": {
+        "propertyNames": {"pattern": "(a|b)*a(a|b){10}"},
+        "properties": {"ab" * 20 + str(i): {} for i in range(1000)},
+    },
+    "control characters": {"properties": {f"\n{i}": {"type": "null"} for i in range(900)}},
+    "references that double": {
+        "properties": {"a": {"type": "null"}},
+        "$ref": "#/$defs/d0",
+        "$defs": {
+            **{f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)},
+            "d40": {"properties": {"z": {"type": "null"}}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_patterns_and_names_take_bounded_time(name: str) -> None:
+    begin = time.process_time()
+    for lenient in (False, True):
+        with contextlib.suppress(GrammarError):
+            prepare(HOSTILE[name], param="schema", lenient=lenient)
+    assert time.process_time() - begin < 2  # meant to be 0.5 where nobody else computes
 
 
 def test_800_options_with_a_discriminator_are_quick() -> None:

@@ -16,7 +16,9 @@ from eyas.schemas.charsets import Ranges
 from eyas.schemas.trees import Chars, Choice, Edge, Node, Repeat, Series
 
 _MAX_STATES = 60
-_MAX_STEPS = 4_000
+_MAX_STEPS = 40_000
+_MAX_LITERAL = 120
+"""Characters one after the other."""
 _MAX_CHARS = 4_000
 """Of a pattern that is written here."""
 
@@ -34,77 +36,125 @@ class _TooLarge(Exception):
     pass
 
 
-def matches(node: Node, text: str) -> bool | None:
-    """Does a pattern match somewhere in a text?"""
-    try:
-        walk = _Walk()
-        term = _searched(node)
-        for char in text:
-            term = walk.after(term, ord(char))
-        return _can_end(term)
-    except _TooLarge:
-        return None
+class Budget:
+    """Steps that a document may take; what needs more is given up."""
+
+    def __init__(self, num_steps: int = _MAX_STEPS) -> None:
+        self._num_left = num_steps
+
+    def spend(self, num_steps: int = 1) -> None:
+        """_TooLarge where nothing is left."""
+        self._num_left -= num_steps
+        if self._num_left < 0:
+            raise _TooLarge
 
 
-def regions(nodes: Sequence[Node], names: Sequence[str]) -> dict[tuple[bool, ...], str] | None:
+class Matcher:
+    """Where a pattern matches."""
+
+    def __init__(self, node: Node, budget: Budget) -> None:
+        self._node, self._budget = node, budget
+        self._states: dict[Term, int] = {}
+        self._terms: list[Term] = []
+        self._known: dict[tuple[int, str], int] = {}
+
+    def matches(self, text: str) -> bool | None:
+        """Does it match somewhere in a text? None where that takes too long."""
+        try:
+            if not self._terms:
+                self._number(_searched(self._node, self._budget))
+            state = 0
+            for char in text:
+                after = self._known.get((state, char))
+                if after is None:
+                    after = self._number(_after(self._terms[state], ord(char), self._budget))
+                    self._known[state, char] = after
+                state = after
+            return _can_end(self._terms[state])
+        except _TooLarge:
+            return None
+
+    def _number(self, term: Term) -> int:
+        number = self._states.setdefault(term, len(self._terms))
+        if number == len(self._terms):
+            self._terms.append(term)
+        return number
+
+
+def regions(
+    nodes: Sequence[Node], names: Sequence[str], budget: Budget
+) -> dict[tuple[bool, ...], str] | None:
     """All texts but `names` by the patterns that match them: for each combination of patterns that
     comes about, a pattern of those texts."""
     try:
-        listed: Term = _or([_literal(name) for name in names])
-        return _Machine([*map(_searched, nodes), listed]).regions()
+        listed = _or([_literal(name, budget) for name in names])
+        terms = [*(_searched(node, budget) for node in nodes), listed]
+        return _Machine(terms, budget).regions()
     except _TooLarge:
         return None
 
 
-def _literal(text: str) -> Term:
+def _literal(text: str, budget: Budget) -> Term:
+    if len(text) > _MAX_LITERAL:
+        raise _TooLarge
+    budget.spend(len(text))
     term = _EMPTY
     for char in reversed(text):
         term = _then(("chars", ((ord(char), ord(char)),)), term)
     return term
 
 
-def _searched(node: Node) -> Term:
+def _searched(node: Node, budget: Budget) -> Term:
     """A pattern's texts: whatever stands before and behind, where it has no ^ and $."""
     options = []
-    for has_start, term, has_end in _split(node):
+    for has_start, term, has_end in _split(node, budget):
         before = term if has_start else _then(_ANYTHING, term)
         options.append(before if has_end else _then(before, _ANYTHING))
     return _or(options)
 
 
-def _split(node: Node) -> list[tuple[bool, Term, bool]]:
+def _split(node: Node, budget: Budget) -> list[tuple[bool, Term, bool]]:
     """The alternatives of a pattern with and without ^ and $."""
     match node:
         case Edge(is_end):
             return [(not is_end, _EMPTY, is_end)]
         case Choice(options):
-            return [found for option in options for found in _split(option)]
+            return [found for option in options for found in _split(option, budget)]
         case Series(parts) if parts:
-            found = _split(parts[0])
+            _check_length(parts)
+            found = _split(parts[0], budget)
             for part in parts[1:]:
-                both = [(a, b) for a in found for b in _split(part)]
+                both = [(a, b) for a in found for b in _split(part, budget)]
                 if len(both) > 64:
                     raise _TooLarge
                 found = [(a[0] or b[0], _then(a[1], b[1]), b[2]) for a, b in both]
             return found
-    return [(False, _term(node), False)]
+    return [(False, _term(node, budget), False)]
 
 
-def _term(node: Node) -> Term:
+def _check_length(parts: Sequence[Node]) -> None:
+    """Terms are as deep as series are long."""
+    if len(parts) > _MAX_LITERAL:
+        raise _TooLarge
+
+
+def _term(node: Node, budget: Budget) -> Term:
+    budget.spend()
     match node:
         case Chars(ranges):
             if ranges is None:
                 raise _TooLarge
             return ("chars", ranges) if ranges else _NOTHING
         case Series(parts):
+            _check_length(parts)
             term = _EMPTY
             for part in reversed(parts):
-                term = _then(_term(part), term)
+                term = _then(_term(part, budget), term)
             return term
         case Choice(options):
-            return _or([_term(option) for option in options])
+            return _or([_term(option, budget) for option in options])
         case Repeat(part, least, most):
-            return _times(_term(part), least, most)
+            return _times(_term(part, budget), least, most)
     raise _TooLarge
 
 
@@ -168,35 +218,28 @@ def _firsts(term: Term, found: set[Ranges]) -> None:
             _firsts(part, found)
 
 
-class _Walk:
-    """What is left of languages after a character."""
-
-    def __init__(self) -> None:
-        self._num_left = _MAX_STEPS
-
-    def after(self, term: Term, code: int) -> Term:
-        self._num_left -= 1
-        if self._num_left < 0:
-            raise _TooLarge
-        match term:
-            case ("chars", ranges):
-                return _EMPTY if any(low <= code <= high for low, high in ranges) else _NOTHING
-            case ("or", options):
-                return _or([self.after(option, code) for option in options])
-            case ("then", one, other):
-                left = _then(self.after(one, code), other)
-                return _or([left, self.after(other, code)]) if _can_end(one) else left
-            case (_, part, least, most):
-                rest = _times(part, max(0, least - 1), None if most is None else most - 1)
-                return _then(self.after(part, code), rest)
-        raise AssertionError(term)
+def _after(term: Term, code: int, budget: Budget) -> Term:
+    """What is left of a language after a character."""
+    budget.spend()
+    match term:
+        case ("chars", ranges):
+            return _EMPTY if any(low <= code <= high for low, high in ranges) else _NOTHING
+        case ("or", options):
+            return _or([_after(option, code, budget) for option in options])
+        case ("then", one, other):
+            left = _then(_after(one, code, budget), other)
+            return _or([left, _after(other, code, budget)]) if _can_end(one) else left
+        case (_, part, least, most):
+            rest = _times(part, max(0, least - 1), None if most is None else most - 1)
+            return _then(_after(part, code, budget), rest)
+    raise AssertionError(term)
 
 
 class _Machine:
     """The automaton of several languages at once; the last one's texts are left out."""
 
-    def __init__(self, terms: Sequence[Term]) -> None:
-        walk = _Walk()
+    def __init__(self, terms: Sequence[Term], budget: Budget) -> None:
+        self._budget = budget
         self._states: dict[tuple[Term, ...], int] = {tuple(terms): 0}
         self._steps: list[dict[int, Ranges]] = []
         waiting = [tuple(terms)]
@@ -204,7 +247,7 @@ class _Machine:
             state = waiting.pop(0)
             steps: dict[int, list[tuple[int, int]]] = {}
             for low, high in _pieces(state):
-                after = tuple(walk.after(term, low) for term in state)
+                after = tuple(_after(term, low, budget) for term in state)
                 if after not in self._states:
                     if len(self._states) == _MAX_STATES:
                         raise _TooLarge
@@ -243,6 +286,7 @@ class _Machine:
             middle = "" if again is None else f"{_grouped(again)}*"
             for source in into[state]:
                 begin = ways[source].pop(state)
+                self._budget.spend(len(out))
                 for to, end in out.items():
                     found = f"{begin}{middle}{end}"
                     known = ways[source].get(to)

@@ -10,6 +10,7 @@ Does not know: schemas, what the backend finds too large.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from eyas.schemas import charsets
 from eyas.schemas.charsets import Ranges
@@ -23,6 +24,10 @@ _CLASSES = {"d": charsets.DIGITS, "w": charsets.WORD, "s": charsets.SPACE}
 _CLASSES |= {name.upper(): charsets.other_than(ranges) for name, ranges in _CLASSES.items()}
 _CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11}
 _COUNT = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
+_RUN = re.compile(r"[A-Za-z0-9_ @%=:;,'!]+(?=[A-Za-z0-9_ @%=:;,'!])")
+"""Characters that stand for themselves, and that nothing repeats."""
+_NO_LEAST, _LOOK = re.compile(r"\{,[0-9]+\}"), re.compile(r"\?<?[=!]")
+_NAMED = re.compile(r"\[:\^?\w+:\]")
 _HEX = re.compile(
     r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|[xu]\{([0-9a-fA-F]{1,8})\}|U([0-9a-fA-F]{8})|c([A-Za-z])"
 )
@@ -76,6 +81,11 @@ class _Reader:
         parts: list[Node] = []
         texts: list[str] = []
         while self.place < len(self.pattern) and self.pattern[self.place] not in "|)":
+            run = _RUN.match(self.pattern, self.place)
+            if run is not None and "i" not in self._flags:
+                parts += map(_plain, run[0])
+                texts.append(run[0])
+                self.place = run.end()
             begin = self.place
             found = self._atom(depth)
             if found is None:
@@ -141,7 +151,7 @@ class _Reader:
             case "{":
                 if _COUNT.match(self.pattern, begin):
                     raise PatternFault(begin, "there is nothing to repeat", "invalid")
-                if re.match(r"\{,[0-9]+\}", self.pattern[begin:]):
+                if _NO_LEAST.match(self.pattern, begin):
                     raise PatternFault(begin, "{,n} has two meanings; write {0,n}")
         return self._one(ord(char), begin)
 
@@ -166,7 +176,7 @@ class _Reader:
         begin, before = self.place - 1, self._flags
         opening = "("
         if self._next_is("?"):
-            if re.match(r"\?<?[=!]", self.pattern[self.place :]):
+            if _LOOK.match(self.pattern, self.place):
                 raise PatternFault(begin, "look-around is not supported; write it in another way")
             found = _GROUP.match(self.pattern, self.place)
             if found is None:
@@ -243,7 +253,7 @@ class _Reader:
     def _class(self, begin: int) -> tuple[Node, str]:
         is_negated = self._take("^")
         if self._next_is("]"):
-            if "]" in self.pattern[self.place + 1 :]:
+            if self.pattern.find("]", self.place + 1) >= 0:
                 raise PatternFault(
                     begin, r"an empty class has two meanings; write \] for a bracket"
                 )
@@ -303,7 +313,7 @@ class _Reader:
             raise PatternFault(begin, "the class is not closed", "invalid")
         here, char = self.place, self.pattern[self.place]
         self.place += 1
-        if char == "[" and re.match(r"\[:\^?\w+:\]", self.pattern[here:]):
+        if char == "[" and _NAMED.match(self.pattern, here):
             raise PatternFault(here, "classes with names are not supported; write their characters")
         if self.pattern.startswith(("&&[", "--[", "~~["), here):  # Rust's, and characters in ECMA
             message = "operations on classes are not supported; write the characters out"
@@ -323,6 +333,11 @@ class _Reader:
             return found, f"\\{found[0]}"
         code = self._code(here)
         return code, charsets.shown(code)
+
+
+@lru_cache(maxsize=256)
+def _plain(char: str) -> Chars:
+    return Chars(((ord(char), ord(char)),))
 
 
 def _is_textual(found: re.Match[str]) -> bool:

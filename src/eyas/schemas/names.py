@@ -67,6 +67,8 @@ def is_anything(schema: Schema) -> bool:
 class _Names:
     def __init__(self, document: dict[str, Any], context: Context) -> None:
         self._context = context
+        self._budget = automata.Budget()
+        self._closing: dict[int, bool] = {}
         self._targets: dict[str, Schema] = {"#": document}
         for name, node in document.get("$defs", {}).items():
             self._targets[f"#/$defs/{name}"] = node
@@ -77,8 +79,8 @@ class _Names:
             return node
         has_patterns = "patternProperties" in node
         if has_patterns or ("properties" in node and not is_closed):
-            parts = [*node.get("allOf", ()), {"$ref": node.get("$ref")}]
-            is_closed = is_closed or any(self._closes(part, frozenset()) for part in parts)
+            parts = [*node.get("allOf", ()), self._targets.get(node.get("$ref", ""), True)]
+            is_closed = is_closed or any(map(self._closes, parts))
             needs = _is_open(node) and not is_closed
             if needs or has_patterns:
                 node = self._written(node, place, needs)
@@ -102,27 +104,26 @@ class _Names:
 
     def _together(self, parts: list[Any], spot: str, is_closed: bool) -> list[Any]:
         """Of the parts that must all hold the first that can closes for the others."""
-        closing = [i for i, part in enumerate(parts) if self._closes(part, frozenset())]
+        closing = [i for i, part in enumerate(parts) if self._closes(part)]
         first = None if is_closed or not closing else closing[0]
         return [
             self.schema(part, under(spot, i), is_closed or (first is not None and i != first))
             for i, part in enumerate(parts)
         ]
 
-    def _closes(self, node: Any, seen: frozenset[str]) -> bool:
+    def _closes(self, node: Any) -> bool:
         """Does it let no name through that it does not spell, once it is written by itself?"""
         if not isinstance(node, dict):
             return False
-        if node.get("additionalProperties") is False or _is_open(node):
-            return True
-        if any(self._closes(part, seen) for part in node.get("allOf", ())):
-            return True
-        name = node.get("$ref")
-        return (
-            name in self._targets
-            and name not in seen
-            and (self._closes(self._targets[name], seen | {name}))
-        )
+        if id(node) not in self._closing:
+            self._closing[id(node)] = False  # what leads back to itself adds nothing
+            target = self._targets.get(node.get("$ref", ""), True)
+            self._closing[id(node)] = (
+                node.get("additionalProperties") is False
+                or _is_open(node)
+                or any(map(self._closes, [*node.get("allOf", ()), target]))
+            )
+        return self._closing[id(node)]
 
     def _written(self, node: dict[str, Any], place: str, needs: bool) -> dict[str, Any]:
         """needs: other names than its patterns' come as well, and must be spelled."""
@@ -132,11 +133,13 @@ class _Names:
         if not patterns and not odd and is_anything(rest):
             return {**node, "patternProperties": {_ANY_NAME: True}, "additionalProperties": False}
         trees = _trees(patterns)
-        regions = None if trees is None else automata.regions(trees, odd)
+        regions = None if trees is None else automata.regions(trees, odd, self._budget)
         others = _none if regions is None else regions.get((False,) * len(patterns))
         if needs and not is_anything(rest):
             if patterns:
-                found = None if trees is None else automata.regions(trees, list(named))
+                found = (
+                    None if trees is None else automata.regions(trees, list(named), self._budget)
+                )
                 others = _none if found is None else found.get((False,) * len(patterns))
             else:
                 others = none_of(named) or _none
@@ -154,11 +157,11 @@ class _Names:
         if regions is not None and (overlap or odd):
             written = _apart(regions, list(patterns.values()))
         named = dict(named)
-        for name in odd:
-            own = rest if not any(_hits(trees or [], name)) else True
-            for child, is_hit in zip(patterns.values(), _hits(trees or [], name), strict=True):
-                own = both(own, child) if is_hit else own
-            named[name] = both(named[name], True if own is rest else own)
+        matchers = [automata.Matcher(tree, self._budget) for tree in trees or ()]
+        for name in odd:  # regions leave them out
+            for child, matcher in zip(patterns.values(), matchers, strict=True):
+                if matcher.matches(name) is not False:
+                    named[name] = both(named[name], child)
         out = {**node, **({"properties": named} if named else {}), "patternProperties": written}
         if needs:
             out["additionalProperties"] = False
@@ -197,7 +200,3 @@ def _apart(regions: dict[tuple[bool, ...], str], children: list[Schema]) -> dict
         if any(held):
             written[pattern] = own
     return written
-
-
-def _hits(trees: list[Node], name: str) -> list[bool]:
-    return [automata.matches(tree, name) is not False for tree in trees]

@@ -13,10 +13,13 @@ from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING, Any
 
+from eyas.schemas import automata
+from eyas.schemas.ecma import read
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import under
 from eyas.schemas.names import both
-from eyas.schemas.patterns import is_universal, listed_names, matches, none_of
+from eyas.schemas.patterns import is_universal, listed_names, none_of
+from eyas.schemas.trees import PatternFault
 
 if TYPE_CHECKING:
     from eyas.schemas.rewrite import Rewriter
@@ -158,13 +161,22 @@ def _names(
     pattern = _name_pattern(rule)
     if pattern is None or patterns:
         raise _unclear(rewriter, spot)
+    matcher = _matcher(pattern)
     for name in dict.fromkeys((*named, *required)):
-        fits = matches(pattern, name)
+        fits = None if matcher is None else matcher.matches(name)
         if fits is None:
             raise _unclear(rewriter, spot)
         if not fits:
             named[name] = False
     return named, {} if rest is False else {pattern: rest}, False
+
+
+def _matcher(pattern: str) -> automata.Matcher | None:
+    """None for patterns that only the backend can read."""
+    try:
+        return automata.Matcher(read(pattern)[0], automata.Budget())
+    except PatternFault:
+        return None
 
 
 def _name_pattern(rule: Schema) -> str | None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from eyas.schemas import automata, charsets
-from eyas.schemas.ecma import read
-from eyas.schemas.trees import PatternFault
+from eyas.schemas import charsets
 
 ANYTHING = "(?s:.)*"
 _MAX_LITERAL_CHARS = 4_000
@@ -54,14 +52,6 @@ def listed_names(pattern: str) -> list[str] | None:
 def is_universal(pattern: str) -> bool:
     """Does it certainly match every text?"""
     return pattern in _UNIVERSAL
-
-
-def matches(pattern: str, text: str) -> bool | None:
-    """Does a pattern match somewhere in a text? None where that is not certain here, or takes long."""
-    try:
-        return automata.matches(read(pattern)[0], text)
-    except PatternFault:
-        return None
 
 
 _LIST = re.compile(r"\^(?:\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|([\w-]+))\$", re.ASCII)
