@@ -63,8 +63,8 @@ class KnowingDrafter(Drafter):
             which_V[text[0]] = x
         self._known_XC, self._which_V = known_XC.to(device), which_V.to(device)
 
-    def propose(self, batch: Batch) -> DraftTree:
-        width = min(self.width, batch.width)
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+        width = shape.nodes
         if width == 1 or not batch.num_rows:
             return roots_alone(batch)
         table, device = batch.table, batch.table.device

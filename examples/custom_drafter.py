@@ -22,14 +22,14 @@ class HabitDrafter(Drafter):
     def __init__(self) -> None:
         self.followers: dict[int, Counter[int]] = defaultdict(Counter)
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         rows = root_tokens(batch).tolist()
         for row in rows:
-            while len(row) < batch.width:
+            while len(row) < shape.nodes:
                 known = self.followers[row[-1]].most_common(1)
                 row.append(known[0][0] if known else row[-1])
-        tokens_BW = torch.tensor(rows, dtype=torch.int64).view(len(rows), batch.width)
-        return chain(tokens_BW, torch.full((len(rows),), batch.width))
+        tokens_BW = torch.tensor(rows, dtype=torch.int64).view(len(rows), shape.nodes)
+        return chain(tokens_BW, torch.full((len(rows),), shape.nodes))
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         if verdict is None:  # a step that only stored prompts

@@ -251,7 +251,8 @@ class DraftTree:
     carry different tokens. Nodes at and beyond sizes_B are padding.
     is_chain: every parent is the node before it.
     source_BW: which drafter of a blend proposed the node (index into its sources), for metrics.
-    shape: (levels, children a node, nodes) it was grown with, for who chooses them.
+    caught_up: its drafter first made many rows that were missing, so that the step says little about
+    the next.
     """
 
     tokens_BW: torch.Tensor
@@ -259,7 +260,7 @@ class DraftTree:
     sizes_B: torch.Tensor
     is_chain: bool
     source_BW: torch.Tensor | None = None
-    shape: tuple[int, int, int] | None = None
+    caught_up: bool = False
 
     @property
     def width(self) -> int:

@@ -147,7 +147,7 @@ class Broken(Drafter):
 
     shape = Shape(1, 1, 2)
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         raise RuntimeError("broken")
 
 
@@ -156,7 +156,7 @@ class Sevens(Drafter):
 
     shape = Shape(1, 1, 2)
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         root_B1 = root_tokens(batch)
         sevens_BW = root_B1.repeat(1, 2)
         sevens_BW[:, 1] = 7

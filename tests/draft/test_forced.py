@@ -16,7 +16,7 @@ from eyas.constraint.automaton import Automaton, Point
 from eyas.constraint.base import one_by_one
 from eyas.constraint.filling import Filling, MaskRequest
 from eyas.core import DraftTree, Request, SamplingParams
-from eyas.draft import Drafter, ForcedDrafter, RootDrafter, StepReport
+from eyas.draft import Drafter, ForcedDrafter, RootDrafter, Shape, StepReport
 from eyas.draft.base import chain
 from eyas.grammar import Budget, Marker, OutputSpec, Source
 from tests.laws.automata import Lane, Modular, ToyGrammar, Toys, toy
@@ -315,10 +315,10 @@ class Fixed(Drafter):
     def width(self) -> int:
         return self.tree.width
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
-        return 5
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
+        return Shape(4, 1, 5)
 
-    def propose(self, batch: Any) -> DraftTree:
+    def propose(self, batch: Any, shape: Shape) -> DraftTree:
         return self.tree
 
     def learn(self, report: StepReport) -> None:
@@ -351,7 +351,7 @@ def extended(
     inner: Fixed, automata: Sequence[Automaton | None], *, nodes: int = 8, width: int = 32
 ) -> tuple[ForcedDrafter, DraftTree]:
     drafter = ForcedDrafter(inner, nodes)
-    return drafter, drafter.propose(batch_of(automata, width))
+    return drafter, drafter.propose(batch_of(automata, width), Shape(31, 4, width))
 
 
 def paths_of(tree: DraftTree, b: int) -> dict[str, int | None]:
@@ -412,14 +412,14 @@ def test_where_nothing_is_forced_the_tree_is_the_inner_ones() -> None:
     assert extended(inner, [automaton_of("told a????")])[1] is inner.tree
     assert extended(inner, [None])[1] is inner.tree
     assert extended(inner, [automaton_of("told abcd")], width=1)[1] is inner.tree
-    assert ForcedDrafter(inner, 8).propose(batch_of(None, 9)) is inner.tree
+    assert ForcedDrafter(inner, 8).propose(batch_of(None, 9), Shape(8, 1, 9)) is inner.tree
 
 
 def test_rows_are_wished_for_where_a_grammar_is() -> None:
     drafter = ForcedDrafter(Fixed(chain(torch.tensor([[ROOT]]), torch.tensor([1]))), 8)
-    assert drafter.wish(3, 0) == 5 and drafter.wish(3, 1) == 13
+    assert drafter.wish(3, 0) == Shape(4, 1, 5) and drafter.wish(3, 1) == Shape(4, 1, 5, extra=8)
     alone = ForcedDrafter(RootDrafter(), 8)
-    assert alone.wish(3, 0) == 1 and alone.wish(3, 1) == 9
+    assert alone.wish(3, 0).width == 1 and alone.wish(3, 1).width == 9
 
 
 def test_the_inner_drafter_hears_of_its_own_nodes_alone() -> None:

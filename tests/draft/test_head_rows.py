@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from eyas.core import DraftTree, Request, SamplingParams
-from eyas.draft import Drafter, HeadNetwork, PacedDrafter, TreeDrafter
+from eyas.draft import Drafter, DrafterWrapper, HeadNetwork, PacedDrafter, Shape, TreeDrafter
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows
 from tests.laws.cases import restless_paced, walk_text
-from tests.laws.drafters import Wrapper
 from tests.laws.heads import KINDS, head_drafter
 from tests.laws.world import Setting, model_drafter, new_engine, run, weights
 from tests.models.dense_attend import RowByRow
@@ -69,7 +68,7 @@ def whole_text_logits(network: HeadNetwork, text: list[int]) -> torch.Tensor:
         return network._head.logits(hidden)[0]
 
 
-class Compared(Wrapper):
+class Compared(DrafterWrapper):
     """Compares the first logits of every tree with the whole text's."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -91,9 +90,9 @@ class Compared(Wrapper):
             self.first = logits
         return logits, states
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         self.first = None
-        tree = super().propose(batch)
+        tree = super().propose(batch, shape)
         if self.first is None:
             return tree
         assert len(batch.rooted) == len(self.first)
@@ -147,18 +146,18 @@ def test_rows_left_out_while_nobody_drafted_are_made_up_for(kind: str, setting: 
     assert compared.worst < 1e-5
 
 
-class Fails(Wrapper):
+class Fails(DrafterWrapper):
     """Another drafter whose proposals fail now and then, before and after it has done its work."""
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
         self.calls = 0
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         self.calls += 1
         if self.calls % 7 == 2:
             raise RuntimeError("a drafter's fault, on purpose")
-        tree = super().propose(batch)
+        tree = super().propose(batch, shape)
         if self.calls % 7 == 5:
             raise RuntimeError("a drafter's fault, on purpose")
         return tree

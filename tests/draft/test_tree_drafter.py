@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from eyas.core import DraftTree, Request, SamplingParams
-from eyas.draft import Drafter, grow
+from eyas.draft import Drafter, DrafterWrapper, Shape, grow
 from eyas.engine.engine import Engine
 from eyas.runner.batch import Batch
 from tests.laws.cases import restless_paced, walk_text
-from tests.laws.drafters import Wrapper
 from tests.laws.world import Setting, dtypes, model_drafter, new_engine, run
 
 PLAIN = Setting(max_model_len=150)
@@ -113,7 +112,7 @@ def test_other_weights_are_right_now_and_then() -> None:
 Trees = dict[tuple[int, ...], tuple[list[int], list[int]]]
 
 
-class Recorded(Wrapper):
+class Recorded(DrafterWrapper):
     """Another drafter whose trees are kept, by the text they continue and its parameters."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -121,8 +120,8 @@ class Recorded(Wrapper):
         self.trees: Trees = {}
         self.num_batched = 0
 
-    def propose(self, batch: Batch) -> DraftTree:
-        tree = super().propose(batch)
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+        tree = super().propose(batch, shape)
         self.num_batched += len(batch.rooted) > 1 and tree.width > 1
         for b, (seat, root) in enumerate(
             zip(batch.seats_B.tolist(), batch.roots_B.tolist(), strict=True)

@@ -57,7 +57,7 @@ def random_texts(
 
 
 def drafted(drafter: NgramDrafter, texts: Texts) -> DraftTree:
-    return drafter.propose(texts)  # pyrefly: ignore
+    return drafter.propose(texts, drafter.shape.within(texts.width))  # pyrefly: ignore
 
 
 LONG = [131071, 100000, 5, 4096, 65536, 0, 131071, 4095]

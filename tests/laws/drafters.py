@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.core import DraftTree, Verdict
-from eyas.draft import Drafter, Shape, StepReport
+from eyas.draft import Drafter, DrafterWrapper, Shape, StepReport
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 from eyas.sampling import RowSource, gumbel
@@ -49,7 +49,7 @@ class HostDrafter(Drafter):
         self.shape = Shape(num_tokens, 1, num_tokens + 1)
         self.draw = random.Random(seed)
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         table = batch.table
         roots, branches = [], []
         for b, seat in enumerate(batch.seats_B.tolist()):
@@ -189,52 +189,28 @@ class Oracle(HostDrafter):
         return branch
 
 
-class Wrapper(Drafter):
-    """Another drafter behind a face of its own."""
-
-    def __init__(self, inner: Drafter) -> None:
-        self.inner = inner
-        self.sources, self.taps = inner.sources, inner.taps
-
-    @property
-    def width(self) -> int:
-        return self.inner.width
-
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
-        return self.inner.wish(num_sequences, num_constrained)
-
-    def propose(self, batch: Batch) -> DraftTree:
-        return self.inner.propose(batch)
-
-    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
-        self.inner.observe(batch, output, verdict)
-
-    def learn(self, report: StepReport) -> None:
-        self.inner.learn(report)
-
-
-class Raises(Wrapper):
+class Raises(DrafterWrapper):
     """Another drafter that fails every few steps, in propose, observe and learn."""
 
     def __init__(self, inner: Drafter, every: int = 3) -> None:
         super().__init__(inner)
         self.every, self.calls = every, 0
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         self.calls += 1
         if self.calls % self.every == 0:
             raise RuntimeError("a drafter's fault, on purpose")
-        return self.inner.propose(batch)
+        return super().propose(batch, shape)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         if self.calls % self.every == 1:
             raise RuntimeError("a drafter's fault, on purpose")
-        self.inner.observe(batch, output, verdict)
+        super().observe(batch, output, verdict)
 
     def learn(self, report: StepReport) -> None:
         if self.calls % 5 == 0:
             raise RuntimeError("a drafter's fault, on purpose")
-        self.inner.learn(report)
+        super().learn(report)
 
 
 class Changing(Drafter):
@@ -246,12 +222,12 @@ class Changing(Drafter):
         nodes = max(d.width for d in self.inner)
         self.shape = Shape(nodes - 1, 1, nodes)
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         self.calls += 1
-        full, width = batch.width, self.inner[self.calls % len(self.inner)].width
-        batch.width = min(full, width)
+        full, drafter = batch.width, self.inner[self.calls % len(self.inner)]
+        batch.width = min(full, drafter.width)
         try:
-            return self.inner[self.calls % len(self.inner)].propose(batch)
+            return drafter.propose(batch, drafter.shape.within(batch.width))
         finally:
             batch.width = full
 
@@ -271,7 +247,7 @@ class Seen:
     refused_below_accepted: int = 0
 
 
-class Watched(Wrapper):
+class Watched(DrafterWrapper):
     """Any drafter, counted: how far walks went and where they stopped."""
 
     def __init__(self, inner: Drafter, seen: Seen | None = None) -> None:
@@ -279,9 +255,9 @@ class Watched(Wrapper):
         self.seen = seen if seen is not None else Seen()
         self.tree: DraftTree | None = None
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         self.tree = None
-        self.tree = self.inner.propose(batch)
+        self.tree = super().propose(batch, shape)
         return self.tree
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
@@ -298,7 +274,7 @@ class Watched(Wrapper):
                 seen.most_accepted = max(seen.most_accepted, count - 1)
                 seen.refused_inside += has_child
                 seen.refused_below_accepted += has_child and count > 1
-        self.inner.observe(batch, output, verdict)
+        super().observe(batch, output, verdict)
 
 
 MakeDrafter = Callable[[], Drafter]

@@ -332,9 +332,7 @@ def test_numbers_that_are_not_finite_are_refused(value: float, copy: Path) -> No
         tensors["model.layers.1.mlp.up_proj.weight"][7, 3] = value
 
     change_tensors(copy, spoil)
-    message = (
-        r"model\.safetensors: tensor '.*1\.mlp\.up_proj\.weight' holds numbers that are not"
-    )
+    message = r"model\.safetensors: tensor '.*1\.mlp\.up_proj\.weight' holds numbers that are not"
     with pytest.raises(ValueError, match=message):
         load_model(copy, dtype="float32")
 

@@ -176,9 +176,9 @@ class EngineContestant:
             self._forward_seconds += time.perf_counter() - before
             return output
 
-        def timed_propose(batch: Any) -> Any:
+        def timed_propose(batch: Any, shape: Any) -> Any:
             before = time.perf_counter()
-            tree = propose(batch)
+            tree = propose(batch, shape)
             wait()
             self._propose_seconds += time.perf_counter() - before
             return tree

@@ -21,6 +21,7 @@ from eyas.core import DraftCounts, DraftTree, Verdict
 from eyas.draft import (
     BlendDrafter,
     Drafter,
+    DrafterWrapper,
     ForcedDrafter,
     NgramDrafter,
     RootDrafter,
@@ -38,11 +39,22 @@ PLAIN, AUTO = "plain", "auto"
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """Who drafts. shape: what it is narrowed to; None leaves that to the drafter."""
+    """Who drafts. shape: of its trees; None where it chooses."""
 
     name: str
     drafter: Drafter
     shape: Shape | None = None
+
+
+class FixedDrafter(DrafterWrapper):
+    """Another drafter that always wishes for trees of one shape."""
+
+    def __init__(self, inner: Drafter, shape: Shape) -> None:
+        super().__init__(inner)
+        self._wished = shape
+
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
+        return self._wished
 
 
 class SwitchDrafter(Drafter):
@@ -64,11 +76,11 @@ class SwitchDrafter(Drafter):
     def sources(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.current.sources
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
         return self.current.wish(num_sequences, num_constrained)
 
-    def propose(self, batch: Batch) -> DraftTree:
-        return self.current.propose(batch)
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+        return self.current.propose(batch, shape)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         self.current.observe(batch, output, verdict)
@@ -90,7 +102,6 @@ class Stage:
         assert config.draft.nodes != "auto" and not config.cache.prefix_cache
         self.llm = llm
         self.built = built
-        self._largest = built.shape
         self.switch = SwitchDrafter(built.width + MAX_FORCED * with_grammars)
         grammars = compile_pool(config, llm.info, llm.tokenizer) if with_grammars else None
         llm.engine = connect(
@@ -107,8 +118,6 @@ class Stage:
         engine = self.llm.engine
         while engine.has_work():
             engine.step()
-        if lineup.shape is not None:
-            lineup.drafter.shape = lineup.shape
         self.switch.current = lineup.drafter
 
     def plain(self) -> Lineup:
@@ -116,14 +125,13 @@ class Stage:
 
     def fixed(self, name: str, shape: Shape) -> Lineup:
         """Always this shape."""
-        return Lineup(name, self.built, shape)
+        return Lineup(name, FixedDrafter(self.built, shape), shape)
 
     def auto(self) -> Lineup:
         """The shape that promises most tokens a second, step by step, as `nodes="auto"` has it."""
-        llm, built = self.llm, self.built
-        built.shape = self._largest.within(AUTO_NODES)
-        seats = llm.config.scheduler.max_num_seqs
-        return Lineup(AUTO, pace(built, llm.engine.runner, seats, llm.info.max_model_len))
+        llm, shape = self.llm, self.built.shape.within(AUTO_NODES)
+        seats, longest = llm.config.scheduler.max_num_seqs, llm.info.max_model_len
+        return Lineup(AUTO, pace(self.built, shape, llm.engine.runner, seats, longest))
 
     def forced(self, name: str, lineup: Lineup) -> Lineup:
         """Another lineup whose trees forced spans are added to."""

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from eyas.bench.decode import acceptance
-from eyas.bench.lineup import Lineup, Stage
+from eyas.bench.lineup import FixedDrafter, Lineup, Stage
 from eyas.core import SamplingParams
 from eyas.draft import Shape, TreeDrafter
 from eyas.draft.network import DraftNetwork
@@ -109,7 +109,7 @@ def measure(
                 if name == UNFITTED and shape.topk == 1:
                     continue
                 say(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: {name}")
-                lineup = Lineup(name, drafter, shape)
+                lineup = Lineup(name, FixedDrafter(drafter, shape), shape)
                 given = _answers(stage, lineup, prompts, setting, num_seeds, max_tokens)
                 base = base or given
                 results.append(

@@ -31,6 +31,7 @@ from eyas.bench.synthetic import Verify, draw_lengths
 from eyas.constraint import ConstraintFailure, Grammar
 from eyas.constraint.base import State
 from eyas.core import DraftTree, GrammarError, Request, SamplingParams, Verdict
+from eyas.draft import Shape
 from eyas.engine.engine import Engine
 from eyas.grammar import Json, OutputSpec
 from eyas.runner.batch import Batch
@@ -46,7 +47,7 @@ _TRIES = 4
 """Tokens that are looked at for one after which the instance could go on."""
 _SLACK = 8
 
-Propose = Callable[[Batch], DraftTree]
+Propose = Callable[[Batch, Shape], DraftTree]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +205,9 @@ class Teacher:
         self._verify: Verify = engine.launcher.verify
         self.num_2 = torch.zeros(2, dtype=torch.int64, device=device)
 
-    def propose(self, batch: Batch) -> DraftTree:
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         """The drafter's chain, with other tokens."""
-        tree = self._propose(batch)
+        tree = self._propose(batch, shape)
         if tree.width == 1:
             return tree
         assert tree.is_chain

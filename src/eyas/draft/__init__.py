@@ -1,6 +1,6 @@
 """Drafters: who proposes the tree of a step. None of them can change the output."""
 
-from eyas.draft.base import Drafter, Shape, StepReport
+from eyas.draft.base import Drafter, DrafterWrapper, Shape, StepReport
 from eyas.draft.blend import BlendDrafter
 from eyas.draft.forced import ForcedDrafter
 from eyas.draft.network import HeadNetwork, ModelNetwork
@@ -12,6 +12,7 @@ from eyas.draft.tree import TreeDrafter
 __all__ = [
     "BlendDrafter",
     "Drafter",
+    "DrafterWrapper",
     "ForcedDrafter",
     "HeadNetwork",
     "ModelNetwork",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,18 +18,28 @@ from eyas.draft.network import DraftNetwork
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 
+MAX_REMEMBERED = 4
+"""Trees that a drafter may know again once their steps have landed: more than are ever under way."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How large a tree may grow. steps: levels below the root; topk: children that a node proposes
-    (1 is a chain); nodes: all of them, the root included, kept by score."""
+    (1 is a chain); nodes: all of them, the root included, kept by score. extra: nodes that somebody
+    else may add to it."""
 
     steps: int
     topk: int
     nodes: int
+    extra: int = 0
+
+    @property
+    def width(self) -> int:
+        """Most nodes of the whole tree."""
+        return self.nodes + self.extra
 
     def capped(self, other: Shape) -> Shape:
-        """The same, in no respect larger than `other`."""
+        """The same, in no respect larger than `other`, and nobody else's."""
         steps, topk = min(self.steps, other.steps), min(self.topk, other.topk)
         return Shape(steps, topk, min(self.nodes, other.nodes))
 
@@ -38,7 +48,13 @@ class Shape:
         nodes = min(width, self.nodes)
         if self.topk == 1:
             nodes = min(nodes, self.steps + 1)
-        return Shape(min(self.steps, nodes - 1), self.topk, nodes)
+        extra = min(self.extra, width - nodes)
+        return Shape(min(self.steps, nodes - 1), self.topk, nodes, extra)
+
+    @property
+    def alone(self) -> Shape:
+        """The same without what somebody else may add."""
+        return replace(self, extra=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +74,10 @@ class StepReport:
 
 
 class Drafter(ABC):
-    """taps: hidden states of the target it wants to observe. shape: how large trees are now.
-    sources: names of what proposes, by the numbers of `DraftTree.source_BW`. made_up_for: the last
-    proposal made many rows that were missing, so that its step says little about the next."""
+    """taps: hidden states of the target it wants to observe. shape: of the largest tree it grows.
+    sources: names of what proposes, by the numbers of `DraftTree.source_BW`."""
 
     sources: tuple[str, ...] = ("draft",)
-    made_up_for: bool = False
     taps: tuple[int, ...] = ()
     shape: Shape = Shape(0, 1, 1)
 
@@ -77,15 +91,16 @@ class Drafter(ABC):
         """Most nodes it ever proposes, the root included."""
         return self.shape.nodes
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
-        """How many nodes it wants for a step of so many rooted sequences; 1 is not to draft.
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
+        """How large a tree it wants for a step of so many rooted sequences; one node is not to draft.
         num_constrained: sequences with a grammar among all that may step, new ones included."""
-        return self.shape.nodes
+        return self.shape
 
     @abstractmethod
-    def propose(self, batch: Batch) -> DraftTree:
-        """A tree of at most `batch.width` nodes for each rooted sequence; also called for batches
-        that store prompt chunks only, so that a drafter with rows of its own keeps up."""
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+        """A tree no larger than `shape` for each rooted sequence; also called for batches that store
+        prompt chunks only, so that a drafter with rows of its own keeps up. shape: what it wished for,
+        cut to what the step has room for (`batch.width`)."""
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         """See what the target made of a step; no verdict where no sequence was rooted."""
@@ -94,6 +109,34 @@ class Drafter(ABC):
     def learn(self, report: StepReport) -> None:
         """Hear what became of a tree, once its step has landed."""
         return None
+
+
+class DrafterWrapper(Drafter):
+    """Another drafter, for who changes some of what it does."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        self.sources, self.taps, self.shape = inner.sources, inner.taps, inner.shape
+
+    @property
+    def networks(self) -> tuple[DraftNetwork, ...]:
+        return self._inner.networks
+
+    @property
+    def width(self) -> int:
+        return self._inner.width
+
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
+        return self._inner.wish(num_sequences, num_constrained)
+
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+        return self._inner.propose(batch, shape)
+
+    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+        self._inner.observe(batch, output, verdict)
+
+    def learn(self, report: StepReport) -> None:
+        self._inner.learn(report)
 
 
 def chain(tokens_BW: torch.Tensor, sizes_B: torch.Tensor) -> DraftTree:

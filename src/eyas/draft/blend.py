@@ -10,6 +10,7 @@ Legend: B sequences, W nodes of the merged tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -29,8 +30,6 @@ class BlendDrafter(Drafter):
         if len(readers) > 1:
             raise ValueError("a blend takes one drafter that reads the target's hidden states")
         self._sources = tuple(sources)
-        self._shapes = [source.shape for source in sources]
-        self._width = nodes
         self.taps = readers[0].taps if readers else ()
         self.sources = tuple(source.sources[0] for source in sources)
         steps = max(source.shape.steps for source in sources)
@@ -40,19 +39,15 @@ class BlendDrafter(Drafter):
     def networks(self) -> tuple[DraftNetwork, ...]:
         return tuple(network for source in self._sources for network in source.networks)
 
-    @property
-    def width(self) -> int:
-        return self._width
-
-    def propose(self, batch: Batch) -> DraftTree:
-        nodes = min(batch.width, self.shape.nodes)
-        trees = []
-        for source, own in zip(self._sources, self._shapes, strict=True):
-            source.shape = own.capped(self.shape).within(nodes)
-            trees.append(source.propose(batch))
-        self.made_up_for = any(source.made_up_for for source in self._sources)
-        merged = roots_alone(batch)
-        merged.source_BW = torch.zeros_like(merged.tokens_BW)
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+        nodes = shape.nodes
+        trees = [
+            source.propose(batch, source.shape.capped(shape).within(nodes))
+            for source in self._sources
+        ]
+        caught_up = any(tree.caught_up for tree in trees)
+        roots = roots_alone(batch)
+        merged = replace(roots, source_BW=torch.zeros_like(roots.tokens_BW), caught_up=caught_up)
         most = max(tree.width for tree in trees)
         if nodes == 1 or most == 1:
             return merged
@@ -111,7 +106,14 @@ def merge(into: DraftTree, tree: DraftTree, source: int, width: int) -> DraftTre
     is_chain = grown == 1 or (device.type == "cpu" and _is_chain(parents_BW, sizes_B))
     if is_chain:
         parents_BW = torch.arange(-1, grown - 1, device=device).expand(num, -1)
-    return DraftTree(tokens_BW[:, :grown], parents_BW, sizes_B, is_chain, source_BW[:, :grown])
+    return replace(
+        into,
+        tokens_BW=tokens_BW[:, :grown],
+        parents_BW=parents_BW,
+        sizes_B=sizes_B,
+        is_chain=is_chain,
+        source_BW=source_BW[:, :grown],
+    )
 
 
 def _merge_by_kernel(into: DraftTree, tree: DraftTree, source: int, grown: int) -> DraftTree:
@@ -125,7 +127,14 @@ def _merge_by_kernel(into: DraftTree, tree: DraftTree, source: int, grown: int) 
         source,
         grown,
     )
-    return DraftTree(tokens_BW, parents_BW, sizes_B, grown == 1, source_BW)
+    return replace(
+        into,
+        tokens_BW=tokens_BW,
+        parents_BW=parents_BW,
+        sizes_B=sizes_B,
+        is_chain=grown == 1,
+        source_BW=source_BW,
+    )
 
 
 def _is_chain(parents_BW: torch.Tensor, sizes_B: torch.Tensor) -> bool:

@@ -17,24 +17,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from eyas.cache.transfer import send
 from eyas.constraint.automaton import Automaton
-from eyas.core import DraftTree, Verdict
-from eyas.draft.base import Drafter, StepReport, chain
+from eyas.core import DraftTree
+from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, Shape, StepReport, chain
 from eyas.draft.blend import merge
-from eyas.draft.network import DraftNetwork
 from eyas.runner.batch import Batch
-from eyas.runner.runner import Output
 
 MAX_SPAN = 24
 """Most tokens of one span."""
 DEVICE_WIDTHS = (5, 9, 1 + MAX_SPAN)
 """Nodes of a tree of spans on a device: few widths, so that few steps have to be captured."""
-MAX_REMEMBERED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +43,25 @@ class _Extended:
     sizes: list[int]
 
 
-class ForcedDrafter(Drafter):
+class ForcedDrafter(DrafterWrapper):
     """inner: whose trees are extended. nodes: room for forced nodes, beside the inner drafter's."""
 
     def __init__(self, inner: Drafter, nodes: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._nodes = nodes
         self._remembered: deque[_Extended] = deque(maxlen=MAX_REMEMBERED)
         self.sources = (*inner.sources, "forced")
-        self.taps = inner.taps
-        self.shape = inner.shape
-
-    @property
-    def networks(self) -> tuple[DraftNetwork, ...]:
-        return self._inner.networks
 
     @property
     def width(self) -> int:
         return self._inner.width + self._nodes
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
-        self._inner.shape = self.shape
-        nodes = self._inner.wish(num_sequences, num_constrained)
-        return nodes + (self._nodes if num_constrained else 0)
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
+        wished = self._inner.wish(num_sequences, num_constrained)
+        return replace(wished, extra=self._nodes if num_constrained else 0)
 
-    def propose(self, batch: Batch) -> DraftTree:
-        inner = self._inner.propose(batch)
-        self.made_up_for = self._inner.made_up_for
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+        inner = self._inner.propose(batch, shape.alone)
         if batch.automata is None or not batch.rooted or batch.width == 1:
             return inner
         automata = batch.automata()
@@ -81,9 +70,6 @@ class ForcedDrafter(Drafter):
             return inner
         self._remembered.append(_Extended(extended, inner, _sizes(inner)))
         return extended
-
-    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
-        self._inner.observe(batch, output, verdict)
 
     def learn(self, report: StepReport) -> None:
         """The inner drafter hears of its own nodes alone."""

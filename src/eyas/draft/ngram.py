@@ -27,16 +27,11 @@ class NgramDrafter(Drafter):
         if not 1 <= min_match <= max_match:
             raise ValueError(f"1 <= min_match <= max_match, not {min_match} and {max_match}")
         self.shape = Shape(num_tokens, 1, num_tokens + 1)
-        self._width = num_tokens + 1
         self.min_match = min_match
         self.max_match = max_match
 
-    @property
-    def width(self) -> int:
-        return self._width
-
-    def propose(self, batch: Batch) -> DraftTree:
-        width = min(batch.width, self.shape.nodes)
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+        width = min(shape.nodes, self.shape.nodes)
         if width == 1 or not len(batch.rooted):
             return roots_alone(batch)
         if usable(batch.table.device):

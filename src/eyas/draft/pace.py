@@ -12,15 +12,14 @@ Does not know: networks, requests.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from eyas.core import DraftTree, Verdict
-from eyas.draft.base import Drafter, Shape, StepReport
+from eyas.core import DraftTree
+from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, Shape, StepReport
 from eyas.draft.costs import Costs
-from eyas.draft.network import DraftNetwork
 from eyas.runner.batch import Batch
-from eyas.runner.runner import Output
 
 PLAIN = Shape(0, 1, 1)
 TREE_NODES = (8, 16)
@@ -244,51 +243,41 @@ def _bucket(num_sequences: int) -> int:
     return power + power // 2 if 2 * size >= 3 * power and power > 1 else power
 
 
-class PacedDrafter(Drafter):
+class PacedDrafter(DrafterWrapper):
     """Another drafter whose shape is chosen step by step."""
 
     def __init__(self, inner: Drafter, pace: Pace) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._pace = pace
-        self.sources, self.taps = inner.sources, inner.taps
-        self._launched: tuple[int, int, int] | None = None
+        self._wished = inner.shape
+        self._grown: deque[tuple[DraftTree, Shape]] = deque(maxlen=MAX_REMEMBERED)
+        self._launched: Shape | None = None
         self._drafted_before = False
         self._resumed: DraftTree | None = None
         self._usual_seconds: dict[Shape, float] = {}
         self._upkeep_seconds = 0.0
 
-    @property
-    def networks(self) -> tuple[DraftNetwork, ...]:
-        return self._inner.networks
-
-    @property
-    def width(self) -> int:
-        return self._inner.width
-
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> int:
+    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
         if num_sequences:  # else prompts alone are stored: who steps next is not known yet
-            self._inner.shape = self._pace.choose(num_sequences)
-        return self._inner.shape.nodes
+            self._wished = self._pace.choose(num_sequences)
+        return self._wished
 
-    def propose(self, batch: Batch) -> DraftTree:
-        shape = self._inner.shape.within(batch.width)
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         started = time.perf_counter()
-        tree = self._inner.propose(batch)
+        tree = self._inner.propose(batch, shape)
         seconds = time.perf_counter() - started
         usual = self._usual_seconds.get(shape, seconds)
-        if not self._inner.made_up_for:
-            tree.shape = (shape.steps, shape.topk, shape.nodes)
+        self._launched = None
+        if not tree.caught_up:
+            self._launched = shape
+            self._grown.append((tree, shape))
             self._usual_seconds[shape] = min(1.1 * usual, seconds)
         elif self._drafted_before:
             self._upkeep_seconds += max(0.0, seconds - usual)
         else:
             self._resumed = tree
         self._drafted_before = shape.steps > 0
-        self._launched = tree.shape
         return tree
-
-    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
-        self._inner.observe(batch, output, verdict)
 
     def learn(self, report: StepReport) -> None:
         self._inner.learn(report)
@@ -296,11 +285,12 @@ class PacedDrafter(Drafter):
         if report.tree.width > 1 or self._upkeep_seconds:
             self._pace.keep_up(sum(max(0, n) for n in report.counts), self._upkeep_seconds)
             self._upkeep_seconds = 0.0
-        if report.tree.shape is None:
+        shape = next((shape for tree, shape in self._grown if tree is report.tree), None)
+        if shape is None:
             if report.tree is self._resumed and report.seconds is not None:
                 self._pace.spend(num_sequences, report.seconds)
             return
-        is_steady = report.tree.shape == self._launched  # else two shapes shared the time
+        is_steady = shape == self._launched  # else two shapes shared the time
         fates = [
             (size - 1, max(0, count - 1))
             for count, size in zip(report.counts, report.sizes, strict=True)
@@ -308,7 +298,7 @@ class PacedDrafter(Drafter):
         ]
         self._pace.learn(
             num_sequences,
-            Shape(*report.tree.shape),
+            shape,
             fates,
             report.seconds if is_steady else None,
             is_chain=report.tree.is_chain,

@@ -50,7 +50,7 @@ class _Growth:
 
 
 class TreeDrafter(Drafter):
-    """network: what drafts. shape: how the tree grows (it may be narrowed later, never widened).
+    """network: what drafts. shape: of the largest tree.
 
     first_scratch: first slot of the network's store that no sequence owns; there are
     `num_scratch(shape)` for each seat. max_rows: most rows made up for in one step.
@@ -69,7 +69,6 @@ class TreeDrafter(Drafter):
         self._network = network
         self._first_scratch = first_scratch
         self._per_seat = num_scratch(shape)
-        self._width = shape.nodes
         self._book = RowBook(network.first_position, bool(network.taps), first_scratch, max_rows)
         self._sees_noise = sees_noise
         self._proposed_for: Batch | None = None
@@ -81,21 +80,17 @@ class TreeDrafter(Drafter):
     def networks(self) -> tuple[DraftNetwork, ...]:
         return (self._network,)
 
-    @property
-    def width(self) -> int:
-        return self._width
-
-    def propose(self, batch: Batch) -> DraftTree:
-        shape = self.shape.within(batch.width)
+    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         self._proposed_for = batch
         self._book.forget(batch)
         missing = self._book.missing(batch) if shape.steps else None  # else made up for later
-        self.made_up_for = missing is not None and bool(missing.runs)
+        caught_up = missing is not None and bool(missing.runs)
         if missing is not None and missing.runs:
             self._make_runs(batch, missing.runs)
         self._book.step(batch, missing)
         if missing is None or not any(missing.drafts):
-            return replace(batch.stage("roots", lambda: roots_alone(batch)))
+            roots = batch.stage("roots", lambda: roots_alone(batch))
+            return replace(roots, caught_up=caught_up)
         drafts_B = None
         if not all(missing.drafts):
             drafts = np.ones(batch.num_rows, dtype=bool)
@@ -105,7 +100,7 @@ class TreeDrafter(Drafter):
         longest = missing.longest if batch.graphs is None else _bucket(missing.longest, batch.width)
         key = (shape, longest, drafts_B is None)
         grown = batch.stage(key, lambda: self._grown(batch, shape, longest, drafts_B, beta_B))
-        return replace(grown)
+        return replace(grown, caught_up=caught_up)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         if batch is not self._proposed_for:  # it ran without this drafter

@@ -251,13 +251,15 @@ def build_drafter(
     nodes = shape.nodes if len(sources) > 1 else sources[0].width
     drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, nodes)
     if drafting.is_paced:
-        drafter = pace(drafter, runner, max_num_seqs, max_length)
+        drafter = pace(drafter, drafter.shape, runner, max_num_seqs, max_length)
     return ForcedDrafter(drafter, MAX_FORCED) if "forced" in drafting.names else drafter
 
 
-def pace(drafter: Drafter, runner: ModelRunner, max_num_seqs: int, max_length: int) -> PacedDrafter:
-    """The drafter with its shape chosen step by step, by what steps and passes cost here."""
-    shape = drafter.shape
+def pace(
+    drafter: Drafter, shape: Shape, runner: ModelRunner, max_num_seqs: int, max_length: int
+) -> PacedDrafter:
+    """The drafter with its shape chosen step by step, at most `shape`, by what steps and passes cost
+    here."""
     most = max_num_seqs * shape.nodes
     costs = _target_costs(runner, max_length, min(most, 128))
     log.info("a step costs %s ms", _as_text(costs))

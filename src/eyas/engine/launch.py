@@ -133,7 +133,7 @@ class Launcher:
     def _start(self, flight: Flight, drafter: Drafter) -> Forward:
         plan = flight.plan
         batch = self._batch(flight, drafter)
-        flight.drafted = proposed = drafter.propose(batch)
+        flight.drafted = proposed = drafter.propose(batch, plan.shape)
         tree = batch.hold(proposed)
         masks = self._masks(plan, tree)
         if masks is not None and masks.walks_ahead:
@@ -200,7 +200,8 @@ class Launcher:
         assert self._graphs is not None, "only a device has something to prepare"
         asked = (self._info.vocab_size, num, width, length, temperature, self._graphs)
         batch = nobodys_batch(self._table, *asked)
-        tree = batch.hold(self.drafters[0].propose(batch))
+        drafter = self.drafters[0]
+        tree = batch.hold(drafter.propose(batch, drafter.shape.within(width)))
         rows, output = self._forward(batch, tree)
         verdict = self._verdict(batch, tree, rows, output, None)
         self.drafters[0].observe(batch, output, verdict)

@@ -84,7 +84,6 @@ def _kept(
             sizes_B,
             True,
             source_BW,
-            tree.shape,
         )
     new_tokens, new_parents, order = [], [], []
     for b, left in enumerate(kept):
@@ -108,5 +107,4 @@ def _kept(
         sizes_B,
         is_chain,
         None if tree.source_BW is None else tree.source_BW.gather(1, order_BW),
-        tree.shape,
     )

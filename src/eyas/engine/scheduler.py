@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.cache import CacheManager
+from eyas.draft import Shape
 from eyas.engine.sequence import Sequence, Status
 from eyas.runner.batch import Span
 from eyas.runner.table import SequenceTable
@@ -25,12 +26,14 @@ _NO_SLOTS = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What the next step does: sequences[i] is the owner of spans[i]."""
+    """What the next step does: sequences[i] is the owner of spans[i]. width: slots for nodes of each
+    sequence; shape: of the trees that are drafted into them."""
 
     sequences: list[Sequence]
     spans: list[Span]
     width: int
     max_length: int
+    shape: Shape
 
     @property
     def rooted(self) -> list[Sequence]:
@@ -43,7 +46,7 @@ class Plan:
 
 
 class Scheduler:
-    """max_width: most tree nodes of the drafter in use. wish: how many of them it wants for a step of
+    """max_width: most tree nodes of the drafter in use. wish: the tree that it wants for a step of
     so many sequences, where so many of those that may step are constrained. namespace is the
     sequence's cache salt."""
 
@@ -56,7 +59,7 @@ class Scheduler:
         max_batch_tokens: int,
         max_width: int,
         shares_prompts: bool,
-        wish: Callable[[int, int], int] | None = None,
+        wish: Callable[[int, int], Shape],
     ) -> None:
         self.cache = cache
         self.table = table
@@ -64,7 +67,7 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_width = max_width
         self.shares_prompts = shares_prompts
-        self.wish = wish or (lambda num_sequences, num_constrained: max_width)
+        self.wish = wish
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -80,8 +83,8 @@ class Scheduler:
         share = budget * 3 // 4 if storing or self.waiting else budget
         candidates = (*self.running, *self.waiting[: self.max_num_seqs])
         wish = self.wish(len(stepping), sum(s.constraint is not None for s in candidates))
-        width = max(1, min(wish, self.max_width, share // max(1, len(stepping))))
-        plan = Plan([], [], width, 1)
+        width = max(1, min(wish.width, self.max_width, share // max(1, len(stepping))))
+        plan = Plan([], [], width, 1, wish.within(width))
         starved: Sequence | None = None
         for sequence in stepping:
             if sequence.status is not Status.RUNNING or budget < width:

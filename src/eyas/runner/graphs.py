@@ -142,7 +142,7 @@ class StepGraphs:
             for mine, theirs in zip(own, tensors, strict=True):
                 if mine is not None and theirs is not None and mine is not theirs:
                     mine.copy_(theirs)
-        return replace(held, shape=tree.shape)
+        return replace(held)
 
     def hold_array(self, key: Hashable, values: np.ndarray | torch.Tensor) -> torch.Tensor:
         """The numbers at a fixed address; `key` and their shape tell which."""
