@@ -10,9 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eyas.core import DraftTree
-from eyas.engine.prune import Refusals, prune
-
-SHAPE = (3, 2, 9)
+from eyas.engine.prune import Refusals, refused, without
 
 
 def tree_of(
@@ -29,21 +27,17 @@ def tree_of(
         torch.tensor(sizes),
         is_chain,
         None if sources is None else torch.tensor(sources),
-        SHAPE,
     )
 
 
 def pruned(
     tree: DraftTree, legal: Sequence[Sequence[bool] | None], *, prunes: bool = True
 ) -> tuple[DraftTree, Refusals]:
-    return prune(
-        tree,
-        tree.tokens_BW.tolist(),
-        tree.parents_BW.tolist(),
-        tree.sizes_B.tolist(),
-        legal,
-        prunes=prunes,
-    )
+    parents, sizes = tree.parents_BW.tolist(), tree.sizes_B.tolist()
+    refusals = refused(parents, sizes, legal)
+    if not prunes:
+        return tree, refusals
+    return without(refusals, tree, tree.tokens_BW.tolist(), parents, sizes)
 
 
 Path = tuple[int, ...]
@@ -69,7 +63,7 @@ CHAIN_PARENTS = [[-1, 0, 1, 2]] * 2
 def test_a_chain_is_cut_at_its_first_refusal() -> None:
     tree = tree_of(CHAIN, CHAIN_PARENTS, [4, 4], [[0, 0, 1, 1], [0, 1, 1, 1]], is_chain=True)
     left, refusals = pruned(tree, [[True, True, False, False], [True, False, False, False]])
-    assert left.is_chain and left.shape == SHAPE and left.width == 2
+    assert left.is_chain and left.width == 2
     assert left.sizes_B.tolist() == [2, 1]
     assert paths_of(left, 0) == {(7,): 0, (7, 1): 0} and paths_of(left, 1) == {(8,): 0}
     assert refusals == Refusals(5, [{1}, {0}], [set(), set()])
@@ -90,7 +84,7 @@ def test_a_branch_goes_and_its_neighbours_move_up() -> None:
     assert left.tokens_BW.tolist() == [[9, 2, 4, 5]]
     assert left.parents_BW.tolist() == [[-1, 0, 1, 2]]
     assert left.source_BW is not None and left.source_BW.tolist() == [[0, 1, 1, 2]]
-    assert left.sizes_B.tolist() == [4] and left.is_chain and left.shape == SHAPE
+    assert left.sizes_B.tolist() == [4] and left.is_chain
     assert refusals == Refusals(2, [{0}], [set()])
 
 

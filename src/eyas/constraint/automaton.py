@@ -24,8 +24,8 @@ from eyas.constraint.budget import BudgetPoint
 from eyas.grammar import Budget
 
 LEAST_REST, MOST_REST = 2, 64
-"""Steps in which only the root is looked at, the first time and at most, beside the one after a draft
-that was late."""
+"""After a draft that was late: in how many further steps only the root is looked at, at first and at
+most."""
 SLOW_START, SLOW_EACH = 0.02, 0.0005
 """Seconds that looking for forced spans may take, once and for each time it is asked. A text that is
 forced over many thousand characters is slow to find, each time anew."""
@@ -159,15 +159,15 @@ class Automaton:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Move over tokens that were chosen. ConstraintFailure at a limit that holds for them alone."""
-        for passed in self._passed:  # others had a step's time to come along
-            passed.later = {}  # else one who stayed there would keep all that follows
+        for passed in self._passed:  # forks have had one step to take these points over
+            passed.later = {}  # else a fork that stays behind would keep all points after it alive
         self._passed = []
         self._tokens += tokens
         try:
             left = tuple(tokens)
             while left:
                 point, num_passed = self._beyond(left)
-                if point is None:  # it was, in its mask: a limit has spoilt what states share
+                if point is None:  # its mask allowed it, so what states share has hit a limit
                     raise ConstraintFailure("a chosen token is not legal any more")
                 self._passed.append(self.root)
                 self.root, left = point, left[num_passed:]

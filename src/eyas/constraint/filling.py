@@ -95,7 +95,9 @@ class Filling:
         self._begun_at = self._deadline = 0.0
         self._same: dict[tuple[int, tuple[int, ...]], list[MaskRequest]] = {}
         new, behind = self._new(first), self._new(later)
-        new.sort(key=lambda request: bool(request.tokens))  # who is known to be slow begins
+        new.sort(
+            key=lambda request: bool(request.tokens)
+        )  # roots alone, known to be slow, go first
         self._first = _Batch(new, mask_RK)
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [_Batch(piece, mask_RK) for piece in pieces]
@@ -274,7 +276,7 @@ class _Batch:
 def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> MaskJob:
     states = [request.point.state for request in requests]
     backend, rows = _backend(requests[0]), [each.row for each in requests]
-    # Behind an end nothing has a mask; with it a point alone goes the drafts' way, and need not queue.
+    # With an end behind it, which has no mask, a point alone goes in the drafts' call.
     end = tuple(backend.eos_token_ids)[:1]
     drafts = [each.tokens or (end if each.has_room else ()) for each in requests]
     return backend.job(states, mask_RK, rows, drafts)

@@ -29,7 +29,7 @@ from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
 from eyas.constraint.filling import Filling, MaskRequest
 from eyas.core import DraftTree
-from eyas.engine.prune import Refusals, prune
+from eyas.engine.prune import Refusals, refused, without
 from eyas.engine.sequence import Sequence, Status
 from eyas.wire import GrammarStats
 
@@ -169,10 +169,11 @@ class TreeMasks:
             None if each is None else each.legal(size)
             for each, size in zip(self.walked, self._sizes, strict=True)
         ]
-        asked = (self.tree, self._tokens, self._parents, self._sizes, legal)
-        self.tree, self.refusals = prune(*asked, prunes=self.walks_ahead)
+        self.refusals = refused(self._parents, self._sizes, legal)
         self.stats.num_pruned += self.refusals.num_nodes
         if self.walks_ahead:
+            host = (self._tokens, self._parents, self._sizes)
+            self.tree, self.refusals = without(self.refusals, self.tree, *host)
             for each in self.walked:
                 if each is not None:
                     each.points = [point for point in each.points if point is not None]

@@ -20,8 +20,8 @@ from eyas.core import DraftTree
 class Refusals:
     """What grammars refused. num_nodes: how many, those below refused ones included.
 
-    below: for each sequence the nodes with a refused child (by their number in the tree that is left);
-    illegal: the refused nodes that are still in it.
+    below: for each sequence the nodes with a refused child; illegal: the refused nodes. Both number the
+    nodes of the tree that is verified, which may be without the refused ones.
     """
 
     num_nodes: int = 0
@@ -29,41 +29,38 @@ class Refusals:
     illegal: list[set[int]] = field(default_factory=list)
 
 
-def prune(
+def refused(
+    parents: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    legal: Sequence[Sequence[bool] | None],
+) -> Refusals:
+    """What is not legal in trees that keep all of their nodes. legal: None where everything is."""
+    found = Refusals()
+    for above, size, ok in zip(parents, sizes, legal, strict=True):
+        illegal = set() if ok is None else {node for node in range(size) if not ok[node]}
+        found.num_nodes += len(illegal)
+        found.illegal.append(illegal)
+        found.below.append({above[node] for node in illegal if above[node] not in illegal})
+    return found
+
+
+def without(
+    refusals: Refusals,
     tree: DraftTree,
     tokens: Sequence[Sequence[int]],
     parents: Sequence[Sequence[int]],
     sizes: Sequence[int],
-    legal: Sequence[Sequence[bool] | None],
-    *,
-    prunes: bool,
 ) -> tuple[DraftTree, Refusals]:
-    """tokens, parents, sizes: the tree's, on the host. legal: None where everything is. Nodes stay in
-    the tree unless `prunes`, but are counted all the same."""
-    refusals = Refusals()
-    kept: list[list[int]] = []
-    for b, size in enumerate(sizes):
-        nodes = range(size)
-        ok = legal[b]
-        left = list(nodes) if ok is None else [node for node in nodes if ok[node]]
-        number = {node: place for place, node in enumerate(left)} if prunes else None
-        below, illegal = set(), set()
-        if ok is not None and len(left) < size:
-            refusals.num_nodes += size - len(left)
-            for node in nodes:
-                if ok[node]:
-                    continue
-                if ok[parents[b][node]]:
-                    parent = parents[b][node]
-                    below.add(parent if number is None else number[parent])
-                if number is None:
-                    illegal.add(node)
-        refusals.below.append(below)
-        refusals.illegal.append(illegal)
-        kept.append(left)
-    if not prunes or not refusals.num_nodes:
+    """The tree without what was refused, and the refusals in its numbers. tokens, parents, sizes: the
+    tree's, on the host."""
+    if not refusals.num_nodes:
         return tree, refusals
-    return _kept(tree, tokens, parents, kept), refusals
+    kept, below = [], []
+    for size, illegal, above in zip(sizes, refusals.illegal, refusals.below, strict=True):
+        kept.append([node for node in range(size) if node not in illegal])
+        below.append({kept[-1].index(node) for node in above})
+    nothing: list[set[int]] = [set() for _ in sizes]
+    return _kept(tree, tokens, parents, kept), Refusals(refusals.num_nodes, below, nothing)
 
 
 def _kept(
