@@ -312,7 +312,7 @@ def test_constraint_tools_and_budget_reach_the_engine_as_one_output(
     assert Regex("a+") in leaves(output.root) and output.param == "regex"
     assert output.budget is not None and output.budget.max_tokens >= 7
     whole(http, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
-    assert fake.requests[-1].output.param == "tool_choice"
+    assert fake.requests[-1].output.param == "tools"
     whole(http, thinking_budget=3)
     assert fake.requests[-1].output.param == "max_reasoning_tokens"
     whole(http)

@@ -34,8 +34,6 @@ PAIRS = (
     ("minProperties", "maxProperties"),
     ("minimum", "maximum"),
 )
-UNENFORCED = ("$dynamicRef", "$recursiveRef", "extends", "disallow", "divisibleBy")
-"""Keywords that constrain, in one draft or another, and that nothing here handles."""
 
 KEYWORD_TYPES = {
     **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),

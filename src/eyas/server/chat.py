@@ -103,7 +103,7 @@ def _param_of(constraint: Constraint | None, wanted: Wanted) -> str:
     if constraint is not None:
         return constraint.param
     if wanted.tools:
-        return "tools" if wanted.choice == "auto" else "tool_choice"
+        return "tools"
     return "max_reasoning_tokens"
 
 
