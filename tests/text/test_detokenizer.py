@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from eyas.text import Detokenizer, Tokenizer
 
 KINDS = ["chatml", "llama3", "llama2", "metaspace_first", "metaspace_never"]
+SPACE_MARK = "\u2581"
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], **options: bool) -> list[str]:
@@ -31,11 +32,21 @@ def test_any_tokens_stream_to_the_text_of_the_whole(tokenizers, data, kind, skip
 @given(st.text(max_size=30), st.sampled_from(KINDS))
 def test_valid_text_never_shows_a_replacement_character(tokenizers, text, kind):
     tokenizer = tokenizers[kind]
-    text = text.replace("\ufffd", "?").lstrip(" ")
+    text = text.replace("\ufffd", "?").replace(SPACE_MARK, "_").lstrip(" ")
     pieces = stream(tokenizer, tokenizer.encode_text(text))
     assert "".join(pieces) == text
     assert not any("\ufffd" in piece for piece in pieces)
     assert pieces[-1] == "" or not text.strip(" ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mark_of_spaces_is_a_space_where_it_is_one(kind, tokenizers):
+    """As in SentencePiece, whose vocabularies have no other way to write it."""
+    tokenizer = tokenizers[kind]
+    is_mark = kind in ("llama2", "metaspace_first", "metaspace_never")
+    text = f"one{SPACE_MARK}two"
+    found = "".join(stream(tokenizer, tokenizer.encode_text(text)))
+    assert found == ("one two" if is_mark else text)
 
 
 @pytest.mark.parametrize("kind", ["chatml", "llama2"])
