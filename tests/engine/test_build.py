@@ -45,7 +45,7 @@ def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("too late")
 
     monkeypatch.setattr(build, "find_order", never)
-    monkeypatch.setattr(build, "load_model", never)
+    monkeypatch.setattr(build.ModelFiles, "load", never)
 
 
 @pytest.mark.usefixtures("nothing_long")

@@ -17,7 +17,7 @@ import msgspec
 
 from eyas.bench.decode import EngineContestant, Job, Run, acceptance, same_tokens, summarise
 from eyas.config import AUTO_NODES
-from eyas.core import DraftCounts, DraftTree, Verdict
+from eyas.core import DraftCounts
 from eyas.draft import (
     BlendDrafter,
     Drafter,
@@ -26,13 +26,10 @@ from eyas.draft import (
     NgramDrafter,
     RootDrafter,
     Shape,
-    StepReport,
 )
 from eyas.engine.build import compile_pool, connect
 from eyas.engine.drafting import MAX_FORCED, pace
 from eyas.llm import LLM
-from eyas.runner.batch import Batch
-from eyas.runner.runner import Output
 
 PLAIN, AUTO = "plain", "auto"
 
@@ -57,36 +54,20 @@ class FixedDrafter(DrafterWrapper):
         return self._wished
 
 
-class SwitchDrafter(Drafter):
-    """Whichever drafter is `current`. width: of the largest tree that any of them proposes."""
+class SwitchDrafter(DrafterWrapper):
+    """Whichever drafter is in use. width: of the largest tree that any of them proposes."""
 
     def __init__(self, width: int) -> None:
+        super().__init__(RootDrafter())
         self._width = width
-        self.current: Drafter = RootDrafter()
 
     @property
     def width(self) -> int:
         return self._width
 
-    @property
-    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.current.taps
-
-    @property
-    def sources(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.current.sources
-
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
-        return self.current.wish(num_sequences, num_constrained)
-
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
-        return self.current.propose(batch, shape)
-
-    def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
-        self.current.observe(batch, output, verdict)
-
-    def learn(self, report: StepReport) -> None:
-        self.current.learn(report)
+    def use(self, drafter: Drafter) -> None:
+        """From now on."""
+        self._wrap(drafter)
 
 
 class Stage:
@@ -118,7 +99,7 @@ class Stage:
         engine = self.llm.engine
         while engine.has_work():
             engine.step()
-        self.switch.current = lineup.drafter
+        self.switch.use(lineup.drafter)
 
     def plain(self) -> Lineup:
         return Lineup(PLAIN, RootDrafter())

@@ -17,7 +17,8 @@ from eyas.constraint.base import ConstraintFailure
 
 _T = TypeVar("_T")
 _PAUSE_SECONDS = 0.0002
-_OF_THE_HOST = (Exception, KeyboardInterrupt, SystemExit, GeneratorExit)
+OF_THE_HOST = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What else is no `Exception` is a library's panic."""
 
 
 def when_free(call: Callable[[], _T]) -> _T:
@@ -29,11 +30,6 @@ def when_free(call: Callable[[], _T]) -> _T:
             if "borrowed" not in str(error):
                 raise
             time.sleep(_PAUSE_SECONDS)
-
-
-def is_panic(error: BaseException | None) -> bool:
-    """Is it a library's, past all that Python code is meant to catch?"""
-    return error is not None and not isinstance(error, _OF_THE_HOST)
 
 
 class _WithoutPanic:
@@ -48,7 +44,7 @@ class _WithoutPanic:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if is_panic(error):
+        if error is not None and not isinstance(error, (Exception, *OF_THE_HOST)):
             raise ConstraintFailure("the grammar library failed on this output") from error
 
 

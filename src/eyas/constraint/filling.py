@@ -32,6 +32,7 @@ import numpy as np
 
 from eyas.constraint.automaton import Point
 from eyas.constraint.base import Backend, MaskJob, num_legal
+from eyas.constraint.borrowed import OF_THE_HOST
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,6 @@ FEW = 4
 """One in so many drafts may be slow."""
 BEGIN_SECONDS = 0.001
 """At most so long the caller stands aside for the thread that is to fill."""
-_OF_THE_HOST = (KeyboardInterrupt, SystemExit)
-"""All else is a library's; a panic of one that is written in Rust is no `Exception`."""
 POLL_SECONDS = 0.0005
 """Between two looks at whether what is missing is late."""
 
@@ -95,9 +94,8 @@ class Filling:
         self._begun_at = self._deadline = 0.0
         self._same: dict[tuple[int, tuple[int, ...]], list[MaskRequest]] = {}
         new, behind = self._new(first), self._new(later)
-        new.sort(
-            key=lambda request: bool(request.tokens)
-        )  # roots alone, known to be slow, go first
+        # Roots alone, known to be slow, go first.
+        new.sort(key=lambda request: bool(request.tokens))
         self._first = _Batch(new, mask_RK)
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [_Batch(piece, mask_RK) for piece in pieces]
@@ -266,7 +264,7 @@ class _Batch:
     def _watched(self) -> Iterator[None]:
         try:
             yield
-        except _OF_THE_HOST:
+        except OF_THE_HOST:
             raise
         except BaseException:
             log.warning("masks of a step failed together; each is filled on its own", exc_info=True)
@@ -291,7 +289,7 @@ def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> bool:
     mask_LK = request.rows(mask_RK)
     try:
         return not _backend(request).fill([request.point.state], mask_LK, None, [request.tokens])
-    except _OF_THE_HOST:
+    except OF_THE_HOST:
         raise
     except BaseException:
         log.exception("an automaton failed")

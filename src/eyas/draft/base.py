@@ -115,6 +115,9 @@ class DrafterWrapper(Drafter):
     """Another drafter, for who changes some of what it does."""
 
     def __init__(self, inner: Drafter) -> None:
+        self._wrap(inner)
+
+    def _wrap(self, inner: Drafter) -> None:
         self._inner = inner
         self.sources, self.taps, self.shape = inner.sources, inner.taps, inner.shape
 

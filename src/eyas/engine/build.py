@@ -34,7 +34,6 @@ from eyas.models import (
     Decoder,
     ModelFiles,
     ModelSpec,
-    load_model,
     locate_model,
     resolve_dtype,
 )
@@ -93,14 +92,14 @@ def load(
 ) -> Parts:
     """Read the model, and if `drafts` what drafts, from files."""
     directory = locate_model(config.model.path, config.model.revision, config.model.offline)
-    spec = ModelFiles.open(directory).spec
+    files = ModelFiles.open(directory)
+    spec = files.spec
     tokenizer = Tokenizer.from_directory(directory)
     dtype = resolve_dtype(config.model.dtype, place.device)
     _check_memory(config, spec, dtype, place)
     drafting = decide_drafting(config, directory, spec) if drafts else None
     order = find_order(config, place, dtype, spec)
-    model = load_model(
-        directory,
+    model = files.load(
         dtype=dtype,
         device=place.device,
         max_model_len=longest_sequence(config, spec),
@@ -112,7 +111,7 @@ def load(
         draft_order = find_order(config, place, dtype, drafting)
         network = load_network(drafting, model, directory, draft_order.order, progress)
     return Parts(
-        spec=model.spec,
+        spec=spec,
         model=model,
         order=order,
         drafting=drafting,

@@ -48,6 +48,35 @@ class ModelFiles:
         shapes = Decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1).parameters()
         return cls(spec, checkpoint, wanted_tensors(shapes, checkpoint, names, spec.tie_embeddings))
 
+    def load(
+        self,
+        *,
+        dtype: torch.dtype | DtypeName = "auto",
+        device: torch.device | str = "cpu",
+        max_model_len: int | None = None,
+        extends: bool = False,
+        order: RowOrder | None = None,
+        progress: Progress | None = None,
+    ) -> Decoder:
+        """The model, as `load_model` has it."""
+        most = self.spec.max_position
+        if max_model_len is not None and max_model_len > most and not extends:
+            raise ValueError(
+                f"max_model_len {max_model_len} is above the {most} positions that "
+                f"{self.checkpoint.directory} was made for; lower it"
+            )
+        with torch.no_grad():
+            decoder = Decoder(
+                self.spec,
+                dtype=resolve_dtype(dtype, device),
+                device=device,
+                max_model_len=max_model_len,
+                order=order,
+            )
+            fill(decoder.parameters(), self.checkpoint, self.wanted, progress)
+            decoder.seal()
+        return decoder
+
 
 def load_model(
     directory: Path | str,
@@ -67,21 +96,11 @@ def load_model(
     progress: called with (tensor name, bytes done, bytes in all) after each tensor.
     ValueError: the checkpoint is unsupported, incomplete or damaged; the text says what to do.
     """
-    files = ModelFiles.open(directory)
-    most = files.spec.max_position
-    if max_model_len is not None and max_model_len > most and not extends:
-        raise ValueError(
-            f"max_model_len {max_model_len} is above the {most} positions that {directory} was made "
-            "for; lower it"
-        )
-    with torch.no_grad():
-        decoder = Decoder(
-            files.spec,
-            dtype=resolve_dtype(dtype, device),
-            device=device,
-            max_model_len=max_model_len,
-            order=order,
-        )
-        fill(decoder.parameters(), files.checkpoint, files.wanted, progress)
-        decoder.seal()
-    return decoder
+    return ModelFiles.open(directory).load(
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        extends=extends,
+        order=order,
+        progress=progress,
+    )

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from eyas.server.errors import ApiError
+from eyas.text.tokenizer import without_lone_surrogates
 
 MAX_STRUCTURE = 200_000
 """Objects, arrays and members of one text."""
@@ -45,7 +46,7 @@ def json_object(text: str | bytes, param: str | None = None) -> dict[str, Any]:
     if not is_finite:
         path = path_of([param] if param else [], _way_to_no_number(value))
         raise ApiError(400, f"{path}: holds a number that is not finite", param=path)
-    return _without_lone_surrogates(value) if "\\u" in text else value
+    return _cleaned(value) if "\\u" in text else value
 
 
 def load(text: str) -> tuple[Any, bool]:
@@ -116,27 +117,19 @@ def _way_to_no_number(value: dict[str, Any]) -> list[str | int]:
     return way
 
 
-def _without_lone_surrogates(value: dict[str, Any]) -> dict[str, Any]:
+def _cleaned(value: dict[str, Any]) -> dict[str, Any]:
     """JSON can spell half of a surrogate pair; such halves become U+FFFD. No recursion."""
     root = [value]
     todo: list[Any] = [root]
     while todo:
         container = todo.pop()
         if isinstance(container, dict):
-            cleaned = {_cleaned(key): item for key, item in container.items()}
+            cleaned = {without_lone_surrogates(key): item for key, item in container.items()}
             container.clear()
             container.update(cleaned)
         for key, item in container.items() if isinstance(container, dict) else enumerate(container):
             if isinstance(item, str):
-                container[key] = _cleaned(item)
+                container[key] = without_lone_surrogates(item)
             elif isinstance(item, (dict, list)):
                 todo.append(item)
     return root[0]
-
-
-def _cleaned(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

@@ -116,7 +116,7 @@ class Tokenizer:
         """
         if not text:
             return []
-        return self._encode(_without_lone_surrogates(text), continues)
+        return self._encode(without_lone_surrogates(text), continues)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a raw prompt: plain text too, after the model's own beginning."""
@@ -301,7 +301,7 @@ def _prompt_prefix(spec: dict[str, Any]) -> list[int]:
     return prefix
 
 
-def _without_lone_surrogates(text: str) -> str:
+def without_lone_surrogates(text: str) -> str:
     """JSON can spell half of a surrogate pair, UTF-8 cannot: such halves become U+FFFD."""
     try:
         text.encode("utf-8")
