@@ -87,6 +87,15 @@ def test_tables_and_rotations_match_transformers(parameters: dict[str, Any], tmp
     )
 
 
+def test_a_table_may_lag_behind_its_positions(tmp_path: Any) -> None:
+    spec = config_file(tmp_path, rope_parameters=PARAMETERS[0]).rope(64)
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "device": torch.device("cpu")}
+    positions = torch.arange(50)
+    lagging = RopeTable(spec, 50, lag=1, **options).gather(positions)
+    plain = RopeTable(spec, 50, **options).gather((positions - 1).clamp(min=0))
+    assert all(torch.equal(one, other) for one, other in zip(lagging, plain, strict=True))
+
+
 def test_every_supported_kind_is_compared_above() -> None:
     assert {parameters["rope_type"] for parameters in PARAMETERS} == set(ROPE_KINDS)
 

@@ -15,7 +15,95 @@ import triton
 import triton.language as tl
 
 from eyas.kernels.partials import keep
-from eyas.kernels.softmax import MATRIX_DEPTH, attend_paths, attend_split
+from eyas.kernels.softmax import MATRIX_DEPTH, attend_split, scores, weighted
+
+
+@triton.jit
+def _own_columns(
+    shared_stop,
+    end,
+    first_node,
+    num_nodes,
+    table,
+    positions_W,
+    paths_WD,
+    root,
+    limit,
+    SPLIT: tl.constexpr,
+    OWN: tl.constexpr,
+):
+    """SPLIT columns of nodes' own, OWN each: slots, positions, whose they are, which are there."""
+    place_K = tl.arange(0, SPLIT)
+    owner_K = first_node + place_K // OWN
+    column_K = shared_stop + place_K % OWN
+    last_K = tl.load(positions_W + owner_K, mask=owner_K < num_nodes, other=-1).to(tl.int32)
+    is_stored = (column_K <= tl.minimum(last_K, limit)) & (column_K < end)
+    slot_K = tl.load(table + column_K, mask=is_stored & (column_K < root), other=0)
+    path_K = paths_WD + owner_K * num_nodes + last_K
+    slot_K += tl.load(path_K - column_K, mask=is_stored & (column_K >= root), other=0)
+    return slot_K, column_K, owner_K, is_stored
+
+
+@triton.jit
+def _attend_paths(
+    q_MH,
+    position_M,
+    node_M,
+    start,
+    shared_stop,
+    first_node,
+    num_nodes,
+    kv,
+    table,
+    positions_W,
+    paths_WD,
+    root,
+    limit,
+    window,
+    first_position,
+    scale,
+    SIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    SPLIT: tl.constexpr,
+    OWN: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+):
+    """The split at `start`, seen by nodes of a tree at once: what stands before `shared_stop` is read
+    for all of them, the OWN positions from there on for each along its own path, in a second block of
+    SPLIT columns. The columns of other nodes weigh nothing, so a node's sums are those of
+    `attend_split`. shared_stop: a multiple of the matrix unit's depth, at most `root`, or `start`. The
+    paths must end within their columns."""
+    end = start + SPLIT
+    column_K = start + tl.arange(0, SPLIT)
+    is_stored = column_K < tl.minimum(shared_stop, end)
+    slot_K = tl.load(table + column_K, mask=is_stored, other=0)
+    score_MK = scores(
+        q_MH, position_M, node_M, slot_K, column_K, column_K, is_stored, kv, window, first_position,
+        SIDE, HEAD_DIM, INNER, True, False, HAS_WINDOW, HAS_FIRST,
+    )  # fmt: skip
+    own_slot_K, own_column_K, owner_K, is_own = _own_columns(
+        shared_stop, end, first_node, num_nodes, table, positions_W, paths_WD, root, limit, SPLIT, OWN
+    )  # fmt: skip
+    own_MK = scores(
+        q_MH, position_M, node_M, own_slot_K, own_column_K, owner_K, is_own, kv, window,
+        first_position, SIDE, HEAD_DIM, INNER, True, True, HAS_WINDOW, HAS_FIRST,
+    )  # fmt: skip
+    top_M = tl.maximum(tl.max(score_MK, 1), tl.max(own_MK, 1))
+    top_M = top_M * scale
+    finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
+    sum_M8 = tl.zeros((q_MH.shape[0], 8), tl.float32)
+    value_MH = tl.zeros((q_MH.shape[0], INNER), tl.float32)
+    sum_M8, value_MH = weighted(
+        score_MK, finite_top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
+        SPLIT, True,
+    )  # fmt: skip
+    sum_M8, value_MH = weighted(
+        own_MK, finite_top_M, scale, own_slot_K, is_own, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
+        SPLIT, True,
+    )  # fmt: skip
+    return top_M, tl.max(sum_M8, 1), value_MH
 
 
 @triton.jit
@@ -83,10 +171,10 @@ def attend_tails(
         shared_stop = tl.maximum(start, root // MATRIX_DEPTH * MATRIX_DEPTH)
         is_short = tl.minimum(stop, start + SPLIT) - shared_stop <= SPLIT // NODES
         if (NODES > 1) & is_short:
-            top_M, sum_M, value_MH = attend_paths(
+            top_M, sum_M, value_MH = _attend_paths(
                 q_MH, position_M, node_M, start, shared_stop, first_node, num_nodes, kv, table,
                 positions_W, paths_WD, root, limit, window, first_position, scale, SIDE, HEAD_DIM,
-                INNER, SPLIT, NODES, HAS_WINDOW, HAS_FIRST,
+                INNER, SPLIT, SPLIT // NODES, HAS_WINDOW, HAS_FIRST,
             )  # fmt: skip
             keep(
                 states_TNU2, values_TNUH, place_M, top_M, sum_M, value_MH, is_line, HEAD_DIM, INNER

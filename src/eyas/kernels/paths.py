@@ -68,7 +68,8 @@ def node_paths(
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """positions_BW of the nodes that have a row (-1 for others), nodes_T = the flat index of each row's
-    node (-1 where there is none), paths_BWD of a tree: slots from each node up to its root.
+    node (-1 where there is none; as many rows as nodes are one each), paths_BWD of a tree: slots from
+    each node up to its root.
 
     Reference: `node_paths` in tests/kernels/test_attention_paths.py.
     """
@@ -76,7 +77,9 @@ def node_paths(
     device = rows_BW.device
     rows_BW, roots_B = rows_BW.contiguous(), roots_B.contiguous()
     positions_BW = torch.empty((num, width), dtype=torch.int64, device=device)
-    nodes_T = torch.full((num_rows,), -1, dtype=torch.int64, device=device)
+    nodes_T = torch.empty((num_rows,), dtype=torch.int64, device=device)
+    if num_rows != num * width:
+        nodes_T.fill_(-1)
     paths_BWD = None
     if parents_BW is not None:
         parents_BW, node_slots_BW = parents_BW.contiguous(), node_slots_BW.contiguous()

@@ -123,7 +123,30 @@ def finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS: tl.constexpr):
 
 
 @triton.jit
-def _attend_columns(
+def stored(
+    side,
+    slot_K,
+    is_stored,
+    SIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """[K, H] what `side` keeps in these slots; zeros where nothing is stored."""
+    inner_1H = tl.arange(0, INNER)[None, :]
+    source_KH = side + slot_K[:, None] * (2 * SIDE) + inner_1H
+    is_inner = inner_1H < HEAD_DIM
+    if IS_MASKED:
+        x_KH = tl.load(source_KH, mask=is_stored[:, None] & is_inner, other=0.0)
+    elif INNER == HEAD_DIM:
+        x_KH = tl.load(source_KH)
+    else:
+        x_KH = tl.load(source_KH, mask=is_inner, other=0.0)
+    return x_KH
+
+
+@triton.jit
+def scores(
     q_MH,
     position_M,
     owner_M,
@@ -134,50 +157,53 @@ def _attend_columns(
     kv,
     window,
     first_position,
-    scale,
     SIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
-    KEYS: tl.constexpr,
     IS_MASKED: tl.constexpr,
     HAS_OWNERS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
 ):
-    """What the rows of a tile see of these columns of keys: those up to their own position and,
-    HAS_OWNERS, those of their own owner or of nobody (-1); all of them without IS_MASKED."""
-    inner_1H = tl.arange(0, INNER)[None, :]
-    source_KH = kv + slot_K[:, None] * (2 * SIDE) + inner_1H
-    is_inner = inner_1H < HEAD_DIM
-    if IS_MASKED:
-        k_KH = tl.load(source_KH, mask=is_stored[:, None] & is_inner, other=0.0)
-    elif INNER == HEAD_DIM:
-        k_KH = tl.load(source_KH)
-    else:
-        k_KH = tl.load(source_KH, mask=is_inner, other=0.0)
+    """Products of the rows of a tile with these columns of keys, -inf where a row does not see one: it
+    sees those up to its own position and, HAS_OWNERS, of its own owner; all without IS_MASKED."""
+    k_KH = stored(kv, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
     score_MK = tl.dot(q_MH, tl.trans(k_KH), input_precision=PRECISION)
     if IS_MASKED:
         is_seen = (column_K[None, :] <= position_M[:, None]) & is_stored[None, :]
         if HAS_OWNERS:
-            is_seen = is_seen & ((owner_K < 0)[None, :] | (owner_K[None, :] == owner_M[:, None]))
+            is_seen = is_seen & (owner_K[None, :] == owner_M[:, None])
         if HAS_WINDOW:
             is_seen = is_seen & (column_K[None, :] > position_M[:, None] - window)
         if HAS_FIRST:
             is_own = column_K[None, :] == position_M[:, None]
             is_seen = is_seen & ((column_K[None, :] >= first_position) | is_own)
         score_MK = tl.where(is_seen, score_MK, float("-inf"))
-    top_M = tl.max(score_MK, 1) * scale
-    finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
-    weight_MK = tl.exp2(tl.fma(score_MK, scale, -finite_top_M[:, None])).to(k_KH.dtype)
-    if IS_MASKED:
-        v_KH = tl.load(source_KH + SIDE, mask=is_stored[:, None] & is_inner, other=0.0)
-    elif INNER == HEAD_DIM:
-        v_KH = tl.load(source_KH + SIDE)
-    else:
-        v_KH = tl.load(source_KH + SIDE, mask=is_inner, other=0.0)
+    return score_MK
+
+
+@triton.jit
+def weighted(
+    score_MK,
+    finite_top_M,
+    scale,
+    slot_K,
+    is_stored,
+    kv,
+    sum_M8,
+    value_MH,
+    SIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    INNER: tl.constexpr,
+    KEYS: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """The sums of weights (in each of 8 columns) and of weighted values, with these columns added."""
+    v_KH = stored(kv + SIDE, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
+    weight_MK = tl.exp2(tl.fma(score_MK, scale, -finite_top_M[:, None])).to(v_KH.dtype)
     ones_K8 = tl.full((KEYS, 8), 1.0, v_KH.dtype)
-    sum_M = tl.max(tl.dot(weight_MK, ones_K8, input_precision=PRECISION), 1)
-    return top_M, sum_M, tl.dot(weight_MK, v_KH, input_precision=PRECISION)
+    sum_M8 = tl.dot(weight_MK, ones_K8, sum_M8, input_precision=PRECISION)
+    return sum_M8, tl.dot(weight_MK, v_KH, value_MH, input_precision=PRECISION)
 
 
 @triton.jit
@@ -211,11 +237,19 @@ def _attend_keys(
         slot_K = tl.load(table + column_K, mask=is_stored, other=0)
     else:
         slot_K = tl.load(table + column_K)
-    return _attend_columns(
+    score_MK = scores(
         q_MH, position_M, position_M, slot_K, column_K, column_K, is_stored, kv, window,
-        first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, IS_MASKED, False, HAS_WINDOW,
-        HAS_FIRST,
+        first_position, SIDE, HEAD_DIM, INNER, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
+    top_M = tl.max(score_MK, 1) * scale
+    finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
+    sum_M8 = tl.zeros((q_MH.shape[0], 8), tl.float32)
+    value_MH = tl.zeros((q_MH.shape[0], INNER), tl.float32)
+    sum_M8, value_MH = weighted(
+        score_MK, finite_top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
+        KEYS, IS_MASKED,
+    )  # fmt: skip
+    return top_M, tl.max(sum_M8, 1), value_MH
 
 
 @triton.jit
@@ -263,53 +297,3 @@ def attend_split(
                 top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH
             )
     return top_M, sum_M, value_MH
-
-
-@triton.jit
-def attend_paths(
-    q_MH,
-    position_M,
-    node_M,
-    start,
-    shared_stop,
-    first_node,
-    num_nodes,
-    kv,
-    table,
-    positions_W,
-    paths_WD,
-    root,
-    limit,
-    window,
-    first_position,
-    scale,
-    SIDE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    INNER: tl.constexpr,
-    SPLIT: tl.constexpr,
-    NODES: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_FIRST: tl.constexpr,
-):
-    """The split at `start`, seen by NODES nodes of a tree at once: what stands before `shared_stop` is
-    read for all of them, the SPLIT / NODES positions from there on for each along its own path. They
-    follow each other in one block of 2 * SPLIT columns; the columns of other nodes weigh nothing, so
-    a node's sums are those of `attend_split`. shared_stop: a multiple of the matrix unit's depth, at
-    most `root`, or `start`. The paths must end within their columns."""
-    OWN: tl.constexpr = SPLIT // NODES
-    place_K = tl.arange(0, 2 * SPLIT)
-    is_shared = place_K < SPLIT
-    owner_K = tl.where(is_shared, -1, first_node + (place_K - SPLIT) // OWN)
-    column_K = tl.where(is_shared, start + place_K, shared_stop + place_K % OWN)
-    is_owned = (owner_K >= 0) & (owner_K < num_nodes)
-    last_K = tl.load(positions_W + owner_K, mask=is_owned, other=-1).to(tl.int32)
-    stop_K = tl.where(is_shared, shared_stop, tl.minimum(last_K, limit) + 1)
-    is_stored = column_K < tl.minimum(stop_K, start + SPLIT)
-    is_on_path = is_stored & (column_K >= root)
-    slot_K = tl.load(table + column_K, mask=is_stored & (column_K < root), other=0)
-    path_K = paths_WD + owner_K * num_nodes + last_K
-    slot_K += tl.load(path_K - column_K, mask=is_on_path, other=0)
-    return _attend_columns(
-        q_MH, position_M, node_M, slot_K, column_K, owner_K, is_stored, kv, window, first_position,
-        scale, SIDE, HEAD_DIM, INNER, 2 * SPLIT, True, True, HAS_WINDOW, HAS_FIRST,
-    )  # fmt: skip

@@ -102,13 +102,21 @@ class Angles:
 class RopeTable:
     """Cosine and signed sine of every position below max_positions, computed once in float32.
 
-    dtype: what the rotation is computed in: the model's own type, as transformers does.
+    dtype: what the rotation is computed in: the model's own type, as transformers does. lag: a row is
+    turned as if it stood so many positions before its own, or at the first.
     """
 
     def __init__(
-        self, spec: RopeSpec, max_positions: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        spec: RopeSpec,
+        max_positions: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        lag: int = 0,
     ) -> None:
-        angles_PF = torch.arange(max_positions).float()[:, None] * rope_frequencies(spec)
+        position_P = (torch.arange(max_positions) - lag).clamp(min=0)
+        angles_PF = position_P.float()[:, None] * rope_frequencies(spec)
         table_P2H = torch.empty(max_positions, 2, 1, spec.head_dim, dtype=dtype)
         half = spec.head_dim // 2
         cosine_PF = angles_PF.cos() * spec.attention_factor

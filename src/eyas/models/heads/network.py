@@ -87,7 +87,8 @@ class DraftHead:
             )
             for index in range(spec.num_layers)
         ]
-        self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device)
+        # A row is turned as the position before it, whose feature it reads.
+        self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device, lag=1)
 
     def parameters(self) -> dict[str, list[torch.Tensor]]:
         """What a loader must fill, by name: consecutive blocks of the parameter's rows.
@@ -152,7 +153,7 @@ class DraftHead:
         elif spec.norm_before_residual:
             first = self.spec.hidden_size if spec.embedding_first else 0
             stream_TD = joined_T2D[:, first : first + self.feature_size].contiguous()
-        angles = self._rope.at((positions_T - 1).clamp_(min=0))
+        angles = self._rope.at(positions_T)
         parts = None
         for layer in self._layers:
             _, stream_TD, parts = layer(stream_TD, parts, angles, attend, joined_T2D)
