@@ -14,6 +14,7 @@ import torch
 
 from eyas.core import DraftTree, Request, SamplingParams
 from eyas.draft import Drafter, DrafterWrapper, Shape, grow
+from eyas.draft.catch_up import Missing, RowBook
 from eyas.engine.engine import Engine
 from eyas.runner.batch import Batch
 from tests.laws.cases import restless_paced, walk_text
@@ -175,3 +176,41 @@ def test_steps_without_drafting_are_made_up_for(flights: int) -> None:
     run(engine, requests("a"))
     run(engine, requests("b"))
     assert_never_wrong(engine)
+
+
+@pytest.mark.parametrize("flights", [0, 1])
+def test_what_a_step_leaves_to_be_made_is_no_longer_than_its_tree_is_high(
+    flights: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However wide the tree: rows are laid out for as many as can be missing."""
+    missing, longest = RowBook.missing, []
+
+    def noted(book: RowBook, batch: Batch) -> Missing | None:
+        found = missing(book, batch)
+        if found is not None and not found.runs:
+            longest.append(found.longest)
+        return found
+
+    monkeypatch.setattr(RowBook, "missing", noted)
+    inner = model_drafter(PLAIN.dtype, PLAIN.num_slots, 16, "target", topk=3)
+    levels = inner.shape.levels
+    assert 2 < levels < inner.shape.nodes
+    engine = new_engine(replace(PLAIN, flights=flights), inner)
+    run(engine, requests("a"))
+    assert_never_wrong(engine)
+    assert len(longest) >= 4
+    assert max(longest) <= levels
+
+
+@pytest.mark.parametrize(
+    ("shape", "levels"),
+    [
+        (Shape(5, 8, 32), 6),
+        (Shape(5, 8, 32, extra=4), 10),
+        (Shape(5, 1, 6), 6),
+        (Shape(9, 3, 4), 4),
+        (Shape(0, 1, 1), 1),
+    ],
+)
+def test_a_tree_is_no_higher_than_it_has_nodes(shape: Shape, levels: int) -> None:
+    assert shape.levels == levels

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.cache.transfer import BlankPages
+from eyas.cache.transfer import BlankPages, Outbox
 from eyas.constraint import Vocabulary, build_backend, filling
-from eyas.constraint.automaton import LEAST_REST, Automaton
-from eyas.constraint.base import MaskJob
+from eyas.constraint.automaton import Automaton
+from eyas.constraint.base import LEAST_REST, MaskJob
 from eyas.constraint.filling import Filling
 from eyas.core import DraftTree
 from eyas.engine.masks import FAILED, TreeMasks
@@ -90,7 +90,8 @@ def filled(
     """[B, W, K], what was refused, and the counts."""
     stats = GrammarStats()
     seconds = (deadline, step_seconds)
-    beside = (stats, BlankPages(tree.tokens_BW.device), backend.thread)
+    device = tree.tokens_BW.device
+    beside = (stats, BlankPages(device), Outbox(device), backend.thread)
     masks = TreeMasks(tree, backend.vocabulary.vocab_size, *seconds, *beside)
     masks.walk(rooted)
     masks.begin()

@@ -2,13 +2,15 @@
 
 Promises: `send` and `refill` never wait for work under way on a device: the numbers go through pinned
 memory that torch keeps until the copy is done. A `HostCopy` waits for what was under way when it was
-made, and for nothing after it.
+made, and for nothing after it; nor does what comes after it wait, sent by an `Outbox`. What arrives
+through an `Inbox` waits for nothing that need not be done.
 Does not know: what the numbers mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -63,13 +65,15 @@ class BlankPages:
 
 
 class HostCopy:
-    """Tensors on their way to the host, behind the work that makes them."""
+    """Tensors on their way to the host, behind the work that makes them (see `Outbox`)."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
+        self._sources: tuple[torch.Tensor, ...] = ()
         self._tensors = dict(tensors)
         if all(tensor.device.type == "cpu" for tensor in self._tensors.values()):
             return
+        self._sources = tuple(self._tensors.values())  # memory that is nobody else's till then
         for name, tensor in self._tensors.items():
             pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._tensors[name] = pinned.copy_(tensor, non_blocking=True)
@@ -80,4 +84,53 @@ class HostCopy:
         """The tensors on the host; waits until they are there."""
         if self._event is not None:
             self._event.synchronize()
+            self._sources = ()
         return self._tensors
+
+
+class Inbox:
+    """Numbers of the host arrive beside the work under way. On a CPU all of this happens at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def mark(self) -> torch.cuda.Event | None:
+        """What has been launched so far."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._stream.device))
+        return event
+
+    @contextmanager
+    def arriving(self, after: torch.cuda.Event | None = None) -> Iterator[None]:
+        """Copies that wait for what was launched before a mark and for nothing else; what is launched
+        behind them waits for them."""
+        if self._stream is None:
+            yield
+            return
+        if after is not None:
+            self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+class Outbox:
+    """Results leave for the host beside the work that is launched after them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def send(self, tensors: Mapping[str, torch.Tensor]) -> HostCopy:
+        """They start as soon as what has been launched so far is done."""
+        if self._stream is None:
+            return HostCopy(tensors)
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            return HostCopy(tensors)
+
+    def settle(self) -> None:
+        """What is launched from here on may overwrite what was sent: it waits until that has left."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

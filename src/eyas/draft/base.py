@@ -38,6 +38,11 @@ class Shape:
         """Most nodes of the whole tree."""
         return self.nodes + self.extra
 
+    @property
+    def levels(self) -> int:
+        """Most levels of the whole tree, the root's among them, and so most tokens of a step."""
+        return min(self.width, 1 + self.steps + self.extra)
+
     def capped(self, other: Shape) -> Shape:
         """The same, in no respect larger than `other`, and nobody else's."""
         steps, topk = min(self.steps, other.steps), min(self.topk, other.topk)

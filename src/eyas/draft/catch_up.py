@@ -137,7 +137,7 @@ class RowBook:
                 known.made = max(known.made, batch.rooted[b].root_low + 1)
                 known.gap = 0
             if known.gap is not None and span.node_slots is not None:
-                known.gap += len(span.node_slots)
+                known.gap += batch.levels
 
     def next_rows(self, table: SequenceTable) -> torch.Tensor:
         """By seat, the position of the first row that is not made."""

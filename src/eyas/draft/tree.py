@@ -97,7 +97,7 @@ class TreeDrafter(Drafter):
             drafts[: len(missing.drafts)] = missing.drafts
             drafts_B = batch.hold_array("drafts", drafts)
         beta_B = self._betas(batch)
-        longest = missing.longest if batch.graphs is None else _bucket(missing.longest, batch.width)
+        longest = missing.longest if batch.graphs is None else _bucket(missing.longest, batch)
         key = (shape, longest, drafts_B is None)
         grown = batch.stage(key, lambda: self._grown(batch, shape, longest, drafts_B, beta_B))
         return replace(grown, caught_up=caught_up)
@@ -105,8 +105,10 @@ class TreeDrafter(Drafter):
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         if batch is not self._proposed_for:  # it ran without this drafter
             self._book.forget(batch)
-        if self.taps:
-            self._network.remember(output)
+        if not self.taps:
+            return
+        key = ("remember", output.write_slots_T.data_ptr(), *(t.data_ptr() for t in output.taps))
+        batch.stage(key, lambda: self._network.remember(output), reads_context=True)
 
     def _make_runs(self, batch: Batch, runs: list[Run]) -> None:
         made = run_rows(self._book, batch, runs)
@@ -327,6 +329,7 @@ def num_scratch(shape: Shape) -> int:
     return max(0, shape.steps - 1) * shape.topk
 
 
-def _bucket(longest: int, width: int) -> int:
-    """Rows of a tail that a graph is made for."""
-    return width if longest <= width else max(longest, 2 * width, LONGEST_TAIL)
+def _bucket(longest: int, batch: Batch) -> int:
+    """Rows of a tail that a graph is made for: what a step may add, or two, or more."""
+    usual = (batch.levels, 2 * batch.levels, max(2 * batch.width, LONGEST_TAIL))
+    return next((rows for rows in usual if longest <= rows), longest)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.cache.transfer import HostCopy
+from eyas.cache.transfer import HostCopy, Outbox
 from eyas.core import DraftTree, TokenLogprob, Verdict
 from eyas.draft import Drafter
 from eyas.engine.masks import TreeMasks
@@ -97,7 +97,7 @@ class Flight:
     has_departed: bool = False
     _results: HostCopy | None = None
 
-    def depart(self) -> None:
+    def depart(self, outbox: Outbox) -> None:
         """Start copying the results to the host, behind the work that makes them."""
         self.has_departed, self.forward = True, None
         if self.verdict is None or self.tree is None:
@@ -119,7 +119,7 @@ class Flight:
             tensors["own"] = self.verdict.chosen_logprobs_BW
             tensors["top_ids"] = self.verdict.top_ids_BWN
             tensors["top"] = self.verdict.top_logprobs_BWN
-        self._results = HostCopy(tensors)
+        self._results = outbox.send(tensors)
 
     def read(self) -> Landed:
         """Wait for the device and turn the results into plain numbers."""

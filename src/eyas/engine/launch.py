@@ -21,7 +21,7 @@ from enum import Enum, auto
 
 import torch
 
-from eyas.cache.transfer import BlankPages
+from eyas.cache.transfer import BlankPages, Outbox
 from eyas.config import EngineInfo
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, Verdict
@@ -83,6 +83,7 @@ class Launcher:
         self._mask_seconds = mask_seconds
         self._land_before = land_before
         self._mask_pages = BlankPages(table.device)
+        self._outbox = Outbox(table.device)
         self._graphs = StepGraphs(table.device) if usable(table.device) else None
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
@@ -106,7 +107,6 @@ class Launcher:
             else:
                 if not is_settled:
                     return
-                self._depart(flight)
 
     def _advance(self, flight: Flight, until: Progress) -> bool:
         """Nothing is changed before its verdict; whether it has that."""
@@ -124,7 +124,7 @@ class Launcher:
 
     def _depart(self, flight: Flight) -> None:
         try:
-            flight.depart()
+            flight.depart(self._outbox)
         except Exception:
             log.exception("a step's results cannot be read; its requests end with an error")
             flight.error = STEP_FAILED
@@ -132,6 +132,7 @@ class Launcher:
 
     def _start(self, flight: Flight, drafter: Drafter) -> Forward:
         plan = flight.plan
+        self._outbox.settle()  # stages write their results where the last step's are
         batch = self._batch(flight, drafter)
         flight.drafted = proposed = drafter.propose(batch, plan.shape)
         tree = batch.hold(proposed)
@@ -155,6 +156,7 @@ class Launcher:
             verdict = self._verdict(batch, tree, rows, output, mask_RK)
             flight.tree, flight.verdict = tree, verdict
             flight.drafter = self.drafters[flight.num_failed]
+        self._depart(flight)  # what the drafter makes of the step need not be waited for
         self._observe(batch, output, verdict)
 
     def _forward(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
@@ -198,10 +200,11 @@ class Launcher:
     def prepare(self, num: int, width: int, length: int, temperature: float) -> None:
         """Run, and so capture, a step of `num` sequences of up to `length` tokens; it is nobody's."""
         assert self._graphs is not None, "only a device has something to prepare"
-        asked = (self._info.vocab_size, num, width, length, temperature, self._graphs)
-        batch = nobodys_batch(self._table, *asked)
         drafter = self.drafters[0]
-        tree = batch.hold(drafter.propose(batch, drafter.shape.within(width)))
+        shape = drafter.shape.within(width)
+        asked = (self._info.vocab_size, num, width, length, temperature, self._graphs, shape.levels)
+        batch = nobodys_batch(self._table, *asked)
+        tree = batch.hold(drafter.propose(batch, shape))
         rows, output = self._forward(batch, tree)
         verdict = self._verdict(batch, tree, rows, output, None)
         self.drafters[0].observe(batch, output, verdict)
@@ -230,6 +233,7 @@ class Launcher:
             plan.max_length,
             automata if is_constrained else None,
             self._graphs if drafter is self.drafters[0] else None,
+            plan.shape.levels,
         )
 
     def _masks(self, plan: Plan, tree: DraftTree) -> TreeMasks | None:
@@ -237,7 +241,7 @@ class Launcher:
         if all(sequence.constraint is None for sequence in plan.rooted):
             return None
         seconds = (self._mask_seconds, min(self.step_seconds, default=math.inf))
-        beside = (self._metrics.grammar, self._mask_pages, self.mask_thread)
+        beside = (self._metrics.grammar, self._mask_pages, self._outbox, self.mask_thread)
         return TreeMasks(tree, self._info.vocab_size, *seconds, *beside)
 
     def _walk(self, flight: Flight, masks: TreeMasks) -> None:

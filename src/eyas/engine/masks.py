@@ -24,7 +24,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from eyas.cache.transfer import BlankPages, HostCopy, reachable
+from eyas.cache.transfer import BlankPages, HostCopy, Outbox, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
 from eyas.constraint.filling import Filling, MaskRequest
@@ -100,7 +100,7 @@ class TreeMasks:
     """The automata of one step: `walk`, `begin`, `finish`, `note`. walked[b] is None for a sequence
     that is not constrained (or has ended: `silent`). refusals: complete when all is noted. time_limit:
     seconds after which the rest of a step's drafts is left out. step_seconds: what a step takes.
-    pages: for masks. thread: fills."""
+    pages: for masks. outbox: trees go to the host in it. thread: fills."""
 
     tree: DraftTree
     vocab_size: int
@@ -108,6 +108,7 @@ class TreeMasks:
     step_seconds: float
     stats: GrammarStats
     pages: BlankPages
+    outbox: Outbox
     thread: ThreadPoolExecutor
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
@@ -122,7 +123,7 @@ class TreeMasks:
 
     def __post_init__(self) -> None:
         tree = self.tree
-        self._host = HostCopy(
+        self._host = self.outbox.send(
             {"tokens": tree.tokens_BW, "parents": tree.parents_BW, "sizes": tree.sizes_B}
         )
 

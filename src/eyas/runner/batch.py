@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from eyas.cache.slots import NULL_SLOT
-from eyas.cache.transfer import refill, send
+from eyas.cache.transfer import send
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, SamplingParams
 from eyas.runner.graphs import StepGraphs, bucket_of, length_of
@@ -54,7 +54,8 @@ class Span:
 class Batch:
     """spans: all; rooted: those with a root, in the order of every [B, ...] tensor of the step.
 
-    width: how many nodes a tree may have. seats_B, roots_B (position of node 0) and node_slots_BW
+    width: how many nodes a tree may have. levels: on how many levels, and so how many tokens a step may
+    add; 0 is as many as nodes. seats_B, roots_B (position of node 0) and node_slots_BW
     are on the device. max_length: upper bound of any sequence's length once this step has landed.
     automata: of the rooted sequences, standing at their roots (waits for the steps under way); None
     where no sequence is constrained. graphs: runs the step's stages from CUDA graphs; B is then a
@@ -69,12 +70,14 @@ class Batch:
     max_length: int
     automata: Callable[[], Sequence[Automaton | None]] | None = None
     graphs: StepGraphs | None = None
+    levels: int = 0
     rooted: list[Span] = field(init=False)
     seats_B: torch.Tensor = field(init=False)
     roots_B: torch.Tensor = field(init=False)
     node_slots_BW: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        self.levels = self.levels or self.width
         self.rooted = [span for span in self.spans if span.node_slots is not None]
         num = len(self.rooted)
         if self.graphs is not None and not (num and self.params.is_capturable):
@@ -93,12 +96,9 @@ class Batch:
             self.node_slots_BW = packed_X[num_rows:].view(num_rows, self.width)
             self.roots_B = self.table.lengths_A[self.seats_B] - 1
             return
-        inputs = self.graphs.inputs(num_rows, self.width)
-        refill(inputs.packed, packed)
+        inputs = self.graphs.inputs(num_rows, self.width, packed, self.table.lengths_A)
         self.seats_B, self.node_slots_BW = inputs.seats_B, inputs.node_slots_BW
         self.roots_B = inputs.roots_B
-        torch.index_select(self.table.lengths_A, 0, self.seats_B, out=self.roots_B)
-        self.roots_B.sub_(1)
         self.params = self.graphs.params(num_rows, self.params)
         self.max_length = min(length_of(self.max_length), self.table.num_columns)
 
@@ -156,6 +156,7 @@ def nobodys_batch(
     length: int,
     temperature: float,
     graphs: StepGraphs,
+    levels: int,
 ) -> Batch:
     """A batch of `num` sequences in the seat that is nobody's: running it leaves no trace."""
     nothing = np.full(width, NULL_SLOT, dtype=np.int64)
@@ -164,4 +165,4 @@ def nobodys_batch(
     ]
     source = RowSource(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
     params = BatchParams([source] * num, vocab_size, table.device)
-    return Batch(table, spans, params, width, length, None, graphs)
+    return Batch(table, spans, params, width, length, None, graphs, levels)

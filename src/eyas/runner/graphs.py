@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from eyas.cache.transfer import refill, send
+from eyas.cache.transfer import Inbox, refill, send
 from eyas.core import DraftTree
 from eyas.sampling.params import BatchParams
 
@@ -36,18 +36,28 @@ SMALLEST_LENGTH = 512
 
 @dataclass(slots=True, eq=False)
 class StepInputs:
-    """What the host writes for each step, at fixed addresses."""
+    """What the host writes for each step, at fixed addresses. staged: what comes next; taken: once
+    that stands in `packed`."""
 
+    staged: torch.Tensor
     packed: torch.Tensor
     seats_B: torch.Tensor
     node_slots_BW: torch.Tensor
     roots_B: torch.Tensor
+    taken: torch.cuda.Event | None = None
 
     @classmethod
     def empty(cls, num: int, width: int, device: torch.device) -> StepInputs:
         packed = torch.zeros(num * (1 + width), dtype=torch.int64, device=device)
         roots_B = torch.zeros(num, dtype=torch.int64, device=device)
-        return cls(packed, packed[:num], packed[num:].view(num, width), roots_B)
+        parts = packed[:num], packed[num:].view(num, width)
+        return cls(torch.zeros_like(packed), packed, *parts, roots_B)
+
+    def take(self, lengths_A: torch.Tensor) -> None:
+        """What is staged becomes the step's; roots stand at their sequences' last tokens."""
+        self.packed.copy_(self.staged)
+        torch.index_select(lengths_A, 0, self.seats_B, out=self.roots_B)
+        self.roots_B.sub_(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,15 +80,23 @@ class StepGraphs:
         self._arrays: dict[Hashable, torch.Tensor] = {}
         self._static: set[int] = set()
         self._pool: Any = None
-        self._beside: torch.cuda.Stream | None = None
+        self._inbox = Inbox(device)
         self.num_captured = 0
         self.num_replays = 0
 
-    def inputs(self, num: int, width: int) -> StepInputs:
-        """The inputs of steps of this shape."""
+    def inputs(
+        self, num: int, width: int, packed: np.ndarray, lengths_A: torch.Tensor
+    ) -> StepInputs:
+        """The inputs of steps of this shape, filled beside the work under way; `lengths_A` stays where
+        it is."""
         found = self._inputs.get((num, width))
         if found is None:
             found = self._inputs[num, width] = StepInputs.empty(num, width, self._device)
+            found.taken = self._inbox.mark()
+        with self._inbox.arriving(after=found.taken):
+            refill(found.staged, packed)
+        self.run(("inputs", num, width), lambda: found.take(lengths_A))
+        found.taken = self._inbox.mark()
         return found
 
     def params(self, num: int, params: BatchParams) -> BatchParams:
@@ -155,15 +173,9 @@ class StepGraphs:
         return held
 
     def bring_array(self, key: Hashable, values: torch.Tensor) -> torch.Tensor:
-        """As `hold_array`, on a stream of its own: later launches wait for the copy, and the copy waits
-        for nothing, since whatever read the old numbers has landed."""
-        if self._beside is None:
-            self._beside = torch.cuda.Stream(self._device)
-            self._beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._beside):
-            held = self.hold_array(key, values)
-        torch.cuda.current_stream(self._device).wait_stream(self._beside)
-        return held
+        """As `hold_array`, beside the work under way: whatever read the old numbers has landed."""
+        with self._inbox.arriving():
+            return self.hold_array(key, values)
 
 
 def bucket_of(num: int) -> int:
