@@ -15,7 +15,7 @@ import pytest
 from eyas.constraint import ConstraintFailure
 from eyas.constraint import filling as filling_module
 from eyas.constraint.automaton import Automaton, Reach
-from eyas.constraint.base import Backend, MaskJob, Rests
+from eyas.constraint.base import Backend, MaskJob
 from eyas.constraint.filling import Filling, MaskRequest
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
@@ -586,7 +586,7 @@ def test_a_slow_root_makes_no_draft_late(
 
 
 def test_who_holds_up_others_again_and_again_is_tried_less_and_less_often() -> None:
-    reach = Reach(Rests())
+    reach = Reach()
     rests = []
     for _ in range(10):
         reach.held_up(5)
@@ -610,31 +610,8 @@ def test_who_holds_up_others_again_and_again_is_tried_less_and_less_often() -> N
     assert reach.limit == 1
 
 
-def test_the_next_output_of_a_grammar_begins_with_what_the_last_one_has_learned() -> None:
-    def rest_of(reach: Reach) -> int:
-        reach.held_up(3)
-        num = 0
-        while reach.limit == 0:
-            reach.in_time(3)
-            num += 1
-        return num
-
-    rests = Rests()
-    first = Reach(rests)
-    assert [rest_of(first) for _ in range(4)] == [3, 5, 9, 17]
-    second, other = Reach(rests), Reach(Rests())
-    assert [rest_of(second), rest_of(other)] == [33, 3]
-    found = []
-    for _ in range(6):  # late once, and then in time: it is not the grammar
-        while second.limit is not None:
-            second.in_time(3)
-        second = Reach(rests)
-        found.append(rest_of(second))
-    assert found == [17, 9, 5, 3, 3, 3]
-
-
 def test_a_root_that_is_slow_by_itself_puts_off_the_next_draft() -> None:
-    reach = Reach(Rests())
+    reach = Reach()
     reach.held_up(5)
     reach.in_time(5)
     reach.held_up(5)
@@ -646,7 +623,7 @@ def test_a_root_that_is_slow_by_itself_puts_off_the_next_draft() -> None:
 
 
 def test_a_draft_that_was_cut_short_says_nothing_of_whole_ones() -> None:
-    reach = Reach(Rests())
+    reach = Reach()
     reach.held_up(5)
     for size in (0, 1):
         reach.in_time(size)

@@ -23,7 +23,7 @@ from eyas.constraint import (
     Vocabulary,
     build_backend,
 )
-from eyas.constraint.base import MaskJob, Rests, one_by_one
+from eyas.constraint.base import MaskJob, one_by_one
 from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.core import GrammarError, Request, SamplingParams
 from eyas.dialect import Wanted
@@ -128,7 +128,6 @@ class Limited:
 
     def __init__(self, grammar: Grammar, count: int) -> None:
         self.grammar, self.count, self.backend = grammar, count, grammar.backend
-        self.rests = Rests()
 
     def start(self, *, fresh: bool = False) -> State:
         return Exhausted(self.grammar.start(fresh=fresh), self.count)

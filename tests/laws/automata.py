@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from eyas.constraint import Backend, ConstraintFailure, Grammar, PoolStats, State
-from eyas.constraint.base import MaskJob, Rests, along, one_by_one
+from eyas.constraint.base import MaskJob, along, one_by_one
 from eyas.grammar import OutputSpec, Source
 from tests.laws.world import EOS, VOCAB
 
@@ -122,7 +122,6 @@ class ToyGrammar:
     num_bytes: int = 100
     canonical: Sequence[Grammar] = ()
     shared: dict[str, list[int]] = field(default_factory=dict)
-    rests: Rests = field(default_factory=Rests)
 
     def start(self, *, fresh: bool = False) -> State:
         return self.new(self)

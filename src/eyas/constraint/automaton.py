@@ -19,19 +19,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eyas.constraint.base import (
-    LEAST_REST,
-    MOST_REST,
-    ConstraintFailure,
-    Grammar,
-    Rests,
-    State,
-)
+from eyas.constraint.base import ConstraintFailure, Grammar, State
 from eyas.constraint.budget import BudgetPoint
 from eyas.grammar import Budget
 
-FORGOTTEN = 4
-"""A whole draft in time makes that part of what a grammar's outputs have learned of its rests."""
+LEAST_REST, MOST_REST = 2, 64
+"""After a draft that was late: in how many further steps only the root is looked at, at first and at
+most."""
 SLOW_START, SLOW_EACH = 0.02, 0.0005
 """Seconds that looking for forced spans may take, once and for each time it is asked. A text that is
 forced over many thousand characters is slow to find, each time anew."""
@@ -93,13 +87,11 @@ class Point:
 
 
 class Reach:
-    """How many tokens of a draft to ask masks for. limit: None is all. rests: shared by all outputs of
-    a grammar."""
+    """How many tokens of a draft to ask masks for. limit: None is all."""
 
-    def __init__(self, rests: Rests) -> None:
+    def __init__(self) -> None:
         self.limit: int | None = None
-        self._rests = rests
-        self._rest, self._next_rest, self._size = 0, rests.steps, 0
+        self._rest, self._next_rest, self._size = 0, LEAST_REST, 0
 
     def held_up(self, size: int) -> None:
         """The draft was slow, or too late, or its root alone was slow: none for a while, which gets
@@ -107,7 +99,6 @@ class Reach:
         self._size = max(self._size, size)
         self.limit, self._rest = 0, max(self._rest, self._next_rest)
         self._next_rest = min(2 * self._next_rest, MOST_REST)
-        self._rests.steps = max(self._rests.steps, self._next_rest)
 
     def in_time(self, size: int) -> None:
         """It was looked at as far as `limit`: further the next time."""
@@ -120,7 +111,6 @@ class Reach:
         self.limit += 1
         if self.limit >= self._size:
             self.limit, self._next_rest = None, LEAST_REST
-            self._rests.steps = max(LEAST_REST, self._rests.steps // FORGOTTEN)
 
 
 class Automaton:
@@ -141,7 +131,7 @@ class Automaton:
         self._num_asked, self._asked_seconds = 0, 0.0
         self.num_replays = 0
         self.has_twins = False
-        self.reach = Reach(grammar.rests)
+        self.reach = Reach()
         self.root = Point(grammar.start(), self._budget)
 
     def fork(self) -> Automaton:

@@ -89,19 +89,6 @@ def num_legal(mask_RK: np.ndarray, row: int, tokens: Sequence[int]) -> int:
     return len(tokens)
 
 
-LEAST_REST, MOST_REST = 2, 64
-"""After a draft that was late: in how many further steps only the root is looked at, at first and at
-most."""
-
-
-@dataclass(slots=True)
-class Rests:
-    """What outputs of a grammar have shown: after how many steps of rest the last ones were still late.
-    The next output begins with so many, and not once more with the fewest."""
-
-    steps: int = LEAST_REST
-
-
 class Grammar(Protocol):
     """A compiled grammar.
 
@@ -110,7 +97,6 @@ class Grammar(Protocol):
     """
 
     num_bytes: int
-    rests: Rests
 
     @property
     def backend(self) -> Backend: ...

@@ -19,7 +19,7 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from eyas.constraint.base import Backend, ConstraintFailure, MaskJob, Rests, State, num_legal
+from eyas.constraint.base import Backend, ConstraintFailure, MaskJob, State, num_legal
 from eyas.constraint.borrowed import when_free, without_panic
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
@@ -290,7 +290,6 @@ class LlguidanceGrammar:
         self._canonical_trees = tuple(canonical_trees)
         self._canonical: tuple[LlguidanceGrammar, ...] = ()
         self.num_bytes = _num_bytes(text) * (1 + len(self._canonical_trees))
-        self.rests = Rests()
 
     @property
     def backend(self) -> LlguidanceBackend:

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eyas.constraint.base import Backend, MaskJob, Rests, State, along, one_by_one
+from eyas.constraint.base import Backend, MaskJob, State, along, one_by_one
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
 from eyas.constraint.vocabulary import Vocabulary
@@ -158,7 +158,6 @@ class XgrammarGrammar:
         self._compiled = compiled
         self.allowed_K = allowed_K
         self.num_bytes = int(compiled.memory_size_bytes) + allowed_K.nbytes
-        self.rests = Rests()
         self._matcher = backend.matcher(compiled)  # no state, which would refer back
 
     @property
