@@ -6,6 +6,8 @@ Does not know: how trees are grown or walked.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eyas.core import DraftCounts
@@ -14,11 +16,11 @@ from eyas.engine.flight import Flight, Landed
 
 @dataclass(slots=True)
 class DraftFate:
-    """depth: of the tree. drafted, accepted: sources of the nodes, accepted ones in order."""
+    """depth: of the tree. drafted: nodes by source; accepted: sources of those accepted, in order."""
 
     depth: int
-    drafted: list[str]
-    accepted: list[str]
+    drafted: Mapping[str, int]
+    accepted: Sequence[str]
     ending: str
 
 
@@ -27,42 +29,47 @@ def describe_draft(flight: Flight, landed: Landed, b: int) -> DraftFate | None:
     size, count = landed.sizes[b], landed.counts[b]
     if size < 2 or count < 1 or flight.drafter is None:
         return None
-    names = flight.drafter.sources
-    sources = landed.sources[b] if landed.sources is not None else [0] * size
-    parents = landed.parents[b] if landed.parents is not None else range(-1, size - 1)
-    depths = [0] * size
-    for node in range(1, size):
-        depths[node] = depths[parents[node]] + 1
-    path = landed.nodes[b][1:count]
-    last = landed.nodes[b][count - 1]
+    names, nodes = flight.drafter.sources, landed.nodes[b]
+    last = nodes[count - 1]
+    if landed.parents is None:
+        depth, below = size - 1, [last + 1] if last + 1 < size else []
+    else:
+        parents = landed.parents[b]
+        depths = [0] * size
+        for node in range(1, size):
+            depths[node] = depths[parents[node]] + 1
+        depth, below = max(depths), [node for node in range(1, size) if parents[node] == last]
+    drafted: Mapping[str, int]
+    if landed.sources is None:
+        drafted, accepted = {names[0]: size - 1}, [names[0]] * (count - 1)
+    else:
+        sources = landed.sources[b]
+        drafted = Counter(names[source] for source in sources[1:size])
+        accepted = [names[sources[node]] for node in nodes[1:count]]
     refusals = None if flight.masks is None else flight.masks.refusals
     illegal = refusals.illegal[b] if refusals is not None else set()
-    below = [node for node in range(1, size) if parents[node] == last and node not in illegal]
-    if below:
+    if any(node not in illegal for node in below):
         ending = "target"
     elif refusals is not None and last in refusals.below[b]:
         ending = "grammar"
     else:
         ending = "leaf"
-    return DraftFate(
-        max(depths),
-        [names[sources[node]] for node in range(1, size)],
-        [names[sources[node]] for node in path],
-        ending,
-    )
+    return DraftFate(depth, drafted, accepted, ending)
 
 
 def count_draft(counts: DraftCounts, draft: DraftFate, num_accepted: int) -> None:
     """Add a draft of which `num_accepted` tokens were used."""
     counts.num_drafts += 1
     missing = draft.depth - len(counts.drafted_by_depth)
-    counts.drafted_by_depth += [0] * missing
-    counts.accepted_by_depth += [0] * missing
+    if missing > 0:
+        counts.drafted_by_depth += [0] * missing
+        counts.accepted_by_depth += [0] * missing
     for depth in range(draft.depth):
         counts.drafted_by_depth[depth] += 1
-        counts.accepted_by_depth[depth] += depth < num_accepted
-    for name in draft.drafted:
-        counts.drafted_by_source[name] = counts.drafted_by_source.get(name, 0) + 1
+    for depth in range(min(num_accepted, draft.depth)):
+        counts.accepted_by_depth[depth] += 1
+    for name, num in draft.drafted.items():
+        counts.drafted_by_source[name] = counts.drafted_by_source.get(name, 0) + num
     for name in draft.accepted[:num_accepted]:
         counts.accepted_by_source[name] = counts.accepted_by_source.get(name, 0) + 1
     counts.endings[draft.ending] = counts.endings.get(draft.ending, 0) + 1
