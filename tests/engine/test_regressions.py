@@ -12,6 +12,7 @@ import torch
 
 from eyas.cache.radix import RadixNode, RadixTree
 from eyas.cache.slots import SlotPool
+from eyas.cache.transfer import Outbox
 from eyas.core import Request, RequestError, SamplingParams
 from eyas.engine.flight import Flight, Landed
 from eyas.engine.stops import StopChecker
@@ -33,12 +34,12 @@ def test_a_step_whose_results_are_lost_ends_its_requests_and_holds_nothing(
     whole = getattr(Flight, method)
     calls = 0
 
-    def breaks_once(flight: Flight) -> Landed | None:
+    def breaks_once(flight: Flight, *outbox: Outbox) -> Landed | None:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise RuntimeError("a device's fault, on purpose")
-        result: Landed | None = whole(flight)
+        result: Landed | None = whole(flight, *outbox)
         return result
 
     monkeypatch.setattr(Flight, method, breaks_once)
