@@ -17,8 +17,8 @@ import torch
 
 from eyas.cache.transfer import BlankPages, Outbox
 from eyas.constraint import Vocabulary, build_backend, filling
-from eyas.constraint.automaton import Automaton
-from eyas.constraint.base import LEAST_REST, MaskJob
+from eyas.constraint.automaton import LEAST_REST, Automaton
+from eyas.constraint.base import MaskJob
 from eyas.constraint.filling import Filling
 from eyas.core import DraftTree
 from eyas.engine.masks import FAILED, TreeMasks
