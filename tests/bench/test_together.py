@@ -132,6 +132,7 @@ def test_the_best_run_is_told_and_every_other_one() -> None:
 
 
 def test_kernels_have_kinds_by_name() -> None:
+    assert kind_of("attend_splits_kernel") == kind_of("merge_splits_kernel") == "attention"
     assert kind_of("nvjet_tst_64x8_64x16_4x1_v_bz_TNT") == "GEMMs"
     assert kind_of("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16>") == "GEMMs"
     assert kind_of("void cublasLt::splitKreduce_kernel<32, 16>") == "GEMMs"

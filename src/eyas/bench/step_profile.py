@@ -36,6 +36,7 @@ SAMPLING, COPIES, OTHERS = "sampling, verify", "copies", "small kernels"
 OWN_FILES = {
     "gemm": GEMMS,
     "attention": ATTENTION,
+    "attention_merge": ATTENTION,
     "attention_prefill": ATTENTION,
     "softmax": ATTENTION,
     "rank": DRAFT,
