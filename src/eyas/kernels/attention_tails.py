@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from eyas.kernels.partials import keep
-from eyas.kernels.softmax import MATRIX_DEPTH, attend_split, scores, weighted
+from eyas.kernels.softmax import MATRIX_DEPTH, attend_split, nothing_weighted, scores, weighted
 
 
 @triton.jit
@@ -90,18 +90,15 @@ def _attend_paths(
         q_MH, position_M, node_M, own_slot_K, own_column_K, owner_K, is_own, kv, window,
         first_position, SIDE, HEAD_DIM, INNER, True, True, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
-    top_M = tl.maximum(tl.max(score_MK, 1), tl.max(own_MK, 1))
-    top_M = top_M * scale
-    finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
-    sum_M8 = tl.zeros((q_MH.shape[0], 8), tl.float32)
-    value_MH = tl.zeros((q_MH.shape[0], INNER), tl.float32)
+    top_M = tl.maximum(tl.max(score_MK, 1), tl.max(own_MK, 1)) * scale
+    sum_M8, value_MH = nothing_weighted(q_MH.shape[0], INNER)
     sum_M8, value_MH = weighted(
-        score_MK, finite_top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
-        SPLIT, True,
+        score_MK, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, SPLIT,
+        True,
     )  # fmt: skip
     sum_M8, value_MH = weighted(
-        own_MK, finite_top_M, scale, own_slot_K, is_own, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
-        SPLIT, True,
+        own_MK, top_M, scale, own_slot_K, is_own, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, SPLIT,
+        True,
     )  # fmt: skip
     return top_M, tl.max(sum_M8, 1), value_MH
 

@@ -123,7 +123,7 @@ def finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS: tl.constexpr):
 
 
 @triton.jit
-def stored(
+def _stored(
     side,
     slot_K,
     is_stored,
@@ -167,7 +167,7 @@ def scores(
 ):
     """Products of the rows of a tile with these columns of keys, -inf where a row does not see one: it
     sees those up to its own position and, HAS_OWNERS, of its own owner; all without IS_MASKED."""
-    k_KH = stored(kv, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
+    k_KH = _stored(kv, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
     score_MK = tl.dot(q_MH, tl.trans(k_KH), input_precision=PRECISION)
     if IS_MASKED:
         is_seen = (column_K[None, :] <= position_M[:, None]) & is_stored[None, :]
@@ -183,9 +183,15 @@ def scores(
 
 
 @triton.jit
+def nothing_weighted(HEIGHT: tl.constexpr, INNER: tl.constexpr):
+    """The sums that `weighted` adds to, over no column."""
+    return tl.zeros((HEIGHT, 8), tl.float32), tl.zeros((HEIGHT, INNER), tl.float32)
+
+
+@triton.jit
 def weighted(
     score_MK,
-    finite_top_M,
+    top_M,
     scale,
     slot_K,
     is_stored,
@@ -198,8 +204,10 @@ def weighted(
     KEYS: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """The sums of weights (in each of 8 columns) and of weighted values, with these columns added."""
-    v_KH = stored(kv + SIDE, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
+    """The sums of weights (in each of 8 columns) and of weighted values, with these columns added.
+    top_M: the highest score of each row, in whatever columns, times `scale`."""
+    finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
+    v_KH = _stored(kv + SIDE, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
     weight_MK = tl.exp2(tl.fma(score_MK, scale, -finite_top_M[:, None])).to(v_KH.dtype)
     ones_K8 = tl.full((KEYS, 8), 1.0, v_KH.dtype)
     sum_M8 = tl.dot(weight_MK, ones_K8, sum_M8, input_precision=PRECISION)
@@ -242,12 +250,10 @@ def _attend_keys(
         first_position, SIDE, HEAD_DIM, INNER, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     top_M = tl.max(score_MK, 1) * scale
-    finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
-    sum_M8 = tl.zeros((q_MH.shape[0], 8), tl.float32)
-    value_MH = tl.zeros((q_MH.shape[0], INNER), tl.float32)
+    sum_M8, value_MH = nothing_weighted(q_MH.shape[0], INNER)
     sum_M8, value_MH = weighted(
-        score_MK, finite_top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER,
-        KEYS, IS_MASKED,
+        score_MK, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, KEYS,
+        IS_MASKED,
     )  # fmt: skip
     return top_M, tl.max(sum_M8, 1), value_MH
 
