@@ -96,6 +96,7 @@ def filled(
     masks.walk(rooted)
     masks.begin()
     mask_RK = masks.finish().numpy()
+    masks.learn()
     masks.note()
     return mask_RK.reshape(*tree.tokens_BW.shape, -1), masks.refusals, stats
 
@@ -120,6 +121,19 @@ def some_steps(backend: Any, draw: random.Random) -> tuple[DraftTree, list[Any]]
     ended = sequence(backend, OBJECT)
     ended.status = Status.FINISHED
     return chains([*rows, [5, 6, 7, 8, 9]]), [*rooted, ended]
+
+
+@pytest.mark.parametrize("as_tree", [lambda tree: tree, as_walked], ids=["chain", "tree"])
+def test_rows_that_fill_up_a_batch_are_nobodys(
+    backend: Any, as_tree: Callable[[DraftTree], DraftTree]
+) -> None:
+    tree, rooted = some_steps(backend, random.Random(9))
+    alone_BWK, refusals, stats = filled(as_tree(tree), rooted, backend)
+    rows = [row.tolist()[1:size] for row, size in zip(tree.tokens_BW, tree.sizes_B, strict=True)]
+    padded_BWK, padded, counts = filled(as_tree(chains([*rows, [3, 4], []])), rooted, backend)
+    assert np.array_equal(padded_BWK[: len(rooted)], alone_BWK)
+    assert not padded_BWK[len(rooted) :].any()
+    assert (padded, counts.num_masks) == (refusals, stats.num_masks) and refusals.num_nodes
 
 
 @pytest.mark.parametrize("seed", range(4))

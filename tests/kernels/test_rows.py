@@ -60,7 +60,7 @@ def some_batch(
             spans.insert(int(draw.integers(0, len(spans) + 1)), chunk)
     source = RowSource(SamplingParams(**params), 7, 0, 3, frozenset())  # pyrefly: ignore
     sources = BatchParams([source] * (num + num_nobody), VOCAB, device)
-    return Batch(table, spans, sources, width, MAX_LENGTH + width)
+    return Batch(table, spans, sources, width, MAX_LENGTH + width).begin()
 
 
 def some_tree(

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from eyas.constraint import Backend, ConstraintFailure, Grammar, PoolStats, State
-from eyas.constraint.base import MaskJob, along, one_by_one
+from eyas.constraint.base import MaskJob, along, counted, one_by_one
 from eyas.grammar import OutputSpec, Source
 from tests.laws.world import EOS, VOCAB
 
@@ -167,7 +167,12 @@ class Toys(Backend):
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> MaskJob:
-        return job_of(lambda: self.write(states, mask_RK, rows, drafts))
+        asked = [()] * len(states) if drafts is None else drafts
+        failed: list[int] = []
+        return MaskJob(
+            lambda: failed.extend(self.write(states, mask_RK, rows, drafts)),
+            lambda: counted(mask_RK, rows, asked, failed),
+        )
 
     def write(
         self,
@@ -185,12 +190,6 @@ class Toys(Backend):
                 failed.append(row)
         places = range(len(states)) if rows is None else rows
         return [i for i, row in enumerate(places) if row in failed]
-
-
-def job_of(write: Callable[[], list[int]]) -> MaskJob:
-    """One that is done when it runs. write: returns who failed."""
-    failed: list[int] = []
-    return MaskJob(lambda: failed.extend(write()), lambda: failed)
 
 
 class InstantPool:

@@ -4,14 +4,15 @@ Promises: a state never changes unless it is given up, and what it allows depend
 to it alone.
 Does not know: models, drafters, sampling, requests.
 
-Legend: R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed).
+Legend: R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed), N drafts,
+D their most tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -79,14 +80,43 @@ def along(
             row += 1
 
 
-def num_legal(mask_RK: np.ndarray, row: int, tokens: Sequence[int]) -> int:
-    """How many tokens of a draft the masks from `row` on allow, up to the first that is refused."""
-    num_ids = 32 * mask_RK.shape[1]
-    for place, token in enumerate(tokens):
-        is_id = 0 <= token < num_ids
-        if not is_id or not mask_RK.item(row + place, token // 32) >> token % 32 & 1:
-            return place
-    return len(tokens)
+class Filled(NamedTuple):
+    """The masks of a state and its draft. num_legal: tokens of the draft that they allow; num_masks:
+    how many there are, one more unless the text is over or a limit was hit."""
+
+    num_legal: int
+    num_masks: int
+
+
+def num_legal(
+    mask_RK: np.ndarray, rows: Sequence[int], drafts: Sequence[Sequence[int]]
+) -> list[int]:
+    """How many tokens of drafts[i] the masks from rows[i] on allow, up to the first that is refused."""
+    num, longest = len(drafts), max(map(len, drafts), default=0)
+    if not longest:
+        return [0] * num
+    tokens_ND = np.array([[*draft, *[-1] * (longest - len(draft))] for draft in drafts])
+    is_id_ND = (tokens_ND >= 0) & (tokens_ND < 32 * mask_RK.shape[1])
+    tokens_ND[~is_id_ND] = 0
+    rows_ND = np.array(rows)[:, None] + np.arange(longest)
+    words_ND = mask_RK[np.minimum(rows_ND, len(mask_RK) - 1), tokens_ND // 32]
+    is_legal_ND = is_id_ND & ((words_ND >> tokens_ND % 32 & 1) != 0)
+    found: list[int] = np.logical_and.accumulate(is_legal_ND, axis=1).sum(axis=1).tolist()
+    return found
+
+
+def counted(
+    mask_RK: np.ndarray,
+    rows: Sequence[int] | None,
+    drafts: Sequence[Sequence[int]],
+    failed: Collection[int] = (),
+) -> list[Filled | None]:
+    """What `MaskJob.settle` returns, told from the masks. failed: states that hit a limit."""
+    first = range(len(drafts)) if rows is None else rows
+    return [
+        None if i in failed else Filled(num, num + bool(mask_RK[row + num].any()))
+        for i, (row, num) in enumerate(zip(first, num_legal(mask_RK, first, drafts), strict=True))
+    ]
 
 
 class Grammar(Protocol):
@@ -112,11 +142,12 @@ class Grammar(Protocol):
 @dataclass(frozen=True, slots=True)
 class MaskJob:
     """Masks to be filled. run: the library's own work, without the interpreter's lock over most of it
-    where it can; once, in any thread. settle: after it, where the job was made; it returns the indices
-    of states that hit a limit themselves. Rows are what they are to be after it, not before."""
+    where it can; once, in any thread. settle: after it, where the job was made; it returns what became
+    of each state, None where one hit a limit itself. Rows are what they are to be after it, not
+    before."""
 
     run: Callable[[], None]
-    settle: Callable[[], list[int]]
+    settle: Callable[[], list[Filled | None]]
 
 
 class Backend(Protocol):
@@ -149,10 +180,10 @@ class Backend(Protocol):
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> list[int]:
-        """A job, done at once."""
+        """A job, done at once: the indices of states that hit a limit themselves."""
         job = self.job(states, mask_RK, rows, drafts)
         job.run()
-        return job.settle()
+        return [i for i, filled in enumerate(job.settle()) if filled is None]
 
     def close(self) -> None:
         """End its threads and processes; nothing is compiled afterwards."""

@@ -31,7 +31,7 @@ from threading import Event
 import numpy as np
 
 from eyas.constraint.automaton import Point
-from eyas.constraint.base import Backend, MaskJob, num_legal
+from eyas.constraint.base import Backend, Filled, MaskJob, counted, num_legal
 from eyas.constraint.borrowed import OF_THE_HOST
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,10 @@ class MaskRequest:
     def rows(self, mask_RK: np.ndarray) -> np.ndarray:
         """[L, K]."""
         return mask_RK[self.row : self.row + 1 + len(self.tokens)]
+
+    def note(self, filled: Filled | None) -> None:
+        """What is there; None: nothing, since the point has failed."""
+        self.num_legal, self.num_masks = filled or (0, 0)
 
     def wipe(self, mask_RK: np.ndarray) -> None:
         """Zeros in all rows that the library may have written to."""
@@ -196,27 +200,22 @@ class Filling:
         return [request for request in requests if not self._is_there(request)]
 
     def _is_there(self, request: MaskRequest) -> bool:
-        rows_LK = request.rows(self._mask_RK)
-        num = num_legal(rows_LK, 0, request.tokens)
+        (num,) = num_legal(self._mask_RK, [request.row], [request.tokens])
         has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
-        return bool(rows_LK.any(axis=1).sum() >= num + (not has_ended))
+        return bool(has_ended or self._mask_RK[request.row + num].any())
 
     def _settle(self, batch: _Batch) -> None:
         """Give what was filled once to all who asked for it."""
-        failed = batch.settle()
-        for i, first in enumerate(batch.requests):
-            mask_LK = first.rows(self._mask_RK)
-            if i in failed:
-                mask_LK[:] = 0
-            else:
-                _count(first, mask_LK)
+        for first, filled in zip(batch.requests, batch.settle(), strict=True):
+            if filled is None:
+                first.rows(self._mask_RK)[:] = 0
             twins = self._twins(first)
             for request in twins:
+                request.note(filled)
                 if request is not first:
-                    request.rows(self._mask_RK)[:] = mask_LK
-                    request.num_masks, request.num_legal = first.num_masks, first.num_legal
+                    request.rows(self._mask_RK)[:] = first.rows(self._mask_RK)
             if first.num_masks and any(request.keeps for request in twins):
-                first.point.ahead = (first.tokens, mask_LK.copy())
+                first.point.ahead = (first.tokens, first.rows(self._mask_RK).copy())
             self.num_masks += first.num_masks
 
     def _leave_out(self, batch: _Batch) -> None:
@@ -249,16 +248,13 @@ class _Batch:
                 self._job.run()
         self.is_done = True
 
-    def settle(self) -> set[int]:
-        """The indices of those that failed."""
-        failed: set[int] = set()
+    def settle(self) -> list[Filled | None]:
+        """What became of each; None of those that failed."""
         if self._job is not None and not self._has_broken:
             with self._watched():
-                failed.update(self._job.settle())
-        if not self._has_broken:
-            return failed
+                return self._job.settle()
         # one of them has spoilt it for all: each on its own
-        return {i for i, each in enumerate(self.requests) if not _fill_alone(each, self._mask_RK)}
+        return [_fill_alone(each, self._mask_RK) for each in self.requests]
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -284,17 +280,19 @@ def _backend(request: MaskRequest) -> Backend:
     return request.point.state.grammar.backend
 
 
-def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> bool:
+def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> Filled | None:
     request.wipe(mask_RK)
     mask_LK = request.rows(mask_RK)
     try:
-        return not _backend(request).fill([request.point.state], mask_LK, None, [request.tokens])
+        job = _backend(request).job([request.point.state], mask_LK, None, [request.tokens])
+        job.run()
+        return job.settle()[0]
     except OF_THE_HOST:
         raise
     except BaseException:
         log.exception("an automaton failed")
         mask_LK[:] = 0
-        return False
+        return None
 
 
 def _fill_known(request: MaskRequest, mask_RK: np.ndarray) -> bool:
@@ -306,7 +304,7 @@ def _fill_known(request: MaskRequest, mask_RK: np.ndarray) -> bool:
     if tokens[:num] != request.tokens:
         return False
     request.rows(mask_RK)[:] = mask_LK[: 1 + num]
-    _count(request, mask_LK[: 1 + num])
+    request.note(counted(mask_LK, [0], [request.tokens])[0])
     return True
 
 
@@ -318,10 +316,3 @@ def _fill_only(request: MaskRequest, mask_RK: np.ndarray) -> bool:
     mask_RK[request.row].view(np.uint32)[only // 32] = 1 << (only % 32)
     request.num_masks = 1
     return True
-
-
-def _count(request: MaskRequest, mask_LK: np.ndarray) -> None:
-    """Take note of masks that are all there."""
-    request.num_legal = num_legal(mask_LK, 0, request.tokens)
-    is_there = bool(mask_LK[request.num_legal].any())
-    request.num_masks = request.num_legal + is_there

@@ -19,7 +19,14 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from eyas.constraint.base import Backend, ConstraintFailure, MaskJob, State, num_legal
+from eyas.constraint.base import (
+    Backend,
+    ConstraintFailure,
+    Filled,
+    MaskJob,
+    State,
+    num_legal,
+)
 from eyas.constraint.borrowed import when_free, without_panic
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
@@ -34,6 +41,8 @@ from eyas.grammar import Node, OutputSpec, Source, leaves
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
 stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
+GLANCE = 256
+"""Words of a mask, of its most frequent tokens, that mostly tell that it allows more than an end."""
 
 
 class LlguidanceBackend(Backend):
@@ -90,35 +99,48 @@ class LlguidanceBackend(Backend):
             # Who follows a draft does so with a copy: going back would leave a matcher another one.
             each.matcher = each.state.copy()
 
-        def settle() -> list[int]:
-            failed: list[int] = []
-            for each in asked.values():
+        def settle() -> list[Filled | None]:
+            found: list[Filled | None] = [Filled(0, 0)] * len(states)
+            every = list(asked.values())
+            last = num_legal(mask_RK, [each.row for each in every], [each.tokens for each in every])
+            for each, num in zip(every, last, strict=True):
                 row, size = each.row, 1 + len(each.tokens)
                 mask_RK[row + size : row + 1 + len(each.shown)] = 0
-                if not self._settle(each, mask_RK[row : row + size]):
-                    failed += [i for i, _ in each.places]
-                for _, other in each.places[1:]:
-                    mask_RK[other : other + size] = mask_RK[row : row + size]
-            return sorted(failed)
+                filled = self._settle(each, num, mask_RK[row + num])
+                for i, other in each.places:
+                    found[i] = filled
+                    if filled is not None and drafts is not None:
+                        found[i] = self._over_end(filled, drafts[i], mask_RK[row + num])
+                    if other != row:
+                        mask_RK[other : other + size] = mask_RK[row : row + size]
+            return found
 
         return MaskJob(self._run(together, alone, mask_RK), settle)
 
-    def _settle(self, asked: _Asked, mask_LK: np.ndarray) -> bool:
+    def _settle(self, asked: _Asked, num: int, last_K: np.ndarray) -> Filled | None:
         """Take back the end, which the library allows also where nothing can follow, and where it has
-        hit a limit. False where it hit that at the root."""
-        last = num_legal(mask_LK, 0, asked.tokens)
-        if np.count_nonzero(mask_LK[last]) > len(self.eos_token_ids):
-            return True
+        hit a limit; None where it hit that at the root. last_K: the mask after `num` legal tokens."""
+        most = len(self.eos_token_ids)
+        if np.count_nonzero(last_K[:GLANCE]) > most or np.count_nonzero(last_K) > most:
+            return Filled(num, num + 1)
         if when_free(asked.matcher.is_error):
-            mask_LK[last] = 0
-            return last > 0
+            last_K[:] = 0
+            return Filled(num, num) if num else None
         matcher = asked.matcher
-        if last:
+        if num:
             matcher = asked.state.copy()
-            matcher.try_consume_tokens(list(asked.tokens[:last]))
+            matcher.try_consume_tokens(list(asked.tokens[:num]))
         if when_free(lambda: matcher.is_stopped() and not matcher.is_accepting()):
-            mask_LK[last] = 0
-        return True
+            last_K[:] = 0
+        return Filled(num, num + bool(last_K.any()))
+
+    def _over_end(self, filled: Filled, draft: Sequence[int], last_K: np.ndarray) -> Filled:
+        """The same, where a draft goes on with an end, which the library was not shown."""
+        num = filled.num_legal
+        if num == len(draft) or draft[num] not in self.eos_token_ids:
+            return filled
+        is_legal = last_K.item(draft[num] // 32) >> draft[num] % 32 & 1
+        return Filled(num + 1, num + 1) if is_legal else filled
 
     def close(self) -> None:
         """End the background thread; what it compiles now it finishes."""

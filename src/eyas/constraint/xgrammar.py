@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eyas.constraint.base import Backend, MaskJob, State, along, one_by_one
+from eyas.constraint.base import Backend, MaskJob, State, along, counted, one_by_one
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
 from eyas.constraint.vocabulary import Vocabulary
@@ -118,7 +118,8 @@ class XgrammarBackend(Backend):
             for row, source in copies:
                 mask_RK[row] = mask_RK[source]
 
-        return MaskJob(run, list)
+        asked = [()] * len(states) if drafts is None else drafts
+        return MaskJob(run, lambda: counted(mask_RK, rows, asked))
 
     def close(self) -> None:
         """End the compiling process."""

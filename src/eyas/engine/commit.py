@@ -61,6 +61,7 @@ class Committer:
 
     def commit(self, flight: Flight) -> list[Delta]:
         """The deltas of one landed flight, whose results were read."""
+        flight.note_masks()
         deltas: list[Delta] = []
         landed = flight.landed
         assert landed is not None

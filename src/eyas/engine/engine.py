@@ -105,12 +105,11 @@ class Engine:
         for earlier in tuple(self._flights):
             self.launcher.advance(earlier, Progress.MASKED)
         plan = self.scheduler.next()
+        flight = None if plan is None else self.launcher.board(plan)
         for earlier in tuple(self._flights):
             self.launcher.advance(earlier, Progress.SETTLED)
-        if plan is None:
-            return None
-        flight = Flight(plan, time.perf_counter())
-        self.launcher.advance(flight, Progress.STARTED)
+        if flight is not None:
+            self.launcher.advance(flight, Progress.STARTED)
         return flight
 
     def _land_before(self, flight: Flight) -> None:

@@ -303,7 +303,7 @@ class _Probe:
         """One forward. grids: tokens and parents [B, W] of the spans with a root."""
         num = 0 if grids is None else len(grids[0])
         params = BatchParams([self.source] * num, self.vocab, self.device)
-        batch = Batch(self.table, spans, params, width, max_length, graphs=graphs)
+        batch = Batch(self.table, spans, params, width, max_length, graphs=graphs).begin()
         if grids is None:
             empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)
             tree = DraftTree(empty, empty, empty[:, 0], is_chain=True)

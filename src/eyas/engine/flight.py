@@ -9,6 +9,7 @@ Legend: B rooted sequences, W nodes, N top alternatives.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -93,6 +94,7 @@ class Flight:
     prompt_rows: dict[int, PromptRows] = field(default_factory=dict)
     error: str | None = None
     num_failed: int = 0
+    batch: Batch | None = None
     forward: Forward | None = None
     has_departed: bool = False
     _results: HostCopy | None = None
@@ -121,14 +123,23 @@ class Flight:
             tensors["top"] = self.verdict.top_logprobs_BWN
         self._results = outbox.send(tensors)
 
+    def note_masks(self) -> None:
+        """What its masks have shown of its draft, once nothing waits for this thread."""
+        if self.error is None:
+            self._ask_masks(TreeMasks.note)
+
+    def _ask_masks(self, what: Callable[[TreeMasks], None]) -> None:
+        if self.masks is None:
+            return
+        try:
+            what(self.masks)
+        except Exception:
+            log.exception("what a step's masks have shown is lost")
+            self.masks = None
+
     def read(self) -> Landed:
         """Wait for the device and turn the results into plain numbers."""
-        if self.masks is not None:
-            try:
-                self.masks.note()  # while the device is at work
-            except Exception:
-                log.exception("what a step's masks have shown is lost")
-                self.masks = None
+        self._ask_masks(TreeMasks.learn)  # while the device is at work
         prompt = {i: _prompt_logprobs(rows) for i, rows in self.prompt_rows.items()}
         if self._results is None or self.tree is None:
             return Landed([], [], [], [], None, None, None, prompt)

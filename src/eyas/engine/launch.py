@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum, auto
 
 import torch
@@ -88,6 +90,14 @@ class Launcher:
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 
+    def board(self, plan: Plan) -> Flight:
+        """A flight, and what can be done for it while the one before it waits for its masks. What fails
+        here is done again when it starts."""
+        flight = Flight(plan, time.perf_counter())
+        with suppress(Exception), torch.inference_mode():
+            flight.batch = self._batch(flight, self.drafters[0])
+        return flight
+
     def advance(self, flight: Flight, until: Progress) -> None:
         """Have a flight go so far, unless it is there already; a flight that does not wait for masks
         goes all the way."""
@@ -133,7 +143,8 @@ class Launcher:
     def _start(self, flight: Flight, drafter: Drafter) -> Forward:
         plan = flight.plan
         self._outbox.settle()  # stages write their results where the last step's are
-        batch = self._batch(flight, drafter)
+        boarded, flight.batch = flight.batch, None
+        batch = (boarded or self._batch(flight, drafter)).begin()
         flight.drafted = proposed = drafter.propose(batch, plan.shape)
         tree = batch.hold(proposed)
         masks = self._masks(plan, tree)
@@ -203,7 +214,7 @@ class Launcher:
         drafter = self.drafters[0]
         shape = drafter.shape.within(width)
         asked = (self._info.vocab_size, num, width, length, temperature, self._graphs, shape.levels)
-        batch = nobodys_batch(self._table, *asked)
+        batch = nobodys_batch(self._table, *asked).begin()
         tree = batch.hold(drafter.propose(batch, shape))
         rows, output = self._forward(batch, tree)
         verdict = self._verdict(batch, tree, rows, output, None)

@@ -97,10 +97,10 @@ Live = list[tuple[int, _Walked]]
 
 @dataclass(slots=True, eq=False)
 class TreeMasks:
-    """The automata of one step: `walk`, `begin`, `finish`, `note`. walked[b] is None for a sequence
-    that is not constrained (or has ended: `silent`). refusals: complete when all is noted. time_limit:
-    seconds after which the rest of a step's drafts is left out. step_seconds: what a step takes.
-    pages: for masks. outbox: trees go to the host in it. thread: fills."""
+    """The automata of one step: `walk`, `begin`, `finish`, `learn`, `note`. walked[b] is None for a
+    sequence that is not constrained (or has ended: `silent`). refusals: complete when all is noted.
+    time_limit: seconds after which the rest of a step's drafts is left out. step_seconds: what a step
+    takes. pages: for masks. outbox: trees go to the host in it. thread: fills."""
 
     tree: DraftTree
     vocab_size: int
@@ -123,9 +123,10 @@ class TreeMasks:
 
     def __post_init__(self) -> None:
         tree = self.tree
-        self._host = self.outbox.send(
-            {"tokens": tree.tokens_BW, "parents": tree.parents_BW, "sizes": tree.sizes_B}
-        )
+        tensors = {"tokens": tree.tokens_BW, "sizes": tree.sizes_B}
+        if not tree.is_chain:
+            tensors["parents"] = tree.parents_BW
+        self._host = self.outbox.send(tensors)
 
     @property
     def walks_ahead(self) -> bool:
@@ -136,8 +137,12 @@ class TreeMasks:
     def walk(self, rooted: Series[Sequence]) -> None:
         """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
         host = self._host.read()
-        self._tokens, self._parents = host["tokens"].tolist(), host["parents"].tolist()
-        self._sizes = host["sizes"].tolist()[: len(rooted)]
+        num = len(rooted)  # what comes after them fills up the batch
+        self._tokens, self._sizes = host["tokens"][:num].tolist(), host["sizes"][:num].tolist()
+        if self.tree.is_chain:
+            self._parents = [list(range(-1, self.tree.width - 1))] * num
+        else:
+            self._parents = host["parents"][:num].tolist()
         for b, sequence in enumerate(rooted):
             self.walked.append(None)
             if sequence.constraint is None:
@@ -201,7 +206,7 @@ class TreeMasks:
         if not self.walks_ahead or mask_RK.size > WORTH_A_THREAD:
             self._filling.start(self.thread)
         if not self.walks_ahead:
-            self.pages.make(shape)
+            self.thread.submit(self.pages.make, shape)  # behind what it fills now
 
     def finish(self) -> torch.Tensor:
         """[R, K] int32, on the host."""
@@ -218,11 +223,9 @@ class TreeMasks:
         return mask
 
     def note(self) -> None:
-        """What nobody waits for: what was refused and counted, and how far to look the next time."""
+        """What was refused and counted; nobody waits for it."""
         assert self._filling is not None
-        live = self._live()
-        self._learn(live)
-        self.stats.num_late += sum(each.is_late for _, each in live)
+        self.stats.num_late += sum(each.is_late for _, each in self._live())
         if not self.walks_ahead:
             self._refuse()
         self.stats.num_masks += self._filling.num_masks
@@ -253,9 +256,10 @@ class TreeMasks:
         self.stats.num_masks += filling.num_masks
         self.stats.mask_seconds += filling.seconds
 
-    def _learn(self, live: Live) -> None:
+    def learn(self) -> None:
         """How far to look into the next drafts. Where time was over and nobody stands out, all who were
         late are to blame."""
+        live = self._live()
         has_culprit = any(each.is_slow and each.requests[0].tokens for _, each in live)
         for _, each in live:
             automaton = each.sequence.constraint

@@ -1,7 +1,8 @@
 """What one step works on: which part of which sequence, and the slots it was given.
 
 Promises: a `Batch` is planned from what the host knows for sure (prompt chunks) and from upper bounds
-(everything that a step under way may still change); its tensors are on the device.
+(everything that a step under way may still change), beside the step under way; from `begin` on its
+tensors are on the device.
 Does not know: how a plan is made, whose sequences these are, what becomes of them.
 
 Legend: B rooted spans, W width.
@@ -52,7 +53,10 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """spans: all; rooted: those with a root, in the order of every [B, ...] tensor of the step.
+    """What the host can do ahead of the device is done when it is made; `begin` once the step before
+    has its verdict.
+
+    spans: all; rooted: those with a root, in the order of every [B, ...] tensor of the step.
 
     width: how many nodes a tree may have. levels: on how many levels, and so how many tokens a step may
     add; 0 is as many as nodes. seats_B, roots_B (position of node 0) and node_slots_BW
@@ -75,6 +79,7 @@ class Batch:
     seats_B: torch.Tensor = field(init=False)
     roots_B: torch.Tensor = field(init=False)
     node_slots_BW: torch.Tensor = field(init=False)
+    _packed: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self.levels = self.levels or self.width
@@ -90,17 +95,25 @@ class Batch:
             assert span.node_slots is not None
             packed[b] = span.seat
             packed[first : first + self.width] = span.node_slots
+        self._packed = packed
+        if self.graphs is not None:
+            self.graphs.stage(num_rows, self.width, packed)
+            self.max_length = min(length_of(self.max_length), self.table.num_columns)
+
+    def begin(self) -> Batch:
+        """Itself, on the device."""
+        num_rows = len(self._packed) // (1 + self.width)
         if self.graphs is None:
-            packed_X = send(packed, self.table.device)
+            packed_X = send(self._packed, self.table.device)
             self.seats_B = packed_X[:num_rows]
             self.node_slots_BW = packed_X[num_rows:].view(num_rows, self.width)
             self.roots_B = self.table.lengths_A[self.seats_B] - 1
-            return
-        inputs = self.graphs.inputs(num_rows, self.width, packed, self.table.lengths_A)
+            return self
+        inputs = self.graphs.take(num_rows, self.width, self._packed, self.table.lengths_A)
         self.seats_B, self.node_slots_BW = inputs.seats_B, inputs.node_slots_BW
         self.roots_B = inputs.roots_B
         self.params = self.graphs.params(num_rows, self.params)
-        self.max_length = min(length_of(self.max_length), self.table.num_columns)
+        return self
 
     @property
     def num_rows(self) -> int:

@@ -36,8 +36,8 @@ SMALLEST_LENGTH = 512
 
 @dataclass(slots=True, eq=False)
 class StepInputs:
-    """What the host writes for each step, at fixed addresses. staged: what comes next; taken: once
-    that stands in `packed`."""
+    """What the host writes for each step, at fixed addresses. staged: what comes next, and whose that
+    is; taken: once it stands in `packed`."""
 
     staged: torch.Tensor
     packed: torch.Tensor
@@ -45,6 +45,7 @@ class StepInputs:
     node_slots_BW: torch.Tensor
     roots_B: torch.Tensor
     taken: torch.cuda.Event | None = None
+    staged_from: np.ndarray | None = None
 
     @classmethod
     def empty(cls, num: int, width: int, device: torch.device) -> StepInputs:
@@ -84,19 +85,25 @@ class StepGraphs:
         self.num_captured = 0
         self.num_replays = 0
 
-    def inputs(
-        self, num: int, width: int, packed: np.ndarray, lengths_A: torch.Tensor
-    ) -> StepInputs:
-        """The inputs of steps of this shape, filled beside the work under way; `lengths_A` stays where
-        it is."""
+    def stage(self, num: int, width: int, packed: np.ndarray) -> StepInputs:
+        """Send the inputs of a step of this shape ahead, beside the work under way."""
         found = self._inputs.get((num, width))
         if found is None:
             found = self._inputs[num, width] = StepInputs.empty(num, width, self._device)
             found.taken = self._inbox.mark()
         with self._inbox.arriving(after=found.taken):
             refill(found.staged, packed)
+        found.staged_from = packed
+        return found
+
+    def take(self, num: int, width: int, packed: np.ndarray, lengths_A: torch.Tensor) -> StepInputs:
+        """The inputs of steps of this shape, filled with what was staged, once more where another step
+        was since; `lengths_A` stays where it is."""
+        found = self._inputs[num, width]
+        if found.staged_from is not packed:
+            self.stage(num, width, packed)
         self.run(("inputs", num, width), lambda: found.take(lengths_A))
-        found.taken = self._inbox.mark()
+        found.taken, found.staged_from = self._inbox.mark(), None
         return found
 
     def params(self, num: int, params: BatchParams) -> BatchParams:
