@@ -15,8 +15,9 @@ import pytest
 from eyas.constraint import ConstraintFailure
 from eyas.constraint import filling as filling_module
 from eyas.constraint.automaton import Automaton, Reach
-from eyas.constraint.base import Backend, MaskJob
+from eyas.constraint.base import Backend, MaskJob, counted
 from eyas.constraint.filling import Filling, MaskRequest
+from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS
@@ -75,8 +76,12 @@ def test_a_draft_is_filled_as_if_it_had_been_walked_through(
     for order in (list(range(len(rows))), list(range(len(rows)))[::-1]):
         mask_RK = np.zeros_like(np.concatenate(wanted))
         asked = [[each[i] for i in order] for each in (starts, rows, drafts)]
-        assert backend.fill(asked[0], mask_RK, asked[1], asked[2]) == []
+        backend.expect(asked[0][1::2])
+        job = backend.job(asked[0], mask_RK, asked[1], asked[2])
+        job.run()
+        settled = job.settle()
         assert np.array_equal(mask_RK, np.concatenate(wanted))
+        assert settled == counted(mask_RK, asked[1], asked[2])
     for state, draft, wanted_LK in zip(starts, drafts, wanted, strict=True):  # each by itself
         mask_LK = np.zeros_like(wanted_LK)
         assert backend.fill([state], mask_LK, None, [draft]) == []
@@ -137,6 +142,34 @@ def test_many_tokens_at_once_lead_where_each_of_them_leads(
         assert states[0].after_all(tokens[1:]) is None
     assert states[0].after_all([*tokens, tokens[0]]) is None
     assert states[0].after_all([-1]) is None
+
+
+def test_a_draft_that_was_expected_goes_through_a_copy_made_before(
+    llguidance_backend: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; and it is of no use to who has gone on."""
+    grammar, tokens = walk_of(llguidance_backend, tokenizer, "schema")
+    state = grammar.start().become(tokens[:2])
+    states, draft = walked(grammar, tokens), tokens[2:5]
+    wanted = expected(llguidance_backend, states[2:6], 4)
+    copies = []
+    copy = LlguidanceState.copy
+    monkeypatch.setattr(LlguidanceState, "copy", lambda state: copies.append(state) or copy(state))
+    for num_copies in (1, 2):
+        mask_RK = np.zeros_like(wanted)
+        if num_copies == 1:
+            llguidance_backend.expect([state, state])
+            assert len(copies) == 1
+        assert llguidance_backend.fill([state], mask_RK, None, [draft]) == []
+        assert np.array_equal(mask_RK, wanted) and len(copies) == num_copies
+    llguidance_backend.expect([state])
+    later = state.become(tokens[2:4])
+    mask_RK = np.zeros_like(wanted)
+    assert llguidance_backend.fill([later], mask_RK, None, [tokens[4:7]]) == []
+    assert np.array_equal(mask_RK, expected(llguidance_backend, states[4:8], 4))
+    assert len(copies) == 4
+    llguidance_backend.expect([states[-1]])  # over: there is nothing to copy
+    assert len(copies) == 4
 
 
 def test_a_grammar_that_cannot_go_back_goes_forward(

@@ -160,6 +160,11 @@ class Backend(Protocol):
         """`eyas.core.GrammarError` says what is wrong with it and where."""
         ...
 
+    def expect(self, states: Sequence[State]) -> None:
+        """Masks of these states and of drafts behind them will be asked for soon; what can be done for
+        them before the drafts are known is done now. Nothing, for most libraries."""
+        return None
+
     def job(
         self,
         states: Sequence[State],

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +72,14 @@ class LlguidanceBackend(Backend):
     def compile(self, spec: OutputSpec) -> LlguidanceGrammar:
         return self._compile(spec.root, spec.param, canonical_trees(spec.root))
 
+    def expect(self, states: Sequence[State]) -> None:
+        for state in states:
+            assert isinstance(state, LlguidanceState)
+            with suppress(
+                ConstraintFailure
+            ):  # who fails does so again when the masks are asked for
+                state.expect_draft()
+
     def job(
         self,
         states: Sequence[State],
@@ -97,7 +106,7 @@ class LlguidanceBackend(Backend):
         alone = [each for each in asked.values() if not (has_drafts and each.shown)]
         for each in together:
             # Who follows a draft does so with a copy: going back would leave a matcher another one.
-            each.matcher = each.state.copy()
+            each.matcher = each.state.for_draft()
 
         def settle() -> list[Filled | None]:
             found: list[Filled | None] = [Filled(0, 0)] * len(states)

@@ -29,7 +29,7 @@ _LIMIT_HIT = (
 class LlguidanceState:
     """matcher: None after an end-of-sequence token."""
 
-    __slots__ = ("_grammar", "matcher", "num_deviations")
+    __slots__ = ("_grammar", "_spare", "matcher", "num_deviations")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class LlguidanceState:
         num_deviations: int = 0,
     ) -> None:
         self._grammar = grammar
+        self._spare: llguidance.LLMatcher | None = None
         self.matcher = matcher
         self.num_deviations = num_deviations
 
@@ -75,7 +76,7 @@ class LlguidanceState:
         return self._consumed(tokens, self._give_up)
 
     def _give_up(self) -> llguidance.LLMatcher:
-        matcher, self.matcher = self.matcher, None
+        matcher, self.matcher, self._spare = self.matcher, None, None
         assert matcher is not None
         return matcher
 
@@ -102,6 +103,16 @@ class LlguidanceState:
         with without_panic:
             data = self.copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
         return self._grammar.backend.forced_tokens(data)[:limit] if data else []
+
+    def expect_draft(self) -> None:
+        """Have the copy at hand that a draft will go through."""
+        if self.matcher is not None and self._spare is None:
+            self._spare = self.copy()
+
+    def for_draft(self) -> llguidance.LLMatcher:
+        """As `copy`, for once made earlier where a draft was expected."""
+        spare, self._spare = self._spare, None
+        return self.copy() if spare is None else spare
 
     def copy(self) -> llguidance.LLMatcher:
         """A matcher that stands here and is the caller's own."""

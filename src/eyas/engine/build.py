@@ -210,9 +210,13 @@ def prepare(engine: Engine, width: int) -> None:
     log.info("captured steps of %s sequences in %.1f s", sizes, time.perf_counter() - started)
 
 
-def _num_mask_threads() -> int:
-    """Cores that a device leaves free, whatever torch was told about its own; more bring nothing."""
-    return min(16, (psutil.cpu_count(logical=False) or 1) - 1)
+def _num_mask_threads(device: str) -> int:
+    """On a CPU as many as torch has. Beside a device, half of the cores and eight at most: masks of one
+    sequence come one after the other, so more are no sooner done, and with all of them the thread that
+    launches the steps has to wait for a core."""
+    if device == "cpu":
+        return torch.get_num_threads()
+    return max(1, min(8, (psutil.cpu_count(logical=False) or 1) // 2))
 
 
 def compile_pool(
@@ -230,7 +234,7 @@ def compile_pool(
     backend = build_backend(
         grammar.backend,
         vocabulary,
-        config.device.num_threads or max(torch.get_num_threads(), _num_mask_threads()),
+        config.device.num_threads or _num_mask_threads(info.device),
         deadline_seconds=grammar.compile_seconds,
     )
     return CompilePool(

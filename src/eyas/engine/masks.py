@@ -136,6 +136,8 @@ class TreeMasks:
 
     def walk(self, rooted: Series[Sequence]) -> None:
         """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
+        if not self.walks_ahead and self.tree.is_chain:
+            self._expect(rooted)
         host = self._host.read()
         num = len(rooted)  # what comes after them fills up the batch
         self._tokens, self._sizes = host["tokens"][:num].tolist(), host["sizes"][:num].tolist()
@@ -157,6 +159,13 @@ class TreeMasks:
                 self._walk(b, sequence)
         if self.walks_ahead:
             self._refuse()
+
+    def _expect(self, rooted: Series[Sequence]) -> None:
+        """Before the drafts are here."""
+        automata = [each.constraint for each in rooted if each.status is Status.RUNNING]
+        states = [each.root.state for each in automata if each is not None and not each.has_budget]
+        if states:
+            states[0].grammar.backend.expect(states)
 
     def _walk(self, b: int, sequence: Sequence) -> None:
         automaton, size = sequence.constraint, self._sizes[b]
