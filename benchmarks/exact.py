@@ -179,7 +179,7 @@ class Rooms:
     ) -> torch.Tensor | None:
         num = len(tokens_BW)
         params = BatchParams([self.source] * num, self.vocab, self.device)
-        batch = Batch(self.table, spans, params, width, last, graphs=self.graphs)
+        batch = Batch(self.table, spans, params, width, last, graphs=self.graphs).begin()
         if num:
             rest = ((0, batch.num_rows - num), (0, 0))
             grids = (

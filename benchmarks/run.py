@@ -74,6 +74,10 @@ ON_GPU: dict[str, list[str]] = {
         *(*EAGLE3, "--draft-steps", "5", "--draft-topk", "1"),
         *("--batch", "1,8,32"),
     ],
+    "h200_chain_alike": [
+        *(*EAGLE3, "--synthetic-alike", "--draft-steps", "5", "--draft-topk", "1"),
+        *("--batch", "32"),
+    ],
     "h200_tree_32": [
         *(*EAGLE3, "--draft-steps", "5", "--draft-topk", "8", "--draft-nodes", "32"),
         *("--batch", "1,8"),

@@ -18,6 +18,7 @@ SPEEDS: tuple[tuple[str, str, int, float], ...] = (
     ("chain of 5, acceptance 3.52", "h200_chain", 1, 590),
     ("chain of 5, acceptance 3.52", "h200_chain", 8, 4350),
     ("chain of 5, acceptance 3.52", "h200_chain", 32, 13200),
+    ("the same, all sequences alike", "h200_chain_alike", 32, 13200),
 )
 """What, the result, batch, tokens a second aimed at."""
 STEPS: tuple[tuple[str, str, int, float], ...] = (

@@ -161,6 +161,21 @@ def test_an_engine_with_chains_yields_the_mean(mean: float, steps: int) -> None:
     engine.shutdown()
 
 
+def test_sequences_that_are_alike_end_together() -> None:
+    """In fewer steps than where each draws for itself."""
+    steps = []
+    for alike in (True, False):
+        engine = make_engine(5, 1, 6, seqs=8)
+        install(engine, 3.52, 5, alike=alike)
+        run = run_together(engine, requests([[1 + i, 2, 3] for i in range(8)], 120, 0.0, "a"))
+        assert sum(run.draft_lengths) / len(run.draft_lengths) == pytest.approx(3.52, rel=0.03)
+        steps.append(run.num_steps)
+        if alike:
+            assert len(run.draft_lengths) == 8 * run.num_steps
+        engine.shutdown()
+    assert steps[0] < steps[1]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_engine_goes_on_after_drawn_trees(temperature: float) -> None:
     engine = make_engine(4, 3, 12)

@@ -193,6 +193,10 @@ def test_the_command_runs_the_protocol(tmp_path: Path, capsys: pytest.CaptureFix
         assert entry["tokens_per_second"] == best
         assert entry["synthetic_acceptance"] == 2.5 and 1.5 < entry["tokens_per_step"] < 3.5
     assert result["settings"]["acceptance"] == "synthetic acceptance"
+    status, out, _ = run_command(
+        capsys, *TINY, *SHORT, *drafting, *accepted[:3], "--synthetic-alike"
+    )
+    assert json.loads(out)["settings"]["acceptance"] == "synthetic acceptance, all sequences alike"
     assert result["settings"]["drafting"]["draft_nodes"] == "4"
     assert result["model"]["weights"] == "dummy"
 
@@ -220,6 +224,7 @@ def test_the_command_names_what_it_drew_and_what_a_step_is_made_of(
         (("--profile",), "--profile: goes with --shape"),
         (("--shape", "x", "--dummy-weights"), "--shape: 'x' is unknown; there are llama-3.1-8b"),
         ((*TINY[2:], "--synthetic-acceptance", "2"), "nothing drafts; add --drafter eagle3"),
+        ((*TINY[2:], "--synthetic-alike"), "--synthetic-alike: goes with --synthetic-acceptance"),
         (
             (*TINY[2:], "--synthetic-acceptance", "9", "--drafter", "eagle3"),
             "--synthetic-acceptance: between 1 and 6 tokens",

@@ -19,9 +19,15 @@ class DenseCache:
     parents: index of the entry before it, -1 for the first; a query sees its own chain of parents.
     """
 
-    def __init__(self, stores: Sequence[LayerStore], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        stores: Sequence[LayerStore],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.stores = stores
         self.dtype = dtype
+        self.device = device
         self.keys: list[torch.Tensor | None] = [None] * len(stores)
         self.values: list[torch.Tensor | None] = [None] * len(stores)
         self.parents: list[int] = []
@@ -57,8 +63,8 @@ class DenseAttend:
         """A place of this forward's own; `__call__` takes from there what is not padding."""
         store, num = self.cache.stores[layer], self.num_rows + self.num_padding
         shape = (num, 2, store.num_kv_heads, store.head_dim)
-        self._placed = torch.zeros(shape, dtype=self.cache.dtype)
-        return Room.of(self._placed, torch.arange(num))
+        self._placed = torch.zeros(shape, dtype=self.cache.dtype, device=self.cache.device)
+        return Room.of(self._placed, torch.arange(num, device=self.cache.device))
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         cache, store = self.cache, self.cache.stores[layer]

@@ -144,7 +144,7 @@ def test_a_prompt_on_a_gpu_matches_transformers(name: str, tmp_path: Path) -> No
     directory = save_model(model, tmp_path)
     decoder = load_model(directory, dtype="float32", device="cuda")
     token_ids = tokens()
-    cache = DenseCache(decoder.spec.stores)
+    cache = DenseCache(decoder.spec.stores, device=decoder.device)
     pieces = [
         forward(decoder, cache, token_ids[start : start + 32], chain(start, 32))
         for start in (0, 32, 64)

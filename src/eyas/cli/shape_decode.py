@@ -77,6 +77,15 @@ class DummyOptions:
 class ShapeOptions(DummyOptions):
     """What is measured of it."""
 
+    synthetic_alike: Annotated[
+        bool,
+        typer.Option(
+            "--synthetic-alike",
+            help="With --synthetic-acceptance: all sequences of a step accept as many, as in SGLang's "
+            "simulation; otherwise each draws for itself, and a batch ends with its slowest.",
+            rich_help_panel=SHAPE_PANEL,
+        ),
+    ] = False
     profile: Annotated[
         bool,
         typer.Option(
@@ -149,6 +158,10 @@ class ShapeOptions(DummyOptions):
         DummyOptions.check(self)
         if (self.schemas is None) != (self.tokenizer is None):
             raise ValueError("--schemas: goes with --tokenizer, which spells the instances")
+        if self.synthetic_alike and self.synthetic_acceptance is None:
+            raise ValueError("--synthetic-alike: goes with --synthetic-acceptance")
+        if self.synthetic_alike and self.schemas is not None:
+            raise ValueError("--synthetic-alike: with --schemas every sequence has its own text")
         if self.interfere is not None and self.prefill is None:
             raise ValueError("--interfere: add --prefill, the length of the prompt that arrives")
         asked = {
@@ -221,7 +234,8 @@ def decode_shape(
     engine = dummy_engine(shape.name, config)
     drawn = None
     if accepted is not None:
-        drawn = synthetic.install(engine, accepted, config.draft.max_steps)
+        alike = options.synthetic_alike
+        drawn = synthetic.install(engine, accepted, config.draft.max_steps, alike=alike)
     results: list[dict[str, Any]] = []
     for size in protocol.batches:
         prompts = random_prompts(size, protocol.prompt_tokens, shape.model.vocab_size)
@@ -254,7 +268,7 @@ def decode_shape(
         "model": about(engine, shape.name),
         "settings": {
             "protocol": "random prompts that start together; tokens after t_1 over t_n - t_1",
-            "acceptance": "real" if accepted is None else synthetic.NAME,
+            "acceptance": _acceptance(options),
             **{k: v for k, v in asdict(protocol).items() if k not in ("batches",)},
             "prefix_cache": False,
             "drafting": vars(drafting) if drafts else None,
@@ -312,6 +326,14 @@ def shape_config(
         prefix_cache=False,
         **vars(drafting),
     )
+
+
+def _acceptance(options: ShapeOptions) -> str:
+    from eyas.bench import synthetic
+
+    if options.synthetic_acceptance is None:
+        return "real"
+    return synthetic.ALIKE if options.synthetic_alike else synthetic.NAME
 
 
 def _check_drawn(drawn: SyntheticAcceptance | None) -> None:

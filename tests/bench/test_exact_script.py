@@ -1,0 +1,30 @@
+"""`benchmarks/exact.py`, which is otherwise run on a GPU alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "exact.py"
+SMALL = ("--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--max-length", "100")
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="not installed from the repository")
+def test_rows_of_a_small_model_do_not_differ(tmp_path: Path) -> None:
+    file = tmp_path / "exact.json"
+    asked = ("--rows", "40", "--quick", "1", "--part", "rows", "--output", str(file))
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT), *SMALL, *asked],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(file.read_text())
+    assert result["all"]["num_different"] == 0 and result["all"]["num_rows"] > 200
+    assert len([way for way in result["ways"] if way["num_rows"]]) > 5
