@@ -20,14 +20,7 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from eyas.constraint.base import (
-    Backend,
-    ConstraintFailure,
-    Filled,
-    MaskJob,
-    State,
-    num_legal,
-)
+from eyas.constraint.base import Backend, ConstraintFailure, Filled, MaskJob, State, num_legal
 from eyas.constraint.borrowed import when_free, without_panic
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
@@ -75,9 +68,7 @@ class LlguidanceBackend(Backend):
     def expect(self, states: Sequence[State]) -> None:
         for state in states:
             assert isinstance(state, LlguidanceState)
-            with suppress(
-                ConstraintFailure
-            ):  # who fails does so again when the masks are asked for
+            with suppress(ConstraintFailure):  # it comes again when the masks are asked for
                 state.expect_draft()
 
     def job(

@@ -77,10 +77,11 @@ class Forward:
 class Flight:
     """plan: whose step it is. prompt_rows: by index of the span. error: the launch itself failed.
 
-    drafter: whose tree it is. started: when it was launched (seconds of a monotonic clock).
+    drafter: whose tree it is. started: when it was boarded (seconds of a monotonic clock).
     drafted: its tree, as it was proposed; tree: what is left of it. masks: what the automata said of
-    it; None where nobody is constrained. num_failed: drafters with which it failed. forward: until it
-    has its verdict. has_departed: its results are on their way to the host. landed: once read.
+    it; None where nobody is constrained. num_failed: drafters with which it failed. batch: until it
+    starts; forward: until it has its verdict. has_departed: its results are on their way to the host.
+    landed: once read.
     """
 
     plan: Plan
