@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -299,13 +300,15 @@ def begun(
     thread: ThreadPoolExecutor | None,
     later: Sequence[MaskRequest] = (),
     time_limit: float = 60.0,
+    apart: Sequence[MaskRequest] = (),
 ) -> tuple[Filling, np.ndarray]:
     """Under way, where somebody fills beside it."""
-    num_rows = max(each.row + len(each.tokens) + 1 for each in (*first, *later))
+    num_rows = max(each.row + len(each.tokens) + 1 for each in (*first, *later, *apart))
     mask_RK = np.zeros((num_rows, backend.vocabulary.num_mask_words), dtype=np.int32)
-    filling = Filling(first, later, mask_RK, time_limit)
+    filling = Filling(first, later, mask_RK, time_limit, apart)
     if thread is not None:
         filling.start(thread)
+        filling.start_apart(thread)
     return filling, mask_RK
 
 
@@ -315,6 +318,103 @@ def filled(requests: Sequence[MaskRequest], backend: Any, thread: Any) -> tuple[
     assert filling.wait()
     assert not any(each.is_late or each.is_slow for each in requests)
     return filling.num_masks, mask_RK
+
+
+def apart_from(automaton: Automaton, tokens: Sequence[int], row: int) -> list[MaskRequest]:
+    """The root, and its draft apart."""
+    keeps = automaton.has_twins
+    root = MaskRequest(automaton.root, (), row, keeps, has_room=True)
+    return [root, MaskRequest(automaton.root, tuple(tokens), row, keeps, is_apart=True)]
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_draft_apart_has_the_masks_of_one_among_others(
+    backend: Any, tokenizer: Tokenizer, thread: ThreadPoolExecutor | None, name: str
+) -> None:
+    grammar, tokens = walk_of(backend, tokenizer, name)
+    drafts = some_drafts(tokenizer, tokens, random.Random(name))
+    first, apart, plain, row = [], [], [], 0
+    for place, draft in enumerate(drafts):
+        automaton = Automaton(grammar)
+        automaton.advance(tokens[:place])
+        plain.append(asked_of(automaton, draft, row))
+        if draft and place % 2:
+            root, behind = apart_from(automaton, draft, row)
+            first.append(root)
+            apart.append(behind)
+        else:
+            first.append(asked_of(automaton, draft, row))
+        row += 1 + len(draft)
+    _, wanted_RK = filled(plain, backend, thread)
+    filling, mask_RK = begun(first, backend, thread, apart=apart)
+    assert filling.wait(math.inf, math.inf, 60.0)
+    assert np.array_equal(mask_RK, wanted_RK)
+    told = {each.row: (each.num_legal, each.num_masks) for each in (*first, *apart)}
+    assert told == {each.row: (each.num_legal, each.num_masks) for each in plain}
+    assert not any(each.is_late or each.is_slow for each in (*first, *apart))
+
+
+def test_a_draft_apart_is_left_behind_and_nobody_waits_for_it(
+    faulty: tuple[Faulty, Any, list[int]],
+) -> None:
+    """The root has its mask, the others all of theirs, also in the next step, while it goes on."""
+    backend, grammar, tokens = faulty
+    backend.slow = tuple(tokens)
+    one, other = Automaton(grammar()), Automaton(grammar())
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(2):
+            root, behind = apart_from(one, tokens, 0)
+            plain = asked_of(other, tokens[:3], 5)
+            filling, mask_RK = begun([root, plain], backend, threads, apart=[behind])
+            assert backend.is_waiting.wait(30)
+            assert filling.wait(0.001, math.inf, 0.01)
+            assert behind.is_late and behind.is_slow
+            assert not any(each.is_late or each.is_slow for each in (root, plain))
+            wanted = [asked_of(one, [], 0), asked_of(other, tokens[:3], 5)]
+            assert np.array_equal(mask_RK, expected_of(wanted, backend.backend, len(mask_RK)))
+            backend.is_waiting.clear()
+        before_RK = mask_RK.copy()
+        backend.go.set()
+    assert np.array_equal(mask_RK, before_RK), "it has pages of its own"
+
+
+def test_a_draft_apart_whose_root_was_known_is_no_more_than_late(
+    faulty: tuple[Faulty, Any, list[int]],
+) -> None:
+    """When time is over for all, the root's row stays."""
+    backend, grammar, tokens = faulty
+    backend.slow = tuple(tokens)
+    one = Automaton(grammar())
+    one.fork()
+    other = Automaton(grammar())
+    _, known_RK = filled([asked_of(one, [], 0)], backend, None)
+    assert one.root.ahead is not None
+    with ThreadPoolExecutor(4) as threads:
+        root, behind = apart_from(one, tokens, 0)
+        slow = asked_of(other, tokens, 5)
+        filling, mask_RK = begun([root, slow], backend, threads, (), 0.05, [behind])
+        assert not filling.wait()
+        assert behind.is_late and slow.is_late and root.num_masks == 1
+        left_RK = mask_RK.copy()
+        for each in (behind, slow):
+            each.wipe(left_RK)
+        assert np.array_equal(left_RK[0], known_RK[0]) and not left_RK[1:].any()
+        backend.go.set()
+
+
+def test_a_draft_apart_that_fails_costs_itself_alone(
+    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
+) -> None:
+    backend, grammar, tokens = faulty
+    backend.spoilt = tuple(tokens)
+    one, other = Automaton(grammar()), Automaton(grammar())
+    root, behind = apart_from(one, tokens, 0)
+    plain = asked_of(other, tokens[:3], 5)
+    filling, mask_RK = begun([root, plain], backend, thread, apart=[behind])
+    assert filling.wait()
+    assert (behind.num_masks, root.num_masks, plain.num_masks) == (0, 1, 4)
+    wanted = [asked_of(one, [], 0), asked_of(other, tokens[:3], 5)]
+    assert np.array_equal(mask_RK, expected_of(wanted, backend.backend, len(mask_RK)))
 
 
 def test_a_draft_is_filled_once_however_often_it_is_asked_for(

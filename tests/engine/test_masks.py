@@ -299,8 +299,8 @@ def test_a_sequence_whose_draft_is_slow_looks_less_far_ahead_for_a_while(
     go = slow(tokens)
     note_slow = Filling._note_slow
 
-    def look(self: Filling, requests: Sequence[Any]) -> bool:
-        is_noted = note_slow(self, requests)
+    def look(self: Filling, batch: Any, requests: Sequence[Any]) -> bool:
+        is_noted = note_slow(self, batch, requests)
         if requests:
             go.set()
         return is_noted
@@ -321,6 +321,50 @@ def test_a_sequence_whose_draft_is_slow_looks_less_far_ahead_for_a_while(
         assert mask_BWK[:num_slow].any(axis=2).sum(axis=1).tolist() == [looked_at] * num_slow
         assert np.array_equal(mask_BWK[:num_slow, :looked_at], expected_BWK[:num_slow, :looked_at])
         assert np.array_equal(mask_BWK[num_slow:], expected_BWK[num_slow:])
+    assert all(held.failure is None for held in rooted)
+
+
+@pytest.mark.parametrize("backend", [3], indirect=True)
+@pytest.mark.parametrize(
+    ("num", "num_slow", "is_left"),
+    [(8, 1, True), (8, 4, True), (8, 5, False), (2, 1, True), (2, 2, False), (1, 1, False)],
+)
+def test_drafts_of_grammars_that_were_slow_are_left_behind_unless_they_are_most(
+    backend: Any,
+    slow: Callable[[Sequence[int]], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    num: int,
+    num_slow: int,
+    is_left: bool,
+) -> None:
+    """In outputs that have not been slow themselves; the steps after it go on meanwhile."""
+    tree, rooted, tokens = several(backend, num, num_slow)
+    expected_BWK, _, _ = filled(tree, rooted, backend)
+    for held in rooted[:num_slow]:
+        before = held.constraint.fork()
+        held.constraint.held_up(3, is_slow=True)
+        held.constraint.reach = before.reach
+        held.constraint.has_twins = False
+        assert held.constraint.is_suspect
+    go = slow(tokens)
+    with ThreadPoolExecutor(4) as threads:
+        monkeypatch.setattr(backend, "thread", threads)
+        if not is_left:
+            threading.Timer(0.2, go.set).start()
+        mask_BWK, refusals, stats = filled(tree, rooted, backend, step_seconds=0.02)
+        assert refusals.num_nodes == 0
+        if not is_left:
+            assert stats.num_late == 0 and np.array_equal(mask_BWK, expected_BWK)
+            return
+        for looked_at in (0, *[1] * LEAST_REST):
+            assert stats.num_late == (0 if looked_at else num_slow)
+            assert np.array_equal(mask_BWK[:num_slow, 0], expected_BWK[:num_slow, 0])
+            assert not mask_BWK[:num_slow, 1:].any()
+            assert np.array_equal(mask_BWK[num_slow:], expected_BWK[num_slow:])
+            limits = [held.constraint.reach.limit for held in rooted]
+            assert limits == [0] * num_slow + [None] * (num - num_slow)
+            mask_BWK, refusals, stats = filled(tree, rooted, backend)
+        go.set()
     assert all(held.failure is None for held in rooted)
 
 

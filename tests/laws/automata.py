@@ -121,6 +121,7 @@ class ToyGrammar:
     new: Callable[[ToyGrammar], State]
     num_bytes: int = 100
     canonical: Sequence[Grammar] = ()
+    was_slow: bool = False
     shared: dict[str, list[int]] = field(default_factory=dict)
 
     def start(self, *, fresh: bool = False) -> State:

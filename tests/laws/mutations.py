@@ -98,8 +98,8 @@ MUTATIONS = [
     Mutation(
         "every node has the root's mask",
         "engine/masks.py",
-        "MaskRequest(point, self.tokens or (), row + node, keeps, has_room)",
-        "MaskRequest(self.points[0] or point, self.tokens or (), row + node, keeps, has_room)",
+        "MaskRequest(point, tokens, row + node, keeps, has_room)",
+        "MaskRequest(self.points[0] or point, tokens, row + node, keeps, has_room)",
         NAMED + "each_node_has_its_own_mask[oracle tree]",
     ),
     Mutation(
@@ -369,15 +369,15 @@ MUTATIONS = [
     Mutation(
         "a row that failed passes for a mask",
         "constraint/filling.py",
-        "if i in failed:",
-        "if i < 0:",
+        "filled or (0, 0)",
+        "filled or (0, 1)",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs",
     ),
     Mutation(
         "one that fails takes the others with it",
         "constraint/filling.py",
-        "if not _fill_alone(each, self._mask_RK)",
-        "if each",
+        "[_fill_alone(each, self.mask_RK) for each in self.requests]",
+        "[None for each in self.requests]",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs[True]",
     ),
     Mutation(

@@ -51,9 +51,11 @@ class BlankPages:
         self._made: torch.Tensor | None = None
 
     def make(self, shape: tuple[int, ...]) -> None:
-        """One for whoever comes next, who will probably want as much."""
-        self._made = reachable(shape, self._device)
-        self._made.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
+        """One for whoever comes next, who will probably want as much; in any thread."""
+        with torch.cuda.device(self._device if self._device.type == "cuda" else -1):
+            made = reachable(shape, self._device)
+        made.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
+        self._made = made
 
     def take(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Zeros for the caller alone."""

@@ -19,14 +19,14 @@ from eyas.cli import options
 from eyas.cli.bench import TASKS_OF_A_ROUND, Output, Workload, command_line
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
-from eyas.cli.shape_decode import (
+from eyas.cli.shape_decode import decode_shape
+from eyas.cli.shape_options import (
     NEW_TOKENS,
     PROMPT_TOKENS,
     REPEATS,
     TEXT_TOKENS,
     Protocol,
     ShapeOptions,
-    decode_shape,
     with_aliases,
 )
 

@@ -18,7 +18,7 @@ import typer
 from eyas.cli import options
 from eyas.cli.bench import Output, command_line
 from eyas.cli.options import DraftOptions, ResourceOptions, engine_config, flattened
-from eyas.cli.shape_decode import SHAPE_PANEL, DummyOptions, unpaced, with_aliases
+from eyas.cli.shape_options import SHAPE_PANEL, DummyOptions, unpaced, with_aliases
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from eyas.cli.bench import command_line
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DraftOptions
-from eyas.cli.shape_decode import Protocol, ShapeOptions, narrator, number, shape_config
+from eyas.cli.shape_decode import narrator, number
+from eyas.cli.shape_options import Protocol, ShapeOptions, shape_config
 
 if TYPE_CHECKING:
     from eyas.engine.engine import Engine

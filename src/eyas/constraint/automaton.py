@@ -148,6 +148,16 @@ class Automaton:
         """Does a budget still have a say? Then masks alone do not tell what is legal."""
         return self.root.budget is not None
 
+    @property
+    def is_suspect(self) -> bool:
+        """Did masks of this grammar take long before, here or in another output?"""
+        return self._grammar.was_slow
+
+    def held_up(self, size: int, *, is_slow: bool) -> None:
+        """Its draft of so many tokens was late; is_slow: by its own fault."""
+        self._grammar.was_slow |= is_slow
+        self.reach.held_up(size)
+
     def walk(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[Point | None]:
         """Where each node of a draft stands; None for one that is not legal here or has hit a limit,
         and for all below it. Node 0 is the root."""

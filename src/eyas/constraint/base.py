@@ -124,9 +124,11 @@ class Grammar(Protocol):
 
     num_bytes: about how much memory it takes. canonical: grammars that allow less, with the usual white
     space only, so that more of the text is forced; their states overlook white space that is another.
+    was_slow: the masks of a draft took long once, in whoever's output.
     """
 
     num_bytes: int
+    was_slow: bool
 
     @property
     def backend(self) -> Backend: ...

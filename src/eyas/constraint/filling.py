@@ -1,13 +1,15 @@
 """Masks of one step, filled beside whoever waits for them.
 
 First come roots, alone or with drafts behind them, in one call of the library, which works on many
-cores; then, in pieces, nodes behind roots that are alone, as long as there is time.
+cores; then, in pieces, nodes behind roots that are alone, as long as there is time. Drafts that may be
+slow are a call of their own, so that they can be left behind; it begins a little later, since whoever
+is first in a grammar is waited for by the next, and their roots are in the first call.
 What needs the interpreter is done before and after by whoever asks, as far as the library allows it,
 so that the thread beside it is in the library alone: two threads that both want the interpreter's lock
 wait for each other more often than they work.
 
-A call cannot be ended, and what it does holds locks that the next step needs; so it is waited for, and
-who is slow is noted, so that the next step asks for less.
+A call cannot be ended, and what it does holds locks that the next step needs; so the first one is
+waited for, and who is slow is noted, so that the next step asks for less.
 
 Promises: masks are those of a walk through the draft; what is asked for twice is filled once; a point
 or a draft whose automaton fails has no masks, and its neighbours have theirs. What is written after the
@@ -25,7 +27,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from threading import Event
 
 import numpy as np
@@ -51,7 +54,7 @@ class MaskRequest:
     """The mask of a point, and those after each of `tokens`, which nobody has walked through (then the
     point has no budget). row: of the point's mask; the others follow. keeps: the point remembers the
     masks for whoever stands there later. has_room: the row behind a point alone is its own as well, and
-    may hold anything until all is settled.
+    may hold anything until all is settled. is_apart: another request has the point's own mask.
 
     num_masks: how many of its rows are there, the point's first; num_legal: tokens that these allow.
     is_late: there was no time for it. is_slow: it was among the last few when a while had passed.
@@ -62,6 +65,7 @@ class MaskRequest:
     row: int
     keeps: bool = False
     has_room: bool = False
+    is_apart: bool = False
     num_masks: int = 0
     num_legal: int = 0
     is_late: bool = False
@@ -76,8 +80,9 @@ class MaskRequest:
         self.num_legal, self.num_masks = filled or (0, 0)
 
     def wipe(self, mask_RK: np.ndarray) -> None:
-        """Zeros in all rows that the library may have written to."""
-        mask_RK[self.row : self.row + 1 + max(len(self.tokens), self.has_room)] = 0
+        """Zeros in all rows that the library may have written to for it alone."""
+        begin = self.row + self.is_apart
+        mask_RK[begin : self.row + 1 + max(len(self.tokens), self.has_room)] = 0
 
 
 class Filling:
@@ -89,31 +94,34 @@ class Filling:
         later: Iterable[MaskRequest],
         mask_RK: np.ndarray,
         time_limit: float,
+        apart: Iterable[MaskRequest] = (),
     ) -> None:
         """mask_RK: zeros in the rows of all requests. time_limit: seconds after which no more of
-        `later` is begun, and the drafts of `first` are not waited for. Both are of one library."""
-        self._mask_RK = mask_RK
+        `later` is begun, and the drafts of `first` are not waited for. All are of one library."""
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
         self._begun_at = self._deadline = 0.0
         self._same: dict[tuple[int, tuple[int, ...]], list[MaskRequest]] = {}
-        new, behind = self._new(first), self._new(later)
+        new, behind = self._new(first, mask_RK), self._new(later, mask_RK)
         # Roots alone, known to be slow, go first.
         new.sort(key=lambda request: bool(request.tokens))
         self._first = _Batch(new, mask_RK)
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [_Batch(piece, mask_RK) for piece in pieces]
         self._batches = (self._first, *self._pieces)
+        self._apart = _on_own_page(self._new(apart, mask_RK), mask_RK.shape[1])
+        self._mask_RK = mask_RK
         self._call: Future[None] | None = None
-        self._has_begun = Event()
+        self._apart_call: Future[None] | None = None
+        self._has_begun, self._apart_has_begun = Event(), Event()
 
-    def _new(self, requests: Iterable[MaskRequest]) -> list[MaskRequest]:
+    def _new(self, requests: Iterable[MaskRequest], mask_RK: np.ndarray) -> list[MaskRequest]:
         """Those that nobody has filled or asked for."""
         new: list[MaskRequest] = []
         for request in requests:
-            if _fill_known(request, self._mask_RK):
+            if _fill_known(request, mask_RK):
                 continue
-            if _fill_only(request, self._mask_RK):
+            if _fill_only(request, mask_RK):
                 self.num_masks += 1
                 continue
             same = self._same.setdefault((id(request.point), request.tokens), [])
@@ -122,13 +130,19 @@ class Filling:
             same.append(request)
         return new
 
-    def start(self, thread: ThreadPoolExecutor) -> None:
+    def start(self, threads: ThreadPoolExecutor) -> None:
         """Fill beside the caller; without this it is done when it is waited for. Returns once the
         thread is about to enter the library: a caller at work would not soon let it."""
         if self._same:
             self._begin_counting()
-            self._call = thread.submit(self._run)
+            self._call = threads.submit(self._run)
             self._has_begun.wait(BEGIN_SECONDS)
+
+    def start_apart(self, threads: ThreadPoolExecutor) -> None:
+        """The same for drafts apart, once; without this they are left behind."""
+        if self._call is not None and self._apart.requests and self._apart_call is None:
+            self._apart_call = threads.submit(self._run_apart)
+            self._apart_has_begun.wait(BEGIN_SECONDS)
 
     def _begin_counting(self) -> None:
         self._begun_at = time.perf_counter()
@@ -144,24 +158,47 @@ class Filling:
             piece.run()
         self.seconds = time.perf_counter() - begin
 
-    def wait(self, slow_after: float = math.inf, root_slow_after: float = math.inf) -> bool:
+    def _run_apart(self) -> None:
+        self._apart_has_begun.set()
+        self._apart.run()
+
+    def wait(
+        self,
+        slow_after: float = math.inf,
+        root_slow_after: float = math.inf,
+        leave_after: float = math.inf,
+    ) -> bool:
         """Until the masks are there, or time is over; False when the drafts of `first` were not in
         time, or nothing was begun, and the rows of requests that are late may still be written to.
         slow_after: seconds from the start on; of the drafts that take longer, the last few are slow;
-        root_slow_after: the same for roots alone."""
+        root_slow_after: the same for roots alone; leave_after: drafts apart are left behind."""
         if self._call is None:
             self._begin_counting()
             self._run()
+            self._run_apart()
         elif not self._is_done(self._call, slow_after, root_slow_after):
-            for batch in self._batches:
+            for batch in (*self._batches, self._apart):
                 self._leave_out(batch)
             return False
-        for batch in self._batches:
+        self._wait_apart(slow_after, leave_after)
+        for batch in (*self._batches, self._apart):
             if batch.is_done:
                 self._settle(batch)
             else:
                 self._leave_out(batch)
         return True
+
+    def _wait_apart(self, slow_after: float, leave_after: float) -> None:
+        call, is_noted = self._apart_call, False
+        while call is not None and not call.done():
+            now = time.perf_counter()
+            if not is_noted and now > self._begun_at + slow_after:
+                self._note_slow(self._apart, self._apart.requests)
+                is_noted = True
+            if now > self._begun_at + leave_after:
+                call.cancel()
+                return
+            wait([call], POLL_SECONDS)
 
     def _is_done(self, call: Future[None], slow_after: float, root_slow_after: float) -> bool:
         """Waits for the thread; False when time is over and drafts are still missing, or it has not
@@ -174,17 +211,18 @@ class Filling:
             looks = [
                 (after, requests)
                 for after, requests in looks
-                if now <= self._begun_at + after or not self._note_slow(requests)
+                if now <= self._begun_at + after or not self._note_slow(self._first, requests)
             ]
-            if now > self._deadline and (not self._has_begun.is_set() or self._behind(drafts)):
+            has_begun = self._has_begun.is_set()
+            if now > self._deadline and (not has_begun or self._first.behind(drafts)):
                 call.cancel()
                 return False
             wait([call], POLL_SECONDS)
         return True
 
-    def _note_slow(self, requests: Sequence[MaskRequest]) -> bool:
+    def _note_slow(self, batch: _Batch, requests: Sequence[MaskRequest]) -> bool:
         """Those that are not done are slow, once these are few. Nothing but speed hangs on it."""
-        behind = self._behind(requests)
+        behind = batch.behind(requests)
         if len(behind) > max(1, len(self._first.requests) // FEW):
             return False
         for request in behind:
@@ -192,30 +230,21 @@ class Filling:
                 each.is_slow = True
         return True
 
-    def _behind(self, requests: Sequence[MaskRequest]) -> list[MaskRequest]:
-        """Those of the first batch that are not done. Seen while they are written to, it may be
-        wrong."""
-        if self._first.is_done:
-            return []
-        return [request for request in requests if not self._is_there(request)]
-
-    def _is_there(self, request: MaskRequest) -> bool:
-        (num,) = num_legal(self._mask_RK, [request.row], [request.tokens])
-        has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
-        return bool(has_ended or self._mask_RK[request.row + num].any())
-
     def _settle(self, batch: _Batch) -> None:
         """Give what was filled once to all who asked for it."""
         for first, filled in zip(batch.requests, batch.settle(), strict=True):
+            mask_LK = first.rows(batch.mask_RK)
             if filled is None:
-                first.rows(self._mask_RK)[:] = 0
+                mask_LK[:] = 0
+            first.note(filled)
             twins = self._twins(first)
             for request in twins:
                 request.note(filled)
                 if request is not first:
-                    request.rows(self._mask_RK)[:] = first.rows(self._mask_RK)
+                    begin = int(request.is_apart)
+                    request.rows(self._mask_RK)[begin:] = mask_LK[begin:]
             if first.num_masks and any(request.keeps for request in twins):
-                first.point.ahead = (first.tokens, first.rows(self._mask_RK).copy())
+                first.point.ahead = (first.tokens, mask_LK.copy())
             self.num_masks += first.num_masks
 
     def _leave_out(self, batch: _Batch) -> None:
@@ -234,7 +263,7 @@ class _Batch:
     def __init__(self, requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> None:
         self.requests = requests
         self.is_done = False
-        self._mask_RK = mask_RK
+        self.mask_RK = mask_RK
         self._has_broken = False
         self._job: MaskJob | None = None
         if requests:
@@ -248,13 +277,24 @@ class _Batch:
                 self._job.run()
         self.is_done = True
 
+    def behind(self, requests: Sequence[MaskRequest]) -> list[MaskRequest]:
+        """Those that are not done. Seen while they are written to, it may be wrong."""
+        if self.is_done:
+            return []
+        return [request for request in requests if not self._is_there(request)]
+
+    def _is_there(self, request: MaskRequest) -> bool:
+        (num,) = num_legal(self.mask_RK, [request.row], [request.tokens])
+        has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
+        return bool(has_ended or self.mask_RK[request.row + num].any())
+
     def settle(self) -> list[Filled | None]:
         """What became of each; None of those that failed."""
         if self._job is not None and not self._has_broken:
             with self._watched():
                 return self._job.settle()
         # one of them has spoilt it for all: each on its own
-        return [_fill_alone(each, self._mask_RK) for each in self.requests]
+        return [_fill_alone(each, self.mask_RK) for each in self.requests]
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -265,6 +305,14 @@ class _Batch:
         except BaseException:
             log.warning("masks of a step failed together; each is filled on its own", exc_info=True)
             self._has_broken = True
+
+
+def _on_own_page(requests: Sequence[MaskRequest], num_words: int) -> _Batch:
+    """A batch of the same requests on rows of their own."""
+    rows = list(accumulate((1 + len(each.tokens) for each in requests), initial=0))
+    page_RK = np.zeros((rows[-1], num_words), dtype=np.int32)
+    own = zip(requests, rows, strict=False)
+    return _Batch([replace(each, row=row, is_apart=False) for each, row in own], page_RK)
 
 
 def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> MaskJob:

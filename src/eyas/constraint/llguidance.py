@@ -297,6 +297,7 @@ class LlguidanceGrammar:
 
     compile_seconds = 0.0
     first_mask_seconds = 0.0
+    was_slow = False
 
     def __init__(
         self,

@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 LAST_STEPS = 8
 """The fastest of so many says how long a step takes."""
+NUM_MASK_CALLS = 4
+"""Calls of the grammar library at once: a step's two, and what earlier ones have left behind."""
 
 
 class Progress(Enum):
@@ -76,7 +78,7 @@ class Launcher:
         self.verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
-        self.mask_thread = ThreadPoolExecutor(1, "masks")
+        self.mask_threads = ThreadPoolExecutor(NUM_MASK_CALLS, "masks")
         self.step_seconds: deque[float] = deque(maxlen=LAST_STEPS)
         self._runner = runner
         self._table = table
@@ -221,8 +223,8 @@ class Launcher:
         self.drafters[0].observe(batch, output, verdict)
 
     def close(self) -> None:
-        """What its thread does now it finishes."""
-        self.mask_thread.shutdown(wait=False, cancel_futures=True)
+        """What its threads do now they finish."""
+        self.mask_threads.shutdown(wait=False, cancel_futures=True)
 
     def _batch(self, flight: Flight, drafter: Drafter) -> Batch:
         plan = flight.plan
@@ -252,12 +254,14 @@ class Launcher:
         if all(sequence.constraint is None for sequence in plan.rooted):
             return None
         seconds = (self._mask_seconds, min(self.step_seconds, default=math.inf))
-        beside = (self._metrics.grammar, self._mask_pages, self._outbox, self.mask_thread)
+        beside = (self._metrics.grammar, self._mask_pages, self._outbox, self.mask_threads)
         return TreeMasks(tree, self._info.vocab_size, *seconds, *beside)
 
     def _walk(self, flight: Flight, masks: TreeMasks) -> None:
-        """Follow the trees from where the sequences stand once everything has landed."""
+        """Follow the trees from where the sequences stand once everything has landed; what may be left
+        behind begins when the step before has been told to its readers."""
         if masks.has_begun:
+            masks.begin_apart()
             return
         self._land_before(flight)
         masks.walk(flight.plan.rooted)

@@ -41,6 +41,9 @@ SLOW_PARTS, SLOW_ROOT_PARTS = 3, 6
 """A draft is slow when its masks take one of so many parts of a step, or of as many as there are
 drafts: the next ones will take longer, since the masks near a string's end are. A draft that is alone
 delays no other sequence. A root that is looked at alone is slow when a draft behind it would be."""
+LEAVE_PARTS = 2
+"""Drafts of grammars that were slow before are left behind after one of so many parts of a step, when
+the forward is about to end, unless they are most."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
@@ -48,22 +51,32 @@ FAILED = "the output's grammar hit a resource limit while it was enforced; simpl
 class _Walked:
     """One sequence's tree: where each node stands. None in `points`: not legal. tokens: of a draft of
     which only the root was looked at, since its masks will tell the rest. requests: the masks of its
-    points, in order, or that of the root with all behind it."""
+    points, in order, or that of the root with all behind it, or both of these apart."""
 
     sequence: Sequence
     points: list[Point | None]
     tokens: tuple[int, ...] | None = None
     requests: list[MaskRequest] = field(default_factory=list)
 
-    def ask(self, row: int, size: int) -> None:
-        """For masks from `row` on; `size` rows are its own."""
+    def ask(self, row: int, size: int, *, apart: bool) -> None:
+        """For masks from `row` on; `size` rows are its own. apart: the draft may be left behind."""
         assert self.sequence.constraint is not None
         keeps, has_room = self.sequence.constraint.has_twins, self.tokens is not None and size > 1
+        tokens = () if apart else self.tokens or ()
         self.requests = [
-            MaskRequest(point, self.tokens or (), row + node, keeps, has_room)
+            MaskRequest(point, tokens, row + node, keeps, has_room)
             for node, point in enumerate(self.points)
             if point is not None
         ]
+        if apart and self.tokens:
+            root = self.requests[0].point
+            self.requests.append(MaskRequest(root, self.tokens, row, keeps, is_apart=True))
+
+    @property
+    def is_suspect(self) -> bool:
+        """Has it a draft whose masks may well take long?"""
+        assert self.sequence.constraint is not None
+        return bool(self.tokens) and self.sequence.constraint.is_suspect
 
     @property
     def has_root(self) -> bool:
@@ -79,13 +92,13 @@ class _Walked:
     @property
     def is_slow(self) -> bool:
         """Would this sequence's next draft delay the others?"""
-        return self.requests[0].is_slow
+        return any(request.is_slow for request in self.requests)
 
     def legal(self, size: int) -> list[bool]:
         """By node; what was not looked at is not refused."""
         if self.tokens is None:
             return [point is not None for point in self.points]
-        request = self.requests[0]
+        request = self.requests[-1]
         is_refused = not request.is_late and request.num_legal < len(request.tokens)
         num = 1 + request.num_legal if is_refused else size
         return [node < num for node in range(size)]
@@ -100,7 +113,7 @@ class TreeMasks:
     """The automata of one step: `walk`, `begin`, `finish`, `learn`, `note`. walked[b] is None for a
     sequence that is not constrained (or has ended: `silent`). refusals: complete when all is noted.
     time_limit: seconds after which the rest of a step's drafts is left out. step_seconds: what a step
-    takes. pages: for masks. outbox: trees go to the host in it. thread: fills."""
+    takes. pages: for masks. outbox: trees go to the host in it. threads: fill."""
 
     tree: DraftTree
     vocab_size: int
@@ -109,7 +122,7 @@ class TreeMasks:
     stats: GrammarStats
     pages: BlankPages
     outbox: Outbox
-    thread: ThreadPoolExecutor
+    threads: ThreadPoolExecutor
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
     refusals: Refusals = field(default_factory=Refusals)
@@ -204,26 +217,36 @@ class TreeMasks:
         mask = self.pages.take(shape)
         mask_RK = mask.numpy()
         live = self._live()
+        num_suspects = sum(each.is_suspect for _, each in live)
+        has_apart = 2 * num_suspects <= len(live)
         for row, each in live:
-            each.ask(row, self.tree.width)
+            each.ask(row, self.tree.width, apart=has_apart and each.is_suspect)
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
             if self.walked[b] is None and b not in self.silent:
                 mask_RK[row : row + size] = -1
         first = [each.requests[0] for _, each in live]
-        later = [request for _, each in live for request in each.requests[1:]]
-        self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit)
+        rest = [request for _, each in live for request in each.requests[1:]]
+        later, apart = ([r for r in rest if r.is_apart is is_apart] for is_apart in (False, True))
+        self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit, apart)
         if not self.walks_ahead or mask_RK.size > WORTH_A_THREAD:
-            self._filling.start(self.thread)
+            self._filling.start(self.threads)
         if not self.walks_ahead:
-            self.thread.submit(self.pages.make, shape)  # behind what it fills now
+            self.threads.submit(self.pages.make, shape)
+
+    def begin_apart(self) -> None:
+        """Start with drafts that may be left behind, some time after the others."""
+        assert self._filling is not None
+        self._filling.start_apart(self.threads)
 
     def finish(self) -> torch.Tensor:
         """[R, K] int32, on the host."""
         assert self._mask is not None and self._filling is not None
+        self.begin_apart()
         mask, live = self._mask, self._live()
         num_drafts = sum(each.tokens is not None for _, each in live)
         slow_after = self.step_seconds / min(SLOW_PARTS, max(1, num_drafts))
-        if not self._filling.wait(slow_after, self.step_seconds / SLOW_ROOT_PARTS):
+        others = (self.step_seconds / SLOW_ROOT_PARTS, self.step_seconds / LEAVE_PARTS)
+        if not self._filling.wait(slow_after, *others):
             mask = self._roots_alone(mask, live)
         mask_RK = mask.numpy()
         for row, each in live:
@@ -269,12 +292,12 @@ class TreeMasks:
         """How far to look into the next drafts. Where time was over and nobody stands out, all who were
         late are to blame."""
         live = self._live()
-        has_culprit = any(each.is_slow and each.requests[0].tokens for _, each in live)
+        has_culprit = any(each.is_slow and each.requests[-1].tokens for _, each in live)
         for _, each in live:
             automaton = each.sequence.constraint
             assert automaton is not None
             if each.is_slow or (each.is_late and not has_culprit):
-                automaton.reach.held_up(self.tree.width - 1)
+                automaton.held_up(self.tree.width - 1, is_slow=each.is_slow)
             elif not each.is_late:
                 automaton.reach.in_time(self.tree.width - 1)
 
