@@ -123,6 +123,8 @@ class LlguidanceBackend(Backend):
         most = len(self.eos_token_ids)
         if np.count_nonzero(last_K[:GLANCE]) > most or np.count_nonzero(last_K) > most:
             return Filled(num, num + 1)
+        if not any(_allows(last_K, end) for end in self.eos_token_ids) and last_K.any():
+            return Filled(num, num + 1)
         if when_free(asked.matcher.is_error):
             last_K[:] = 0
             return Filled(num, num) if num else None
@@ -139,8 +141,7 @@ class LlguidanceBackend(Backend):
         num = filled.num_legal
         if num == len(draft) or draft[num] not in self.eos_token_ids:
             return filled
-        is_legal = last_K.item(draft[num] // 32) >> draft[num] % 32 & 1
-        return Filled(num + 1, num + 1) if is_legal else filled
+        return Filled(num + 1, num + 1) if _allows(last_K, draft[num]) else filled
 
     def close(self) -> None:
         """End the background thread; what it compiles now it finishes."""
@@ -270,6 +271,10 @@ class LlguidanceBackend(Backend):
                 )
         except ConstraintFailure:
             return _FAILED
+
+
+def _allows(mask_K: np.ndarray, token: int) -> bool:
+    return bool(mask_K.item(token // 32) >> token % 32 & 1)
 
 
 @dataclass(slots=True)
