@@ -367,7 +367,7 @@ def test_a_draft_apart_is_left_behind_and_nobody_waits_for_it(
             plain = asked_of(other, tokens[:3], 5)
             filling, mask_RK = begun([root, plain], backend, threads, apart=[behind])
             assert backend.is_waiting.wait(30)
-            assert filling.wait(0.001, math.inf, 0.01)
+            assert filling.wait(0.5, math.inf, 0.6)
             assert behind.is_late and behind.is_slow
             assert not any(each.is_late or each.is_slow for each in (root, plain))
             wanted = [asked_of(one, [], 0), asked_of(other, tokens[:3], 5)]
