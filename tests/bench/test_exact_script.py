@@ -7,13 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "exact.py"
 SMALL = ("--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--max-length", "100")
 
 
-@pytest.mark.skipif(not SCRIPT.exists(), reason="not installed from the repository")
 def test_rows_of_a_small_model_do_not_differ(tmp_path: Path) -> None:
     file = tmp_path / "exact.json"
     asked = ("--rows", "40", "--quick", "1", "--part", "rows", "--output", str(file))

@@ -80,6 +80,11 @@ def along(
             row += 1
 
 
+def allows(mask_K: np.ndarray, token: int) -> bool:
+    """Does a mask allow this token?"""
+    return bool(mask_K.item(token // 32) >> token % 32 & 1)
+
+
 class Filled(NamedTuple):
     """The masks of a state and its draft. num_legal: tokens of the draft that they allow; num_masks:
     how many there are, one more unless the text is over or a limit was hit."""

@@ -24,8 +24,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -98,30 +98,29 @@ class Filling:
     ) -> None:
         """mask_RK: zeros in the rows of all requests. time_limit: seconds after which no more of
         `later` is begun, and the drafts of `first` are not waited for. All are of one library."""
+        self._mask_RK = mask_RK
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
         self._begun_at = self._deadline = 0.0
         self._same: dict[tuple[int, tuple[int, ...]], list[MaskRequest]] = {}
-        new, behind = self._new(first, mask_RK), self._new(later, mask_RK)
+        new, behind = self._new(first), self._new(later)
         # Roots alone, known to be slow, go first.
         new.sort(key=lambda request: bool(request.tokens))
         self._first = _Batch(new, mask_RK)
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [_Batch(piece, mask_RK) for piece in pieces]
-        self._batches = (self._first, *self._pieces)
-        self._apart = _on_own_page(self._new(apart, mask_RK), mask_RK.shape[1])
-        self._mask_RK = mask_RK
-        self._call: Future[None] | None = None
-        self._apart_call: Future[None] | None = None
-        self._has_begun, self._apart_has_begun = Event(), Event()
+        self._apart = _on_own_page(self._new(apart), mask_RK.shape[1])
+        self._batches = (self._first, *self._pieces, self._apart)
+        self._call: _Call | None = None
+        self._apart_call: _Call | None = None
 
-    def _new(self, requests: Iterable[MaskRequest], mask_RK: np.ndarray) -> list[MaskRequest]:
+    def _new(self, requests: Iterable[MaskRequest]) -> list[MaskRequest]:
         """Those that nobody has filled or asked for."""
         new: list[MaskRequest] = []
         for request in requests:
-            if _fill_known(request, mask_RK):
+            if _fill_known(request, self._mask_RK):
                 continue
-            if _fill_only(request, mask_RK):
+            if _fill_only(request, self._mask_RK):
                 self.num_masks += 1
                 continue
             same = self._same.setdefault((id(request.point), request.tokens), [])
@@ -135,14 +134,12 @@ class Filling:
         thread is about to enter the library: a caller at work would not soon let it."""
         if self._same:
             self._begin_counting()
-            self._call = threads.submit(self._run)
-            self._has_begun.wait(BEGIN_SECONDS)
+            self._call = _Call(threads, self._run)
 
     def start_apart(self, threads: ThreadPoolExecutor) -> None:
         """The same for drafts apart, once; without this they are left behind."""
         if self._call is not None and self._apart.requests and self._apart_call is None:
-            self._apart_call = threads.submit(self._run_apart)
-            self._apart_has_begun.wait(BEGIN_SECONDS)
+            self._apart_call = _Call(threads, self._apart.run)
 
     def _begin_counting(self) -> None:
         self._begun_at = time.perf_counter()
@@ -150,17 +147,12 @@ class Filling:
 
     def _run(self) -> None:
         begin = time.perf_counter()
-        self._has_begun.set()
         self._first.run()
         for piece in self._pieces:
             if time.perf_counter() > self._deadline:
                 break
             piece.run()
         self.seconds = time.perf_counter() - begin
-
-    def _run_apart(self) -> None:
-        self._apart_has_begun.set()
-        self._apart.run()
 
     def wait(
         self,
@@ -175,49 +167,49 @@ class Filling:
         if self._call is None:
             self._begin_counting()
             self._run()
-            self._run_apart()
+            self._apart.run()
         elif not self._is_done(self._call, slow_after, root_slow_after):
-            for batch in (*self._batches, self._apart):
+            for batch in self._batches:
                 self._leave_out(batch)
             return False
-        self._wait_apart(slow_after, leave_after)
-        for batch in (*self._batches, self._apart):
+        if self._apart_call is not None:
+            self._wait_apart(self._apart_call, slow_after, leave_after)
+        for batch in self._batches:
             if batch.is_done:
                 self._settle(batch)
             else:
                 self._leave_out(batch)
         return True
 
-    def _wait_apart(self, slow_after: float, leave_after: float) -> None:
-        call, is_noted = self._apart_call, False
-        while call is not None and not call.done():
+    def _wait_apart(self, call: _Call, slow_after: float, leave_after: float) -> None:
+        is_noted = False
+        while not call.is_done:
             now = time.perf_counter()
             if not is_noted and now > self._begun_at + slow_after:
                 self._note_slow(self._apart, self._apart.requests)
                 is_noted = True
             if now > self._begun_at + leave_after:
-                call.cancel()
+                call.leave()
                 return
-            wait([call], POLL_SECONDS)
+            call.wait()
 
-    def _is_done(self, call: Future[None], slow_after: float, root_slow_after: float) -> bool:
+    def _is_done(self, call: _Call, slow_after: float, root_slow_after: float) -> bool:
         """Waits for the thread; False when time is over and drafts are still missing, or it has not
         begun since it is still at another step's."""
         roots = [request for request in self._first.requests if not request.tokens]
         drafts = self._first.requests[len(roots) :]
         looks = [(root_slow_after, roots), (slow_after, drafts)]
-        while not call.done():
+        while not call.is_done:
             now = time.perf_counter()
             looks = [
                 (after, requests)
                 for after, requests in looks
                 if now <= self._begun_at + after or not self._note_slow(self._first, requests)
             ]
-            has_begun = self._has_begun.is_set()
-            if now > self._deadline and (not has_begun or self._first.behind(drafts)):
-                call.cancel()
+            if now > self._deadline and (not call.has_begun or self._first.behind(drafts)):
+                call.leave()
                 return False
-            wait([call], POLL_SECONDS)
+            call.wait()
         return True
 
     def _note_slow(self, batch: _Batch, requests: Sequence[MaskRequest]) -> bool:
@@ -257,6 +249,36 @@ class Filling:
         return self._same[id(request.point), request.tokens]
 
 
+class _Call:
+    """Work for one of `threads`, which is about to do it by now, unless it does not come to it."""
+
+    def __init__(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+        self._begun = Event()
+
+        def run() -> None:
+            self._begun.set()
+            work()
+
+        self._future = threads.submit(run)
+        self._begun.wait(BEGIN_SECONDS)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._begun.is_set()
+
+    @property
+    def is_done(self) -> bool:
+        return self._future.done()
+
+    def wait(self) -> None:
+        """For a moment, or until it is done."""
+        wait([self._future], POLL_SECONDS)
+
+    def leave(self) -> None:
+        """Nobody waits for it any more; it goes on if it has begun."""
+        self._future.cancel()
+
+
 class _Batch:
     """Requests that are filled together; they are of one library."""
 
@@ -281,10 +303,11 @@ class _Batch:
         """Those that are not done. Seen while they are written to, it may be wrong."""
         if self.is_done:
             return []
-        return [request for request in requests if not self._is_there(request)]
+        rows, drafts = [each.row for each in requests], [each.tokens for each in requests]
+        legal = zip(requests, num_legal(self.mask_RK, rows, drafts), strict=True)
+        return [request for request, num in legal if not self._is_there(request, num)]
 
-    def _is_there(self, request: MaskRequest) -> bool:
-        (num,) = num_legal(self.mask_RK, [request.row], [request.tokens])
+    def _is_there(self, request: MaskRequest, num: int) -> bool:
         has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
         return bool(has_ended or self.mask_RK[request.row + num].any())
 

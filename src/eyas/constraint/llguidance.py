@@ -20,7 +20,15 @@ from typing import Any
 import llguidance
 import numpy as np
 
-from eyas.constraint.base import Backend, ConstraintFailure, Filled, MaskJob, State, num_legal
+from eyas.constraint.base import (
+    Backend,
+    ConstraintFailure,
+    Filled,
+    MaskJob,
+    State,
+    allows,
+    num_legal,
+)
 from eyas.constraint.borrowed import when_free, without_panic
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.faults import described, named, refused_leaf
@@ -35,8 +43,6 @@ from eyas.grammar import Node, OutputSpec, Source, leaves
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
 stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
-GLANCE = 256
-"""Words of a mask, of its most frequent tokens, that mostly tell that it allows more than an end."""
 
 
 class LlguidanceBackend(Backend):
@@ -80,13 +86,14 @@ class LlguidanceBackend(Backend):
     ) -> MaskJob:
         assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
         assert mask_RK.shape[1] == self._num_words
+        behind = [()] * len(states) if drafts is None else drafts
         asked: dict[tuple[int, tuple[int, ...], bool], _Asked] = {}
         for i, state in enumerate(states):
             assert isinstance(state, LlguidanceState)
             if state.matcher is None:
                 continue
             row = i if rows is None else rows[i]
-            draft = () if drafts is None else drafts[i]
+            draft = behind[i]
             assert row + len(draft) < len(mask_RK)
             tokens = self.spelled(draft)
             key = (id(state.matcher), tuple(tokens), bool(draft))
@@ -108,9 +115,7 @@ class LlguidanceBackend(Backend):
                 mask_RK[row + size : row + 1 + len(each.shown)] = 0
                 filled = self._settle(each, num, mask_RK[row + num])
                 for i, other in each.places:
-                    found[i] = filled
-                    if filled is not None and drafts is not None:
-                        found[i] = self._over_end(filled, drafts[i], mask_RK[row + num])
+                    found[i] = filled and self._over_end(filled, behind[i], mask_RK[row + num])
                     if other != row:
                         mask_RK[other : other + size] = mask_RK[row : row + size]
             return found
@@ -120,10 +125,8 @@ class LlguidanceBackend(Backend):
     def _settle(self, asked: _Asked, num: int, last_K: np.ndarray) -> Filled | None:
         """Take back the end, which the library allows also where nothing can follow, and where it has
         hit a limit; None where it hit that at the root. last_K: the mask after `num` legal tokens."""
-        most = len(self.eos_token_ids)
-        if np.count_nonzero(last_K[:GLANCE]) > most or np.count_nonzero(last_K) > most:
-            return Filled(num, num + 1)
-        if not any(_allows(last_K, end) for end in self.eos_token_ids) and last_K.any():
+        num_words, ends = np.count_nonzero(last_K), self.eos_token_ids
+        if num_words > len(ends) or (num_words and not any(allows(last_K, end) for end in ends)):
             return Filled(num, num + 1)
         if when_free(asked.matcher.is_error):
             last_K[:] = 0
@@ -141,7 +144,7 @@ class LlguidanceBackend(Backend):
         num = filled.num_legal
         if num == len(draft) or draft[num] not in self.eos_token_ids:
             return filled
-        return Filled(num + 1, num + 1) if _allows(last_K, draft[num]) else filled
+        return Filled(num + 1, num + 1) if allows(last_K, draft[num]) else filled
 
     def close(self) -> None:
         """End the background thread; what it compiles now it finishes."""
@@ -271,10 +274,6 @@ class LlguidanceBackend(Backend):
                 )
         except ConstraintFailure:
             return _FAILED
-
-
-def _allows(mask_K: np.ndarray, token: int) -> bool:
-    return bool(mask_K.item(token // 32) >> token % 32 & 1)
 
 
 @dataclass(slots=True)

@@ -95,7 +95,7 @@ class LlguidanceState:
         if num_taken < len(plain):
             return None
         reached = type(self)(self._grammar, matcher, self.num_deviations)
-        return reached if len(plain) == len(tokens) else one_by_one(reached, tokens[len(plain) :])
+        return one_by_one(reached, tokens[len(plain) :])
 
     def forced(self, limit: int) -> list[int]:
         if self.matcher is None or limit <= 0:

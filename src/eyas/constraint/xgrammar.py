@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eyas.constraint.base import Backend, MaskJob, State, along, counted, one_by_one
+from eyas.constraint.base import Backend, MaskJob, State, allows, along, counted, one_by_one
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
 from eyas.constraint.vocabulary import Vocabulary
@@ -172,9 +172,8 @@ class XgrammarGrammar:
 
     def allows(self, token: int) -> bool:
         """May the token be legal anywhere?"""
-        return 0 <= token < len(self._backend.vocabulary.tokens) and bool(
-            (int(self.allowed_K[token // 32]) >> (token % 32)) & 1
-        )
+        is_id = 0 <= token < len(self._backend.vocabulary.tokens)
+        return is_id and allows(self.allowed_K, token)
 
 
 class XgrammarState:

@@ -97,7 +97,7 @@ class Batch:
             packed[first : first + self.width] = span.node_slots
         self._packed = packed
         if self.graphs is not None:
-            self.graphs.stage(num_rows, self.width, packed)
+            self.graphs.send_inputs(num_rows, self.width, packed)
             self.max_length = min(length_of(self.max_length), self.table.num_columns)
 
     def begin(self) -> Batch:
@@ -109,7 +109,7 @@ class Batch:
             self.node_slots_BW = packed_X[num_rows:].view(num_rows, self.width)
             self.roots_B = self.table.lengths_A[self.seats_B] - 1
             return self
-        inputs = self.graphs.take(num_rows, self.width, self._packed, self.table.lengths_A)
+        inputs = self.graphs.take_inputs(num_rows, self.width, self._packed, self.table.lengths_A)
         self.seats_B, self.node_slots_BW = inputs.seats_B, inputs.node_slots_BW
         self.roots_B = inputs.roots_B
         self.params = self.graphs.params(num_rows, self.params)

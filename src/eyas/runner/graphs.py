@@ -85,8 +85,8 @@ class StepGraphs:
         self.num_captured = 0
         self.num_replays = 0
 
-    def stage(self, num: int, width: int, packed: np.ndarray) -> StepInputs:
-        """Send the inputs of a step of this shape ahead, beside the work under way."""
+    def send_inputs(self, num: int, width: int, packed: np.ndarray) -> None:
+        """Inputs of a step of this shape go ahead of it, beside the work under way."""
         found = self._inputs.get((num, width))
         if found is None:
             found = self._inputs[num, width] = StepInputs.empty(num, width, self._device)
@@ -94,14 +94,15 @@ class StepGraphs:
         with self._inbox.arriving(after=found.taken):
             refill(found.staged, packed)
         found.staged_from = packed
-        return found
 
-    def take(self, num: int, width: int, packed: np.ndarray, lengths_A: torch.Tensor) -> StepInputs:
-        """The inputs of steps of this shape, filled with what was staged, once more where another step
+    def take_inputs(
+        self, num: int, width: int, packed: np.ndarray, lengths_A: torch.Tensor
+    ) -> StepInputs:
+        """The inputs of steps of this shape, filled with what was sent, once more where another step's
         was since; `lengths_A` stays where it is."""
         found = self._inputs[num, width]
         if found.staged_from is not packed:
-            self.stage(num, width, packed)
+            self.send_inputs(num, width, packed)
         self.run(("inputs", num, width), lambda: found.take(lengths_A))
         found.taken, found.staged_from = self._inbox.mark(), None
         return found
