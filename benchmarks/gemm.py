@@ -24,11 +24,12 @@ import torch
 import torch.nn.functional as F
 import triton
 
+from eyas.kernels import has_warpgroups
 from eyas.kernels.activation import gated_silu
 from eyas.kernels.gemm import product
 from eyas.kernels.norm import add_norm
 from eyas.kernels.rope import rotate_and_store
-from eyas.kernels.tiles import FOLDED_TILES, tiles_for
+from eyas.kernels.tiles import FOLDED_TILES, grouped_tiles_for, tiles_for
 from eyas.layers import apply
 from eyas.layers.search import fastest
 from eyas.layers.timing import DeviceClock
@@ -135,7 +136,8 @@ def variants(
     yield "cublas", lambda x, w: cublas(x, w, is_head)
     out_dtype = torch.float32 if is_head else None
     for num_splits in splits:
-        for tile in tiles_for(num_rows):
+        grouped = grouped_tiles_for(num_rows) if has_warpgroups(DEVICE) else ()
+        for tile in (*tiles_for(num_rows), *grouped):
             how: dict[str, Any] = {"tile": tile, "num_splits": num_splits, "out_dtype": out_dtype}
             yield f"{num_splits}:{Way(tile)}", lambda x, w, how=how: product(x, w, **how)
     if num_rows > 128 and 2 in splits:
@@ -144,11 +146,16 @@ def variants(
             yield f"folded:{Way(tile)}", lambda x, w, how=how: product(x, w, **how)
 
 
+def every_way(product: Product, num_rows: int) -> tuple[Way, ...]:
+    warpgroups = has_warpgroups(DEVICE)
+    return candidates(product, num_rows, library=True, warpgroups=warpgroups)
+
+
 def measure_times() -> list[dict[str, Any]]:
     clock = DeviceClock(DEVICE)
     found = []
     for shape in SHAPES:
-        jobs = [(rows, candidates(shape.product, rows, library=True)) for rows in ROWS]
+        jobs = [(rows, every_way(shape.product, rows)) for rows in ROWS]
         began = time.perf_counter()
         times = clock(shape.product, jobs)
         print(
@@ -254,7 +261,7 @@ def measure_chain(best: dict[tuple[str, int], str]) -> list[dict[str, Any]]:
     num_bytes = NUM_LAYERS * sum(shape.num_bytes for shape in SHAPES[:4])
     found = []
     for num_rows in CHAIN_ROWS:
-        known = {s.name: candidates(s.product, num_rows, library=True) for s in SHAPES[:4]}
+        known = {s.name: every_way(s.product, num_rows) for s in SHAPES[:4]}
         arrangements = {
             "cublas": dict.fromkeys(LAYER, LIBRARY),
             "usual tiles": {name: ways[0] for name, ways in known.items()},

@@ -15,16 +15,20 @@ from eyas.kernels.gemm import (
 from eyas.kernels.tiles import (
     FLOAT32_TILES,
     FOLDED_TILES,
+    GROUP_ROWS,
+    GROUPED_TILES,
     LEAST_OUT,
     TILES,
     Tile,
     folded_tiles_for,
     gated_tiles_for,
+    grouped_tiles_for,
     tiles_for,
 )
 from tests.kernels.hopper import Job, compile_for_hopper
 
 ROW_COUNTS = (1, 2, 7, 16, 17, 33, 64, 65, 100)
+ALL_GROUPED = tuple(tile for _, tiles in GROUPED_TILES for tile in tiles)
 ALL_TILES = tuple(dict.fromkeys(tile for _, tiles in TILES for tile in tiles))
 MOST_SHARED = 227 * 1024
 
@@ -247,6 +251,108 @@ def test_every_tile_compiles_for_hopper_within_its_means() -> None:
         assert compiled.shared <= MOST_SHARED, (job, compiled)
     exact = [hopper_job(tile, "fp32") for tile in FLOAT32_TILES]
     assert all(compiled.num_spilled == 0 for compiled in compile_for_hopper(*exact))
+
+
+def grouped_job(
+    tile: Tile, dtype: str, out: str, *, gated: bool = False, has_bias: bool = False
+) -> Job:
+    from eyas.kernels.gemm_warpgroups import BLOCK_K, WARPS, shared_layout
+
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    block_out = tile.block_out // 2 if gated else tile.block_out
+    signature = {
+        name: f"tensordesc<{dtype}[{high},{BLOCK_K}],{shared_layout(high, kind)!r}>"
+        for name, high in (("x_blocks", GROUP_ROWS), ("weight_blocks", block_out))
+    }
+    signature |= {"bias_O": f"*{dtype}", "out_STO": f"*{out}", "num_rows": "i32"}
+    strides = ("num_out", "num_columns", "split_columns")
+    signature |= dict.fromkeys(strides, "i32")
+    constants: dict[str, object] = {
+        "GROUPS": tile.block_rows // GROUP_ROWS,
+        "OUT": tile.block_out,
+        "STAGES": tile.num_stages,
+        "GATED": gated,
+        "HAS_BIAS": has_bias,
+        "PDL": True,
+    }
+    kernel = "eyas.kernels.gemm_warpgroups:grouped_product_kernel"
+    return Job(kernel, signature, constants, WARPS, 3, strides)
+
+
+def test_tiles_by_warpgroups_compile_for_hopper_within_its_means() -> None:
+    jobs = [grouped_job(tile, "bf16", "fp32") for tile in ALL_GROUPED]
+    jobs += [grouped_job(tile, "bf16", "bf16", gated=True) for tile in ALL_GROUPED]
+    jobs += [grouped_job(tile, "fp16", "fp16", has_bias=True) for tile in ALL_GROUPED[:2]]
+    jobs += [grouped_job(ALL_GROUPED[0], "fp16", "fp16", gated=True, has_bias=True)]
+    for job, compiled in zip(jobs, compile_for_hopper(*jobs), strict=True):
+        most_spilled = 64 if job.constants["HAS_BIAS"] else 0  # once, when all is summed
+        assert compiled.uses_wgmma and compiled.num_spilled <= most_spilled, (job, compiled)
+        assert compiled.shared <= MOST_SHARED, (job, compiled)
+
+
+def test_tiles_by_warpgroups_are_whole_warpgroups() -> None:
+    for tile in ALL_GROUPED:
+        assert tile.block_rows == GROUP_ROWS * (tile.num_warps // 4) and tile.by_copy_engine
+        assert tile.block_out // 2 >= LEAST_OUT
+    for num_rows in (1, 128, 129, 192, 193, 256, 257, 8192):
+        tiles = grouped_tiles_for(num_rows)
+        assert all(tile.block_rows >= num_rows / 2 for tile in tiles)
+        assert bool(tiles) == (128 < num_rows <= 256)
+        assert grouped_tiles_for(num_rows, torch.float32) == ()
+
+
+def test_rows_the_copy_engine_cannot_bring_take_another_tile(device: torch.device) -> None:
+    weight_OK = quarters(200, 64, dtype=torch.float16, device=device)
+    x_TK = quarters(150, 65, dtype=torch.float16, device=device)[:, :64]
+    for tile in ALL_GROUPED:
+        assert torch.equal(product(x_TK, weight_OK, tile=tile), product(x_TK, weight_OK))
+        found_TF = gated_product(x_TK, weight_OK, tile=tile)
+        assert torch.equal(found_TF, gated_product(x_TK, weight_OK))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1536, 4096), (1000, 2064), (72, 14336), (300, 16), (640, 272)])
+def test_tiles_by_warpgroups_give_the_same_bits(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, int]
+) -> None:
+    num_out, num_columns = shape
+    weight_OK = torch.randn(shape, device=device).to(dtype)
+    x_TK = torch.randn(1024, num_columns + 16, device=device).to(dtype)[:, :num_columns]
+    bias_O = torch.randn(num_out, device=device).to(dtype)
+    weight_2FK, bias_2F = weight_OK[: num_out // 2 * 2] / num_columns**0.5, bias_O
+    expected = {splits: product(x_TK, weight_OK, num_splits=splits) for splits in (1, 2, 4)}
+    how = {"bias_O": bias_O, "out_dtype": torch.float32}
+    expected_with_bias = product(x_TK, weight_OK, **how)  # type: ignore[arg-type]
+    gated_TF = gated_product(x_TK, weight_2FK)
+    gated_with_bias_TF = gated_product(x_TK, weight_2FK, bias_2F=bias_2F)
+    for tile in ALL_GROUPED:
+        for num_rows in (1, 65, 130, 192, 200, 256, 257, 1024):
+            start = (1024 - num_rows) // 3
+            rows = slice(start, start + num_rows)
+            pdl = num_rows % 2 == 0
+            for num_splits, sums in expected.items():
+                found = product(x_TK[rows], weight_OK, num_splits=num_splits, tile=tile, pdl=pdl)
+                assert torch.equal(found, sums[..., rows, :]), (tile, num_rows, num_splits)
+            found = product(x_TK[rows], weight_OK, tile=tile, pdl=pdl, **how)  # type: ignore[arg-type]
+            assert torch.equal(found, expected_with_bias[rows]), (tile, num_rows)
+            found = gated_product(x_TK[rows], weight_2FK, tile=tile, pdl=pdl)
+            assert torch.equal(found, gated_TF[rows]), (tile, num_rows)
+            found = gated_product(x_TK[rows], weight_2FK, tile=tile, bias_2F=bias_2F, pdl=pdl)
+            assert torch.equal(found, gated_with_bias_TF[rows]), (tile, num_rows)
+
+
+@pytest.mark.gpu
+def test_no_row_of_a_warpgroup_meets_what_is_no_number_in_another(device: torch.device) -> None:
+    weight_OK = torch.randn(512, 1024, device=device).bfloat16()
+    x_TK = torch.randn(200, 1024, device=device).bfloat16()
+    expected_TO = product(x_TK, weight_OK)
+    x_TK[3, 5], x_TK[100] = float("inf"), float("nan")
+    kept = [row for row in range(200) if row not in (3, 100)]
+    for tile in ALL_GROUPED:
+        out_TO = product(x_TK, weight_OK, tile=tile)
+        assert torch.equal(out_TO[kept], expected_TO[kept])
+        assert not out_TO[100].isfinite().any()
 
 
 @pytest.mark.gpu

@@ -86,6 +86,52 @@ def test_every_bucket_has_candidates_that_differ(role: Role, library: bool) -> N
             assert role == "parts" or not any(way.folded for way in ways)
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_tiles_by_warpgroups_are_candidates_where_they_may_be(role: Role) -> None:
+    product = product_of(role)
+    for bucket in BUCKETS:
+        without = candidates(product, bucket, library=True)
+        ways = candidates(product, bucket, library=True, warpgroups=True)
+        grouped = tuple(way for way in ways if way.tile is not None and way.tile.by_warpgroups)
+        assert bool(grouped) == (128 < bucket <= 256) and set(ways) == {*without, *grouped}
+        is_usual = role == "parts" or (role == "gated" and bucket == 192)
+        if grouped:
+            assert ways == (grouped + without if is_usual else without + grouped)
+        assert not any(way.tile is not None and way.tile.by_warpgroups for way in without)
+    exact = Product(4096, 4096, torch.float32, role)
+    for bucket in BUCKETS:
+        expected = candidates(exact, bucket, library=False)
+        assert candidates(exact, bucket, library=False, warpgroups=True) == expected
+
+
+@pytest.mark.parametrize("case", ["agrees", "other bits", "does not compile", "no such device"])
+def test_tiles_by_warpgroups_take_part_where_both_sides_add_up_alike(
+    agreeing: list[Product], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    tried: list[Any] = []
+
+    def product(x: torch.Tensor, weight: torch.Tensor, **how: Any) -> torch.Tensor:
+        sums = x.float() @ weight.float().T
+        if "tile" in how:
+            tried.append(how["tile"])
+            if case == "does not compile":
+                raise RuntimeError("the compiler's words")
+            if case == "other bits":
+                sums[-1, -1] = sums[-1, -1].nextafter(torch.tensor(math.inf))
+        return sums
+
+    monkeypatch.setattr("eyas.kernels.gemm.product", product)
+    monkeypatch.setattr(
+        "eyas.layers.products.has_warpgroups", lambda device: case != "no such device"
+    )
+    found = plans(True, Search(FakeClock(), None))
+    way = found["parts"].way(192)
+    assert way.tile is not None and way.tile.by_warpgroups == (case == "agrees")
+    assert len(tried) == {"agrees": 2, "other bits": 2, "does not compile": 1}.get(case, 0), (
+        "once for all products of a type"
+    )
+
+
 def test_every_row_count_has_a_way() -> None:
     for max_rows in (1, 16, 17, 100, 3072, 8192):
         buckets = buckets_up_to(max_rows)

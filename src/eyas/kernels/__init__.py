@@ -19,3 +19,10 @@ def _has_triton() -> bool:
 def usable(device: torch.device) -> bool:
     """Whether kernels run on `device`; where they do not, torch operations do the same work."""
     return device.type == "cuda" and _has_triton()
+
+
+def has_warpgroups(device: torch.device) -> bool:
+    """Whether `device` has the instructions of `gemm_warpgroups`, and Triton the language for them."""
+    if not usable(device) or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    return find_spec("triton.experimental.gluon.nvidia.hopper") is not None

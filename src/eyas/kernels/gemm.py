@@ -3,7 +3,8 @@
 Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of `tiles`.
 The weights stand on the M side of the matrix instruction and the rows on its N side, so the row count
 chooses nothing but a tile's width; sums run over ascending columns in float32, within each of
-`num_splits` ranges of columns whose borders follow from the weight's shape alone.
+`num_splits` ranges of columns whose borders follow from the weight's shape alone. (Tiles by warpgroups
+turn the sides round, `gemm_warpgroups`.)
 Does not know: layers, what a row is.
 
 Legend: T rows, O output features, K input features (the contraction), S splits of K, F feed-forward
@@ -255,6 +256,18 @@ def _launch(
     is_gated: bool,
 ) -> None:
     num_rows, num_columns = x_TK.shape
+    split_width = split_columns(num_columns, num_splits)
+    if tile.by_warpgroups and _is_aligned(x_TK):
+        from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
+
+        assert num_folded == 1, "tiles by warpgroups fold no sums"
+        gemm_warpgroups.launch(
+            x_TK, weight_OK, bias_O, out, num_out, tile, split_width,
+            num_splits=num_splits, is_gated=is_gated, pdl=pdl,
+        )  # fmt: skip
+        return
+    if tile.by_warpgroups:
+        tile = (gated_tiles_for if is_gated else tiles_for)(num_rows, x_TK.dtype)[0]
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
     is_high_enough = columns_of_tile >= LEAST_OUT  # for the instruction, half of a tile alone too
     by_copy_engine = tile.by_copy_engine and is_high_enough and _is_aligned(x_TK)
@@ -281,7 +294,7 @@ def _launch(
         num_rows,
         num_out,
         num_columns,
-        split_columns(num_columns, num_splits),
+        split_width,
         x_TK.stride(0),
         group_tiles,
         num_groups,

@@ -19,7 +19,8 @@ class Tile:
     """block_out: weight rows of a program, 64 or more, so that every tile uses the same instruction.
     block_rows: rows of x. block_k: columns of a step of the loop, a divisor of SPLIT_MULTIPLE.
     by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned.
-    more_rows: then also so many rows behind the block, whose own height is a power of two."""
+    more_rows: then also so many rows behind the block, whose own height is a power of two.
+    by_warpgroups: each warpgroup has GROUP_ROWS of the rows (`gemm_warpgroups`)."""
 
     block_out: int
     block_rows: int
@@ -28,15 +29,23 @@ class Tile:
     num_stages: int
     by_copy_engine: bool = False
     more_rows: int = 0
+    by_warpgroups: bool = False
 
 
 def _fast(tile: Tile, more_rows: int = 0) -> Tile:
     return replace(tile, by_copy_engine=True, more_rows=more_rows)
 
 
+def _grouped(block_out: int, block_rows: int, num_stages: int) -> Tile:
+    num_warps = 4 * block_rows // GROUP_ROWS
+    return Tile(block_out, block_rows, 64, num_warps, num_stages, True, 0, True)
+
+
 MANY_ROWS = 1 << 62
 LEAST_OUT = 64
 """Weight rows of the matrix instruction that every product uses."""
+GROUP_ROWS = 64
+"""Rows of a warpgroup, where each has its own."""
 _ROWS_16 = Tile(64, 16, 128, 4, 4)
 _ROWS_32 = Tile(64, 32, 128, 4, 4)
 _ROWS_64 = Tile(64, 64, 128, 4, 4)
@@ -86,6 +95,13 @@ TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
 )
 """Up to so many rows, these; the usual one first."""
 FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
+GROUPED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
+    (128, ()),
+    (192, (_grouped(256, 192, 4), _grouped(128, 192, 5))),
+    (256, (_grouped(256, 128, 4), _grouped(128, 256, 4))),
+    (MANY_ROWS, ()),
+)
+"""The same of tiles by warpgroups, which Hopper devices have."""
 FOLDED_TILES = (_fast(_DEEP), _DEEP, _fast(_HIGH), _fast(_BROAD))
 """Tiles with room for a second accumulator in registers; the usual one first."""
 
@@ -94,10 +110,14 @@ def tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile,
     """The tiles worth measuring at this row count, the usual one first; all give the same bits."""
     if dtype == torch.float32:
         return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
-    for most_rows, tiles in TILES:
-        if num_rows <= most_rows:
-            return tiles
-    raise AssertionError("the last entry has no limit")
+    return next(tiles for most_rows, tiles in TILES if num_rows <= most_rows)
+
+
+def grouped_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
+    """The same of tiles by warpgroups, the one with the most weights first."""
+    if dtype == torch.float32:
+        return ()
+    return next(tiles for most_rows, tiles in GROUPED_TILES if num_rows <= most_rows)
 
 
 def folded_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:

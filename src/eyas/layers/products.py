@@ -3,8 +3,9 @@
 Promises: with `exact` a row's bits are the same for every number of rows that `DEVICE_STEPS` allow.
 Our kernel keeps its reduction order by construction. The library keeps the same order wherever it does
 not split a sum, which is seen by trying, at every start: for a shape where it ever differs, it takes no
-part. Among the ways that may, the fastest is measured (`search`), or taken from an earlier start, which
-can cost speed but no bit. Plans are kept for the life of the engine.
+part. Tiles by warpgroups take part where the matrix instruction adds up alike on both its sides, which
+is tried once for a type. Among the ways that may, the fastest is measured (`search`), or taken from
+an earlier start, which can cost speed but no bit. Plans are kept for the life of the engine.
 Does not know: what the products are for.
 """
 
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.kernels import usable
+from eyas.kernels import has_warpgroups, usable
+from eyas.kernels.tiles import grouped_tiles_for
 from eyas.layers.search import Search, search_on
 from eyas.layers.ways import (
     LIBRARY,
@@ -32,6 +34,10 @@ from eyas.layers.ways import (
 
 log = logging.getLogger(__name__)
 
+TRIAL_SIDES = (384, 1088)
+TRIAL_GROUPED_ROWS = 192
+"""Output and input features and rows of a product by which the sides of the matrix instruction are
+compared."""
 TRIAL_ROWS = 64
 """The library is compared with our kernel as it runs so many rows."""
 
@@ -50,6 +56,7 @@ class Products:
     search: Search | None = None
     _plans: dict[Product, Plan] = field(default_factory=dict)
     _agrees: dict[tuple[int, int, torch.dtype, bool, bool], bool] = field(default_factory=dict)
+    _sides_agree: dict[torch.dtype, bool] = field(default_factory=dict)
 
     def plan(
         self, num_out: int, num_in: int, dtype: torch.dtype, role: Role, *, bias: bool = False
@@ -72,7 +79,33 @@ class Products:
             buckets = buckets_up_to(self.max_rows)
             return tuple(candidates(product, rows, library=False)[0] for rows in buckets)
         library = not self.exact or self._library_agrees(product)
-        return search.ways(product, self.max_rows, library=library)
+        warpgroups = self._warpgroups_agree(product.dtype)
+        return search.ways(product, self.max_rows, library=library, warpgroups=warpgroups)
+
+    def _warpgroups_agree(self, dtype: torch.dtype) -> bool:
+        """Whether this device has tiles by warpgroups, whose bits are those of all others."""
+        if dtype not in self._sides_agree:
+            self._sides_agree[dtype] = self._try_warpgroups(dtype)
+        return self._sides_agree[dtype]
+
+    def _try_warpgroups(self, dtype: torch.dtype) -> bool:
+        from eyas.kernels.gemm import product
+
+        if dtype.itemsize != 2 or not has_warpgroups(self.device):
+            return False
+        generator = torch.Generator(self.device).manual_seed(20261123)
+        random = {"generator": generator, "device": self.device, "dtype": dtype}
+        num_out, num_in = TRIAL_SIDES
+        weight_OI = torch.randn(num_out, num_in, **random)
+        tiles = grouped_tiles_for(TRIAL_GROUPED_ROWS, dtype)
+        x_TI = torch.randn(TRIAL_GROUPED_ROWS, num_in, **random)
+        ours = product(x_TI, weight_OI, num_splits=2)
+        try:
+            found = [product(x_TI, weight_OI, num_splits=2, tile=tile, pdl=True) for tile in tiles]
+        except Exception as error:  # the compiler's or the driver's
+            log.info("no products by warpgroups: %s", error)
+            return False
+        return all(torch.equal(sums, ours) for sums in found)
 
     def _library_agrees(self, product: Product) -> bool:
         """Whether the library's bits are our kernel's, for every number of rows that can occur."""

@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
-from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, TILES
+from eyas.kernels.tiles import FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES, TILES
 from eyas.layers.kept import Kept, cache_folder
 from eyas.layers.ways import (
     BUCKETS,
     FOLDED_BEYOND,
     FOLDED_USUALLY,
+    GROUPED_USUALLY,
     LIBRARY,
     LIBRARY_USUALLY,
     Product,
@@ -58,13 +59,16 @@ class Search:
         self.num_kept = 0
         self.seconds = 0.0
 
-    def ways(self, product: Product, max_rows: int, *, library: bool) -> tuple[Way, ...]:
-        """The way of each bucket up to `max_rows`. library: torch's library may take part."""
+    def ways(
+        self, product: Product, max_rows: int, *, library: bool, warpgroups: bool = False
+    ) -> tuple[Way, ...]:
+        """The way of each bucket up to `max_rows`. library, warpgroups: who may take part
+        (`ways.candidates`)."""
         lists = [
-            (bucket, candidates(product, bucket, library=library))
+            (bucket, candidates(product, bucket, library=library, warpgroups=warpgroups))
             for bucket in buckets_up_to(max_rows)
         ]
-        name = f"{product}{' or library' * library}"
+        name = f"{product}{' or library' * library}{' or warpgroups' * warpgroups}"
         found = self._kept_ways(name, [ways for _, ways in lists])
         if found is not None:
             self.num_kept += 1
@@ -122,17 +126,18 @@ def _written(way: Way) -> list[Any]:
 @cache
 def search_on(device: torch.device) -> Search:
     """The one search of a device."""
-    from eyas.kernels import gemm, gemm_tile
+    from eyas.kernels import gemm
     from eyas.layers.timing import DeviceClock
 
-    lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES)
-    rules = (TIE, USUAL, ALONE, LIBRARY_USUALLY, FOLDED_BEYOND, FOLDED_USUALLY)
+    lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES)
+    rules = (TIE, USUAL, ALONE, LIBRARY_USUALLY, GROUPED_USUALLY, FOLDED_BEYOND, FOLDED_USUALLY)
+    kernels = sorted(Path(gemm.__file__).parent.glob("gemm*.py"))
     machine = {
         "device": torch.cuda.get_device_name(device),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
         "compiler": gemm.COMPILER,
-        "kernel": _digest(b"".join(Path(m.__file__).read_bytes() for m in (gemm, gemm_tile))),
+        "kernel": _digest(b"".join(path.read_bytes() for path in kernels)),
         "candidates": _digest(repr((lists, rules)).encode()),
     }
     return Search(DeviceClock(device), Kept(cache_folder(), "products", machine))

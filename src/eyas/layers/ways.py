@@ -13,7 +13,14 @@ from typing import Literal
 
 import torch
 
-from eyas.kernels.tiles import MANY_ROWS, Tile, folded_tiles_for, gated_tiles_for, tiles_for
+from eyas.kernels.tiles import (
+    MANY_ROWS,
+    Tile,
+    folded_tiles_for,
+    gated_tiles_for,
+    grouped_tiles_for,
+    tiles_for,
+)
 
 Role = Literal["plain", "parts", "gated", "logits"]
 """What becomes of a product: rows as they are, parts of a sum, an activation of its halves, logits."""
@@ -26,6 +33,8 @@ PARTS_SPLITS = 4
 LIBRARY_USUALLY = 128
 """Beyond so many rows the library is the usual way, where it may be: multiprocessors share what they
 load there, which our kernel cannot have them do."""
+GROUPED_USUALLY: dict[Role, int] = {"gated": 192, "parts": 256}
+"""Up to so many rows tiles by warpgroups are the usual ways, where there are any."""
 FOLDED_BEYOND, FOLDED_USUALLY = 128, 256
 """Beyond so many rows there may be programs enough for one to run all parts of a sum; there are."""
 
@@ -52,7 +61,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Our kernel with `tile`, or torch's library where that is None. folded: the parts of a sum are
+    """Our kernels with `tile`, or torch's library where that is None. folded: the parts of a sum are
     added by the kernel."""
 
     tile: Tile | None
@@ -64,7 +73,8 @@ class Way:
         t = self.tile
         rows = f"{t.block_rows}+{t.more_rows}" if t.more_rows else str(t.block_rows)
         text = f"{t.block_out}x{rows}x{t.block_k}w{t.num_warps}s{t.num_stages}"
-        return text + "T" * t.by_copy_engine + "+" * self.folded
+        by = "G" if t.by_warpgroups else "T" * t.by_copy_engine
+        return text + by + "+" * self.folded
 
 
 LIBRARY = Way(None)
@@ -108,8 +118,11 @@ def buckets_up_to(max_rows: int) -> tuple[int, ...]:
     return BUCKETS[:needed]
 
 
-def candidates(product: Product, num_rows: int, *, library: bool) -> tuple[Way, ...]:
-    """The ways worth measuring for so many rows, the usual one first. library: it may be one."""
+def candidates(
+    product: Product, num_rows: int, *, library: bool, warpgroups: bool = False
+) -> tuple[Way, ...]:
+    """The ways worth measuring for so many rows, the usual one first. library, warpgroups: torch's
+    library, tiles by warpgroups may be among them."""
     if product.role == "gated":
         ways = [Way(tile) for tile in gated_tiles_for(num_rows, product.dtype)]
     else:
@@ -119,6 +132,10 @@ def candidates(product: Product, num_rows: int, *, library: bool) -> tuple[Way, 
         ways = [*folded, *ways] if num_rows > FOLDED_USUALLY else [*ways, *folded]
     if library:
         ways = [LIBRARY, *ways] if num_rows > LIBRARY_USUALLY else [*ways, LIBRARY]
+    if warpgroups:
+        grouped = [Way(tile) for tile in grouped_tiles_for(num_rows, product.dtype)]
+        most = GROUPED_USUALLY.get(product.role, 0)
+        ways = [*grouped, *ways] if num_rows <= most else [*ways, *grouped]
     return tuple(ways)
 
 
