@@ -17,11 +17,6 @@ from triton.language.extra import cuda
 
 from eyas.kernels.launch import launch_options
 
-LINE = 32
-"""Float32 numbers of a line of the cache."""
-SPENT_BEYOND = 64
-"""Rows; the parts of fewer are little to write."""
-
 
 @triton.jit
 def normalized(x, weight, size, epsilon, HAS_WEIGHT: tl.constexpr):
@@ -31,19 +26,6 @@ def normalized(x, weight, size, epsilon, HAS_WEIGHT: tl.constexpr):
     if HAS_WEIGHT:
         normed = normed * weight
     return normed
-
-
-@triton.jit
-def _discard_lines(pointers):
-    """What the cache holds of these lines of memory need not be written back."""
-    tl.inline_asm_elementwise(
-        "discard.global.L2 [$1], 128; // dummy $0",
-        "=r,l",
-        [pointers.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -64,11 +46,9 @@ def add_norm_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
-    LINE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program a row. LINE: parts are dropped from the cache by lines of so many numbers, and never
-    written to memory; 0 keeps them."""
+    """One program a row."""
     if PDL:
         cuda.gdc_launch_dependents()
     columns = tl.arange(0, BLOCK)
@@ -91,10 +71,6 @@ def add_norm_kernel(
         residual = (residual.to(tl.float32) + added).to(residual_TD.dtype.element_ty)
         tl.store(new_residual_TD + row * size + columns, residual, mask=is_inside)
     normed = normalized(residual.to(tl.float32), weight, size, epsilon, HAS_WEIGHT)
-    if LINE > 0:  # behind the sum over the row, which waits for all threads' loads
-        lines = tl.minimum(tl.arange(0, BLOCK // LINE) * LINE, size - LINE)
-        for part in tl.static_range(NUM_PARTS):
-            _discard_lines(parts_STD + row * part_row_stride + part * part_stride + lines)
     normed = normed.to(out_TD.dtype.element_ty)
     tl.store(out_TD + row * out_stride + columns, normed, mask=is_inside)
 
@@ -107,14 +83,12 @@ def add_norm(
     *,
     bias_D: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-    spends_parts: bool = False,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The new residual [T, D], and its norm [T, D] in `out` or a fresh tensor.
 
     parts: [T, D] in the model's type, or float32 [S, T, D] as `gemm.product` leaves them; None is
-    nothing to add: the residual is then returned as it is. spends_parts: nobody reads them again; what
-    they hold is then undefined. weight_D None: no weight. The reference:
+    nothing to add: the residual is then returned as it is. weight_D None: no weight. The reference:
     `residual + (parts.sum(0) + bias)`, rounded once, and `layers.norm.RMSNorm`. Rows may stand apart.
     """
     num_rows, size = residual_TD.shape
@@ -128,7 +102,6 @@ def add_norm(
         out = residual_TD.new_empty((num_rows, size))
     if num_rows:
         block = triton.next_power_of_2(size)
-        is_spent = spends_parts and pdl and num_parts > 1 and num_rows > SPENT_BEYOND
         add_norm_kernel[(num_rows,)](
             residual_TD,
             parts,
@@ -146,7 +119,6 @@ def add_norm(
             HAS_BIAS=bias_D is not None,
             HAS_WEIGHT=weight_D is not None,
             BLOCK=block,
-            LINE=LINE if is_spent and size % LINE == 0 else 0,
             num_warps=warps_for(block),
             PDL=pdl,
             **launch_options(pdl),

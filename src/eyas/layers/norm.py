@@ -58,9 +58,7 @@ class RMSNorm:
         parts: as `Linear.parts` returns them; None where there is nothing to add.
         """
         if self._add_norm is not None:
-            return self._add_norm(
-                stream_TD, parts, self._weight, self._epsilon, spends_parts=True, pdl=True
-            )
+            return self._add_norm(stream_TD, parts, self._weight, self._epsilon, pdl=True)
         stream_TD = added(stream_TD, parts)
         return stream_TD, self(stream_TD)
 

@@ -164,7 +164,7 @@ class _Scene:
                 weight_OI = weights[i % len(weights)]
                 if stream_TO is not None:
                     parts = self._run(way, x_TI, weight_OI, None)
-                    add_norm(stream_TO, parts, None, EPSILON, spends_parts=True, pdl=True)
+                    add_norm(stream_TO, parts, None, EPSILON, pdl=True)
                 else:
                     self._run(way, norm(x_TI, None, EPSILON, pdl=True), weight_OI, out_TO)
 
