@@ -35,6 +35,7 @@ SAMPLING, COPIES, OTHERS = "sampling, verify", "copies", "small kernels"
 """Small kernels: norms, rotations, activations, element-wise work, and what fits nowhere else."""
 OWN_FILES = {
     "gemm": GEMMS,
+    "gemm_warpgroups": GEMMS,
     "attention": ATTENTION,
     "attention_merge": ATTENTION,
     "attention_prefill": ATTENTION,
@@ -62,7 +63,7 @@ PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (SAMPLING, ("softmax", "topk", "sort", "argmax", "cumsum", "cumprod", "scan", "radix")),
 )
 """Kinds of other kernels by what their names contain, in small letters; the first that fits counts."""
-_KERNEL = re.compile(r"@triton\.jit(?:\((?:[^()]|\([^()]*\))*\))?\s+def (\w+)\(")
+_KERNEL = re.compile(r"@(?:triton|gluon)\.jit(?:\((?:[^()]|\([^()]*\))*\))?\s+def (\w+)\(")
 KINDS = (GEMMS, ATTENTION, OTHERS, DRAFT, SAMPLING, COPIES)
 PARTS = ("draft", "forward", "verdict", "observe")
 """Parts of a step, each with the kernels that it launches, alone or as a CUDA graph."""
