@@ -279,15 +279,15 @@ def main() -> None:
                 attention = TritonAttention(case.kv, heights=(height,), pdl=True)
                 attention = with_shape(attention, **changes)
                 plan = attention.plan(case.layout, case.write_slots_T)
+                wrong = error(plan(0, case.q_TNH), expected)
+                us = time_layer(case, attention)
+                speed = moved / us / 1e6
                 row = {"case": name, "height": height, **changes}
-                row["error"] = error(plan(0, case.q_TNH), expected)
-                row["us"] = time_layer(case, attention)
-                row["tb_s"] = moved / row["us"] / 1e6
-                rows.append(row)
+                rows.append(row | {"error": wrong, "us": us, "tb_s": speed})
                 print(
-                    f"{name:18} height {height:2} {changes or ''!s:28} {row['us']:8.2f} us "
-                    f"{row['tb_s']:5.2f} TB/s ({row['tb_s'] / ceiling * 1e12:4.0%} of the copy) "
-                    f"error {row['error']:.1e}"
+                    f"{name:18} height {height:2} {changes or ''!s:28} {us:8.2f} us "
+                    f"{speed:5.2f} TB/s ({speed / ceiling * 1e12:4.0%} of the copy) "
+                    f"error {wrong:.1e}"
                 )
     prompts(rows, options.sweep)
     if options.output is not None:

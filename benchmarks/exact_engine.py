@@ -27,6 +27,7 @@ from eyas.engine.engine import Engine
 from eyas.engine.exactness import chain_of, random_tree
 from eyas.runner.batch import Batch
 from eyas.runner.device import Device
+from eyas.runner.runner import ModelRunner
 
 NUM_PROMPTS = 16
 NUM_ANSWERED = 32
@@ -210,7 +211,7 @@ def engine_ways(parts: Parts, config: EngineConfig, place: Device) -> Iterator[R
 
 def _engine(
     config: EngineConfig,
-    runner: object,
+    runner: ModelRunner,
     drafter: Drafter,
     info: EngineInfo,
     *,

@@ -131,18 +131,22 @@ def measure_walks(num: int, width: int, *, is_chain: bool) -> dict[str, float]:
     chosen_BW = (nodes_W + step).repeat(num, 1)
     sizes_B = torch.full((num,), width, device=DEVICE)
     seats_B = torch.arange(num, device=DEVICE)
-    table = [torch.zeros((num + 1, 4096), dtype=torch.int64, device=DEVICE) for _ in range(2)]
+    tokens_AC = torch.zeros((num + 1, 4096), dtype=torch.int64, device=DEVICE)
+    slots_AC = torch.zeros_like(tokens_AC)
     lengths_A = torch.ones(num + 1, dtype=torch.int64, device=DEVICE)
-    parts = walk(chosen_BW, tokens_BW, parents_BW, sizes_B)[:3]
+    accepted_BW, accepted_nodes_BW, counts_B, _ = walk(chosen_BW, tokens_BW, parents_BW, sizes_B)
     return {
         "walk": microseconds(lambda i: walk(chosen_BW, tokens_BW, parents_BW, sizes_B)),
         "advance": microseconds(
             lambda i: advance(
                 seats_B,
                 seats_B,
-                *parts,
+                accepted_BW,
+                accepted_nodes_BW,
+                counts_B,
                 tokens_BW,
-                *table,
+                tokens_AC,
+                slots_AC,
                 lengths_A,
                 is_chain=is_chain,
                 trash_seat=num,

@@ -1,5 +1,7 @@
 """eyas: an LLM inference engine built around draft trees; speculation never changes the output."""
 
+from typing import TYPE_CHECKING
+
 from eyas.core import (
     Delta,
     GrammarError,
@@ -11,6 +13,9 @@ from eyas.core import (
 )
 from eyas.grammar import OutputSpec
 from eyas.typed import Grammar, JsonSchema, OutputIncomplete, Regex
+
+if TYPE_CHECKING:
+    from eyas.llm import LLM  # imported when it is first used: torch takes seconds
 
 __version__ = "0.4.1"
 

@@ -16,6 +16,14 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+@cache
+def _has_gluon() -> bool:
+    try:
+        return find_spec("triton.experimental.gluon.nvidia.hopper") is not None
+    except ModuleNotFoundError:  # of a package around it
+        return False
+
+
 def usable(device: torch.device) -> bool:
     """Whether kernels run on `device`; where they do not, torch operations do the same work."""
     return device.type == "cuda" and _has_triton()
@@ -25,4 +33,4 @@ def has_warpgroups(device: torch.device) -> bool:
     """Whether `device` has the instructions of `gemm_warpgroups`, and Triton the language for them."""
     if not usable(device) or torch.cuda.get_device_capability(device) != (9, 0):
         return False
-    return find_spec("triton.experimental.gluon.nvidia.hopper") is not None
+    return _has_gluon()
