@@ -63,7 +63,6 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
     from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
 
     module, name = job["kernel"].split(":")
     function = getattr(import_module(module), name)
@@ -74,7 +73,12 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
         for i, argument in enumerate(function.arg_names)
         if argument in job["aligned"] or types[argument].startswith("*")
     }
-    source = (GluonASTSource if function.is_gluon() else ASTSource)(
+    source_of = ASTSource
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        source_of = GluonASTSource
+    source = source_of(
         fn=function,
         signature={argument: types[argument] for argument in function.arg_names},
         constexprs=job["constants"],

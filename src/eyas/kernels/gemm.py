@@ -1,10 +1,11 @@
 """Products with weights, y = x @ w.T, whose reduction order is one whatever the number of rows.
 
-Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of `tiles`.
-The weights stand on the M side of the matrix instruction and the rows on its N side, so the row count
-chooses nothing but a tile's width; sums run over ascending columns in float32, within each of
-`num_splits` ranges of columns whose borders follow from the weight's shape alone. (Tiles by warpgroups
-turn the sides round, `gemm_warpgroups`.)
+Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of `tiles`
+(with those by warpgroups where a device adds up alike, `gemm_warpgroups`). The weights stand on the M
+side of the matrix instruction and the rows on its N side, so the row count chooses nothing but a tile's
+width; sums run over ascending columns in float32, within each of `num_splits` ranges of columns whose
+borders follow from the weight's shape alone. With `pdl` weights are read while the kernel ahead still
+runs, so it must not be the one that writes them.
 Does not know: layers, what a row is.
 
 Legend: T rows, O output features, K input features (the contraction), S splits of K, F feed-forward
@@ -236,9 +237,10 @@ def _check(x_TK: torch.Tensor, weight_OK: torch.Tensor) -> None:
     assert x_TK.shape[1] == weight_OK.shape[1] == weight_OK.stride(0) and x_TK.stride(1) == 1
 
 
-def _is_aligned(x_TK: torch.Tensor) -> bool:
-    """Whether the copy engine can bring rows of x."""
-    return x_TK.data_ptr() % 16 == 0 and x_TK.stride(0) * x_TK.element_size() % 16 == 0
+def _is_aligned(*matrices: torch.Tensor) -> bool:
+    """Whether the copy engine can bring rows of these."""
+    numbers = [n for m in matrices for n in (m.data_ptr(), m.stride(0) * m.element_size())]
+    return all(number % 16 == 0 for number in numbers)
 
 
 def _launch(
@@ -257,7 +259,7 @@ def _launch(
 ) -> None:
     num_rows, num_columns = x_TK.shape
     split_width = split_columns(num_columns, num_splits)
-    if tile.by_warpgroups and _is_aligned(x_TK):
+    if tile.by_warpgroups and _is_aligned(x_TK, weight_OK):
         from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
 
         assert num_folded == 1, "tiles by warpgroups fold no sums"
@@ -270,7 +272,7 @@ def _launch(
         tile = (gated_tiles_for if is_gated else tiles_for)(num_rows, x_TK.dtype)[0]
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
     is_high_enough = columns_of_tile >= LEAST_OUT  # for the instruction, half of a tile alone too
-    by_copy_engine = tile.by_copy_engine and is_high_enough and _is_aligned(x_TK)
+    by_copy_engine = tile.by_copy_engine and is_high_enough and _is_aligned(x_TK, weight_OK)
     more_rows = tile.more_rows if by_copy_engine else 0
     row_tiles = -(-num_rows // (tile.block_rows + more_rows))
     num_groups = -(-row_tiles // GROUP_ROW_TILES)

@@ -1,15 +1,15 @@
 """Products of `gemm` whose warpgroups have 64 rows each, for a Hopper device.
 
-Promises: the bits of `gemm.product`. Rows stand on the M side of the matrix instruction here, so that
-all of a tile's weights pass it once for 64 rows: an instruction of 64 by 256 asks the shared memory for
-two thirds of what 64 by 128 asks for, and that is what tiles of more than 128 rows wait for. Which side
-the rows stand on changes no bit on the devices that were tried; `layers.products` tries it at start.
+Promises: the bits of `gemm.product`, wherever the matrix instruction adds up alike on both its sides,
+which `layers.products` tries at every start: rows stand on its M side here, weights on its N side, so
+that all of a tile's weights pass it once for 64 rows, and shared memory is asked for less (decision
+0014).
 Does not know: which tile is whose (`tiles`).
 
 Written in Gluon, Triton's lower language, since Triton's own pipeline gives all warps one instruction.
 
 Legend: T rows, O output features, K input features (the contraction), S splits of K, Q stages, G
-warpgroups, H = O / 2 of a tile whose halves are gate and up.
+warpgroups, P = Q * G; H half of a tile's weights, where they are gate and up.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ def _load_weights(
 @gluon.jit
 def _load_rows(blocks, memory, stage, first_row, column, is_wanted, GROUPS: gl.constexpr):
     """The same for the rows of all warpgroups."""
-    x_blocks, x_QGTK, full_Q = blocks[0], memory[0], memory[2]
+    x_blocks, x_PTK, full_Q = blocks[0], memory[0], memory[2]
     for g in gl.static_range(GROUPS):
         tma.async_copy_global_to_shared(
             x_blocks,
-            [first_row + g * x_QGTK.shape[1], column],
+            [first_row + g * x_PTK.shape[1], column],
             full_Q.index(stage),
-            x_QGTK.index(stage * GROUPS + g),
+            x_PTK.index(stage * GROUPS + g),
             pred=is_wanted,
         )
 
 
 @gluon.jit
 def _gated(gate, up):
-    """As `activation.gated`, which is no function of this language."""
+    """As `activation.gated`, which Gluon cannot call."""
     gate32 = gate.to(gl.float32)
     silu = (gate32 / (1.0 + gl.exp(-gate32))).to(gate.dtype)
     return silu.to(gl.float32) * up.to(gl.float32)
@@ -104,21 +104,23 @@ def _run_group(
     """What a warpgroup does: the sums of its 64 rows, and their place. The first also asks for the
     blocks of all, one stage as soon as the others have left it."""
     bias_O, out_STO = blocks[2], blocks[3]
-    x_QGTK, weight_QOK, full_Q, empty_Q = memory
+    x_PTK, weight_QOK, full_Q, empty_Q = memory
     split, first_row, first_out, first_column, num_blocks, num_rows, num_out = place
     STAGES: gl.constexpr = weight_QOK.shape[0]
     OUT: gl.constexpr = weight_QOK.shape[1]
-    ROWS: gl.constexpr = x_QGTK.shape[1]
+    ROWS: gl.constexpr = x_PTK.shape[1]
     COLUMNS: gl.constexpr = weight_QOK.shape[2]
     BYTES: gl.constexpr = (GROUPS * ROWS + OUT) * COLUMNS * 2
+    gl.static_assert(STAGES >= 2)
     if GROUP == 0:
         for early in gl.static_range(STAGES - 1):
             is_wanted = early < num_blocks
             column = first_column + early * COLUMNS
             mbarrier.expect(full_Q.index(early), BYTES, pred=is_wanted)
             _load_weights(blocks, memory, early, first_out, num_out, column, is_wanted, GATED)
-        if PDL:  # weights do not depend on the kernel before, rows do
-            cuda.gdc_wait()
+    if PDL:  # weights do not depend on the kernel before; rows do, and what may be written
+        cuda.gdc_wait()
+    if GROUP == 0:
         for early in gl.static_range(STAGES - 1):
             column = first_column + early * COLUMNS
             _load_rows(blocks, memory, early, first_row, column, early < num_blocks, GROUPS)
@@ -129,11 +131,11 @@ def _run_group(
     stage, phase = 0, 0
     for block in range(num_blocks):
         mbarrier.wait(full_Q.index(stage), phase)
-        x_TK = x_QGTK.index(stage * GROUPS + GROUP)
+        x_TK = x_PTK.index(stage * GROUPS + GROUP)
         weight_KO = weight_QOK.index(stage).permute((1, 0))
         total_TO = warpgroup_mma(x_TK, weight_KO, total_TO, is_async=True)
         total_TO = warpgroup_mma_wait(num_outstanding=1, deps=[total_TO])
-        # The block before this one is summed, so that its stage can take the next one but STAGES - 2.
+        # The block before this one is summed, so its stage can take block + STAGES - 1.
         is_first_stage = stage == 0
         left = gl.where(is_first_stage, STAGES - 1, stage - 1)
         if GROUP == 0:
@@ -203,7 +205,7 @@ def grouped_product_kernel(
     first_out = gl.program_id(1) * (OUT // 2 if GATED else OUT)
     first_row = gl.program_id(0) * (GROUPS * ROWS)
     dtype: gl.constexpr = x_blocks.dtype
-    x_QGTK = gl.allocate_shared_memory(dtype, [STAGES * GROUPS, ROWS, COLUMNS], x_blocks.layout)
+    x_PTK = gl.allocate_shared_memory(dtype, [STAGES * GROUPS, ROWS, COLUMNS], x_blocks.layout)
     weight_QOK = gl.allocate_shared_memory(dtype, [STAGES, OUT, COLUMNS], weight_blocks.layout)
     full_Q = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty_Q = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -211,7 +213,7 @@ def grouped_product_kernel(
         mbarrier.init(full_Q.index(stage), count=1)
         mbarrier.init(empty_Q.index(stage), count=GROUPS - 1)
     blocks = (x_blocks, weight_blocks, bias_O, out_STO)
-    memory = (x_QGTK, weight_QOK, full_Q, empty_Q)
+    memory = (x_PTK, weight_QOK, full_Q, empty_Q)
     place = (split, first_row, first_out, first_column, num_blocks, num_rows, num_out)
     REGISTERS: gl.constexpr = 65536 // (128 * GROUPS) // 8 * 8
     if GROUPS == 2:
@@ -268,6 +270,7 @@ def launch(
 ) -> None:
     """`gemm.product` into `out`, which is [S, T, O] or has one split; x and weight are aligned as the
     copy engine needs them."""
+    assert tile.block_k == BLOCK_K and tile.num_warps == WARPS * tile.block_rows // GROUP_ROWS
     num_rows, num_columns = x_TK.shape
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
     blocks = [

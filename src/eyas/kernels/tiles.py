@@ -1,7 +1,8 @@
 """Shapes of the products' programs: which are worth a try, by number of rows.
 
 Promises: every tile of a type gives a row the same bits, in every kernel of `gemm`: the weights stand
-on the M side of one matrix instruction, whose width and whose way of loading change no sum.
+on the M side of one matrix instruction, whose width and whose way of loading change no sum. (Tiles by
+warpgroups have the rows there, and are for devices where that changes none either.)
 Does not know: which is the fastest on a device (`layers.products` measures it).
 
 Legend: O output features, K input features, T rows.
@@ -16,7 +17,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """block_out: weight rows of a program, 64 or more, so that every tile uses the same instruction.
+    """block_out: weight rows of a program, 64 or more, so that tiles use the same instruction.
     block_rows: rows of x. block_k: columns of a step of the loop, a divisor of SPLIT_MULTIPLE.
     by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned.
     more_rows: then also so many rows behind the block, whose own height is a power of two.
@@ -38,7 +39,8 @@ def _fast(tile: Tile, more_rows: int = 0) -> Tile:
 
 def _grouped(block_out: int, block_rows: int, num_stages: int) -> Tile:
     num_warps = 4 * block_rows // GROUP_ROWS
-    return Tile(block_out, block_rows, 64, num_warps, num_stages, True, 0, True)
+    tile = Tile(block_out, block_rows, 64, num_warps, num_stages)
+    return replace(tile, by_copy_engine=True, by_warpgroups=True)
 
 
 MANY_ROWS = 1 << 62

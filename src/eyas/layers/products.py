@@ -1,11 +1,11 @@
 """Which way a product runs on a device, by shape, number of rows and what becomes of it.
 
-Promises: with `exact` a row's bits are the same for every number of rows that `DEVICE_STEPS` allow.
-Our kernel keeps its reduction order by construction. The library keeps the same order wherever it does
-not split a sum, which is seen by trying, at every start: for a shape where it ever differs, it takes no
-part. Tiles by warpgroups take part where the matrix instruction adds up alike on both its sides, which
-is tried once for a type. Among the ways that may, the fastest is measured (`search`), or taken from
-an earlier start, which can cost speed but no bit. Plans are kept for the life of the engine.
+Promises: with `exact` a row's bits are the same for every number of rows that `DEVICE_STEPS` allow. Our
+first kernel keeps its reduction order by construction. The library keeps the same order wherever it
+does not split a sum, which is seen by trying, at every start: for a shape where it ever differs, it
+takes no part. Tiles by warpgroups take part where the matrix instruction adds up alike on both its
+sides, which is tried once for a type. Among the ways that may, the fastest is measured (`search`), or
+taken from an earlier start, which can cost speed but no bit. Plans are kept for the life of the engine.
 Does not know: what the products are for.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from eyas.kernels import has_warpgroups, usable
-from eyas.kernels.tiles import grouped_tiles_for
+from eyas.kernels.tiles import GROUPED_TILES
 from eyas.layers.search import Search, search_on
 from eyas.layers.ways import (
     LIBRARY,
@@ -34,10 +34,8 @@ from eyas.layers.ways import (
 
 log = logging.getLogger(__name__)
 
-TRIAL_SIDES = (384, 1088)
-TRIAL_GROUPED_ROWS = 192
-"""Output and input features and rows of a product by which the sides of the matrix instruction are
-compared."""
+TRIAL_SIDES = (384, 1088, 192)
+"""Output features, input features and rows of a product by which both sides are compared."""
 TRIAL_ROWS = 64
 """The library is compared with our kernel as it runs so many rows."""
 
@@ -89,23 +87,27 @@ class Products:
         return self._sides_agree[dtype]
 
     def _try_warpgroups(self, dtype: torch.dtype) -> bool:
-        from eyas.kernels.gemm import product
-
         if dtype.itemsize != 2 or not has_warpgroups(self.device):
             return False
+        from eyas.kernels.gemm import product
+
         generator = torch.Generator(self.device).manual_seed(20261123)
         random = {"generator": generator, "device": self.device, "dtype": dtype}
-        num_out, num_in = TRIAL_SIDES
+        num_out, num_in, num_rows = TRIAL_SIDES
         weight_OI = torch.randn(num_out, num_in, **random)
-        tiles = grouped_tiles_for(TRIAL_GROUPED_ROWS, dtype)
-        x_TI = torch.randn(TRIAL_GROUPED_ROWS, num_in, **random)
-        ours = product(x_TI, weight_OI, num_splits=2)
+        x_TI = torch.randn(num_rows, num_in, **random)
+        tiles = [tile for _, tiles in GROUPED_TILES for tile in tiles]
         try:
-            found = [product(x_TI, weight_OI, num_splits=2, tile=tile, pdl=True) for tile in tiles]
+            ours = product(x_TI, weight_OI, num_splits=2)
+            for tile in tiles:
+                sums = product(x_TI, weight_OI, num_splits=2, tile=tile, pdl=True)
+                if not torch.equal(sums, ours):
+                    log.info("%s: products by warpgroups have other bits here", dtype)
+                    return False
         except Exception as error:  # the compiler's or the driver's
-            log.info("no products by warpgroups: %s", error)
+            log.info("%s: no products by warpgroups here: %s", dtype, error)
             return False
-        return all(torch.equal(sums, ours) for sums in found)
+        return True
 
     def _library_agrees(self, product: Product) -> bool:
         """Whether the library's bits are our kernel's, for every number of rows that can occur."""

@@ -28,6 +28,7 @@ from eyas.layers.ways import (
     FOLDED_USUALLY,
     GROUPED_USUALLY,
     LIBRARY,
+    LIBRARY_AFTER_GROUPED,
     LIBRARY_USUALLY,
     Product,
     Way,
@@ -130,7 +131,8 @@ def search_on(device: torch.device) -> Search:
     from eyas.layers.timing import DeviceClock
 
     lists: tuple[Any, ...] = (BUCKETS, TILES, FLOAT32_TILES, FOLDED_TILES, GROUPED_TILES)
-    rules = (TIE, USUAL, ALONE, LIBRARY_USUALLY, GROUPED_USUALLY, FOLDED_BEYOND, FOLDED_USUALLY)
+    library = (ALONE, LIBRARY_USUALLY, LIBRARY_AFTER_GROUPED)
+    rules = (TIE, USUAL, *library, GROUPED_USUALLY, FOLDED_BEYOND, FOLDED_USUALLY)
     kernels = sorted(Path(gemm.__file__).parent.glob("gemm*.py"))
     machine = {
         "device": torch.cuda.get_device_name(device),

@@ -1,7 +1,8 @@
 """Ways to run a product on a device: our kernel with one of its tiles, or torch's library.
 
-Promises: data and rules alone. All ways of our kernel give a row the same bits; the library's may be
-others (`products.Products` decides where it may take part).
+Promises: data and rules alone. All ways of our kernels give a row the same bits, those by warpgroups
+where a device adds up alike; the library's may be others (`products.Products` decides who may take
+part).
 Does not know: which way is the fastest.
 """
 
@@ -34,7 +35,9 @@ LIBRARY_USUALLY = 128
 """Beyond so many rows the library is the usual way, where it may be: multiprocessors share what they
 load there, which our kernel cannot have them do."""
 GROUPED_USUALLY: dict[Role, int] = {"gated": 192, "parts": 256}
-"""Up to so many rows tiles by warpgroups are the usual ways, where there are any."""
+"""Up to so many rows tiles by warpgroups stand before our others, where there are any."""
+LIBRARY_AFTER_GROUPED = 192
+"""Where they do, the library is the usual way only beyond so many rows."""
 FOLDED_BEYOND, FOLDED_USUALLY = 128, 256
 """Beyond so many rows there may be programs enough for one to run all parts of a sum; there are."""
 
@@ -130,12 +133,14 @@ def candidates(
     if product.role == "parts" and num_rows > FOLDED_BEYOND:
         folded = [Way(tile, folded=True) for tile in folded_tiles_for(num_rows, product.dtype)]
         ways = [*folded, *ways] if num_rows > FOLDED_USUALLY else [*ways, *folded]
-    if library:
-        ways = [LIBRARY, *ways] if num_rows > LIBRARY_USUALLY else [*ways, LIBRARY]
+    grouped = []
     if warpgroups:
         grouped = [Way(tile) for tile in grouped_tiles_for(num_rows, product.dtype)]
-        most = GROUPED_USUALLY.get(product.role, 0)
-        ways = [*grouped, *ways] if num_rows <= most else [*ways, *grouped]
+    is_usual = num_rows <= GROUPED_USUALLY.get(product.role, 0)
+    ways = [*grouped, *ways] if is_usual else [*ways, *grouped]
+    if library:
+        beyond = LIBRARY_AFTER_GROUPED if grouped and is_usual else LIBRARY_USUALLY
+        ways = [LIBRARY, *ways] if num_rows > beyond else [*ways, LIBRARY]
     return tuple(ways)
 
 
