@@ -268,8 +268,8 @@ def launch(
     is_gated: bool,
     pdl: bool,
 ) -> None:
-    """`gemm.product` into `out`, which is [S, T, O] or has one split; x and weight are aligned as the
-    copy engine needs them."""
+    """The same bits as `gemm.product` and `gemm.gated_product` into `out`, which is [S, T, O] or has
+    one split; x and weight are aligned as the copy engine needs them."""
     assert tile.block_k == BLOCK_K and tile.num_warps == WARPS * tile.block_rows // GROUP_ROWS
     num_rows, num_columns = x_TK.shape
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
