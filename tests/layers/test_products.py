@@ -135,6 +135,9 @@ def test_tiles_by_warpgroups_take_part_where_both_sides_add_up_alike(
     num_tiles = sum(len(tiles) for _, tiles in GROUPED_TILES)
     expected = {"agrees": num_tiles, "other bits": 1, "does not compile": 1}
     assert len(tried) == expected.get(case, 0), "once for all products of a type"
+    tried.clear()
+    plans(True, Search(FakeClock(), None), max_rows=128)
+    assert tried == [], "no step has so many rows"
 
 
 def test_every_row_count_has_a_way() -> None:

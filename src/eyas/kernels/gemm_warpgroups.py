@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra import cuda
 
+from eyas.kernels.activation import gated
 from eyas.kernels.launch import launch_options
 from eyas.kernels.tiles import GROUP_ROWS, Tile
 
@@ -35,6 +36,8 @@ BLOCK_K = 64
 """Columns of a stage: as wide as the swizzle of shared memory."""
 WARPS = 4
 """Of a warpgroup."""
+_gated = gluon.jit(gated.fn)
+"""The same text in this language."""
 
 
 @gluon.jit
@@ -72,14 +75,6 @@ def _load_rows(blocks, memory, stage, first_row, column, is_wanted, GROUPS: gl.c
             x_PTK.index(stage * GROUPS + g),
             pred=is_wanted,
         )
-
-
-@gluon.jit
-def _gated(gate, up):
-    """As `activation.gated`, which Gluon cannot call."""
-    gate32 = gate.to(gl.float32)
-    silu = (gate32 / (1.0 + gl.exp(-gate32))).to(gate.dtype)
-    return silu.to(gl.float32) * up.to(gl.float32)
 
 
 @gluon.jit

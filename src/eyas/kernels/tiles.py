@@ -96,7 +96,6 @@ TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (MANY_ROWS, (_fast(_LARGE), _LARGE, _fast(_DEEP), _DEEP)),
 )
 """Up to so many rows, these; the usual one first."""
-FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
 GROUPED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (128, ()),
     (192, (_grouped(256, 192, 4), _grouped(128, 192, 5))),
@@ -104,6 +103,7 @@ GROUPED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (MANY_ROWS, ()),
 )
 """The same of tiles by warpgroups, which Hopper devices have."""
+FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
 FOLDED_TILES = (_fast(_DEEP), _DEEP, _fast(_HIGH), _fast(_BROAD))
 """Tiles with room for a second accumulator in registers; the usual one first."""
 

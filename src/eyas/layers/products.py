@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from eyas.kernels import has_warpgroups, usable
-from eyas.kernels.tiles import GROUPED_TILES
+from eyas.kernels.tiles import grouped_tiles_for
 from eyas.layers.search import Search, search_on
 from eyas.layers.ways import (
     LIBRARY,
@@ -87,16 +88,16 @@ class Products:
         return self._sides_agree[dtype]
 
     def _try_warpgroups(self, dtype: torch.dtype) -> bool:
-        if dtype.itemsize != 2 or not has_warpgroups(self.device):
+        buckets = buckets_up_to(self.max_rows)
+        tiles = [tile for bucket in buckets for tile in grouped_tiles_for(bucket, dtype)]
+        if not tiles or not has_warpgroups(self.device):
             return False
         from eyas.kernels.gemm import product
 
-        generator = torch.Generator(self.device).manual_seed(20261123)
-        random = {"generator": generator, "device": self.device, "dtype": dtype}
+        random = self._random(dtype)
         num_out, num_in, num_rows = TRIAL_SIDES
         weight_OI = torch.randn(num_out, num_in, **random)
         x_TI = torch.randn(num_rows, num_in, **random)
-        tiles = [tile for _, tiles in GROUPED_TILES for tile in tiles]
         try:
             ours = product(x_TI, weight_OI, num_splits=2)
             for tile in tiles:
@@ -120,11 +121,15 @@ class Products:
             torch.cuda.empty_cache()  # much memory, and the cache of keys and values is sized later
         return self._agrees[key]
 
+    def _random(self, dtype: torch.dtype) -> dict[str, Any]:
+        """For `torch.randn`: the same numbers at every start."""
+        generator = torch.Generator(self.device).manual_seed(20261121)
+        return {"generator": generator, "device": self.device, "dtype": dtype}
+
     def _try(self, product: Product) -> bool:
         from eyas.layers import apply
 
-        generator = torch.Generator(self.device).manual_seed(20261121)
-        random = {"generator": generator, "device": self.device, "dtype": product.dtype}
+        random = self._random(product.dtype)
         weight_OI = torch.randn(product.num_out, product.num_in, **random)
         weight_OI *= product.num_in**-0.5
         x_TI = torch.randn(max(64, self.max_rows), product.num_in, **random)

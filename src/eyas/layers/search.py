@@ -61,7 +61,7 @@ class Search:
         self.seconds = 0.0
 
     def ways(
-        self, product: Product, max_rows: int, *, library: bool, warpgroups: bool = False
+        self, product: Product, max_rows: int, *, library: bool, warpgroups: bool
     ) -> tuple[Way, ...]:
         """The way of each bucket up to `max_rows`. library, warpgroups: who may take part
         (`ways.candidates`)."""
