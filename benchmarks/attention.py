@@ -13,10 +13,9 @@ S slots.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import random
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch
 
 from eyas.attention.base import ContextRun, Layout
 from eyas.attention.triton import TritonAttention
+from eyas.bench.machine import describe_run, write_result
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
 from eyas.kernels.attention_prefill import PromptTiles
@@ -253,9 +253,7 @@ def main() -> None:
     options = parser.parse_args()
     ceiling = copy_ceiling()
     results: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **describe_run(sys.argv),
         "copy_tb_s": ceiling / 1e12,
     }
     print(f"copy: {ceiling / 1e12:.2f} TB/s")
@@ -291,7 +289,7 @@ def main() -> None:
                 )
     prompts(rows, options.sweep)
     if options.output is not None:
-        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_result(results, options.output)
 
 
 def prompts(rows: list[dict[str, Any]], sweep: bool) -> None:

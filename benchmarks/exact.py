@@ -35,7 +35,7 @@ from eyas.core import DraftTree, SamplingParams
 from eyas.engine.build import Parts
 from eyas.engine.exactness import chain_of, random_tree
 from eyas.models.shapes import find_shape
-from eyas.runner.batch import Batch, Span
+from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.device import open_device
 from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import pack
@@ -179,7 +179,7 @@ class Rooms:
     ) -> torch.Tensor | None:
         num = len(tokens_BW)
         params = BatchParams([self.source] * num, self.vocab, self.device)
-        batch = Batch(self.table, spans, params, width, last, graphs=self.graphs).begin()
+        batch = PlannedBatch(self.table, spans, params, width, last, graphs=self.graphs).begin()
         if num:
             rest = ((0, batch.num_rows - num), (0, 0))
             grids = (

@@ -1,7 +1,7 @@
 """Runs every measurement that the documents quote and writes benchmarks/results/NAME.json.
 
 `python benchmarks/run.py [NAME...]`; `make bench` runs all that need no GPU, `--gpu` those that need
-an H200 (--results FOLDER: write there). A result says which command made it. Two need what is not part
+an H200 (--results FOLDER: write there). A result says which command made it. Some need what is not part
 of the repository and are left out without it: QWEN3 stands for a folder with the tokenizer of a Qwen3
 model (--tokenizer FOLDER), SCHEMAS for a folder of JSONSchemaBench's schemas (--schemas FOLDER).
 """
@@ -66,18 +66,13 @@ COMMANDS: dict[str, list[str]] = {
     ],
 }
 """By the name of its result."""
+CHAIN_OF_5 = ("--draft-steps", "5", "--draft-topk", "1")
 SHAPE = ("bench", "decode", "--shape", "llama-3.1-8b", "--dummy-weights", "--profile")
 EAGLE3 = (*SHAPE, "--drafter", "eagle3", "--synthetic-acceptance", "3.52")
 ON_GPU: dict[str, list[str]] = {
     "h200_plain": [*SHAPE, "--batch", "1,8,32"],
-    "h200_chain": [
-        *(*EAGLE3, "--draft-steps", "5", "--draft-topk", "1"),
-        *("--batch", "1,8,32"),
-    ],
-    "h200_chain_alike": [
-        *(*EAGLE3, "--synthetic-alike", "--draft-steps", "5", "--draft-topk", "1"),
-        *("--batch", "32"),
-    ],
+    "h200_chain": [*EAGLE3, *CHAIN_OF_5, "--batch", "1,8,32"],
+    "h200_chain_alike": [*EAGLE3, "--synthetic-alike", *CHAIN_OF_5, "--batch", "32"],
     "h200_tree_32": [
         *(*EAGLE3, "--draft-steps", "5", "--draft-topk", "8", "--draft-nodes", "32"),
         *("--batch", "1,8"),
@@ -89,13 +84,25 @@ ON_GPU: dict[str, list[str]] = {
 }
 """The same, on one H200; each of them also with kernels that are fastest (NAME_fast)."""
 ON_GPU |= {f"{name}_fast": [*command, "--no-exact"] for name, command in ON_GPU.items()}
-ON_GPU["h200_prefill"] = [*SHAPE[:-1], "--prefill", "8192", "--interfere", "16"]
-ON_GPU["h200_exact"] = ["benchmarks/exact.py", "--rows", "100000"]
-ON_GPU["h200_schemas"] = [
-    *("bench", "decode", "--shape", "qwen3-8b", "--dummy-weights", "--tokenizer", "QWEN3"),
-    *("--schemas", "SCHEMAS", "--drafter", "eagle3", "--draft-steps", "5", "--draft-topk", "1"),
-    *("--synthetic-acceptance", "3.52", "--batch", "1,8,32", "--repeats", "1"),
-]
+LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")
+ON_GPU |= {
+    "h200_prefill": [*SHAPE[:-1], "--prefill", "8192", "--interfere", "16"],
+    "h200_attention": ["benchmarks/attention.py"],
+    "h200_exact": ["benchmarks/exact.py", "--rows", "100000"],
+    "h200_schemas": [
+        *("bench", "decode", "--shape", "qwen3-8b", "--dummy-weights", "--tokenizer", "QWEN3"),
+        *("--schemas", "SCHEMAS", "--drafter", "eagle3", *CHAIN_OF_5),
+        *("--synthetic-acceptance", "3.52", "--batch", "1,8,32", "--repeats", "1"),
+    ],
+    "h200_serve": [
+        *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", *LOAD, "--rate", "24"),
+        *("--drafter", "eagle3", *CHAIN_OF_5, "--synthetic-acceptance", "3.52"),
+    ],
+    "h200_serve_schemas": [
+        *("bench", "serve", "--shape", "qwen3-8b", "--dummy-weights", *LOAD, "--rate", "12"),
+        *("--tokenizer", "QWEN3", "--schemas", "SCHEMAS", "--drafter", "eagle3", *CHAIN_OF_5),
+    ],
+}
 
 
 def as_text(name: str) -> str:

@@ -102,3 +102,49 @@ def schemas_table(results: Results) -> str:
             f"| {ratio['mean']:.3f}x | {ratio['p50']:.3f}x | {ratio['p99']:.2f}x | {lengths} |"
         )
     return "\n".join(lines)
+
+
+def attention_table(results: Results) -> str:
+    """Attention alone, with the tiles that are the fastest of each case."""
+    found = results.get("h200_attention", {"rows": [], "copy_tb_s": 0.0})
+    lines = ["| case | us a layer | TB/s | of a copy | error |", "|---" * 5 + "|"]
+    fastest: dict[str, dict[str, Any]] = {}
+    for row in found["rows"]:
+        best = fastest.setdefault(row["case"], row)
+        if row["us"] < best["us"]:
+            fastest[row["case"]] = row
+    for case, row in fastest.items():
+        speed = f"{row['tflop_s']:.0f} TFLOP/s | "
+        if "tb_s" in row:
+            speed = f"{row['tb_s']:.2f} | {100 * row['tb_s'] / found['copy_tb_s']:.0f} %"
+        lines.append(f"| {case} | {row['us']:.1f} | {speed} | {row['error']:.1e} |")
+    return "\n".join(lines)
+
+
+SERVED = (
+    ("h200_serve", "free", "Llama-3.1-8B, chain of 5, acceptance drawn at 3.52"),
+    ("h200_serve_schemas", "free", "Qwen3-8B, drafts of a random head: requests without a schema"),
+    ("h200_serve_schemas", "schema", "those with one, beside them"),
+)
+"""The result, the kind of its requests, what it was."""
+
+
+def serve_table(results: Results) -> str:
+    """An open load: what clients wait for, and how much is in time."""
+    lines = [
+        "| load | requests/s | tokens/s | first token p50, p99 | between tokens p50, p99 | in time |",
+        "|---" * 6 + "|",
+    ]
+    for name, kind, text in SERVED:
+        found = results.get(name, {}).get("results")
+        if found is None or kind not in found["kinds"]:
+            continue
+        of = found["kinds"][kind]
+        first, between = of["first_token_ms"], of["inter_token_ms"]
+        lines.append(
+            f"| {text} | {found['ended_per_second']:.1f} of {found['offered_per_second']:.1f} "
+            f"| {found['output_tokens_per_second']:,.0f} | {first['p50']:.0f}, {first['p99']:.0f} ms "
+            f"| {between['p50']:.1f}, {between['p99']:.1f} ms "
+            f"| {100 * found['share_in_time']:.1f} % |"
+        )
+    return "\n".join(lines)

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from device_tables import parts_table, schemas_table, speed_table
+from device_tables import (
+    attention_table,
+    parts_table,
+    schemas_table,
+    serve_table,
+    speed_table,
+)
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -453,6 +459,8 @@ def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
     made = {"claims": claims_table(results), "heads": heads_table(results)}
     made |= {"h200": speed_table(results), "h200_parts": parts_table(results)}
     made["h200_schema_steps"] = schemas_table(results)
+    made["h200_attention_cases"] = attention_table(results)
+    made["h200_loads"] = serve_table(results)
     for name, result in results.items():
         if name.startswith("h200_"):
             made[name] = _origin(result)

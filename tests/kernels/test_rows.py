@@ -9,7 +9,7 @@ import torch
 from eyas.core import DraftTree, SamplingParams
 from eyas.kernels.rows import node_rows
 from eyas.runner import rows as rows_of_a_step
-from eyas.runner.batch import Batch, Span
+from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, RowSource
@@ -60,7 +60,7 @@ def some_batch(
             spans.insert(int(draw.integers(0, len(spans) + 1)), chunk)
     source = RowSource(SamplingParams(**params), 7, 0, 3, frozenset())  # pyrefly: ignore
     sources = BatchParams([source] * (num + num_nobody), VOCAB, device)
-    return Batch(table, spans, sources, width, MAX_LENGTH + width).begin()
+    return PlannedBatch(table, spans, sources, width, MAX_LENGTH + width).begin()
 
 
 def some_tree(

@@ -21,7 +21,7 @@ import torch
 from eyas.core import DraftTree, SamplingParams
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrderReport
-from eyas.runner.batch import Batch, Span
+from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import pack
 from eyas.runner.runner import ModelRunner
@@ -303,7 +303,7 @@ class _Probe:
         """One forward. grids: tokens and parents [B, W] of the spans with a root."""
         num = 0 if grids is None else len(grids[0])
         params = BatchParams([self.source] * num, self.vocab, self.device)
-        batch = Batch(self.table, spans, params, width, max_length, graphs=graphs).begin()
+        batch = PlannedBatch(self.table, spans, params, width, max_length, graphs=graphs).begin()
         if grids is None:
             empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)
             tree = DraftTree(empty, empty, empty[:, 0], is_chain=True)

@@ -19,7 +19,7 @@ from eyas.core import DraftTree, TokenLogprob, Verdict
 from eyas.draft import Drafter
 from eyas.engine.masks import TreeMasks
 from eyas.engine.scheduler import Plan
-from eyas.runner.batch import Batch
+from eyas.runner.batch import Batch, PlannedBatch
 from eyas.runner.rows import PackedRows
 from eyas.runner.runner import Output
 
@@ -79,7 +79,7 @@ class Flight:
 
     drafter: whose tree it is. started: when it was boarded (seconds of a monotonic clock).
     drafted: its tree, as it was proposed; tree: what is left of it. masks: what the automata said of
-    it; None where nobody is constrained. num_failed: drafters with which it failed. batch: until it
+    it; None where nobody is constrained. num_failed: drafters with which it failed. planned: until it
     starts; forward: until it has its verdict. has_departed: its results are on their way to the host.
     landed: once read.
     """
@@ -95,7 +95,7 @@ class Flight:
     prompt_rows: dict[int, PromptRows] = field(default_factory=dict)
     error: str | None = None
     num_failed: int = 0
-    batch: Batch | None = None
+    planned: PlannedBatch | None = None
     forward: Forward | None = None
     has_departed: bool = False
     _results: HostCopy | None = None

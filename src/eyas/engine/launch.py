@@ -37,7 +37,7 @@ from eyas.engine.scheduler import Plan
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.verifier import verify
 from eyas.kernels import usable
-from eyas.runner.batch import Batch, nobodys_batch
+from eyas.runner.batch import Batch, PlannedBatch, nobodys_batch
 from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
@@ -97,7 +97,7 @@ class Launcher:
         here is done again when it starts."""
         flight = Flight(plan, time.perf_counter())
         with suppress(Exception), torch.inference_mode():
-            flight.batch = self._batch(flight, self.drafters[0])
+            flight.planned = self._planned(flight, self.drafters[0])
         return flight
 
     def advance(self, flight: Flight, until: Progress) -> None:
@@ -145,8 +145,8 @@ class Launcher:
     def _start(self, flight: Flight, drafter: Drafter) -> Forward:
         plan = flight.plan
         self._outbox.settle()  # stages write their results where the last step's are
-        boarded, flight.batch = flight.batch, None
-        batch = (boarded or self._batch(flight, drafter)).begin()
+        planned, flight.planned = flight.planned, None
+        batch = (planned or self._planned(flight, drafter)).begin()
         flight.drafted = proposed = drafter.propose(batch, plan.shape)
         tree = batch.hold(proposed)
         masks = self._masks(plan, tree)
@@ -226,7 +226,7 @@ class Launcher:
         """What its threads do now they finish."""
         self.mask_threads.shutdown(wait=False, cancel_futures=True)
 
-    def _batch(self, flight: Flight, drafter: Drafter) -> Batch:
+    def _planned(self, flight: Flight, drafter: Drafter) -> PlannedBatch:
         plan = flight.plan
         params = self._batch_params(plan)
         is_constrained = any(sequence.constraint is not None for sequence in plan.rooted)
@@ -238,7 +238,7 @@ class Launcher:
                 for sequence in plan.rooted
             ]
 
-        return Batch(
+        return PlannedBatch(
             self._table,
             plan.spans,
             params,

@@ -1,8 +1,8 @@
 """What one step works on: which part of which sequence, and the slots it was given.
 
-Promises: a `Batch` is planned from what the host knows for sure (prompt chunks) and from upper bounds
-(everything that a step under way may still change), beside the step under way; from `begin` on its
-tensors are on the device.
+Promises: a `PlannedBatch` is made from what the host knows for sure (prompt chunks) and from upper
+bounds (everything that a step under way may still change), beside the step under way; it begins as a
+`Batch`, whose tensors are on the device.
 Does not know: how a plan is made, whose sequences these are, what becomes of them.
 
 Legend: B rooted spans, W width.
@@ -53,67 +53,30 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What the host can do ahead of the device is done when it is made; `begin` once the step before
-    has its verdict.
+    """A step's spans and tensors, once the step before has its verdict.
 
     spans: all; rooted: those with a root, in the order of every [B, ...] tensor of the step.
 
     width: how many nodes a tree may have. levels: on how many levels, and so how many tokens a step may
-    add; 0 is as many as nodes. seats_B, roots_B (position of node 0) and node_slots_BW
-    are on the device. max_length: upper bound of any sequence's length once this step has landed.
-    automata: of the rooted sequences, standing at their roots (waits for the steps under way); None
-    where no sequence is constrained. graphs: runs the step's stages from CUDA graphs; B is then a
-    bucket, whose last rows sit in the table's seat that is nobody's, and everything a stage reads of
-    the batch is static.
+    add. seats_B, roots_B (position of node 0) and node_slots_BW are on the device. max_length: upper
+    bound of any sequence's length once this step has landed. automata: of the rooted sequences,
+    standing at their roots (waits for the steps under way); None where no sequence is constrained.
+    graphs: runs the step's stages from CUDA graphs; B is then a bucket, whose last rows sit in the
+    table's seat that is nobody's, and everything a stage reads of the batch is static.
     """
 
     table: SequenceTable
     spans: list[Span]
+    rooted: list[Span]
     params: BatchParams
     width: int
+    levels: int
     max_length: int
-    automata: Callable[[], Sequence[Automaton | None]] | None = None
-    graphs: StepGraphs | None = None
-    levels: int = 0
-    rooted: list[Span] = field(init=False)
-    seats_B: torch.Tensor = field(init=False)
-    roots_B: torch.Tensor = field(init=False)
-    node_slots_BW: torch.Tensor = field(init=False)
-    _packed: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.levels = self.levels or self.width
-        self.rooted = [span for span in self.spans if span.node_slots is not None]
-        num = len(self.rooted)
-        if self.graphs is not None and not (num and self.params.is_capturable):
-            self.graphs = None
-        num_rows = num if self.graphs is None else bucket_of(num)
-        packed = np.full(num_rows * (1 + self.width), NULL_SLOT, dtype=np.int64)
-        packed[:num_rows] = self.table.nobody
-        for b, span in enumerate(self.rooted):
-            first = num_rows + b * self.width
-            assert span.node_slots is not None
-            packed[b] = span.seat
-            packed[first : first + self.width] = span.node_slots
-        self._packed = packed
-        if self.graphs is not None:
-            self.graphs.send_inputs(num_rows, self.width, packed)
-            self.max_length = min(length_of(self.max_length), self.table.num_columns)
-
-    def begin(self) -> Batch:
-        """Itself, on the device."""
-        num_rows = len(self._packed) // (1 + self.width)
-        if self.graphs is None:
-            packed_X = send(self._packed, self.table.device)
-            self.seats_B = packed_X[:num_rows]
-            self.node_slots_BW = packed_X[num_rows:].view(num_rows, self.width)
-            self.roots_B = self.table.lengths_A[self.seats_B] - 1
-            return self
-        inputs = self.graphs.take_inputs(num_rows, self.width, self._packed, self.table.lengths_A)
-        self.seats_B, self.node_slots_BW = inputs.seats_B, inputs.node_slots_BW
-        self.roots_B = inputs.roots_B
-        self.params = self.graphs.params(num_rows, self.params)
-        return self
+    automata: Callable[[], Sequence[Automaton | None]] | None
+    graphs: StepGraphs | None
+    seats_B: torch.Tensor
+    roots_B: torch.Tensor
+    node_slots_BW: torch.Tensor
 
     @property
     def num_rows(self) -> int:
@@ -161,6 +124,78 @@ class Batch:
         return self.graphs.bring_array((name, self.num_rows), values)
 
 
+class PlannedBatch:
+    """What the host can do of a batch ahead of the device; arguments are those of `Batch`, and levels
+    of 0 are as many as nodes."""
+
+    def __init__(
+        self,
+        table: SequenceTable,
+        spans: list[Span],
+        params: BatchParams,
+        width: int,
+        max_length: int,
+        automata: Callable[[], Sequence[Automaton | None]] | None = None,
+        graphs: StepGraphs | None = None,
+        levels: int = 0,
+    ) -> None:
+        self._table = table
+        self._spans = spans
+        self._rooted = [span for span in spans if span.node_slots is not None]
+        self._params = params
+        self._width = width
+        self._levels = levels or width
+        self._max_length = max_length
+        self._automata = automata
+        num = len(self._rooted)
+        self._graphs = graphs if num and params.is_capturable else None
+        self._num_rows = num if self._graphs is None else bucket_of(num)
+        self._packed = self._pack()
+        if self._graphs is not None:
+            self._graphs.send_inputs(self._num_rows, width, self._packed)
+            self._max_length = min(length_of(max_length), table.num_columns)
+
+    def _pack(self) -> np.ndarray:
+        """Seats of all rows, then the slots of their nodes."""
+        num_rows, width = self._num_rows, self._width
+        packed = np.full(num_rows * (1 + width), NULL_SLOT, dtype=np.int64)
+        packed[:num_rows] = self._table.nobody
+        for b, span in enumerate(self._rooted):
+            first = num_rows + b * width
+            assert span.node_slots is not None
+            packed[b] = span.seat
+            packed[first : first + width] = span.node_slots
+        return packed
+
+    def begin(self) -> Batch:
+        """The batch, on the device."""
+        num_rows, width, table, params = self._num_rows, self._width, self._table, self._params
+        if self._graphs is None:
+            packed_X = send(self._packed, table.device)
+            seats_B = packed_X[:num_rows]
+            node_slots_BW = packed_X[num_rows:].view(num_rows, width)
+            roots_B = table.lengths_A[seats_B] - 1
+        else:
+            inputs = self._graphs.take_inputs(num_rows, width, self._packed, table.lengths_A)
+            seats_B, roots_B = inputs.seats_B, inputs.roots_B
+            node_slots_BW = inputs.node_slots_BW
+            params = self._graphs.params(num_rows, params)
+        return Batch(
+            table=table,
+            spans=self._spans,
+            rooted=self._rooted,
+            params=params,
+            width=width,
+            levels=self._levels,
+            max_length=self._max_length,
+            automata=self._automata,
+            graphs=self._graphs,
+            seats_B=seats_B,
+            roots_B=roots_B,
+            node_slots_BW=node_slots_BW,
+        )
+
+
 def nobodys_batch(
     table: SequenceTable,
     vocab_size: int,
@@ -170,7 +205,7 @@ def nobodys_batch(
     temperature: float,
     graphs: StepGraphs,
     levels: int,
-) -> Batch:
+) -> PlannedBatch:
     """A batch of `num` sequences in the seat that is nobody's: running it leaves no trace."""
     nothing = np.full(width, NULL_SLOT, dtype=np.int64)
     spans = [
@@ -178,4 +213,4 @@ def nobodys_batch(
     ]
     source = RowSource(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
     params = BatchParams([source] * num, vocab_size, table.device)
-    return Batch(table, spans, params, width, length, None, graphs, levels)
+    return PlannedBatch(table, spans, params, width, length, None, graphs, levels)
