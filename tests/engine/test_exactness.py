@@ -16,7 +16,7 @@ from eyas.engine.exactness import check_exactness, random_tree
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrderReport, find_row_order
 from eyas.models.shapes import dummy_decoder, find_shape
-from eyas.runner.graphs import StepGraphs
+from eyas.runner.graphs import Stages, StepGraphs
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import ModelRunner, Output
 
@@ -35,12 +35,17 @@ SPEC = replace(
 )
 
 
-class EagerGraphs(StepGraphs):
+class EagerStages(Stages):
     """Runs stages as they are; buckets, held trees and static inputs are those of graphs."""
 
     def run(self, key: Hashable, stage: Callable[[], Any]) -> Any:
-        self.num_replays += 1
+        self.graphs.num_replays += 1
         return stage()
+
+
+class EagerGraphs(StepGraphs):
+    def new_stages(self) -> Stages:
+        return EagerStages(self)
 
 
 class Spoiled(ModelRunner):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from eyas import LLM, SamplingParams
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.outputs import GenerationOutput
+from eyas.runner import graphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,3 +115,31 @@ def test_the_self_check_gives_its_verdict_on_this_gpu() -> None:
     llm = make("cuda", dtype="bfloat16")
     assert llm.info.exact_reason
     print(f"exact: {llm.info.exact}, {llm.info.exact_reason}")
+
+
+@pytest.mark.parametrize("drafter", ["root", "head chain", "head tree", "blend"])
+def test_shapes_of_steps_that_make_room_for_others_change_nothing(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of many sizes and lengths, with graphs for two or three shapes of them kept."""
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 11)
+    config = EngineConfig(
+        model=ModelConfig(path="builtin"),
+        device=DeviceConfig(device="cuda", num_threads=4),
+        draft=DRAFTING[drafter],
+        scheduler=SchedulerConfig(max_num_seqs=6),
+    )
+    llm = LLM(config=config)
+    padding = "Here is a list of words: " + "green boat, " * 180
+    texts = [*QUESTIONS, padding + QUESTIONS[1]]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    params = [SamplingParams(temperature=0.8, max_tokens=24 + 9 * i, seed=i) for i in range(6)]
+    alone = [llm.chat([chat], [one])[0].token_ids for chat, one in zip(chats, params, strict=True)]
+    draw = random.Random(5)
+    for _ in range(12):
+        chosen = draw.sample(range(6), draw.randint(1, 6))
+        outputs = llm.chat([chats[i] for i in chosen], [params[i] for i in chosen])
+        assert [output.token_ids for output in outputs] == [alone[i] for i in chosen]
+        assert not any(output.finish_reason == "error" for output in outputs)
+    llm.engine.check()
+    llm.close()

@@ -97,7 +97,7 @@ class TreeDrafter(Drafter):
             drafts[: len(missing.drafts)] = missing.drafts
             drafts_B = batch.hold_array("drafts", drafts)
         beta_B = self._betas(batch)
-        longest = missing.longest if batch.graphs is None else _bucket(missing.longest, batch)
+        longest = missing.longest if batch.stages is None else _bucket(missing.longest, batch)
         key = (shape, longest, drafts_B is None)
         grown = batch.stage(key, lambda: self._grown(batch, shape, longest, drafts_B, beta_B))
         return replace(grown, caught_up=caught_up)

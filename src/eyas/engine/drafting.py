@@ -333,10 +333,10 @@ def _as_run(run: Callable[[int], object], device: torch.device) -> Callable[[int
             run(num_rows)
 
         return wait_for_nothing
-    graphs = StepGraphs(device)
+    stages = StepGraphs(device).of("forwards")
 
     def replay(num_rows: int) -> None:
-        graphs.run(num_rows, lambda: run(num_rows))
+        stages.run(num_rows, lambda: run(num_rows))
         torch.cuda.synchronize(device)
 
     return replay

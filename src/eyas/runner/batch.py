@@ -21,7 +21,7 @@ from eyas.cache.slots import NULL_SLOT
 from eyas.cache.transfer import send
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, SamplingParams
-from eyas.runner.graphs import StepGraphs, bucket_of, length_of
+from eyas.runner.graphs import Stages, StepGraphs, bucket_of, length_of
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, RowSource
 
@@ -61,8 +61,8 @@ class Batch:
     add. seats_B, roots_B (position of node 0) and node_slots_BW are on the device. max_length: upper
     bound of any sequence's length once this step has landed. automata: of the rooted sequences,
     standing at their roots (waits for the steps under way); None where no sequence is constrained.
-    graphs: runs the step's stages from CUDA graphs; B is then a bucket, whose last rows sit in the
-    table's seat that is nobody's, and everything a stage reads of the batch is static.
+    stages: run from CUDA graphs; B is then a bucket, whose last rows sit in the table's seat that is
+    nobody's, and everything a stage reads of the batch is static.
     """
 
     table: SequenceTable
@@ -73,7 +73,7 @@ class Batch:
     levels: int
     max_length: int
     automata: Callable[[], Sequence[Automaton | None]] | None
-    graphs: StepGraphs | None
+    stages: Stages | None
     seats_B: torch.Tensor
     roots_B: torch.Tensor
     node_slots_BW: torch.Tensor
@@ -99,34 +99,30 @@ class Batch:
         """What `function` returns, which works on the device alone and reads nothing of the step but
         this batch's tensors and results of other stages; `key` tells its shapes. reads_context: the
         stage is about prompt chunks too, where there are any, and then runs as it is."""
-        if self.graphs is None or (reads_context and self.stores_context):
+        if self.stages is None or (reads_context and self.stores_context):
             return function()
-        shape = (self.num_rows, self.width, self.max_length, self.params.signature)
-        return self.graphs.run((shape, key), function)
+        return self.stages.run((self.width, key), function)
 
     def hold(self, tree: DraftTree) -> DraftTree:
         """`tree` as a later stage may read it."""
-        if self.graphs is None:
-            return tree
-        key = (tree.tokens_BW.shape, tree.is_chain, tree.source_BW is not None)
-        return self.graphs.hold(key, tree)
+        return tree if self.stages is None else self.stages.hold(tree)
 
     def hold_array(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Numbers of the host as a later stage may read them; a tensor is `transfer.reachable`."""
-        if self.graphs is None:
+        if self.stages is None:
             return send(values, self.table.device)
-        return self.graphs.hold_array((name, self.num_rows), values)
+        return self.stages.graphs.hold_array((name, self.num_rows), values)
 
     def bring_array(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """As `hold_array`, beside the work under way, which must not read what was there before."""
-        if self.graphs is None:
+        if self.stages is None:
             return send(values, self.table.device)
-        return self.graphs.bring_array((name, self.num_rows), values)
+        return self.stages.graphs.bring_array((name, self.num_rows), values)
 
 
 class PlannedBatch:
-    """What the host can do of a batch ahead of the device; arguments are those of `Batch`, and levels
-    of 0 are as many as nodes."""
+    """What the host can do of a batch ahead of the device; arguments are those of `Batch`, where levels
+    of 0 are as many as nodes. graphs: of steps that can be captured."""
 
     def __init__(
         self,
@@ -170,6 +166,7 @@ class PlannedBatch:
     def begin(self) -> Batch:
         """The batch, on the device."""
         num_rows, width, table, params = self._num_rows, self._width, self._table, self._params
+        stages = None
         if self._graphs is None:
             packed_X = send(self._packed, table.device)
             seats_B = packed_X[:num_rows]
@@ -180,6 +177,7 @@ class PlannedBatch:
             seats_B, roots_B = inputs.seats_B, inputs.roots_B
             node_slots_BW = inputs.node_slots_BW
             params = self._graphs.params(num_rows, params)
+            stages = self._graphs.of((num_rows, width, self._max_length, params.signature))
         return Batch(
             table=table,
             spans=self._spans,
@@ -189,7 +187,7 @@ class PlannedBatch:
             levels=self._levels,
             max_length=self._max_length,
             automata=self._automata,
-            graphs=self._graphs,
+            stages=stages,
             seats_B=seats_B,
             roots_B=roots_B,
             node_slots_BW=node_slots_BW,

@@ -3,11 +3,12 @@
 A stage is a function of tensors on the device: a drafter's expansion, the forward, the verdict. The
 first time it runs as it is, which prepares its kernels, and is captured; then, as ever after, it is
 replayed: a stage may run twice on the same inputs and must mean the same. What it returned when it was
-captured is what every replay fills again.
+captured is what every replay fills again, and what the stages after it were captured to read.
 
 Promises: a replay does what the function would do; graphs are kept for a bounded number of shapes, and
-all share one pool of memory. What a stage reads is either static (`StepInputs`, results of other
-stages, the engine's own tables) or held (`hold`).
+all share one pool of memory. What a stage reads is either static (`StepInputs`, the engine's own
+tables), held (`hold`), or another stage's result of the same step; so the stages of one shape of steps
+are kept and dropped together, and a batch keeps those of its own.
 Does not know: what the stages compute.
 
 Legend: B sequences of a bucket, W width.
@@ -62,28 +63,74 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stage:
+class Captured:
     """A captured stage and what it fills."""
 
     graph: torch.cuda.CUDAGraph
     result: Any
 
 
+class Stages:
+    """The stages of one shape of steps by key. graphs: what all shapes share."""
+
+    def __init__(self, graphs: StepGraphs) -> None:
+        self.graphs = graphs
+        self._captured: dict[Hashable, Captured] = {}
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def run(self, key: Hashable, stage: Callable[[], Result]) -> Result:
+        """What `stage` returns."""
+        known = self._captured.get(key)
+        if known is None:
+            stage()
+            known = self._captured[key] = self.graphs.capture(stage)
+        known.graph.replay()
+        self.graphs.num_replays += 1
+        return known.result
+
+    def hold(self, tree: DraftTree) -> DraftTree:
+        """`tree` at fixed addresses; itself where it is a replay's result."""
+        results = (each.result for each in self._captured.values())
+        if any(isinstance(own, DraftTree) and _is_same(own, tree) for own in results):
+            return tree
+        return self.graphs.hold(tree)
+
+
 class StepGraphs:
-    """Stages by key. num_captured: graphs made so far; num_replays: stages run from one."""
+    """Stages by shape, and what they read. num_captured: graphs made so far; num_replays: stages run
+    from one."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stages: OrderedDict[Hashable, _Stage] = OrderedDict()
+        self._shapes: OrderedDict[Hashable, Stages] = OrderedDict()
+        self._own = self.new_stages()
         self._inputs: dict[tuple[int, int], StepInputs] = {}
         self._params: dict[Hashable, tuple[BatchParams, object]] = {}
         self._held: dict[Hashable, DraftTree] = {}
         self._arrays: dict[Hashable, torch.Tensor] = {}
-        self._static: set[int] = set()
         self._pool: Any = None
         self._inbox = Inbox(device)
         self.num_captured = 0
         self.num_replays = 0
+
+    def new_stages(self) -> Stages:
+        """Those of a shape that nobody has met."""
+        return Stages(self)
+
+    def of(self, shape: Hashable) -> Stages:
+        """The stages of a step that begins. Shapes that were met longest ago make room; a batch that is
+        still under way has its own."""
+        stages = self._shapes.pop(shape, None)
+        if stages is None:
+            stages = self.new_stages()
+        self._shapes[shape] = stages
+        num_kept = sum(map(len, self._shapes.values()))
+        while num_kept > MAX_GRAPHS and len(self._shapes) > 1:
+            _, dropped = self._shapes.popitem(last=False)
+            num_kept -= len(dropped)
+        return stages
 
     def send_inputs(self, num: int, width: int, packed: np.ndarray) -> None:
         """Inputs of a step of this shape go ahead of it, beside the work under way."""
@@ -103,7 +150,7 @@ class StepGraphs:
         found = self._inputs[num, width]
         if found.staged_from is not packed:
             self.send_inputs(num, width, packed)
-        self.run(("inputs", num, width), lambda: found.take(lengths_A))
+        self._own.run(("inputs", num, width), lambda: found.take(lengths_A))
         found.taken, found.staged_from = self._inbox.mark(), None
         return found
 
@@ -118,38 +165,20 @@ class StepGraphs:
         self._params[key] = (twin, params)
         return twin
 
-    def run(self, key: Hashable, stage: Callable[[], Result]) -> Result:
-        """What `stage` returns."""
-        known = self._stages.get(key)
-        if known is None:
-            stage()
-            known = self._stages[key] = self._capture(stage)
-            while len(self._stages) > MAX_GRAPHS:
-                _, dropped = self._stages.popitem(last=False)
-                if isinstance(dropped.result, DraftTree):
-                    self._static.discard(dropped.result.tokens_BW.data_ptr())
-        else:
-            self._stages.move_to_end(key)
-        known.graph.replay()
-        self.num_replays += 1
-        return known.result
-
-    def _capture(self, stage: Callable[[], Any]) -> _Stage:
+    def capture(self, stage: Callable[[], Any]) -> Captured:
+        """A stage that has run once."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = stage()
-        if isinstance(result, DraftTree):
-            self._static.add(result.tokens_BW.data_ptr())
         self.num_captured += 1
-        return _Stage(graph, result)
+        return Captured(graph, result)
 
-    def hold(self, key: Hashable, tree: DraftTree) -> DraftTree:
-        """`tree` at fixed addresses; itself where it is a replay's result."""
-        if tree.tokens_BW.data_ptr() in self._static:
-            return tree
-        tensors = (tree.tokens_BW, tree.parents_BW, tree.sizes_B, tree.source_BW)
+    def hold(self, tree: DraftTree) -> DraftTree:
+        """A copy of `tree` at addresses that trees of this kind have in common."""
+        tensors = _tensors(tree)
+        key = (tree.tokens_BW.shape, tree.is_chain, tree.source_BW is not None)
         held = self._held.get(key)
         if held is None:
             copies = [None if t is None else t.clone() for t in tensors]
@@ -164,8 +193,7 @@ class StepGraphs:
             )
             self._held[key] = held
         else:
-            own = (held.tokens_BW, held.parents_BW, held.sizes_B, held.source_BW)
-            for mine, theirs in zip(own, tensors, strict=True):
+            for mine, theirs in zip(_tensors(held), tensors, strict=True):
                 if mine is not None and theirs is not None and mine is not theirs:
                     mine.copy_(theirs)
         return replace(held)
@@ -184,6 +212,14 @@ class StepGraphs:
         """As `hold_array`, beside the work under way: whatever read the old numbers has landed."""
         with self._inbox.arriving():
             return self.hold_array(key, values)
+
+
+def _tensors(tree: DraftTree) -> tuple[torch.Tensor | None, ...]:
+    return tree.tokens_BW, tree.parents_BW, tree.sizes_B, tree.source_BW
+
+
+def _is_same(tree: DraftTree, other: DraftTree) -> bool:
+    return all(a is b for a, b in zip(_tensors(tree), _tensors(other), strict=True))
 
 
 def bucket_of(num: int) -> int:

@@ -1,0 +1,134 @@
+"""Stages that were captured read one another's results: what is kept of them must fit together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import torch
+
+from eyas.core import DraftTree
+from eyas.runner import graphs
+from eyas.runner.graphs import Captured, Stages, StepGraphs
+
+
+@dataclass
+class Replay:
+    """Does a stage again, and fills what it returned when it was captured, as a CUDA graph does."""
+
+    stage: Callable[[], torch.Tensor]
+    result: torch.Tensor
+
+    def replay(self) -> None:
+        self.result.copy_(self.stage())
+
+
+class Replays(StepGraphs):
+    def capture(self, stage: Callable[[], Any]) -> Captured:
+        self.num_captured += 1
+        result = stage()
+        if not isinstance(result, torch.Tensor):
+            return Captured(cast("torch.cuda.CUDAGraph", Replay(torch.empty_like, result)), result)
+        return Captured(cast("torch.cuda.CUDAGraph", Replay(stage, result)), result)
+
+
+def make() -> Replays:
+    return Replays(torch.device("cpu"))
+
+
+def step(stages: Stages, number: torch.Tensor) -> int:
+    """Three stages, each of which reads what the one before it filled."""
+    drafted = stages.run("draft", lambda: number + 1)
+    forward = stages.run("forward", lambda: drafted * 2)
+    verdict = stages.run("verdict", lambda: forward + drafted)
+    return int(verdict)
+
+
+@pytest.mark.parametrize("most", [3, 4, 5, 7, 8, 11, 100])
+def test_a_stage_reads_what_the_stage_before_it_filled_in_this_step(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes come and go in any order, with room for any number of stages."""
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", most)
+    steps, number, draw = make(), torch.zeros((), dtype=torch.int64), random.Random(most)
+    for _ in range(300):
+        number.fill_(draw.randrange(1000))
+        stages = steps.of(draw.randrange(6))
+        if draw.random() < 0.3:  # another way to draft is met later
+            drafted = stages.run("another", lambda: number + 5)
+            assert int(stages.run(("after", "another"), lambda it=drafted: it * 3)) == (
+                3 * (int(number) + 5)
+            )
+        else:
+            assert step(stages, number) == 3 * (int(number) + 1)
+    if most < 18:
+        assert steps.num_captured > 30  # room was made
+
+
+def test_a_shape_is_dropped_as_a_whole_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 6)
+    steps, number = make(), torch.tensor(4)
+    for shape in ("a", "b", "a", "c"):
+        assert step(steps.of(shape), number) == 15
+    assert steps.num_captured == 9
+    assert [len(steps.of(shape)) for shape in ("a", "c")] == [3, 3]
+    assert len(steps.of("b")) == 0
+
+
+def test_who_has_the_stages_of_a_dropped_shape_can_still_run_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
+    steps, number = make(), torch.tensor(4)
+    mine = steps.of("mine")
+    step(mine, number)
+    for other in range(3):
+        step(steps.of(other), number)
+    number.fill_(7)
+    assert step(mine, number) == 24
+    assert steps.num_captured == 12
+    assert steps.of("mine") is not mine
+
+
+def test_the_shape_of_a_step_that_begins_is_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 1)
+    steps, number = make(), torch.tensor(4)
+    for _ in range(3):
+        step(steps.of("a"), number)
+    assert steps.num_captured == 3
+    assert steps.num_replays == 9
+
+
+def tree(tokens: list[int]) -> DraftTree:
+    tokens_BW = torch.tensor([tokens])
+    parents_BW = torch.arange(-1, len(tokens) - 1).unsqueeze(0)
+    return DraftTree(tokens_BW, parents_BW, torch.tensor([len(tokens)]), is_chain=True)
+
+
+def test_a_tree_that_no_stage_made_is_held_at_one_address() -> None:
+    steps = make()
+    stages = steps.of("a")
+    first = stages.hold(tree([1, 2, 3]))
+    again = steps.of("b").hold(tree([4, 5, 6]))
+    assert again.tokens_BW.data_ptr() == first.tokens_BW.data_ptr()
+    assert again.sizes_B.data_ptr() == first.sizes_B.data_ptr()
+    assert first.tokens_BW.tolist() == [[4, 5, 6]]
+    other = stages.hold(tree([1, 2]))
+    assert other.tokens_BW.data_ptr() != first.tokens_BW.data_ptr()
+
+
+def test_a_tree_that_a_stage_filled_is_held_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replay, "replay", lambda self: None)
+    steps = make()
+    stages = steps.of("a")
+    made = tree([1, 2, 3])
+    filled = stages.run("draft", lambda: made)
+    assert stages.hold(filled) is filled
+    cut = DraftTree(made.tokens_BW, made.parents_BW, made.sizes_B - 1, is_chain=True)
+    held = stages.hold(cut)
+    assert held.tokens_BW.data_ptr() != made.tokens_BW.data_ptr()
+    assert held.sizes_B.tolist() == [2]
+    assert steps.of("b").hold(filled).tokens_BW is not filled.tokens_BW
