@@ -200,7 +200,7 @@ class Rooms:
             # Roots that only fill up the batch stand between the nodes and the chunks.
             nodes_RV, chunks_RV = logits_RV[: num * width], logits_RV[batch.num_rows * width :]
             return torch.cat([nodes_RV, chunks_RV])
-        return batch.stage((width, is_tree), forward)
+        return batch.stage("forward", (width, is_tree), forward)
 
     def _logits(self, batch: Batch, tree: DraftTree) -> torch.Tensor | None:
         with torch.inference_mode():

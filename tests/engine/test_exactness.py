@@ -38,7 +38,7 @@ SPEC = replace(
 class EagerStages(Stages):
     """Runs stages as they are; buckets, held trees and static inputs are those of graphs."""
 
-    def run(self, key: Hashable, stage: Callable[[], Any]) -> Any:
+    def run(self, name: Hashable, key: Hashable, stage: Callable[[], Any]) -> Any:
         self.graphs.num_replays += 1
         return stage()
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
-from eyas.core import DraftTree
+from eyas.core import DraftTree, SamplingParams
 from eyas.runner import graphs
+from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.graphs import Captured, Stages, StepGraphs
+from eyas.runner.table import SequenceTable
+from eyas.sampling.params import BatchParams, RowSource
 
 
 @dataclass
@@ -27,7 +32,7 @@ class Replay:
 
 
 class Replays(StepGraphs):
-    def capture(self, stage: Callable[[], Any]) -> Captured:
+    def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
         self.num_captured += 1
         result = stage()
         if not isinstance(result, torch.Tensor):
@@ -41,9 +46,9 @@ def make() -> Replays:
 
 def step(stages: Stages, number: torch.Tensor) -> int:
     """Three stages, each of which reads what the one before it filled."""
-    drafted = stages.run("draft", lambda: number + 1)
-    forward = stages.run("forward", lambda: drafted * 2)
-    verdict = stages.run("verdict", lambda: forward + drafted)
+    drafted = stages.run("draft", "", lambda: number + 1)
+    forward = stages.run("forward", "", lambda: drafted * 2)
+    verdict = stages.run("verdict", "", lambda: forward + drafted)
     return int(verdict)
 
 
@@ -58,10 +63,9 @@ def test_a_stage_reads_what_the_stage_before_it_filled_in_this_step(
         number.fill_(draw.randrange(1000))
         stages = steps.of(draw.randrange(6))
         if draw.random() < 0.3:  # another way to draft is met later
-            drafted = stages.run("another", lambda: number + 5)
-            assert int(stages.run(("after", "another"), lambda it=drafted: it * 3)) == (
-                3 * (int(number) + 5)
-            )
+            drafted = stages.run("draft", "another", lambda: number + 5)
+            forward = stages.run("forward", "another", partial(torch.mul, drafted, 3))
+            assert int(forward) == 3 * (int(number) + 5)
         else:
             assert step(stages, number) == 3 * (int(number) + 1)
     if most < 18:
@@ -125,10 +129,29 @@ def test_a_tree_that_a_stage_filled_is_held_as_it_is(monkeypatch: pytest.MonkeyP
     steps = make()
     stages = steps.of("a")
     made = tree([1, 2, 3])
-    filled = stages.run("draft", lambda: made)
+    filled = stages.run("draft", "", lambda: made)
     assert stages.hold(filled) is filled
     cut = DraftTree(made.tokens_BW, made.parents_BW, made.sizes_B - 1, is_chain=True)
     held = stages.hold(cut)
     assert held.tokens_BW.data_ptr() != made.tokens_BW.data_ptr()
     assert held.sizes_B.tolist() == [2]
     assert steps.of("b").hold(filled).tokens_BW is not filled.tokens_BW
+
+
+def test_a_step_runs_one_stage_of_a_name() -> None:
+    """Namesakes share memory: the second would overwrite what the first returned."""
+    table = SequenceTable(1, 16, 1, torch.device("cpu"))
+    source = RowSource(SamplingParams(), 0, 0, 1, frozenset())
+    params = BatchParams([source], 8, torch.device("cpu"))
+    seat = table.seat([1, 2], np.array([1]))
+    span = Span(seat, 0, 0, np.empty(0, np.int64), np.array([2]), root_low=1, root_high=1)
+
+    def begin() -> Batch:
+        return PlannedBatch(table, [span], params, 1, 3).begin()
+
+    batch = begin()
+    assert batch.stage("draft", 1, lambda: 5) == 5
+    assert batch.stage("forward", 1, lambda: 6) == 6
+    with pytest.raises(RuntimeError, match="'draft' has run in this step"):
+        batch.stage("draft", 2, lambda: 7)
+    assert begin().stage("draft", 2, lambda: 7) == 7

@@ -140,6 +140,7 @@ def test_shapes_of_steps_that_make_room_for_others_change_nothing(
         chosen = draw.sample(range(6), draw.randint(1, 6))
         outputs = llm.chat([chats[i] for i in chosen], [params[i] for i in chosen])
         assert [output.token_ids for output in outputs] == [alone[i] for i in chosen]
-        assert not any(output.finish_reason == "error" for output in outputs)
+        reasons = {output.choices[0].finish_reason for output in outputs}
+        assert reasons <= {"stop", "length"}
     llm.engine.check()
     llm.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 from eyas import LLM, SamplingParams
+from eyas.cache.transfer import HostCopy, Inbox, Outbox
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.dialect import Wanted, tool_specs
 from eyas.grammar import Json, Regex
@@ -66,8 +69,8 @@ def make(device: str, drafter: str = "root", flights: int = 1) -> LLM:
     )
 
 
-def ask(llm: LLM, temperature: float) -> list[Choice]:
-    """Constrained answers, calls, and free ones among them, in one batch."""
+def ask(llm: LLM, temperature: float, *, freely: bool = False) -> list[Choice]:
+    """Constrained answers, calls, and free ones among them, in one batch; or none but free ones."""
     tools = tool_specs(TOOLS)
     person = Json(prepare(PERSON, param="schema"))
     wanted = [
@@ -81,7 +84,7 @@ def ask(llm: LLM, temperature: float) -> list[Choice]:
     asked = []
     for question, want in wanted:
         prompt = llm.encode_chat([{"role": "user", "content": question}])
-        asked.append(llm._asked_chat(prompt, want))
+        asked.append(llm._asked_chat(prompt, Wanted() if freely else want))
     params = [
         SamplingParams(temperature=temperature, seed=3 + i, max_tokens=120, logprobs=0)
         for i in range(len(asked))
@@ -115,6 +118,55 @@ def test_constrained_answers_are_those_of_the_cpu(
         assert [call.name for call in found[2].tool_calls][:1] == ["get_weather"]
     if drafter != "root":
         assert llm.engine.stats().num_accepted_tokens > 0
+
+
+LATE = 2_000_000
+"""Clock cycles, a millisecond."""
+
+
+def delay(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Results leave for the host, inputs of the host arrive, or the device works a millisecond late."""
+    send, arriving, settle = Outbox.send, Inbox.arriving, Outbox.settle
+
+    def leave_late(self: Outbox, tensors: Mapping[str, torch.Tensor]) -> HostCopy:
+        with torch.cuda.stream(self._stream):
+            torch.cuda._sleep(LATE)
+        return send(self, tensors)
+
+    @contextmanager
+    def arrive_late(self: Inbox, after: torch.cuda.Event | None = None) -> Iterator[None]:
+        with arriving(self, after):
+            torch.cuda._sleep(LATE)
+            yield
+
+    def work_late(self: Outbox) -> None:
+        settle(self)
+        torch.cuda._sleep(LATE)
+
+    if what == "results":
+        monkeypatch.setattr(Outbox, "send", leave_late)
+    elif what == "inputs":
+        monkeypatch.setattr(Inbox, "arriving", arrive_late)
+    else:
+        monkeypatch.setattr(Outbox, "settle", work_late)
+
+
+@pytest.mark.parametrize("drafter", ["chain", "tree"])
+@pytest.mark.parametrize("late", ["results", "inputs", "work"])
+def test_answers_are_the_same_however_late_something_is(
+    on_cpu: dict[float, list[Choice]], drafter: str, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps without masks come first, so that what masks change is captured behind the rest."""
+    llm = make("cuda", drafter)
+    delay(monkeypatch, late)
+    for temperature, expected in on_cpu.items():
+        free = ask(llm, temperature, freely=True)
+        found = ask(llm, temperature)
+        for one, other in zip(found, expected, strict=True):
+            assert (one.token_ids, one.error) == (other.token_ids, None)
+        again = ask(llm, temperature, freely=True)
+        assert [one.token_ids for one in again] == [one.token_ids for one in free]
+    assert llm.engine.metrics.num_failed_steps == 0
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

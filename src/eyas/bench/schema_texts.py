@@ -212,8 +212,8 @@ class Teacher:
             return tree
         assert tree.is_chain
         tree = batch.hold(tree)
-        key = ("taught", tree.width, tree.tokens_BW.data_ptr())
-        return batch.stage(key, lambda: self._taught(batch, tree))
+        key = (tree.width, tree.tokens_BW.data_ptr())
+        return batch.stage("taught", key, lambda: self._taught(batch, tree))
 
     def _taught(self, batch: Batch, tree: DraftTree) -> DraftTree:
         names_B, places_BW = self._places(batch, tree.width - 1)

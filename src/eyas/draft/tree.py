@@ -14,6 +14,7 @@ U draft vocabulary, W nodes, D draft tokens on the way to a node.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -89,7 +90,7 @@ class TreeDrafter(Drafter):
             self._make_runs(batch, missing.runs)
         self._book.step(batch, missing)
         if missing is None or not any(missing.drafts):
-            roots = batch.stage("roots", lambda: roots_alone(batch))
+            roots = batch.stage(("draft", self), "roots", lambda: roots_alone(batch))
             return replace(roots, caught_up=caught_up)
         drafts_B = None
         if not all(missing.drafts):
@@ -99,7 +100,8 @@ class TreeDrafter(Drafter):
         beta_B = self._betas(batch)
         longest = missing.longest if batch.stages is None else _bucket(missing.longest, batch)
         key = (shape, longest, drafts_B is None)
-        grown = batch.stage(key, lambda: self._grown(batch, shape, longest, drafts_B, beta_B))
+        grow = partial(self._grown, batch, shape, longest, drafts_B, beta_B)
+        grown = batch.stage(("draft", self), key, grow)
         return replace(grown, caught_up=caught_up)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
@@ -107,8 +109,9 @@ class TreeDrafter(Drafter):
             self._book.forget(batch)
         if not self.taps:
             return
-        key = ("remember", output.write_slots_T.data_ptr(), *(t.data_ptr() for t in output.taps))
-        batch.stage(key, lambda: self._network.remember(output), reads_context=True)
+        key = (output.write_slots_T.data_ptr(), *(t.data_ptr() for t in output.taps))
+        remember = partial(self._network.remember, output)
+        batch.stage(("remember", self), key, remember, reads_context=True)
 
     def _make_runs(self, batch: Batch, runs: list[Run]) -> None:
         made = run_rows(self._book, batch, runs)

@@ -336,7 +336,7 @@ def _as_run(run: Callable[[int], object], device: torch.device) -> Callable[[int
     stages = StepGraphs(device).of("forwards")
 
     def replay(num_rows: int) -> None:
-        stages.run(num_rows, lambda: run(num_rows))
+        stages.run("forward", num_rows, lambda: run(num_rows))
         torch.cuda.synchronize(device)
 
     return replay

@@ -314,7 +314,7 @@ class _Probe:
             )
             sizes_B = torch.full_like(tokens_BW[:, 0], width)
             tree = batch.hold(DraftTree(tokens_BW, parents_BW, sizes_B, is_chain))
-        return batch.stage((width, is_chain), partial(self._logits, batch, tree))
+        return batch.stage("forward", (width, is_chain), partial(self._logits, batch, tree))
 
     def _logits(self, batch: Batch, tree: DraftTree) -> torch.Tensor:
         with torch.inference_mode():

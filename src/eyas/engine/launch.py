@@ -179,7 +179,7 @@ class Launcher:
             rows = pack(batch, tree)
             return rows, self._runner.forward(rows, self.drafters[0].taps)
 
-        return batch.stage(("forward", *_key(tree)), forward, reads_context=True)
+        return batch.stage("forward", _key(tree), forward, reads_context=True)
 
     def _verdict(
         self,
@@ -199,8 +199,8 @@ class Launcher:
             self._table.advance(*places, is_chain=tree.is_chain)
             return verdict
 
-        key = ("verdict", id(self.verify), logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
-        return batch.stage(key, settle, reads_context=True)
+        key = (id(self.verify), logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
+        return batch.stage("verdict", key, settle, reads_context=True)
 
     def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         """The drafter sees every step, also one that ran without its draft."""

@@ -62,7 +62,7 @@ class Batch:
     bound of any sequence's length once this step has landed. automata: of the rooted sequences,
     standing at their roots (waits for the steps under way); None where no sequence is constrained.
     stages: run from CUDA graphs; B is then a bucket, whose last rows sit in the table's seat that is
-    nobody's, and everything a stage reads of the batch is static.
+    nobody's, and everything a stage reads of the batch is static. names: of the stages that have run.
     """
 
     table: SequenceTable
@@ -77,6 +77,7 @@ class Batch:
     seats_B: torch.Tensor
     roots_B: torch.Tensor
     node_slots_BW: torch.Tensor
+    names: set[Hashable] = field(default_factory=set)
 
     @property
     def num_rows(self) -> int:
@@ -94,14 +95,25 @@ class Batch:
         return any(span.context_count for span in self.spans)
 
     def stage(
-        self, key: Hashable, function: Callable[[], Result], *, reads_context: bool = False
+        self,
+        name: Hashable,
+        key: Hashable,
+        function: Callable[[], Result],
+        *,
+        reads_context: bool = False,
     ) -> Result:
         """What `function` returns, which works on the device alone and reads nothing of the step but
-        this batch's tensors and results of other stages; `key` tells its shapes. reads_context: the
-        stage is about prompt chunks too, where there are any, and then runs as it is."""
+        this batch's tensors and results of other stages. name: its place in a step, which runs one
+        stage of a name; key: tells its shapes. reads_context: the stage is about prompt chunks too,
+        where there are any, and then runs as it is. RuntimeError where a name runs again."""
+        if name in self.names:
+            raise RuntimeError(
+                f"a stage {name!r} has run in this step; a second one needs its own name"
+            )
+        self.names.add(name)
         if self.stages is None or (reads_context and self.stores_context):
             return function()
-        return self.stages.run((self.width, key), function)
+        return self.stages.run(name, (self.width, key), function)
 
     def hold(self, tree: DraftTree) -> DraftTree:
         """`tree` as a later stage may read it."""

@@ -5,10 +5,12 @@ first time it runs as it is, which prepares its kernels, and is captured; then, 
 replayed: a stage may run twice on the same inputs and must mean the same. What it returned when it was
 captured is what every replay fills again, and what the stages after it were captured to read.
 
-Promises: a replay does what the function would do; graphs are kept for a bounded number of shapes, and
-all share one pool of memory. What a stage reads is either static (`StepInputs`, the engine's own
-tables), held (`hold`), or another stage's result of the same step; so the stages of one shape of steps
-are kept and dropped together, and a batch keeps those of its own.
+Promises: a replay does what the function would do; graphs are kept for a bounded number of shapes.
+What a stage reads is either static (`StepInputs`, the engine's own tables), held (`hold`), or another
+stage's result of the same step; so the stages of one shape of steps are kept and dropped together, and
+a batch keeps those of its own. A result stands until a stage of the same name runs in the next step,
+also while it is copied to the host: a step runs one stage of a name, and stages share memory with
+namesakes alone.
 Does not know: what the stages compute.
 
 Legend: B sequences of a bucket, W width.
@@ -30,7 +32,8 @@ from eyas.sampling.params import BatchParams
 
 Result = TypeVar("Result")
 
-MAX_GRAPHS = 384
+MAX_GRAPHS = 640
+"""Some 0.2 GiB (one H200: 300 take 96 MiB) beside what they return; start-up makes up to 300."""
 SMALLEST_LENGTH = 512
 """Sequences up to this length share their graphs; beyond it, up to each power of two."""
 
@@ -71,7 +74,7 @@ class Captured:
 
 
 class Stages:
-    """The stages of one shape of steps by key. graphs: what all shapes share."""
+    """The stages of one shape of steps. graphs: what all shapes share."""
 
     def __init__(self, graphs: StepGraphs) -> None:
         self.graphs = graphs
@@ -80,12 +83,12 @@ class Stages:
     def __len__(self) -> int:
         return len(self._captured)
 
-    def run(self, key: Hashable, stage: Callable[[], Result]) -> Result:
-        """What `stage` returns."""
-        known = self._captured.get(key)
+    def run(self, name: Hashable, key: Hashable, stage: Callable[[], Result]) -> Result:
+        """What `stage` returns. name: its place in a step; key: which stage of that name it is."""
+        known = self._captured.get((name, key))
         if known is None:
             stage()
-            known = self._captured[key] = self.graphs.capture(stage)
+            known = self._captured[name, key] = self.graphs.capture(name, stage)
         known.graph.replay()
         self.graphs.num_replays += 1
         return known.result
@@ -110,7 +113,7 @@ class StepGraphs:
         self._params: dict[Hashable, tuple[BatchParams, object]] = {}
         self._held: dict[Hashable, DraftTree] = {}
         self._arrays: dict[Hashable, torch.Tensor] = {}
-        self._pool: Any = None
+        self._pools: dict[Hashable, Any] = {}
         self._inbox = Inbox(device)
         self.num_captured = 0
         self.num_replays = 0
@@ -150,7 +153,7 @@ class StepGraphs:
         found = self._inputs[num, width]
         if found.staged_from is not packed:
             self.send_inputs(num, width, packed)
-        self._own.run(("inputs", num, width), lambda: found.take(lengths_A))
+        self._own.run("inputs", (num, width), lambda: found.take(lengths_A))
         found.taken, found.staged_from = self._inbox.mark(), None
         return found
 
@@ -165,12 +168,12 @@ class StepGraphs:
         self._params[key] = (twin, params)
         return twin
 
-    def capture(self, stage: Callable[[], Any]) -> Captured:
+    def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
         """A stage that has run once."""
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        if name not in self._pools:
+            self._pools[name] = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pools[name], capture_error_mode="thread_local"):
             result = stage()
         self.num_captured += 1
         return Captured(graph, result)

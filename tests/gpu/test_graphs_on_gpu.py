@@ -1,0 +1,36 @@
+"""Results of captured stages stand as long as somebody reads them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyas.runner.graphs import StepGraphs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_a_result_stands_while_the_rest_of_its_step_runs() -> None:
+    """Also where the rest was captured before it, and so knows nothing of its memory."""
+    device = torch.device("cuda")
+    number = torch.zeros((), device=device)
+    stages = StepGraphs(device).of("a")
+
+    def scribble() -> torch.Tensor:
+        drafts = [torch.full((size,), -1.0, device=device) for size in (8, 64, 512, 4096, 2**19)]
+        return sum(draft.sum() for draft in drafts) + number
+
+    stages.run("last", 0, scribble)
+    results = [
+        stages.run("first", size, lambda size=size: number.expand(size) + 1)
+        for size in (8, 64, 512, 4096, 2**19)
+    ]
+    for value in (3.0, 5.0):
+        number.fill_(value)
+        for size, result in zip((8, 64, 512, 4096, 2**19), results, strict=True):
+            stages.run("first", size, lambda: None)
+            stages.run("last", 0, scribble)
+            assert torch.equal(result, torch.full_like(result, value + 1)), size
