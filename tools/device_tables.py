@@ -114,8 +114,9 @@ def attention_table(results: Results) -> str:
         if row["us"] < best["us"]:
             fastest[row["case"]] = row
     for case, row in fastest.items():
-        speed = f"{row['tflop_s']:.0f} TFLOP/s | "
-        if "tb_s" in row:
+        if "tflop_s" in row:
+            speed = f"{row['tflop_s']:.0f} TFLOP/s | "
+        else:
             speed = f"{row['tb_s']:.2f} | {100 * row['tb_s'] / found['copy_tb_s']:.0f} %"
         lines.append(f"| {case} | {row['us']:.1f} | {speed} | {row['error']:.1e} |")
     return "\n".join(lines)
