@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from eyas import LLM
+from eyas.config import DeviceConfig, DraftConfig, EngineConfig
 from eyas.core import DraftTree, SamplingParams
 from eyas.runner import graphs
 from eyas.runner.batch import Batch, PlannedBatch, Span
@@ -138,6 +140,39 @@ def test_a_tree_that_a_stage_filled_is_held_as_it_is(monkeypatch: pytest.MonkeyP
     assert steps.of("b").hold(filled).tokens_BW is not filled.tokens_BW
 
 
+class Failing(Replays):
+    """Captures fail from `after` on."""
+
+    after = 0
+    num_tried = 0
+
+    def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
+        self.num_tried += 1
+        if self.num_captured >= self.after:
+            stage()
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().capture(name, stage)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_shape_whose_stages_cannot_be_captured_runs_without_graphs(
+    after: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What has run counts: it is not done again, and what reads it later is not captured."""
+    caplog.set_level("WARNING", logger="eyas.runner.graphs")
+    steps, number = Failing(torch.device("cpu")), torch.tensor(4)
+    steps.after = after
+    stages = steps.of("a")
+    for value in (4, 9, 2):
+        number.fill_(value)
+        assert step(stages, number) == 3 * (value + 1)
+    assert steps.num_captured == after and len(stages) == 0
+    assert len(caplog.records) == 1 and "cannot be captured" in caplog.text
+    steps.after = 100
+    assert step(steps.of("b"), number) == 9
+    assert steps.num_captured == after + 3
+
+
 def test_a_step_runs_one_stage_of_a_name() -> None:
     """Namesakes share memory: the second would overwrite what the first returned."""
     table = SequenceTable(1, 16, 1, torch.device("cpu"))
@@ -155,3 +190,19 @@ def test_a_step_runs_one_stage_of_a_name() -> None:
     with pytest.raises(RuntimeError, match="'draft' has run in this step"):
         batch.stage("draft", 2, lambda: 7)
     assert begin().stage("draft", 2, lambda: 7) == 7
+
+
+@pytest.mark.parametrize("drafter", ["root", "ngram", "head"])
+def test_no_token_is_lost_where_nothing_can_be_captured(drafter: str) -> None:
+    """Each stage has run, and once more in vain, when its capture fails."""
+    config = EngineConfig(draft=DraftConfig(drafter=drafter), device=DeviceConfig(num_threads=1))
+    texts = ["Repeat this text exactly: seven green boats, seven red boats.", "Hello! Who are you?"]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    with LLM(config=config) as llm:
+        expected = llm.chat(chats, SamplingParams(max_tokens=40, seed=1))
+        failing = llm.engine.launcher.graphs = Failing(torch.device("cpu"))
+        found = llm.chat(chats, SamplingParams(max_tokens=40, seed=1))
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        assert failing.num_tried > 2
+        assert llm.engine.metrics.num_failed_steps == 0
+        llm.engine.check()

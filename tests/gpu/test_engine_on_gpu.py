@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from eyas import LLM, SamplingParams
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
+from eyas.core import TokenLogprob
 from eyas.outputs import GenerationOutput
 from eyas.runner import graphs
 
@@ -51,7 +53,8 @@ def make(device: str, dtype: str = "float32", drafter: str = "root", flights: in
     return LLM(config=config)
 
 
-def ask(llm: LLM, temperature: float) -> list[GenerationOutput]:
+def ask(llm: LLM, temperature: float, *, captured: bool = False) -> list[GenerationOutput]:
+    """Of penalties and log-probabilities no graphs are made."""
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
     params = [
         SamplingParams(
@@ -59,8 +62,8 @@ def ask(llm: LLM, temperature: float) -> list[GenerationOutput]:
             top_p=0.95,
             max_tokens=60,
             seed=11 + i,
-            logprobs=2,
-            repetition_penalty=1.1 if i % 2 else 1.0,
+            logprobs=None if captured else 2,
+            repetition_penalty=1.1 if i % 2 and not captured else 1.0,
         )
         for i in range(len(chats))
     ]
@@ -69,28 +72,38 @@ def ask(llm: LLM, temperature: float) -> list[GenerationOutput]:
     return outputs
 
 
+Answers = dict[tuple[float, bool], list[GenerationOutput]]
+"""By temperature, and whether the steps are captured on a device."""
+
+
 def tokens(outputs: list[GenerationOutput]) -> list[list[int]]:
     return [output.token_ids for output in outputs]
 
 
+def logprobs(output: GenerationOutput) -> list[TokenLogprob]:
+    return output.choices[0].logprobs or []
+
+
 @pytest.fixture(scope="module")
-def on_cpu() -> dict[float, list[GenerationOutput]]:
-    llm = make("cpu", flights=0)
-    return {temperature: ask(llm, temperature) for temperature in (0.0, 0.7)}
+def on_cpu() -> Answers:
+    llm, ways = make("cpu", flights=0), itertools.product((0.0, 0.7), (False, True))
+    return {way: ask(llm, way[0], captured=way[1]) for way in ways}
 
 
 @pytest.mark.parametrize("drafter", DRAFTING)
 @pytest.mark.parametrize("flights", [0, 1])
 def test_gpu_gives_the_tokens_of_the_cpu_whatever_drafts(
-    on_cpu: dict[float, list[GenerationOutput]], drafter: str, flights: int
+    on_cpu: Answers, drafter: str, flights: int
 ) -> None:
     llm = make("cuda", drafter=drafter, flights=flights)
-    for temperature, expected in on_cpu.items():
-        found = ask(llm, temperature)
+    for (temperature, captured), expected in on_cpu.items():
+        found = ask(llm, temperature, captured=captured)
         assert tokens(found) == tokens(expected)
         for one, other in zip(found, expected, strict=True):
-            for a, b in zip(one.choices[0].logprobs, other.choices[0].logprobs, strict=True):
+            for a, b in zip(*map(logprobs, (one, other)), strict=True):
                 assert abs(a.logprob - b.logprob) < 2e-3
+    graphs_kept = llm.engine.launcher.graphs
+    assert graphs_kept is not None and graphs_kept.num_replays > 100
     stats = llm.engine.stats()
     assert llm.engine.metrics.num_failed_steps == 0
     if drafter not in ("root", "ngram", "auto", "auto blend"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,8 +70,11 @@ def make(device: str, drafter: str = "root", flights: int = 1) -> LLM:
     )
 
 
-def ask(llm: LLM, temperature: float, *, freely: bool = False) -> list[Choice]:
-    """Constrained answers, calls, and free ones among them, in one batch; or none but free ones."""
+def ask(
+    llm: LLM, temperature: float, *, freely: bool = False, logprobs: int | None = None
+) -> list[Choice]:
+    """Constrained answers, calls, and free ones among them, in one batch; or none but free ones. With
+    logprobs their verdicts are not captured."""
     tools = tool_specs(TOOLS)
     person = Json(prepare(PERSON, param="schema"))
     wanted = [
@@ -86,7 +90,7 @@ def ask(llm: LLM, temperature: float, *, freely: bool = False) -> list[Choice]:
         prompt = llm.encode_chat([{"role": "user", "content": question}])
         asked.append(llm._asked_chat(prompt, Wanted() if freely else want))
     params = [
-        SamplingParams(temperature=temperature, seed=3 + i, max_tokens=120, logprobs=0)
+        SamplingParams(temperature=temperature, seed=3 + i, max_tokens=120, logprobs=logprobs)
         for i in range(len(asked))
     ]
     outputs = llm._run(asked, params)
@@ -106,8 +110,8 @@ def test_constrained_answers_are_those_of_the_cpu(
     on_cpu: dict[float, list[Choice]], drafter: str, flights: int
 ) -> None:
     llm = make("cuda", drafter, flights)
-    for temperature, expected in on_cpu.items():
-        found = ask(llm, temperature)
+    for (temperature, expected), logprobs in itertools.product(on_cpu.items(), (None, 0)):
+        found = ask(llm, temperature, logprobs=logprobs)
         for one, other in zip(found, expected, strict=True):
             assert one.token_ids == other.token_ids
             assert (one.finish_reason, one.error) == (other.finish_reason, None)
@@ -167,6 +171,13 @@ def test_answers_are_the_same_however_late_something_is(
         again = ask(llm, temperature, freely=True)
         assert [one.token_ids for one in again] == [one.token_ids for one in free]
     assert llm.engine.metrics.num_failed_steps == 0
+    assert replays(llm) > 100
+
+
+def replays(llm: LLM) -> int:
+    """Stages that ran from graphs."""
+    graphs = llm.engine.launcher.graphs
+    return 0 if graphs is None else graphs.num_replays
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
@@ -182,4 +193,5 @@ def test_a_step_waits_for_nothing_but_results_trees_and_masks(drafter: str) -> N
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(choice.error is None for choice in found)
+    assert replays(llm) > 100
     assert llm.engine.metrics.num_failed_steps == 0

@@ -192,7 +192,11 @@ def _waiter(device: str) -> Callable[[], None]:
         return lambda: None
     import torch
 
-    return torch.cuda.synchronize
+    def wait() -> None:
+        if not torch.cuda.is_current_stream_capturing():  # a forward that becomes a graph
+            torch.cuda.synchronize()
+
+    return wait
 
 
 def take_turns(

@@ -204,9 +204,11 @@ class Teacher:
         self._propose: Propose = engine.drafter.propose
         self._verify: Verify = engine.launcher.verify
         self.num_2 = torch.zeros(2, dtype=torch.int64, device=device)
+        self._before_2 = torch.zeros_like(self.num_2)
 
     def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         """The drafter's chain, with other tokens."""
+        self._before_2.copy_(self.num_2)
         tree = self._propose(batch, shape)
         if tree.width == 1:
             return tree
@@ -272,9 +274,9 @@ class Teacher:
         is_faulty_B = ~has_last_B & (place_B <= self._ends_I[names_B])
         is_faulty_B &= batch.seats_B != self._nobody
         at_root_B = accepted_B == 0
-        self.num_2 += torch.stack(
-            [(is_faulty_B & at_root_B).sum(), (is_faulty_B & ~at_root_B).sum()]
-        )
+        faulty_2B = torch.stack([is_faulty_B & at_root_B, is_faulty_B & ~at_root_B])
+        # Not added to itself: a stage runs twice when it is captured.
+        self.num_2.copy_(self._before_2 + faulty_2B.sum(dim=1))
 
 
 def allowed(mask_RK: torch.Tensor, tokens_BW: torch.Tensor, rows: PackedRows) -> torch.Tensor:

@@ -234,12 +234,11 @@ def _marked_parts(engine: Engine) -> Iterator[None]:
     """The parts of a step carry their names while the context lasts."""
     drafter, stage = engine.drafter, Batch.stage
 
-    def marked_stage(batch: Batch, key: Any, function: Callable[[], Any], **named: Any) -> Any:
-        name = key[0] if isinstance(key, tuple) else key
-        if name not in PARTS:
-            return stage(batch, key, function, **named)
+    def marked_stage(batch: Batch, name: Any, *rest: Any, **named: Any) -> Any:
+        if name not in PARTS:  # the drafter's, which are marked as a whole
+            return stage(batch, name, *rest, **named)
         with record_function(name):
-            return stage(batch, key, function, **named)
+            return stage(batch, name, *rest, **named)
 
     Batch.stage = marked_stage  # type: ignore[method-assign]
     drafter.propose = _marked("draft", drafter.propose)  # type: ignore[method-assign]

@@ -52,18 +52,18 @@ class BlankPages:
 
     def make(self, shape: tuple[int, ...]) -> None:
         """One for whoever comes next, who will probably want as much; in any thread."""
-        with torch.cuda.device(self._device if self._device.type == "cuda" else -1):
-            made = reachable(shape, self._device)
-        made.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
-        self._made = made
+        self._made = self._blank(shape)
 
     def take(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Zeros for the caller alone."""
-        if self._made is None or tuple(self._made.shape) != shape:
-            self.make(shape)
         made, self._made = self._made, None
-        assert made is not None
-        return made
+        return self._blank(shape) if made is None or tuple(made.shape) != shape else made
+
+    def _blank(self, shape: tuple[int, ...]) -> torch.Tensor:
+        with torch.cuda.device(self._device if self._device.type == "cuda" else -1):
+            page = reachable(shape, self._device)
+        page.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
+        return page
 
 
 class HostCopy:

@@ -63,7 +63,7 @@ class Progress(Enum):
 
 class Launcher:
     """land_before: lands the flights that went out before one. verify: gives the verdicts. drafters: in
-    the order in which they are tried. step_seconds: of the last steps."""
+    the order in which they are tried. step_seconds: of the last steps. graphs: None on a CPU."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Launcher:
         self._land_before = land_before
         self._mask_pages = BlankPages(table.device)
         self._outbox = Outbox(table.device)
-        self._graphs = StepGraphs(table.device) if usable(table.device) else None
+        self.graphs = StepGraphs(table.device) if usable(table.device) else None
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 
@@ -175,11 +175,13 @@ class Launcher:
     def _forward(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
         """The rows of a step, and what the model makes of them."""
 
+        taps = self.drafters[0].taps
+
         def forward() -> tuple[PackedRows, Output]:
             rows = pack(batch, tree)
-            return rows, self._runner.forward(rows, self.drafters[0].taps)
+            return rows, self._runner.forward(rows, taps)
 
-        return batch.stage("forward", _key(tree), forward, reads_context=True)
+        return batch.stage("forward", (taps, *_key(tree)), forward, reads_context=True)
 
     def _verdict(
         self,
@@ -212,10 +214,10 @@ class Launcher:
     @torch.inference_mode()
     def prepare(self, num: int, width: int, length: int, temperature: float) -> None:
         """Run, and so capture, a step of `num` sequences of up to `length` tokens; it is nobody's."""
-        assert self._graphs is not None, "only a device has something to prepare"
+        assert self.graphs is not None, "only a device has something to prepare"
         drafter = self.drafters[0]
         shape = drafter.shape.within(width)
-        asked = (self._info.vocab_size, num, width, length, temperature, self._graphs, shape.levels)
+        asked = (self._info.vocab_size, num, width, length, temperature, self.graphs, shape.levels)
         batch = nobodys_batch(self._table, *asked).begin()
         tree = batch.hold(drafter.propose(batch, shape))
         rows, output = self._forward(batch, tree)
@@ -245,7 +247,7 @@ class Launcher:
             plan.width,
             plan.max_length,
             automata if is_constrained else None,
-            self._graphs if drafter is self.drafters[0] else None,
+            self.graphs if drafter is self.drafters[0] else None,
             plan.shape.levels,
         )
 

@@ -3,7 +3,8 @@
 A stage is a function of tensors on the device: a drafter's expansion, the forward, the verdict. The
 first time it runs as it is, which prepares its kernels, and is captured; then, as ever after, it is
 replayed: a stage may run twice on the same inputs and must mean the same. What it returned when it was
-captured is what every replay fills again, and what the stages after it were captured to read.
+captured is what every replay fills again, and what the stages after it were captured to read. Where a
+stage cannot be captured, steps of its shape run without graphs from there on.
 
 Promises: a replay does what the function would do; graphs are kept for a bounded number of shapes.
 What a stage reads is either static (`StepInputs`, the engine's own tables), held (`hold`), or another
@@ -18,10 +19,12 @@ Legend: B sequences of a bucket, W width.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -29,6 +32,8 @@ import torch
 from eyas.cache.transfer import Inbox, refill, send
 from eyas.core import DraftTree
 from eyas.sampling.params import BatchParams
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -65,7 +70,7 @@ class StepInputs:
         self.roots_B.sub_(1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Captured:
     """A captured stage and what it fills."""
 
@@ -79,17 +84,29 @@ class Stages:
     def __init__(self, graphs: StepGraphs) -> None:
         self.graphs = graphs
         self._captured: dict[Hashable, Captured] = {}
+        self._has_given_up = False
 
     def __len__(self) -> int:
         return len(self._captured)
 
     def run(self, name: Hashable, key: Hashable, stage: Callable[[], Result]) -> Result:
         """What `stage` returns. name: its place in a step; key: which stage of that name it is."""
+        if self._has_given_up:
+            return stage()
         known = self._captured.get((name, key))
-        if known is None:
-            stage()
-            known = self._captured[name, key] = self.graphs.capture(name, stage)
-        known.graph.replay()
+        if known is not None:
+            known.graph.replay()
+        else:
+            result = stage()
+            try:
+                known = self._captured[name, key] = self.graphs.capture(name, stage)
+                known.graph.replay()
+            except Exception:
+                # What has run counts, and what reads it later must not be captured either.
+                log.warning("a stage of a step cannot be captured: %s", name, exc_info=True)
+                self._has_given_up = True
+                self._captured.clear()
+                return result
         self.graphs.num_replays += 1
         return known.result
 
@@ -114,6 +131,7 @@ class StepGraphs:
         self._held: dict[Hashable, DraftTree] = {}
         self._arrays: dict[Hashable, torch.Tensor] = {}
         self._pools: dict[Hashable, Any] = {}
+        self._alive: dict[Hashable, WeakSet[Captured]] = {}
         self._inbox = Inbox(device)
         self.num_captured = 0
         self.num_replays = 0
@@ -170,13 +188,16 @@ class StepGraphs:
 
     def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
         """A stage that has run once."""
-        if name not in self._pools:
+        alive = self._alive.setdefault(name, WeakSet())
+        if not alive:  # a pool without graphs cannot be used again
             self._pools[name] = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pools[name], capture_error_mode="thread_local"):
             result = stage()
         self.num_captured += 1
-        return Captured(graph, result)
+        captured = Captured(graph, result)
+        alive.add(captured)
+        return captured
 
     def hold(self, tree: DraftTree) -> DraftTree:
         """A copy of `tree` at addresses that trees of this kind have in common."""
