@@ -38,6 +38,7 @@ MARKS = "tests/engine/test_stops_marks.py::test_"
 BACKENDS = "tests/constraint/test_backends.py::test_"
 FILLING = "tests/constraint/test_filling.py::test_"
 EVENTS = "tests/dialect/test_stream_law.py::test_"
+CAPTURES = "tests/laws/test_capture_law.py::test_a_model_of_two_layers_says_the_same_from_graphs"
 ARGMAX = VERIFIER + "a_token_is_the_argmax_of_logits_and_the_noise_of_its_position"
 
 
@@ -498,6 +499,20 @@ MUTATIONS = [
         "Mark(m.offset - gone, m.token_id, m.length)",
         "Mark(m.offset, m.token_id, m.length)",
         MARKS + "a_mark_that_waits_moves_with_the_text_that_is_forgotten",
+    ),
+    Mutation(
+        "all stages share their memory",
+        "runner/graphs.py",
+        "known = self._captured[name, key] = self.graphs.capture(name, stage)",
+        'known = self._captured[name, key] = self.graphs.capture("all", stage)',
+        CAPTURES,
+    ),
+    Mutation(
+        "graphs of greedy steps serve sampled ones",
+        "runner/batch.py",
+        "stages = self._graphs.of((num_rows, width, self._max_length, params.signature))",
+        "stages = self._graphs.of((num_rows, width, self._max_length))",
+        CAPTURES,
     ),
 ]
 

@@ -1,0 +1,128 @@
+"""CUDA graphs and copies as unkind as they may be, on a CPU: what a stage returned is spoilt whenever a
+namesake of its runs, and results leave for the host at the last moment.
+
+A replay does what was captured, with the tensors of that time, and fills what was returned then. Where
+a stage reads what is neither static, nor held, nor this step's, the tokens are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, cast
+
+import torch
+
+from eyas.cache.transfer import HostCopy, Outbox
+from eyas.engine.engine import Engine
+from eyas.runner.graphs import Captured, StepGraphs
+
+SPOILT = 3
+
+
+def tensors_of(result: Any) -> Iterator[torch.Tensor]:
+    """All tensors of what a stage returned, in an order of its own."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif is_dataclass(result):
+        for each in fields(result):
+            yield from tensors_of(getattr(result, each.name))
+    elif isinstance(result, list | tuple):
+        for each in result:
+            yield from tensors_of(each)
+
+
+def _home(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@dataclass(eq=False)
+class Replay:
+    """own: which of the result's tensors the stage made; the others were there before."""
+
+    stage: Callable[[], Any]
+    result: Any
+    own: list[bool]
+    spoil_namesakes: Callable[[Replay], None]
+
+    def mine(self, result: Any) -> Iterator[torch.Tensor]:
+        for tensor, is_own in zip(tensors_of(result), self.own, strict=True):
+            if is_own:
+                yield tensor
+
+    def replay(self) -> None:
+        self.spoil_namesakes(self)
+        fresh = list(self.mine(self.stage()))
+        for old, new in zip(self.mine(self.result), fresh, strict=True):
+            assert old.shape == new.shape, "a stage's shapes must not depend on data"
+            old.copy_(new)
+
+    def spoil(self) -> None:
+        for tensor in self.mine(self.result):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else SPOILT)
+
+
+class UnkindGraphs(StepGraphs):
+    """num_spoilt: results that were."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self._namesakes: dict[Hashable, list[Replay]] = {}
+        self.num_spoilt = 0
+
+    def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
+        self.num_captured += 1
+        result, again = stage(), stage()
+        pairs = zip(tensors_of(result), tensors_of(again), strict=True)
+        own = [_home(one) != _home(other) for one, other in pairs]
+        known = self._namesakes.setdefault(name, [])
+
+        def spoil_namesakes(replay: Replay) -> None:
+            for each in known:
+                if each is not replay:
+                    each.spoil()
+                    self.num_spoilt += 1
+
+        replay = Replay(stage, result, own, spoil_namesakes)
+        known.append(replay)
+        return Captured(cast("torch.cuda.CUDAGraph", replay), result)
+
+
+class LateCopy(HostCopy):
+    """Made when it is read, or when what comes next may overwrite its source."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self._is_made = False
+
+    def make(self) -> None:
+        if not self._is_made:
+            self._tensors = {name: tensor.clone() for name, tensor in self._tensors.items()}
+            self._is_made = True
+
+    def read(self) -> dict[str, torch.Tensor]:
+        self.make()
+        return super().read()
+
+
+class LateOutbox(Outbox):
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self._pending: list[LateCopy] = []
+
+    def send(self, tensors: Mapping[str, torch.Tensor]) -> HostCopy:
+        copy = LateCopy(tensors)
+        self._pending.append(copy)
+        return copy
+
+    def settle(self) -> None:
+        for copy in self._pending:
+            copy.make()
+        self._pending.clear()
+
+
+def make_unkind(engine: Engine) -> UnkindGraphs:
+    """Have an engine step like that from now on."""
+    graphs = engine.launcher.graphs = UnkindGraphs()
+    engine.launcher._outbox = LateOutbox()
+    return graphs

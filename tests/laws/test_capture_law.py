@@ -1,0 +1,138 @@
+"""The capture law: steps that run from graphs choose the tokens of steps that do not.
+
+On a CPU, with a device's plumbing (rows by kernels, trees that the host sees late) and the least that
+graphs promise (`tests.laws.captures`); what a device does of itself is in `tests/gpu`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+from eyas import LLM
+from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
+from eyas.core import Request, SamplingParams
+from eyas.dialect import Wanted
+from eyas.draft import RootDrafter, blend, catch_up, grow, network
+from eyas.draft import tree as trees
+from eyas.engine.masks import TreeMasks
+from eyas.grammar import Json, Regex
+from eyas.outputs import Choice
+from eyas.runner import graphs
+from eyas.runner import rows as rows_of_a_step
+from eyas.runner import runner as runners
+from eyas.schemas import prepare
+from tests.laws.captures import make_unkind
+from tests.laws.cases import walk_text
+from tests.laws.world import Answers, Setting, new_engine, run
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs whole engines")
+
+DRAFTING = {
+    "root": DraftConfig(drafter="root"),
+    "chain": DraftConfig(drafter="head", steps=3, topk=1, nodes=4),
+    "tree": DraftConfig(drafter="head", steps=2, topk=2, nodes=5),
+    "blend": DraftConfig(drafter="ngram+head", steps=2, topk=1, nodes=5),
+}
+CITY = prepare(
+    {
+        "type": "object",
+        "properties": {"city": {"enum": ["Porto", "Oslo"]}, "count": {"type": "integer"}},
+        "required": ["city", "count"],
+        "additionalProperties": False,
+    },
+    param="schema",
+)
+ASKED = (
+    ("What is the capital of France?", Wanted()),
+    ("What is the capital of France?", Wanted(answer=Regex("(Paris|Amsterdam)"))),
+    ("Repeat this text exactly: seven green boats, seven red boats.", Wanted()),
+    ("Fill a JSON object: city Oslo, count 12.", Wanted(answer=Json(CITY))),
+    ("Hello! Who are you?", Wanted()),
+)
+
+
+TEMPERATURES = (0.0, 0.8)
+ROUNDS = ((0,), (1,), (0, 2), (1, 3), (0, 1, 2), (4,), (3, 4), (1, 2, 3), (3,), (2, 4))
+"""Who is asked together: free ones before constrained ones and behind them, as many at a time."""
+
+
+def ask(llm: LLM, numbers: Sequence[int], temperature: float) -> list[Choice]:
+    asked = []
+    for number in numbers:
+        question, wanted = ASKED[number]
+        prompt = llm.encode_chat([{"role": "user", "content": question}])
+        asked.append(llm._asked_chat(prompt, wanted))
+    params = [SamplingParams(temperature=temperature, seed=i, max_tokens=6) for i in numbers]
+    return [output.choices[0] for output in llm._run(asked, params)]
+
+
+@pytest.fixture
+def plumbing_of_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module in (blend, catch_up, grow, trees, rows_of_a_step, runners):
+        monkeypatch.setattr(module, "usable", lambda device: True)
+    monkeypatch.setattr(network, "MAX_PENDING_ROWS", 0)
+    monkeypatch.setattr(TreeMasks, "walks_ahead", False)
+    yield
+
+
+def test_a_model_of_two_layers_says_the_same_from_graphs(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    setting = Setting(max_model_len=100, flights=1)
+
+    def answers(*, unkind: bool) -> list[Answers]:
+        engine = new_engine(setting, RootDrafter())
+        kept = make_unkind(engine) if unkind else None
+        found = []
+        for num, temperature in itertools.product((1, 3, 2), TEMPERATURES):
+            requests = [
+                Request(
+                    id=f"{i}",
+                    prompt_token_ids=walk_text(97 + i, 3 + 5 * i, [0, 1]),
+                    params=SamplingParams(temperature=temperature, seed=i, max_tokens=6 + i),
+                )
+                for i in range(num)
+            ]
+            found.append(run(engine, requests))
+        assert engine.metrics.num_failed_steps == 0
+        assert kept is None or kept.num_replays > 30
+        return found
+
+    expected = answers(unkind=False)
+    request.getfixturevalue("plumbing_of_a_device")
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 9)
+    assert answers(unkind=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("drafter", "most"), [("root", 9), ("chain", 9), ("chain", 640), ("tree", 9), ("blend", 9)]
+)
+def test_steps_from_graphs_choose_what_others_choose(
+    drafter: str, most: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """With room for all shapes of steps, and for two or three."""
+    config = EngineConfig(
+        device=DeviceConfig(num_threads=1),
+        draft=DRAFTING[drafter],
+        scheduler=SchedulerConfig(flights=1, max_num_seqs=4),
+    )
+    with LLM(config=config) as llm:
+        alone = {
+            (number, temperature): ask(llm, [number], temperature)[0].token_ids
+            for number, temperature in itertools.product(range(len(ASKED)), TEMPERATURES)
+        }
+        request.getfixturevalue("plumbing_of_a_device")
+        monkeypatch.setattr(graphs, "MAX_GRAPHS", most)
+        kept = make_unkind(llm.engine)
+        for temperature, numbers in itertools.product(TEMPERATURES, ROUNDS):
+            for number, choice in zip(numbers, ask(llm, numbers, temperature), strict=True):
+                assert (choice.token_ids, choice.error) == (alone[number, temperature], None)
+        llm.engine.check()
+        assert llm.engine.metrics.num_failed_steps == 0
+        assert kept.num_replays > 50 and kept.num_spoilt > 20
+        if drafter != "root":
+            assert llm.engine.stats().num_accepted_tokens > 0
