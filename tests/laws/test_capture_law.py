@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -29,7 +30,10 @@ from tests.laws.captures import make_unkind
 from tests.laws.cases import walk_text
 from tests.laws.world import Answers, Setting, new_engine, run
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs whole engines")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs whole engines"),
+    pytest.mark.skipif(find_spec("triton") is None, reason="plumbing by kernels needs triton"),
+]
 
 DRAFTING = {
     "root": DraftConfig(drafter="root"),
@@ -53,8 +57,6 @@ ASKED = (
     ("Fill a JSON object: city Oslo, count 12.", Wanted(answer=Json(CITY))),
     ("Hello! Who are you?", Wanted()),
 )
-
-
 TEMPERATURES = (0.0, 0.8)
 ROUNDS = ((0,), (1,), (0, 2), (1, 3), (0, 1, 2), (4,), (3, 4), (1, 2, 3), (3,), (2, 4))
 """Who is asked together: free ones before constrained ones and behind them, as many at a time."""
