@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,33 +16,14 @@ from eyas.config import DeviceConfig, DraftConfig, EngineConfig
 from eyas.core import DraftTree, SamplingParams
 from eyas.runner import graphs
 from eyas.runner.batch import Batch, PlannedBatch, Span
-from eyas.runner.graphs import Captured, Stages, StepGraphs
+from eyas.runner.graphs import Captured, Stages
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, RowSource
+from tests.laws.captures import UnkindGraphs
 
 
-@dataclass
-class Replay:
-    """Does a stage again, and fills what it returned when it was captured, as a CUDA graph does."""
-
-    stage: Callable[[], torch.Tensor]
-    result: torch.Tensor
-
-    def replay(self) -> None:
-        self.result.copy_(self.stage())
-
-
-class Replays(StepGraphs):
-    def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
-        self.num_captured += 1
-        result = stage()
-        if not isinstance(result, torch.Tensor):
-            return Captured(cast("torch.cuda.CUDAGraph", Replay(torch.empty_like, result)), result)
-        return Captured(cast("torch.cuda.CUDAGraph", Replay(stage, result)), result)
-
-
-def make() -> Replays:
-    return Replays(torch.device("cpu"))
+def make() -> UnkindGraphs:
+    return UnkindGraphs()
 
 
 def step(stages: Stages, number: torch.Tensor) -> int:
@@ -126,8 +106,7 @@ def test_a_tree_that_no_stage_made_is_held_at_one_address() -> None:
     assert other.tokens_BW.data_ptr() != first.tokens_BW.data_ptr()
 
 
-def test_a_tree_that_a_stage_filled_is_held_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replay, "replay", lambda self: None)
+def test_a_tree_that_a_stage_filled_is_held_as_it_is() -> None:
     steps = make()
     stages = steps.of("a")
     made = tree([1, 2, 3])
@@ -140,7 +119,7 @@ def test_a_tree_that_a_stage_filled_is_held_as_it_is(monkeypatch: pytest.MonkeyP
     assert steps.of("b").hold(filled).tokens_BW is not filled.tokens_BW
 
 
-class Failing(Replays):
+class Failing(UnkindGraphs):
     """Captures fail from `after` on."""
 
     after = 0
@@ -160,7 +139,7 @@ def test_a_shape_whose_stages_cannot_be_captured_runs_without_graphs(
 ) -> None:
     """What has run counts: it is not done again, and what reads it later is not captured."""
     caplog.set_level("WARNING", logger="eyas.runner.graphs")
-    steps, number = Failing(torch.device("cpu")), torch.tensor(4)
+    steps, number = Failing(), torch.tensor(4)
     steps.after = after
     stages = steps.of("a")
     for value in (4, 9, 2):
@@ -200,7 +179,7 @@ def test_no_token_is_lost_where_nothing_can_be_captured(drafter: str) -> None:
     chats = [[{"role": "user", "content": text}] for text in texts]
     with LLM(config=config) as llm:
         expected = llm.chat(chats, SamplingParams(max_tokens=40, seed=1))
-        failing = llm.engine.launcher.graphs = Failing(torch.device("cpu"))
+        failing = llm.engine.launcher.graphs = Failing()
         found = llm.chat(chats, SamplingParams(max_tokens=40, seed=1))
         assert [one.token_ids for one in found] == [one.token_ids for one in expected]
         assert failing.num_tried > 2
