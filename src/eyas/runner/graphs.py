@@ -107,6 +107,7 @@ class Stages:
                 self._has_given_up = True
                 self._captured.clear()
                 return result
+            self.graphs.make_room()
         self.graphs.num_replays += 1
         return known.result
 
@@ -141,17 +142,20 @@ class StepGraphs:
         return Stages(self)
 
     def of(self, shape: Hashable) -> Stages:
-        """The stages of a step that begins. Shapes that were met longest ago make room; a batch that is
-        still under way has its own."""
+        """The stages of a step that begins."""
         stages = self._shapes.pop(shape, None)
         if stages is None:
             stages = self.new_stages()
         self._shapes[shape] = stages
+        return stages
+
+    def make_room(self) -> None:
+        """After a capture: shapes that were met longest ago go, but for the last one. A batch that is
+        still under way has its own."""
         num_kept = sum(map(len, self._shapes.values()))
         while num_kept > MAX_GRAPHS and len(self._shapes) > 1:
             _, dropped = self._shapes.popitem(last=False)
             num_kept -= len(dropped)
-        return stages
 
     def send_inputs(self, num: int, width: int, packed: np.ndarray) -> None:
         """Inputs of a step of this shape go ahead of it, beside the work under way."""
