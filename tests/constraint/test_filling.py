@@ -17,8 +17,9 @@ from eyas.constraint import ConstraintFailure
 from eyas.constraint import filling as filling_module
 from eyas.constraint.automaton import Automaton, Reach
 from eyas.constraint.base import Backend, MaskJob, counted
-from eyas.constraint.filling import Filling, MaskRequest
+from eyas.constraint.filling import Filling
 from eyas.constraint.llguidance_states import LlguidanceState
+from eyas.constraint.mask_batch import MaskRequest
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS
@@ -237,8 +238,10 @@ class Faulty(Backend):
         self.go = threading.Event()
         self.is_waiting = threading.Event()
 
-    def job(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
-        job = self.backend.job(states, mask_RK, rows, drafts)
+    def job(
+        self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None, **more: Any
+    ) -> MaskJob:
+        job = self.backend.job(states, mask_RK, rows, drafts, **more)
         if self.spoilt in drafts and self.breaks_at_once:
             raise self.error
 
@@ -302,13 +305,19 @@ def begun(
     time_limit: float = 60.0,
     apart: Sequence[MaskRequest] = (),
 ) -> tuple[Filling, np.ndarray]:
-    """Under way, where somebody fills beside it."""
+    """Under way, where somebody fills beside it; what is apart begins when the roots' masks are there,
+    or half a second later."""
     num_rows = max(each.row + len(each.tokens) + 1 for each in (*first, *later, *apart))
     mask_RK = np.zeros((num_rows, backend.vocabulary.num_mask_words), dtype=np.int32)
     filling = Filling(first, later, mask_RK, time_limit, apart)
     if thread is not None:
         filling.start(thread)
-        filling.start_apart(thread)
+        if apart:
+            until = time.monotonic() + 0.5
+            roots = [each.row + len(each.tokens) for each in first]
+            while time.monotonic() < until and not mask_RK[roots].any(axis=1).all():
+                time.sleep(0.001)
+        filling.start_apart()
     return filling, mask_RK
 
 
@@ -376,6 +385,32 @@ def test_a_draft_apart_is_left_behind_and_nobody_waits_for_it(
         before_RK = mask_RK.copy()
         backend.go.set()
     assert np.array_equal(mask_RK, before_RK), "it has pages of its own"
+
+
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_a_draft_apart_does_not_begin_while_a_root_of_its_grammar_is_missing(
+    faulty: tuple[Faulty, Any, list[int]], is_in_time: bool
+) -> None:
+    """It would take the lock that the root waits for; drafts of other grammars begin. Once the root is
+    there it begins as well, if that is in time."""
+    backend, grammar, tokens = faulty
+    backend.slow = tuple(tokens)
+    shared, own = grammar(), grammar()
+    one, other = Automaton(shared), Automaton(own)
+    with ThreadPoolExecutor(4) as threads:
+        slow = asked_of(Automaton(shared), tokens, 0)
+        root, behind = apart_from(one, tokens[:3], 6)
+        free, ready = apart_from(other, tokens[:3], 12)
+        filling, mask_RK = begun([slow, root, free], backend, threads, apart=[behind, ready])
+        assert backend.num == 4, "all but one"
+        threading.Timer(0.0 if is_in_time else 0.3, backend.go.set).start()
+        assert filling.wait(math.inf, math.inf, 60.0 if is_in_time else 0.1)
+    assert backend.num == 4 + is_in_time
+    assert behind.is_late != is_in_time and behind.num_masks == 4 * is_in_time
+    assert (slow.num_masks, root.num_masks, ready.num_masks) == (1 + len(tokens), 1, 4)
+    wanted = [slow, asked_of(one, tokens[:3] if is_in_time else [], 6)]
+    wanted.append(asked_of(other, tokens[:3], 12))
+    assert np.array_equal(mask_RK, expected_of(wanted, backend.backend, len(mask_RK)))
 
 
 def test_a_draft_apart_whose_root_was_known_is_no_more_than_late(

@@ -57,7 +57,9 @@ class _Backend(Backend):
             raise _Panic("of the library")
         return _Grammar(self.num_bytes, spec)
 
-    def job(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
+    def job(
+        self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None, **more: Any
+    ) -> MaskJob:
         raise NotImplementedError
 
 

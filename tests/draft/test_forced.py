@@ -14,7 +14,8 @@ import torch
 from eyas.constraint import ConstraintFailure, State
 from eyas.constraint.automaton import Automaton, Point
 from eyas.constraint.base import one_by_one
-from eyas.constraint.filling import Filling, MaskRequest
+from eyas.constraint.filling import Filling
+from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree, Request, SamplingParams
 from eyas.draft import Drafter, ForcedDrafter, RootDrafter, Shape, StepReport
 from eyas.draft.base import chain

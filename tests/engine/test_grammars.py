@@ -273,8 +273,10 @@ class Slow(Backend):
     def close(self) -> None:
         pass
 
-    def job(self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None) -> MaskJob:
-        return self.backend.job(states, mask_RK, rows, drafts)
+    def job(
+        self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None, **more: Any
+    ) -> MaskJob:
+        return self.backend.job(states, mask_RK, rows, drafts, **more)
 
 
 @pytest.fixture

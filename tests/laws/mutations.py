@@ -369,14 +369,14 @@ MUTATIONS = [
     ),
     Mutation(
         "a row that failed passes for a mask",
-        "constraint/filling.py",
+        "constraint/mask_batch.py",
         "filled or (0, 0)",
         "filled or (0, 1)",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs",
     ),
     Mutation(
         "one that fails takes the others with it",
-        "constraint/filling.py",
+        "constraint/mask_batch.py",
         "[_fill_alone(each, self.mask_RK) for each in self.requests]",
         "[None for each in self.requests]",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs[True]",
@@ -387,6 +387,13 @@ MUTATIONS = [
         "if time.perf_counter() > self._deadline:",
         "if time.perf_counter() < 0:",
         FILLING + "roots_are_filled_first_and_the_rest_while_there_is_time[here]",
+    ),
+    Mutation(
+        "a draft takes the lock that a root waits for",
+        "constraint/filling.py",
+        "if grammar_of(each) not in held]",
+        "if grammar_of(each) not in ()]",
+        FILLING + "a_draft_apart_does_not_begin_while_a_root_of_its_grammar_is_missing[True]",
     ),
     Mutation(
         "roots do not wait for their masks",
@@ -453,7 +460,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a text may end behind a root that rests",
-        "constraint/filling.py",
+        "constraint/mask_batch.py",
         "max(len(self.tokens), self.has_room)",
         "len(self.tokens)",
         FILLING + "what_a_broken_call_leaves_behind_a_root_is_wiped[here]",

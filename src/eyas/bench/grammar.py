@@ -23,7 +23,8 @@ import numpy as np
 from eyas.bench.load import percentile
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import Backend, ConstraintFailure, Grammar, State
-from eyas.constraint.filling import Filling, MaskRequest
+from eyas.constraint.filling import Filling
+from eyas.constraint.mask_batch import MaskRequest
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
 from eyas.grammar import Json, OutputSpec

@@ -26,6 +26,8 @@ from eyas.grammar import Budget
 LEAST_REST, MOST_REST = 2, 64
 """After a draft that was late: in how many further steps only the root is looked at, at first and at
 most."""
+SLOW_WEIGHT = 1 / 32
+"""How much one draft counts in the slowness of its grammar."""
 SLOW_START, SLOW_EACH = 0.02, 0.0005
 """Seconds that looking for forced spans may take, once and for each time it is asked. A text that is
 forced over many thousand characters is slow to find, each time anew."""
@@ -149,14 +151,21 @@ class Automaton:
         return self.root.budget is not None
 
     @property
-    def is_suspect(self) -> bool:
-        """Did masks of this grammar take long before, here or in another output?"""
-        return self._grammar.was_slow
+    def slowness(self) -> float:
+        """How often drafts of this grammar were slow of late, here or in other outputs."""
+        return self._grammar.slowness
 
     def held_up(self, size: int, *, is_slow: bool) -> None:
         """Its draft of so many tokens was late; is_slow: by its own fault."""
-        self._grammar.was_slow |= is_slow
+        if is_slow:
+            self._grammar.slowness += SLOW_WEIGHT * (1 - self._grammar.slowness)
         self.reach.held_up(size)
+
+    def in_time(self, size: int) -> None:
+        """Of its draft of so many tokens all was there that it had asked for."""
+        if self.reach.limit != 0:
+            self._grammar.slowness *= 1 - SLOW_WEIGHT
+        self.reach.in_time(size)
 
     def walk(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[Point | None]:
         """Where each node of a draft stands; None for one that is not legal here or has hit a limit,

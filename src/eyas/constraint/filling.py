@@ -2,8 +2,9 @@
 
 First come roots, alone or with drafts behind them, in one call of the library, which works on many
 cores; then, in pieces, nodes behind roots that are alone, as long as there is time. Drafts that may be
-slow are a call of their own, so that they can be left behind; it begins a little later, since whoever
-is first in a grammar is waited for by the next, and their roots are in the first call.
+slow are calls of their own, on threads of their own, so that they can be left behind; these begin a
+little later, each when no root of its grammar is missing, since whoever is first in a grammar is waited
+for by the next, and the roots are in the first call.
 What needs the interpreter is done before and after by whoever asks, as far as the library allows it,
 so that the thread beside it is in the library alone: two threads that both want the interpreter's lock
 wait for each other more often than they work.
@@ -11,9 +12,8 @@ wait for each other more often than they work.
 A call cannot be ended, and what it does holds locks that the next step needs; so the first one is
 waited for, and who is slow is noted, so that the next step asks for less.
 
-Promises: masks are those of a walk through the draft; what is asked for twice is filled once; a point
-or a draft whose automaton fails has no masks, and its neighbours have theirs. What is written after the
-deadline nobody reads.
+Promises: masks are those of a walk through the draft; what is asked for twice is filled once. What is
+written after the deadline nobody reads.
 Does not know: trees, sequences, devices.
 
 Legend: R mask rows, L rows of a point and its draft, K 32-bit mask words.
@@ -21,23 +21,22 @@ Legend: R mask rows, L rows of a point and its draft, K 32-bit mask words.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import accumulate
 from threading import Event
 
 import numpy as np
 
-from eyas.constraint.automaton import Point
-from eyas.constraint.base import Backend, Filled, MaskJob, counted, num_legal
-from eyas.constraint.borrowed import OF_THE_HOST
-
-log = logging.getLogger(__name__)
+from eyas.constraint.mask_batch import (
+    MaskBatch,
+    MaskRequest,
+    fill_known,
+    fill_only,
+    grammar_of,
+    on_own_page,
+)
 
 PIECE = 32
 """Masks that are filled between two looks at the clock."""
@@ -47,42 +46,6 @@ BEGIN_SECONDS = 0.001
 """At most so long the caller stands aside for the thread that is to fill."""
 POLL_SECONDS = 0.0005
 """Between two looks at whether what is missing is late."""
-
-
-@dataclass(slots=True, eq=False)
-class MaskRequest:
-    """The mask of a point, and those after each of `tokens`, which nobody has walked through (then the
-    point has no budget). row: of the point's mask; the others follow. keeps: the point remembers the
-    masks for whoever stands there later. has_room: the row behind a point alone is its own as well, and
-    may hold anything until all is settled. is_apart: another request has the point's own mask.
-
-    num_masks: how many of its rows are there, the point's first; num_legal: tokens that these allow.
-    is_late: there was no time for it. is_slow: it was among the last few when a while had passed.
-    """
-
-    point: Point
-    tokens: tuple[int, ...]
-    row: int
-    keeps: bool = False
-    has_room: bool = False
-    is_apart: bool = False
-    num_masks: int = 0
-    num_legal: int = 0
-    is_late: bool = False
-    is_slow: bool = False
-
-    def rows(self, mask_RK: np.ndarray) -> np.ndarray:
-        """[L, K]."""
-        return mask_RK[self.row : self.row + 1 + len(self.tokens)]
-
-    def note(self, filled: Filled | None) -> None:
-        """What is there; None: nothing, since the point has failed."""
-        self.num_legal, self.num_masks = filled or (0, 0)
-
-    def wipe(self, mask_RK: np.ndarray) -> None:
-        """Zeros in all rows that the library may have written to for it alone."""
-        begin = self.row + self.is_apart
-        mask_RK[begin : self.row + 1 + max(len(self.tokens), self.has_room)] = 0
 
 
 class Filling:
@@ -106,21 +69,22 @@ class Filling:
         new, behind = self._new(first), self._new(later)
         # Roots alone, known to be slow, go first.
         new.sort(key=lambda request: bool(request.tokens))
-        self._first = _Batch(new, mask_RK)
+        self._first = MaskBatch(new, mask_RK)
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
-        self._pieces = [_Batch(piece, mask_RK) for piece in pieces]
-        self._apart = _on_own_page(self._new(apart), mask_RK.shape[1])
-        self._batches = (self._first, *self._pieces, self._apart)
+        self._pieces = [MaskBatch(piece, mask_RK) for piece in pieces]
+        self._batches = [self._first, *self._pieces]
+        self._waiting_apart = self._new(apart)
+        self._threads: ThreadPoolExecutor | None = None
         self._call: _Call | None = None
-        self._apart_call: _Call | None = None
+        self._apart: list[tuple[MaskBatch, _Call]] = []
 
     def _new(self, requests: Iterable[MaskRequest]) -> list[MaskRequest]:
         """Those that nobody has filled or asked for."""
         new: list[MaskRequest] = []
         for request in requests:
-            if _fill_known(request, self._mask_RK):
+            if fill_known(request, self._mask_RK):
                 continue
-            if _fill_only(request, self._mask_RK):
+            if fill_only(request, self._mask_RK):
                 self.num_masks += 1
                 continue
             same = self._same.setdefault((id(request.point), request.tokens), [])
@@ -134,12 +98,25 @@ class Filling:
         thread is about to enter the library: a caller at work would not soon let it."""
         if self._same:
             self._begin_counting()
+            self._threads = threads
             self._call = _Call(threads, self._run)
 
-    def start_apart(self, threads: ThreadPoolExecutor) -> None:
-        """The same for drafts apart, once; without this they are left behind."""
-        if self._call is not None and self._apart.requests and self._apart_call is None:
-            self._apart_call = _Call(threads, self._apart.run)
+    def start_apart(self) -> None:
+        """The same for drafts apart, but for those that would take a lock for which a root waits; these
+        begin when the first call is done, if that is in time."""
+        if self._threads is None or not self._waiting_apart:
+            return
+        held = {grammar_of(each) for each in self._first.behind(self._first.requests)}
+        ready = [each for each in self._waiting_apart if grammar_of(each) not in held]
+        if ready:
+            self._waiting_apart = [each for each in self._waiting_apart if grammar_of(each) in held]
+            batch = self._take_apart(ready)
+            self._apart.append((batch, _Call(self._threads, batch.run)))
+
+    def _take_apart(self, requests: Sequence[MaskRequest]) -> MaskBatch:
+        batch = on_own_page(requests, self._mask_RK.shape[1])
+        self._batches.append(batch)
+        return batch
 
     def _begin_counting(self) -> None:
         self._begun_at = time.perf_counter()
@@ -167,26 +144,33 @@ class Filling:
         if self._call is None:
             self._begin_counting()
             self._run()
-            self._apart.run()
+            self._take_apart(self._waiting_apart).run()
+            self._waiting_apart = []
         elif not self._is_done(self._call, slow_after, root_slow_after):
-            for batch in self._batches:
-                self._leave_out(batch)
+            for requests in (*(batch.requests for batch in self._batches), self._waiting_apart):
+                self._leave_out(requests)
             return False
-        if self._apart_call is not None:
-            self._wait_apart(self._apart_call, slow_after, leave_after)
+        elif time.perf_counter() < self._begun_at + leave_after:
+            self.start_apart()
+        self._leave_out(self._waiting_apart)
+        for batch, call in self._apart:
+            self._wait_apart(batch, call, slow_after, leave_after)
         for batch in self._batches:
             if batch.is_done:
                 self._settle(batch)
             else:
-                self._leave_out(batch)
+                self._leave_out(batch.requests)
         return True
 
-    def _wait_apart(self, call: _Call, slow_after: float, leave_after: float) -> None:
+    def _wait_apart(
+        self, batch: MaskBatch, call: _Call, slow_after: float, leave_after: float
+    ) -> None:
+        """slow_after: from this call's own start on."""
         is_noted = False
         while not call.is_done:
             now = time.perf_counter()
-            if not is_noted and now > self._begun_at + slow_after:
-                self._note_slow(self._apart, self._apart.requests)
+            if not is_noted and now > call.begun_at + slow_after:
+                self._note_slow(batch, batch.requests)
                 is_noted = True
             if now > self._begun_at + leave_after:
                 call.leave()
@@ -212,7 +196,7 @@ class Filling:
             call.wait()
         return True
 
-    def _note_slow(self, batch: _Batch, requests: Sequence[MaskRequest]) -> bool:
+    def _note_slow(self, batch: MaskBatch, requests: Sequence[MaskRequest]) -> bool:
         """Those that are not done are slow, once these are few. Nothing but speed hangs on it."""
         behind = batch.behind(requests)
         if len(behind) > max(1, len(self._first.requests) // FEW):
@@ -222,7 +206,7 @@ class Filling:
                 each.is_slow = True
         return True
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: MaskBatch) -> None:
         """Give what was filled once to all who asked for it."""
         for first, filled in zip(batch.requests, batch.settle(), strict=True):
             mask_LK = first.rows(batch.mask_RK)
@@ -239,8 +223,8 @@ class Filling:
                 first.point.ahead = (first.tokens, mask_LK.copy())
             self.num_masks += first.num_masks
 
-    def _leave_out(self, batch: _Batch) -> None:
-        for request in batch.requests:
+    def _leave_out(self, requests: Iterable[MaskRequest]) -> None:
+        for request in requests:
             for each in self._twins(request):
                 each.is_late = True
 
@@ -254,6 +238,7 @@ class _Call:
 
     def __init__(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
         self._begun = Event()
+        self.begun_at = time.perf_counter()
 
         def run() -> None:
             self._begun.set()
@@ -277,113 +262,3 @@ class _Call:
     def leave(self) -> None:
         """Nobody waits for it any more; it goes on if it has begun."""
         self._future.cancel()
-
-
-class _Batch:
-    """Requests that are filled together; they are of one library."""
-
-    def __init__(self, requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> None:
-        self.requests = requests
-        self.is_done = False
-        self.mask_RK = mask_RK
-        self._has_broken = False
-        self._job: MaskJob | None = None
-        if requests:
-            with self._watched():
-                self._job = _job(requests, mask_RK)
-
-    def run(self) -> None:
-        """The long part."""
-        if self._job is not None:
-            with self._watched():
-                self._job.run()
-        self.is_done = True
-
-    def behind(self, requests: Sequence[MaskRequest]) -> list[MaskRequest]:
-        """Those that are not done. Seen while they are written to, it may be wrong."""
-        if self.is_done:
-            return []
-        rows, drafts = [each.row for each in requests], [each.tokens for each in requests]
-        legal = zip(requests, num_legal(self.mask_RK, rows, drafts), strict=True)
-        return [request for request, num in legal if not self._is_there(request, num)]
-
-    def _is_there(self, request: MaskRequest, num: int) -> bool:
-        has_ended = num and request.tokens[num - 1] in _backend(request).eos_token_ids
-        return bool(has_ended or self.mask_RK[request.row + num].any())
-
-    def settle(self) -> list[Filled | None]:
-        """What became of each; None of those that failed."""
-        if self._job is not None and not self._has_broken:
-            with self._watched():
-                return self._job.settle()
-        # one of them has spoilt it for all: each on its own
-        return [_fill_alone(each, self.mask_RK) for each in self.requests]
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        try:
-            yield
-        except OF_THE_HOST:
-            raise
-        except BaseException:
-            log.warning("masks of a step failed together; each is filled on its own", exc_info=True)
-            self._has_broken = True
-
-
-def _on_own_page(requests: Sequence[MaskRequest], num_words: int) -> _Batch:
-    """A batch of the same requests on rows of their own."""
-    rows = list(accumulate((1 + len(each.tokens) for each in requests), initial=0))
-    page_RK = np.zeros((rows[-1], num_words), dtype=np.int32)
-    own = zip(requests, rows, strict=False)
-    return _Batch([replace(each, row=row, is_apart=False) for each, row in own], page_RK)
-
-
-def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> MaskJob:
-    states = [request.point.state for request in requests]
-    backend, rows = _backend(requests[0]), [each.row for each in requests]
-    # With an end behind it, which has no mask, a point alone goes in the drafts' call.
-    end = tuple(backend.eos_token_ids)[:1]
-    drafts = [each.tokens or (end if each.has_room else ()) for each in requests]
-    return backend.job(states, mask_RK, rows, drafts)
-
-
-def _backend(request: MaskRequest) -> Backend:
-    return request.point.state.grammar.backend
-
-
-def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> Filled | None:
-    request.wipe(mask_RK)
-    mask_LK = request.rows(mask_RK)
-    try:
-        job = _backend(request).job([request.point.state], mask_LK, None, [request.tokens])
-        job.run()
-        return job.settle()[0]
-    except OF_THE_HOST:
-        raise
-    except BaseException:
-        log.exception("an automaton failed")
-        mask_LK[:] = 0
-        return None
-
-
-def _fill_known(request: MaskRequest, mask_RK: np.ndarray) -> bool:
-    """Does its point know the masks?"""
-    if request.point.ahead is None:
-        return False
-    tokens, mask_LK = request.point.ahead
-    num = len(request.tokens)
-    if tokens[:num] != request.tokens:
-        return False
-    request.rows(mask_RK)[:] = mask_LK[: 1 + num]
-    request.note(counted(mask_LK, [0], [request.tokens])[0])
-    return True
-
-
-def _fill_only(request: MaskRequest, mask_RK: np.ndarray) -> bool:
-    """Does a budget leave one token?"""
-    only = request.point.only_token
-    if only is None:
-        return False
-    mask_RK[request.row].view(np.uint32)[only // 32] = 1 << (only % 32)
-    request.num_masks = 1
-    return True

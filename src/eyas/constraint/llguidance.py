@@ -58,7 +58,9 @@ class LlguidanceBackend(Backend):
         self._limits = llguidance.LLParserLimits(
             verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW
         )
+        # A thread that waits for another of its pool helps out with whatever the pool has to do.
         self._executor = llguidance.LLExecutor(num_threads)
+        self._apart_executor = llguidance.LLExecutor(max(1, num_threads // 2))
         self._is_threaded = num_threads > 1
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
@@ -83,6 +85,8 @@ class LlguidanceBackend(Backend):
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
+        *,
+        apart: bool = False,
     ) -> MaskJob:
         assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
         assert mask_RK.shape[1] == self._num_words
@@ -120,7 +124,8 @@ class LlguidanceBackend(Backend):
                         mask_RK[other : other + size] = mask_RK[row : row + size]
             return found
 
-        return MaskJob(self._run(together, alone, mask_RK), settle)
+        executor = self._apart_executor if apart else self._executor
+        return MaskJob(self._run(executor, together, alone, mask_RK), settle)
 
     def _settle(self, asked: _Asked, num: int, last_K: np.ndarray) -> Filled | None:
         """Take back the end, which the library allows also where nothing can follow, and where it has
@@ -184,11 +189,15 @@ class LlguidanceBackend(Backend):
         return self._tokenizer.tokenize_bytes(data)
 
     def _run(
-        self, together: Sequence[_Asked], alone: Sequence[_Asked], mask_RK: np.ndarray
+        self,
+        executor: llguidance.LLExecutor,
+        together: Sequence[_Asked],
+        alone: Sequence[_Asked],
+        mask_RK: np.ndarray,
     ) -> Callable[[], None]:
         """The library's calls: it has one for matchers with drafts, which must not be empty, and one
         for those without."""
-        begin, num_bytes, executor = mask_RK.ctypes.data, self._num_words * 4, self._executor
+        begin, num_bytes = mask_RK.ctypes.data, self._num_words * 4
         rest = (begin, num_bytes, len(mask_RK))
         drafts = [(each.matcher, each.row, each.shown) for each in together]
         roots = [(each.matcher, each.row) for each in alone]
@@ -301,7 +310,7 @@ class LlguidanceGrammar:
 
     compile_seconds = 0.0
     first_mask_seconds = 0.0
-    was_slow = False
+    slowness = 0.0
 
     def __init__(
         self,

@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 LAST_STEPS = 8
 """The fastest of so many says how long a step takes."""
-NUM_MASK_CALLS = 4
-"""Calls of the grammar library at once: a step's two, and what earlier ones have left behind."""
+NUM_MASK_CALLS = 6
+"""Calls of the grammar library at once: a step's three, and what earlier ones have left behind."""
 
 
 class Progress(Enum):

@@ -27,7 +27,8 @@ import torch
 from eyas.cache.transfer import BlankPages, HostCopy, Outbox, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
-from eyas.constraint.filling import Filling, MaskRequest
+from eyas.constraint.filling import Filling
+from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, refused, without
 from eyas.engine.sequence import Sequence, Status
@@ -42,8 +43,11 @@ SLOW_PARTS, SLOW_ROOT_PARTS = 3, 6
 drafts: the next ones will take longer, since the masks near a string's end are. A draft that is alone
 delays no other sequence. A root that is looked at alone is slow when a draft behind it would be."""
 LEAVE_PARTS = 2
-"""Drafts of grammars that were slow before are left behind after one of so many parts of a step, when
-the forward is about to end, unless they are most."""
+"""Drafts of grammars that are often slow may be left behind after one of so many parts of a step, when
+the forward is about to end."""
+OFTEN_SLOW, APART_PARTS = 1 / 64, 2
+"""What often is; and of how many of the sequences drafts may be left behind, those of the slowest
+grammars first: of one of so many parts."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
@@ -73,10 +77,10 @@ class _Walked:
             self.requests.append(MaskRequest(root, self.tokens, row, keeps, is_apart=True))
 
     @property
-    def is_suspect(self) -> bool:
-        """Has it a draft whose masks may well take long?"""
+    def slowness(self) -> float:
+        """How likely is it to have a draft whose masks take long?"""
         assert self.sequence.constraint is not None
-        return bool(self.tokens) and self.sequence.constraint.is_suspect
+        return self.sequence.constraint.slowness if self.tokens else 0.0
 
     @property
     def has_root(self) -> bool:
@@ -217,17 +221,18 @@ class TreeMasks:
         mask = self.pages.take(shape)
         mask_RK = mask.numpy()
         live = self._live()
-        num_suspects = sum(each.is_suspect for _, each in live)
-        has_apart = 2 * num_suspects <= len(live)
+        suspects = [each for _, each in live if each.slowness > OFTEN_SLOW]
+        suspects.sort(key=lambda each: -each.slowness)
+        apart = set(suspects[: len(live) // APART_PARTS])
         for row, each in live:
-            each.ask(row, self.tree.width, apart=has_apart and each.is_suspect)
+            each.ask(row, self.tree.width, apart=each in apart)
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
             if self.walked[b] is None and b not in self.silent:
                 mask_RK[row : row + size] = -1
         first = [each.requests[0] for _, each in live]
         rest = [request for _, each in live for request in each.requests[1:]]
-        later, apart = ([r for r in rest if r.is_apart is is_apart] for is_apart in (False, True))
-        self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit, apart)
+        later, left = ([r for r in rest if r.is_apart is is_apart] for is_apart in (False, True))
+        self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit, left)
         if not self.walks_ahead or mask_RK.size > WORTH_A_THREAD:
             self._filling.start(self.threads)
         if not self.walks_ahead:
@@ -236,7 +241,7 @@ class TreeMasks:
     def begin_apart(self) -> None:
         """Start with drafts that may be left behind, some time after the others."""
         assert self._filling is not None
-        self._filling.start_apart(self.threads)
+        self._filling.start_apart()
 
     def finish(self) -> torch.Tensor:
         """[R, K] int32, on the host."""
@@ -299,7 +304,7 @@ class TreeMasks:
             if each.is_slow or (each.is_late and not has_culprit):
                 automaton.held_up(self.tree.width - 1, is_slow=each.is_slow)
             elif not each.is_late:
-                automaton.reach.in_time(self.tree.width - 1)
+                automaton.in_time(self.tree.width - 1)
 
     def _rows(self) -> list[int]:
         """Where each sequence's begin."""
