@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +21,12 @@ from eyas.constraint import Vocabulary, build_backend, filling
 from eyas.constraint.automaton import LEAST_REST, SLOW_WEIGHT, Automaton
 from eyas.constraint.base import MaskJob
 from eyas.constraint.filling import Filling
-from eyas.core import DraftTree
+from eyas.core import DraftTree, SamplingParams
 from eyas.engine.masks import FAILED, OFTEN_SLOW, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
 from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
+from eyas.llm import Asked
 from eyas.wire import GrammarStats
 from tests.constraint.walking import tokens_of
 from tests.laws.structured import BACKENDS, ask, engine, told
@@ -286,7 +288,7 @@ def several(backend: Any, num: int, num_slow: int) -> tuple[DraftTree, list[Any]
 @pytest.mark.parametrize("backend", [3], indirect=True)
 @pytest.mark.parametrize(("num", "num_slow"), [(8, 1), (16, 2), (8, 5), (2, 1), (1, 1)])
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_a_sequence_whose_draft_is_slow_looks_less_far_ahead_for_a_while(
+def test_a_sequence_whose_draft_is_slow_is_asked_apart_or_looks_less_far_ahead(
     backend: Any,
     slow: Callable[[Sequence[int]], Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -299,8 +301,8 @@ def test_a_sequence_whose_draft_is_slow_looks_less_far_ahead_for_a_while(
     go = slow(tokens)
     note_slow = Filling._note_slow
 
-    def look(self: Filling, batch: Any, requests: Sequence[Any]) -> bool:
-        is_noted = note_slow(self, batch, requests)
+    def look(self: Filling, requests: Sequence[Any]) -> bool:
+        is_noted = note_slow(self, requests)
         if requests:
             go.set()
         return is_noted
@@ -313,9 +315,11 @@ def test_a_sequence_whose_draft_is_slow_looks_less_far_ahead_for_a_while(
     mask_BWK, refusals, stats = filled(tree, rooted, backend, step_seconds=step_seconds)
     assert np.array_equal(mask_BWK, expected_BWK) and stats.num_late == 0
     is_noted = is_slow and num_slow <= max(1, num // 4)
-    noted = [0] * num_slow if is_noted else [None] * num_slow
-    assert [held.constraint.reach.limit for held in rooted] == noted + [None] * (num - num_slow)
-    for looked_at in (1, 1, 1, 2, 3, 4, 4) if is_noted else ():
+    weight = SLOW_WEIGHT if is_noted else 0.0
+    assert [held.constraint.slowness for held in rooted[:num_slow]] == [weight] * num_slow
+    is_alone = is_noted and num == 1
+    assert [held.constraint.reach.limit for held in rooted] == [0 if is_alone else None] * num
+    for looked_at in (1, 1, 1, 2, 3, 4, 4) if is_alone else [4] * is_noted:
         mask_BWK, refusals, stats = filled(tree, rooted, backend)
         assert refusals.num_nodes == 0 and stats.num_late == 0
         assert mask_BWK[:num_slow].any(axis=2).sum(axis=1).tolist() == [looked_at] * num_slow
@@ -329,43 +333,73 @@ def test_a_sequence_whose_draft_is_slow_looks_less_far_ahead_for_a_while(
     ("num", "num_slow", "is_left"),
     [(8, 1, True), (8, 4, True), (8, 5, False), (2, 1, True), (2, 2, False), (1, 1, False)],
 )
-def test_drafts_of_grammars_that_are_often_slow_are_left_behind_unless_they_are_most(
-    backend: Any,
-    slow: Callable[[Sequence[int]], Any],
-    monkeypatch: pytest.MonkeyPatch,
-    num: int,
-    num_slow: int,
-    is_left: bool,
+def test_who_has_a_grammar_that_is_often_slow_sits_out_unless_these_are_most(
+    backend: Any, slow: Callable[[Sequence[int]], Any], num: int, num_slow: int, is_left: bool
 ) -> None:
-    """In outputs that have not been slow themselves; the steps after it go on meanwhile."""
+    """Steps go on meanwhile; then all is there, whatever was drafted in between."""
     tree, rooted, tokens = several(backend, num, num_slow)
     expected_BWK, _, _ = filled(tree, rooted, backend)
     for held in rooted[:num_slow]:
-        before = held.constraint.fork()
-        held.constraint.held_up(3, is_slow=True)
-        held.constraint.reach = before.reach
-        held.constraint.has_twins = False
-        assert held.constraint.slowness == SLOW_WEIGHT
+        held.constraint.was_slow()
     go = slow(tokens)
-    with ThreadPoolExecutor(4) as threads:
-        monkeypatch.setattr(backend, "thread", threads)
+    with ThreadPoolExecutor(10) as threads, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "thread", threads)
         if not is_left:
             threading.Timer(0.2, go.set).start()
         mask_BWK, refusals, stats = filled(tree, rooted, backend, step_seconds=2.0)
-        assert refusals.num_nodes == 0
         if not is_left:
-            assert stats.num_late == 0 and np.array_equal(mask_BWK, expected_BWK)
+            assert stats.num_late == stats.num_sat_out == refusals.num_nodes == 0
+            assert np.array_equal(mask_BWK, expected_BWK)
             return
-        for looked_at in (0, *[1] * LEAST_REST):
-            assert stats.num_late == (0 if looked_at else num_slow)
-            assert np.array_equal(mask_BWK[:num_slow, 0], expected_BWK[:num_slow, 0])
-            assert not mask_BWK[:num_slow, 1:].any()
+        for _ in range(3):
+            assert (stats.num_sat_out, go.num_held) == (num_slow, num_slow)
+            assert refusals.num_nodes == 0 and not mask_BWK[:num_slow].any()
             assert np.array_equal(mask_BWK[num_slow:], expected_BWK[num_slow:])
-            limits = [held.constraint.reach.limit for held in rooted]
-            assert limits == [0] * num_slow + [None] * (num - num_slow)
-            mask_BWK, refusals, stats = filled(tree, rooted, backend)
+            assert all(held.constraint.reach.limit is None for held in rooted)
+            mask_BWK, refusals, stats = filled(tree, rooted, backend, step_seconds=0.01)
         go.set()
+        for held in rooted[:num_slow]:
+            while not held.constraint.root.under_way.is_done:
+                time.sleep(0.001)
+        shorter = replace(tree, tokens_BW=tree.tokens_BW.clone())
+        shorter.tokens_BW[:num_slow, 3] = 7
+        mask_BWK, refusals, stats = filled(shorter, rooted, backend)
+        assert stats.num_sat_out == 0 and stats.num_late == num_slow
+        assert np.array_equal(mask_BWK[:num_slow, :3], expected_BWK[:num_slow, :3])
+        assert not mask_BWK[:num_slow, 3:].any()
+        assert np.array_equal(mask_BWK[num_slow:], expected_BWK[num_slow:])
+        assert refusals.num_nodes == 0
+        mask_BWK, _, stats = filled(tree, rooted, backend)
+        assert np.array_equal(mask_BWK, expected_BWK) and stats.num_late == 0
     assert all(held.failure is None for held in rooted)
+
+
+@pytest.mark.parametrize("backend", [3], indirect=True)
+def test_who_shares_a_grammar_with_masks_under_way_is_asked_apart_as_well(
+    backend: Any, slow: Callable[[Sequence[int]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the same lock; when these are most, the step waits for some of them."""
+    tree, rooted, tokens = several(backend, 4, 1)
+    expected_BWK, _, _ = filled(tree, rooted, backend)
+    shared = rooted[0].constraint.root.state.grammar
+    for held in rooted[1:3]:
+        held.constraint = Automaton(shared)
+    rooted[0].constraint.was_slow()
+    for held in rooted[1:]:
+        held.constraint.root.state.grammar.slowness = 0.0
+    shared.slowness = 1.0
+    go = slow(tokens)
+    with ThreadPoolExecutor(10) as threads:
+        monkeypatch.setattr(backend, "thread", threads)
+        _, _, stats = filled(tree, rooted, backend, step_seconds=0.01)
+        assert rooted[0].constraint.root.under_way is not None
+        mask_BWK, _, stats = filled(tree, rooted, backend, step_seconds=0.01)
+        assert stats.num_sat_out >= 1 and not mask_BWK[0].any()
+        assert np.array_equal(mask_BWK[3], expected_BWK[3])
+        go.set()
+        for _ in range(2):
+            mask_BWK, _, stats = filled(tree, rooted, backend)
+        assert np.array_equal(mask_BWK, expected_BWK) and stats.num_sat_out == 0
 
 
 def test_a_grammar_that_was_slow_once_is_trusted_again(backend: Any) -> None:
@@ -389,7 +423,7 @@ def test_a_grammar_that_was_slow_once_is_trusted_again(backend: Any) -> None:
     assert 0.99 < first.slowness <= 1.0
 
 
-def test_the_slowest_half_is_what_may_be_left_behind(
+def test_the_slowest_half_is_what_is_asked_apart(
     backend: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree, rooted, _ = several(backend, 5, 0)
@@ -399,9 +433,7 @@ def test_the_slowest_half_is_what_may_be_left_behind(
     make = TreeMasks.begin_apart
 
     def told(masks: TreeMasks) -> None:
-        apart[:] = [
-            b for b, each in enumerate(masks.walked) if any(r.is_apart for r in each.requests)
-        ]
+        apart[:] = [b for b, each in enumerate(masks.walked) if each.is_apart]
         make(masks)
 
     monkeypatch.setattr(TreeMasks, "begin_apart", told)
@@ -610,6 +642,58 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
         assert told(answer) == told(plain)
         assert all(choice.error is None for choice in answer.choices)
     assert stats.num_late > before
+
+
+@pytest.mark.parametrize("library", BACKENDS)
+@pytest.mark.parametrize("drafter", ["chain", "auto"])
+@pytest.mark.parametrize("seed", range(3))
+def test_an_engine_says_the_same_however_often_sequences_sit_out(
+    monkeypatch: pytest.MonkeyPatch, library: str, drafter: str, seed: int
+) -> None:
+    """Beside one that is not constrained, and whatever ends meanwhile; no slot is lost."""
+    if library == "xgrammar":
+        pytest.importorskip("xgrammar")
+    llm = engine(drafter, library, flights=seed % 2)
+    draw = random.Random(seed)
+    stats, pool = llm.engine.metrics.grammar, llm.engine._grammars
+    assert pool is not None
+    backend: Any = pool._backend
+    make = backend.job
+
+    def slow_job(
+        states: Any, mask_RK: Any, rows: Any, drafts: Any, *, apart: bool = False
+    ) -> MaskJob:
+        job = make(states, mask_RK, rows, drafts, apart=apart)
+        seconds = draw.choice((0.0, 0.01, 0.04)) if apart else 0.0
+
+        def slowly() -> None:
+            time.sleep(seconds)
+            job.run()
+
+        return MaskJob(slowly, job.settle)
+
+    params = SamplingParams(temperature=seed / 2, seed=seed, max_tokens=30, logprobs=1, n=2)
+    wanted = (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}"), None, OBJECT, HEAVY)
+    prompts = [llm.encode_chat([{"role": "user", "content": f"{QUESTION} {i}"}]) for i in range(5)]
+    asked = [
+        Asked(prompt, None if root is None else OutputSpec(root=root))
+        for prompt, root in zip(prompts, wanted, strict=True)
+    ]
+    with monkeypatch.context() as ahead:
+        ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
+        plain = llm._run(asked, params)
+    before = stats.num_sat_out
+    monkeypatch.setattr(Automaton, "slowness", property(lambda automaton: 1.0))
+    monkeypatch.setattr(llm.engine.launcher, "step_seconds", [0.0002])
+    monkeypatch.setattr(backend, "job", slow_job)
+    answers = llm._run(asked, params)
+    assert [told(answer) for answer in answers] == [told(answer) for answer in plain]
+    assert not any(choice.error for answer in answers for choice in answer.choices)
+    assert stats.num_sat_out > before + (10 if drafter == "chain" else 0)
+    for choice in (choice for answer in answers for choice in answer.choices):
+        used = choice.usage
+        assert used.num_steps + used.num_accepted_tokens - used.num_output_tokens in (0, 1)
+    llm.engine.check()
 
 
 @pytest.mark.parametrize("flights", [0, 1])

@@ -255,8 +255,9 @@ def _show_steps(result: dict[str, Any]) -> None:
 def _ratios(entry: dict[str, Any]) -> str:
     ratios = ", ".join(f"{name} {ratio:.3f}" for name, ratio in entry["ratio"].items())
     return (
-        f"batch {entry['batch']}: with schemas / without: {ratios}; refused "
-        f"{entry['refused']}, cut by late masks {entry['cut_by_masks']}"
+        f"batch {entry['batch']}: with schemas / without: {ratios}, tokens a second "
+        f"{number(entry['speed'])}; refused {entry['refused']}, cut by late masks "
+        f"{entry['cut_by_masks']}, sat out {entry['with_schemas']['sat_out']}"
     )
 
 

@@ -16,12 +16,16 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from eyas.constraint.base import ConstraintFailure, Grammar, State
 from eyas.constraint.budget import BudgetPoint
 from eyas.grammar import Budget
+
+if TYPE_CHECKING:
+    from eyas.constraint.filling import MasksUnderWay
 
 LEAST_REST, MOST_REST = 2, 64
 """After a draft that was late: in how many further steps only the root is looked at, at first and at
@@ -35,14 +39,16 @@ forced over many thousand characters is slow to find, each time anew."""
 
 class Point:
     """A place in an output. ahead: tokens that may come next, and the masks here and after each of
-    them, where somebody may ask for these again."""
+    them, where somebody may ask for these again. under_way: such masks that are being filled, for as
+    long as it takes."""
 
-    __slots__ = ("ahead", "budget", "later", "state")
+    __slots__ = ("ahead", "budget", "later", "state", "under_way")
 
     def __init__(self, state: State, budget: BudgetPoint | None) -> None:
         self.state = state
         self.budget = budget
         self.ahead: tuple[tuple[int, ...], np.ndarray] | None = None
+        self.under_way: MasksUnderWay | None = None
         self.later: dict[int | tuple[int, ...], Point] = {}
 
     def after(self, token: int) -> Point | None:
@@ -155,10 +161,14 @@ class Automaton:
         """How often drafts of this grammar were slow of late, here or in other outputs."""
         return self._grammar.slowness
 
+    def was_slow(self) -> None:
+        """Its masks took long."""
+        self._grammar.slowness += SLOW_WEIGHT * (1 - self._grammar.slowness)
+
     def held_up(self, size: int, *, is_slow: bool) -> None:
         """Its draft of so many tokens was late; is_slow: by its own fault."""
         if is_slow:
-            self._grammar.slowness += SLOW_WEIGHT * (1 - self._grammar.slowness)
+            self.was_slow()
         self.reach.held_up(size)
 
     def in_time(self, size: int) -> None:

@@ -1,16 +1,17 @@
 """Masks of one step, filled beside whoever waits for them.
 
 First come roots, alone or with drafts behind them, in one call of the library, which works on many
-cores; then, in pieces, nodes behind roots that are alone, as long as there is time. Drafts that may be
-slow are calls of their own, on threads of their own, so that they can be left behind; these begin a
-little later, each when no root of its grammar is missing, since whoever is first in a grammar is waited
-for by the next, and the roots are in the first call.
+cores; then, in pieces, nodes behind roots that are alone, as long as there is time. Points whose masks
+may take long are calls of their own each, on threads of their own, so that nobody has to wait for them:
+what is not there in time goes on, and is there for who asks for this point again. These calls begin a
+little later, each when nobody else misses a mask of its grammar, since whoever is first in a grammar is
+waited for by the next.
 What needs the interpreter is done before and after by whoever asks, as far as the library allows it,
 so that the thread beside it is in the library alone: two threads that both want the interpreter's lock
 wait for each other more often than they work.
 
 A call cannot be ended, and what it does holds locks that the next step needs; so the first one is
-waited for, and who is slow is noted, so that the next step asks for less.
+waited for, and who is slow is noted, so that the next step asks for less, or asks apart.
 
 Promises: masks are those of a walk through the draft; what is asked for twice is filled once. What is
 written after the deadline nobody reads.
@@ -60,7 +61,8 @@ class Filling:
         apart: Iterable[MaskRequest] = (),
     ) -> None:
         """mask_RK: zeros in the rows of all requests. time_limit: seconds after which no more of
-        `later` is begun, and the drafts of `first` are not waited for. All are of one library."""
+        `later` is begun, and the drafts of `first` are not waited for. All are of one library.
+        apart: may be left for later, root and draft."""
         self._mask_RK = mask_RK
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
@@ -73,19 +75,15 @@ class Filling:
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [MaskBatch(piece, mask_RK) for piece in pieces]
         self._batches = [self._first, *self._pieces]
-        self._waiting_apart = self._new(apart)
+        self._apart = [request for request in apart if not self._fill_at_once(request)]
         self._threads: ThreadPoolExecutor | None = None
         self._call: _Call | None = None
-        self._apart: list[tuple[MaskBatch, _Call]] = []
 
     def _new(self, requests: Iterable[MaskRequest]) -> list[MaskRequest]:
         """Those that nobody has filled or asked for."""
         new: list[MaskRequest] = []
         for request in requests:
-            if fill_known(request, self._mask_RK):
-                continue
-            if fill_only(request, self._mask_RK):
-                self.num_masks += 1
+            if self._fill_at_once(request):
                 continue
             same = self._same.setdefault((id(request.point), request.tokens), [])
             if not same:
@@ -93,30 +91,39 @@ class Filling:
             same.append(request)
         return new
 
+    def _fill_at_once(self, request: MaskRequest) -> bool:
+        if fill_known(request, self._mask_RK):
+            return True
+        is_only = fill_only(request, self._mask_RK)
+        self.num_masks += is_only
+        return is_only
+
     def start(self, threads: ThreadPoolExecutor) -> None:
         """Fill beside the caller; without this it is done when it is waited for. Returns once the
         thread is about to enter the library: a caller at work would not soon let it."""
-        if self._same:
+        if self._same or self._apart:
             self._begin_counting()
             self._threads = threads
             self._call = _Call(threads, self._run)
+            self._call.wait_for_begin()
 
     def start_apart(self) -> None:
-        """The same for drafts apart, but for those that would take a lock for which a root waits; these
-        begin when the first call is done, if that is in time."""
-        if self._threads is None or not self._waiting_apart:
-            return
-        held = {grammar_of(each) for each in self._first.behind(self._first.requests)}
-        ready = [each for each in self._waiting_apart if grammar_of(each) not in held]
-        if ready:
-            self._waiting_apart = [each for each in self._waiting_apart if grammar_of(each) in held]
-            batch = self._take_apart(ready)
-            self._apart.append((batch, _Call(self._threads, batch.run)))
+        """The same for what is apart, but where it would take a lock for which another mask waits;
+        this begins when it is waited for."""
+        if self._threads is not None and self._apart:
+            held = {grammar_of(each) for each in self._first.behind(self._first.requests)}
+            self._begin_apart([each for each in self._apart if grammar_of(each) not in held])
 
-    def _take_apart(self, requests: Sequence[MaskRequest]) -> MaskBatch:
-        batch = on_own_page(requests, self._mask_RK.shape[1])
-        self._batches.append(batch)
-        return batch
+    def _begin_apart(self, requests: Iterable[MaskRequest]) -> None:
+        """Where nothing is under way yet."""
+        begun: list[MasksUnderWay] = []
+        for request in requests:
+            if request.point.under_way is None:
+                made = MasksUnderWay(request, self._mask_RK.shape[1], self._threads)
+                request.point.under_way = made
+                begun.append(made)
+        for made in begun:
+            made.wait_for_begin()
 
     def _begin_counting(self) -> None:
         self._begun_at = time.perf_counter()
@@ -136,46 +143,51 @@ class Filling:
         slow_after: float = math.inf,
         root_slow_after: float = math.inf,
         leave_after: float = math.inf,
+        most_late: int = 0,
     ) -> bool:
         """Until the masks are there, or time is over; False when the drafts of `first` were not in
         time, or nothing was begun, and the rows of requests that are late may still be written to.
         slow_after: seconds from the start on; of the drafts that take longer, the last few are slow;
-        root_slow_after: the same for roots alone; leave_after: drafts apart are left behind."""
+        root_slow_after: the same for roots alone; leave_after: of what is apart no more than most_late
+        are waited for."""
+        is_in_time = True
         if self._call is None:
             self._begin_counting()
             self._run()
-            self._take_apart(self._waiting_apart).run()
-            self._waiting_apart = []
-        elif not self._is_done(self._call, slow_after, root_slow_after):
-            for requests in (*(batch.requests for batch in self._batches), self._waiting_apart):
-                self._leave_out(requests)
-            return False
-        elif time.perf_counter() < self._begun_at + leave_after:
-            self.start_apart()
-        self._leave_out(self._waiting_apart)
-        for batch, call in self._apart:
-            self._wait_apart(batch, call, slow_after, leave_after)
+        else:
+            is_in_time = self._is_done(self._call, slow_after, root_slow_after)
+        self._begin_apart(self._apart)
+        self._wait_apart(leave_after, most_late)
+        for request in self._apart:
+            self._settle_apart(request)
         for batch in self._batches:
-            if batch.is_done:
+            if is_in_time and batch.is_done:
                 self._settle(batch)
             else:
-                self._leave_out(batch.requests)
-        return True
+                self._leave_out(batch)
+        return is_in_time
 
-    def _wait_apart(
-        self, batch: MaskBatch, call: _Call, slow_after: float, leave_after: float
-    ) -> None:
-        """slow_after: from this call's own start on."""
-        is_noted = False
-        while not call.is_done:
-            now = time.perf_counter()
-            if not is_noted and now > call.begun_at + slow_after:
-                self._note_slow(batch, batch.requests)
-                is_noted = True
-            if now > self._begun_at + leave_after:
-                call.leave()
+    def _wait_apart(self, leave_after: float, most_late: int) -> None:
+        under_way = [each.point.under_way for each in self._apart]
+        while True:
+            late = [each for each in under_way if each is not None and not each.is_done]
+            is_over = time.perf_counter() > self._begun_at + leave_after
+            if not late or (is_over and len(late) <= most_late):
                 return
-            call.wait()
+            late[0].wait()
+
+    def _settle_apart(self, request: MaskRequest) -> None:
+        """What is there is the point's from now on."""
+        point, under_way = request.point, request.point.under_way
+        if under_way is not None and under_way.is_done:
+            point.under_way = None
+            num_masks = under_way.settle()
+            self.num_masks += num_masks
+            self.seconds += under_way.seconds
+            if not num_masks:
+                return
+        if not fill_known(request, self._mask_RK, part=True):
+            request.is_late = True
 
     def _is_done(self, call: _Call, slow_after: float, root_slow_after: float) -> bool:
         """Waits for the thread; False when time is over and drafts are still missing, or it has not
@@ -188,7 +200,7 @@ class Filling:
             looks = [
                 (after, requests)
                 for after, requests in looks
-                if now <= self._begun_at + after or not self._note_slow(self._first, requests)
+                if now <= self._begun_at + after or not self._note_slow(requests)
             ]
             if now > self._deadline and (not call.has_begun or self._first.behind(drafts)):
                 call.leave()
@@ -196,9 +208,9 @@ class Filling:
             call.wait()
         return True
 
-    def _note_slow(self, batch: MaskBatch, requests: Sequence[MaskRequest]) -> bool:
+    def _note_slow(self, requests: Sequence[MaskRequest]) -> bool:
         """Those that are not done are slow, once these are few. Nothing but speed hangs on it."""
-        behind = batch.behind(requests)
+        behind = self._first.behind(requests)
         if len(behind) > max(1, len(self._first.requests) // FEW):
             return False
         for request in behind:
@@ -209,7 +221,7 @@ class Filling:
     def _settle(self, batch: MaskBatch) -> None:
         """Give what was filled once to all who asked for it."""
         for first, filled in zip(batch.requests, batch.settle(), strict=True):
-            mask_LK = first.rows(batch.mask_RK)
+            mask_LK = first.rows(self._mask_RK)
             if filled is None:
                 mask_LK[:] = 0
             first.note(filled)
@@ -217,14 +229,13 @@ class Filling:
             for request in twins:
                 request.note(filled)
                 if request is not first:
-                    begin = int(request.is_apart)
-                    request.rows(self._mask_RK)[begin:] = mask_LK[begin:]
+                    request.rows(self._mask_RK)[:] = mask_LK
             if first.num_masks and any(request.keeps for request in twins):
                 first.point.ahead = (first.tokens, mask_LK.copy())
             self.num_masks += first.num_masks
 
-    def _leave_out(self, requests: Iterable[MaskRequest]) -> None:
-        for request in requests:
+    def _leave_out(self, batch: MaskBatch) -> None:
+        for request in batch.requests:
             for each in self._twins(request):
                 each.is_late = True
 
@@ -233,18 +244,63 @@ class Filling:
         return self._same[id(request.point), request.tokens]
 
 
+class MasksUnderWay:
+    """Masks of a point and of a draft behind it, by a thread of their own, which nobody needs to wait
+    for; without `threads` at once. seconds: they took."""
+
+    def __init__(
+        self, request: MaskRequest, num_words: int, threads: ThreadPoolExecutor | None
+    ) -> None:
+        self._request, self.seconds = request, 0.0
+        self._batch = on_own_page(request, num_words)
+        self._call: _Call | None = None
+        if threads is None:
+            self._run()
+        else:
+            self._call = _Call(threads, self._run)
+
+    def _run(self) -> None:
+        begin = time.perf_counter()
+        self._batch.run()
+        self.seconds = time.perf_counter() - begin
+
+    @property
+    def is_done(self) -> bool:
+        return self._call is None or self._call.is_done
+
+    def wait_for_begin(self) -> None:
+        """Until its thread is about to enter the library, unless it does not come to it."""
+        if self._call is not None:
+            self._call.wait_for_begin()
+
+    def wait(self) -> None:
+        """For a moment, or until it is done."""
+        if self._call is not None:
+            self._call.wait()
+
+    def settle(self) -> int:
+        """Tell the point; how many masks there are."""
+        [filled] = self._batch.settle()
+        if filled is None or not filled.num_masks:
+            return 0
+        self._request.point.ahead = (self._request.tokens, self._batch.mask_RK)
+        return filled.num_masks
+
+
 class _Call:
-    """Work for one of `threads`, which is about to do it by now, unless it does not come to it."""
+    """Work for one of `threads`."""
 
     def __init__(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
         self._begun = Event()
-        self.begun_at = time.perf_counter()
 
         def run() -> None:
             self._begun.set()
             work()
 
         self._future = threads.submit(run)
+
+    def wait_for_begin(self) -> None:
+        """Until a thread is about to do it, unless none comes to it."""
         self._begun.wait(BEGIN_SECONDS)
 
     @property

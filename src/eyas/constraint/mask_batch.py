@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +27,7 @@ class MaskRequest:
     """The mask of a point, and those after each of `tokens`, which nobody has walked through (then the
     point has no budget). row: of the point's mask; the others follow. keeps: the point remembers the
     masks for whoever stands there later. has_room: the row behind a point alone is its own as well, and
-    may hold anything until all is settled. is_apart: another request has the point's own mask.
+    may hold anything until all is settled.
 
     num_masks: how many of its rows are there, the point's first; num_legal: tokens that these allow.
     is_late: there was no time for it. is_slow: it was among the last few when a while had passed.
@@ -39,7 +38,6 @@ class MaskRequest:
     row: int
     keeps: bool = False
     has_room: bool = False
-    is_apart: bool = False
     num_masks: int = 0
     num_legal: int = 0
     is_late: bool = False
@@ -55,8 +53,7 @@ class MaskRequest:
 
     def wipe(self, mask_RK: np.ndarray) -> None:
         """Zeros in all rows that the library may have written to for it alone."""
-        begin = self.row + self.is_apart
-        mask_RK[begin : self.row + 1 + max(len(self.tokens), self.has_room)] = 0
+        mask_RK[self.row : self.row + 1 + max(len(self.tokens), self.has_room)] = 0
 
 
 class MaskBatch:
@@ -112,13 +109,10 @@ class MaskBatch:
             self._has_broken = True
 
 
-def on_own_page(requests: Sequence[MaskRequest], num_words: int) -> MaskBatch:
-    """A batch of the same requests on rows of their own."""
-    rows = list(accumulate((1 + len(each.tokens) for each in requests), initial=0))
-    page_RK = np.zeros((rows[-1], num_words), dtype=np.int32)
-    own = zip(requests, rows, strict=False)
-    on_page = [replace(each, row=row, is_apart=False) for each, row in own]
-    return MaskBatch(on_page, page_RK, is_apart=True)
+def on_own_page(request: MaskRequest, num_words: int) -> MaskBatch:
+    """The same request, on rows of its own and for threads of their own."""
+    page_LK = np.zeros((1 + len(request.tokens), num_words), dtype=np.int32)
+    return MaskBatch([MaskRequest(request.point, request.tokens, 0)], page_LK, is_apart=True)
 
 
 def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray, is_apart: bool) -> MaskJob:
@@ -153,16 +147,20 @@ def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> Filled | None:
         return None
 
 
-def fill_known(request: MaskRequest, mask_RK: np.ndarray) -> bool:
-    """Does its point know the masks?"""
+def fill_known(request: MaskRequest, mask_RK: np.ndarray, *, part: bool = False) -> bool:
+    """Does its point know the masks? part: those of the first tokens are enough; the rest is late."""
     if request.point.ahead is None:
         return False
     tokens, mask_LK = request.point.ahead
-    num = len(request.tokens)
-    if tokens[:num] != request.tokens:
+    num = 0
+    while num < min(len(tokens), len(request.tokens)) and tokens[num] == request.tokens[num]:
+        num += 1
+    is_part = num < len(request.tokens)
+    if is_part and not part:
         return False
-    request.rows(mask_RK)[:] = mask_LK[: 1 + num]
-    request.note(counted(mask_LK, [0], [request.tokens])[0])
+    request.rows(mask_RK)[: 1 + num] = mask_LK[: 1 + num]
+    request.note(counted(mask_LK, [0], [request.tokens[:num]])[0])
+    request.is_late = is_part and request.num_legal == num
     return True
 
 

@@ -80,9 +80,8 @@ class ForcedDrafter(DrafterWrapper):
                     min(count, 1 + sum(source != forced for source in path))
                     for count, path in zip(report.counts, report.accepted, strict=True)
                 ]
-                report = StepReport(
-                    known.inner, counts, known.sizes, report.seconds, report.accepted
-                )
+                sizes = list(map(min, known.sizes, report.sizes))
+                report = StepReport(known.inner, counts, sizes, report.seconds, report.accepted)
                 break
         self._inner.learn(report)
 

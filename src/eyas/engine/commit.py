@@ -46,6 +46,8 @@ class Committer:
             sequence, count = rooted[b]
             if sequence.failure is not None:
                 landed.ended[b] = sequence.failure
+            elif flight.masks is not None and b in flight.masks.sitting_out:
+                landed.sat_out.add(b)
             elif sequence.status is Status.RUNNING and count > 0:
                 failure = self._move(sequence, landed.tokens[b][:count])
                 if failure is not None:
@@ -139,6 +141,8 @@ class Committer:
             sequence.prompt_logprobs += fresh[max(0, done - 1 - span.context_start) :]
         self._publish_prompt(sequence)
         if b is None:
+            return None
+        if b in landed.sat_out:
             return None
         if b in landed.ended or count < 0:
             return self.end(sequence, "error", error=landed.ended.get(b, NO_CHOICE))

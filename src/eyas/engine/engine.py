@@ -244,7 +244,9 @@ class Engine:
 
 
 def _sizes(tree: DraftTree, landed: Landed) -> list[int]:
-    """How many nodes the drafter proposed, what a grammar refused included."""
-    if tree.sizes_B.device.type == "cpu":
-        return tree.sizes_B.tolist()
-    return landed.sizes  # nothing is left out on a device
+    """How many nodes the drafter proposed, what a grammar refused included; who sat the step out has
+    shown nothing of its draft."""
+    # nothing is left out on a device
+    on_cpu = tree.sizes_B.device.type == "cpu"
+    sizes: list[int] = tree.sizes_B.tolist() if on_cpu else landed.sizes
+    return [1 if b in landed.sat_out else size for b, size in enumerate(sizes)]

@@ -41,7 +41,8 @@ class Landed:
     """A flight's results on the host, one entry a rooted sequence unless it says otherwise.
 
     parents: None for chains; sources: None where one drafter proposed everything. ended: what has ended
-    a sequence before; failures: what ends it after this, since its automaton stays behind.
+    a sequence before; sat_out: for whom nothing has changed; failures: what ends a sequence after this,
+    since its automaton stays behind.
     """
 
     counts: list[int]
@@ -53,6 +54,7 @@ class Landed:
     logprobs: list[list[TokenLogprob]] | None
     prompt_logprobs: dict[int, list[TokenLogprob]]
     ended: dict[int, str] = field(default_factory=dict)
+    sat_out: set[int] = field(default_factory=set)
     failures: dict[int, str] = field(default_factory=dict)
 
     def sources_of(self, b: int) -> list[int]:

@@ -30,7 +30,7 @@ from eyas.core import DraftTree, Verdict
 from eyas.draft import Drafter, RootDrafter
 from eyas.engine.commit import STEP_FAILED
 from eyas.engine.flight import Flight, Forward
-from eyas.engine.masks import TreeMasks
+from eyas.engine.masks import MOST_APART, TreeMasks
 from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import Plan
@@ -48,8 +48,9 @@ log = logging.getLogger(__name__)
 
 LAST_STEPS = 8
 """The fastest of so many says how long a step takes."""
-NUM_MASK_CALLS = 6
-"""Calls of the grammar library at once: a step's three, and what earlier ones have left behind."""
+NUM_MASK_CALLS = 2 + MOST_APART
+"""Calls of the grammar library at once: a step's, one that an earlier step has left behind, and those
+that nobody need wait for."""
 
 
 class Progress(Enum):

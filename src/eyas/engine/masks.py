@@ -4,9 +4,11 @@ The walk comes before the forward where the host sees the tree in time, so that 
 chosen cost no rows; masks are filled while the forward runs.
 
 Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
-refuses, or whose mask did not come in time, allows nothing and is never walked into; a root's mask is
-always waited for. Of a sequence whose draft is slow only the root is looked at for a while. An
-automaton that fails takes its own sequence down and no other.
+refuses, or whose mask did not come in time, allows nothing and is never walked into. A root's mask is
+waited for, but where its grammar is often slow and the others would have to wait with it: such a
+sequence sits the step out, and its masks are there in a later one. Where that cannot be, only the root
+of a draft that was slow is looked at for a while. An automaton that fails takes its own sequence down
+and no other.
 Does not know: what the automata recognise.
 
 Legend: B rooted sequences, W nodes, R node rows, K 32-bit mask words.
@@ -43,11 +45,11 @@ SLOW_PARTS, SLOW_ROOT_PARTS = 3, 6
 drafts: the next ones will take longer, since the masks near a string's end are. A draft that is alone
 delays no other sequence. A root that is looked at alone is slow when a draft behind it would be."""
 LEAVE_PARTS = 2
-"""Drafts of grammars that are often slow may be left behind after one of so many parts of a step, when
-the forward is about to end."""
-OFTEN_SLOW, APART_PARTS = 1 / 64, 2
-"""What often is; and of how many of the sequences drafts may be left behind, those of the slowest
-grammars first: of one of so many parts."""
+"""Sequences whose grammars are often slow sit a step out whose masks are not there after one of so many
+parts of it, when the forward is about to end."""
+OFTEN_SLOW, MOST_APART, APART_PARTS = 1 / 64, 8, 2
+"""What often is; and of how many sequences masks may be left for later, those of the slowest grammars
+first: at most so many, and one of so many parts of a step's."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
@@ -55,30 +57,33 @@ FAILED = "the output's grammar hit a resource limit while it was enforced; simpl
 class _Walked:
     """One sequence's tree: where each node stands. None in `points`: not legal. tokens: of a draft of
     which only the root was looked at, since its masks will tell the rest. requests: the masks of its
-    points, in order, or that of the root with all behind it, or both of these apart."""
+    points, in order, or that of the root with all behind it. is_apart: nobody need wait for them."""
 
     sequence: Sequence
     points: list[Point | None]
     tokens: tuple[int, ...] | None = None
     requests: list[MaskRequest] = field(default_factory=list)
+    is_apart: bool = False
 
-    def ask(self, row: int, size: int, *, apart: bool) -> None:
-        """For masks from `row` on; `size` rows are its own. apart: the draft may be left behind."""
+    def ask(self, row: int, size: int) -> None:
+        """For masks from `row` on; `size` rows are its own."""
         assert self.sequence.constraint is not None
         keeps, has_room = self.sequence.constraint.has_twins, self.tokens is not None and size > 1
-        tokens = () if apart else self.tokens or ()
         self.requests = [
-            MaskRequest(point, tokens, row + node, keeps, has_room)
+            MaskRequest(point, self.tokens or (), row + node, keeps, has_room)
             for node, point in enumerate(self.points)
             if point is not None
         ]
-        if apart and self.tokens:
-            root = self.requests[0].point
-            self.requests.append(MaskRequest(root, self.tokens, row, keeps, is_apart=True))
+
+    @property
+    def root(self) -> Point:
+        root = self.points[0]
+        assert root is not None
+        return root
 
     @property
     def slowness(self) -> float:
-        """How likely is it to have a draft whose masks take long?"""
+        """How likely is it that the masks of its draft take long?"""
         assert self.sequence.constraint is not None
         return self.sequence.constraint.slowness if self.tokens else 0.0
 
@@ -86,6 +91,11 @@ class _Walked:
     def has_root(self) -> bool:
         """Has the root its mask?"""
         return self.requests[0].num_masks > 0
+
+    @property
+    def sits_out(self) -> bool:
+        """Are its masks left for a later step?"""
+        return self.is_apart and self.requests[0].is_late and not self.has_root
 
     @property
     def is_late(self) -> bool:
@@ -102,7 +112,7 @@ class _Walked:
         """By node; what was not looked at is not refused."""
         if self.tokens is None:
             return [point is not None for point in self.points]
-        request = self.requests[-1]
+        request = self.requests[0]
         is_refused = not request.is_late and request.num_legal < len(request.tokens)
         num = 1 + request.num_legal if is_refused else size
         return [node < num for node in range(size)]
@@ -115,7 +125,8 @@ Live = list[tuple[int, _Walked]]
 @dataclass(slots=True, eq=False)
 class TreeMasks:
     """The automata of one step: `walk`, `begin`, `finish`, `learn`, `note`. walked[b] is None for a
-    sequence that is not constrained (or has ended: `silent`). refusals: complete when all is noted.
+    sequence that is not constrained (or has ended: `silent`). sitting_out: those for whom the step
+    changes nothing, known when it is finished. refusals: complete when all is noted.
     time_limit: seconds after which the rest of a step's drafts is left out. step_seconds: what a step
     takes. pages: for masks. outbox: trees go to the host in it. threads: fill."""
 
@@ -129,6 +140,7 @@ class TreeMasks:
     threads: ThreadPoolExecutor
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
+    sitting_out: set[int] = field(default_factory=set)
     refusals: Refusals = field(default_factory=Refusals)
     _tokens: list[list[int]] = field(default_factory=list)
     _parents: list[list[int]] = field(default_factory=list)
@@ -221,25 +233,45 @@ class TreeMasks:
         mask = self.pages.take(shape)
         mask_RK = mask.numpy()
         live = self._live()
-        suspects = [each for _, each in live if each.slowness > OFTEN_SLOW]
-        suspects.sort(key=lambda each: -each.slowness)
-        apart = set(suspects[: len(live) // APART_PARTS])
+        self._part([each for _, each in live])
         for row, each in live:
-            each.ask(row, self.tree.width, apart=each in apart)
+            each.ask(row, self.tree.width)
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
             if self.walked[b] is None and b not in self.silent:
                 mask_RK[row : row + size] = -1
-        first = [each.requests[0] for _, each in live]
-        rest = [request for _, each in live for request in each.requests[1:]]
-        later, left = ([r for r in rest if r.is_apart is is_apart] for is_apart in (False, True))
-        self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit, left)
+        first = [each.requests[0] for _, each in live if not each.is_apart]
+        later = [request for _, each in live for request in each.requests[1:]]
+        apart = [each.requests[0] for _, each in live if each.is_apart]
+        self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit, apart)
         if not self.walks_ahead or mask_RK.size > WORTH_A_THREAD:
             self._filling.start(self.threads)
         if not self.walks_ahead:
             self.threads.submit(self.pages.make, shape)
 
+    def _part(self, live: Series[_Walked]) -> None:
+        """Say whose masks may be left for later: whoever would wait for such masks of its grammar, and
+        who is likely to be slow."""
+        points = [each.root for each in live]
+        busy = {point.state.grammar for point in points if point.under_way is not None}
+        suspects: list[_Walked] = []
+        num = 0
+        for each in live:
+            if each.tokens is not None and each.root.state.grammar in busy:
+                each.is_apart = True
+                num += 1
+            elif each.slowness > OFTEN_SLOW:
+                suspects.append(each)
+        suspects.sort(key=lambda each: -each.slowness)
+        for each in suspects[: max(0, min(MOST_APART, self._most_out) - num)]:
+            each.is_apart = True
+
+    @property
+    def _most_out(self) -> int:
+        """Sequences that may sit this step out."""
+        return len(self._sizes) // APART_PARTS
+
     def begin_apart(self) -> None:
-        """Start with drafts that may be left behind, some time after the others."""
+        """Start with masks that may be left for later, some time after the others."""
         assert self._filling is not None
         self._filling.start_apart()
 
@@ -251,18 +283,23 @@ class TreeMasks:
         num_drafts = sum(each.tokens is not None for _, each in live)
         slow_after = self.step_seconds / min(SLOW_PARTS, max(1, num_drafts))
         others = (self.step_seconds / SLOW_ROOT_PARTS, self.step_seconds / LEAVE_PARTS)
-        if not self._filling.wait(slow_after, *others):
+        if not self._filling.wait(slow_after, *others, self._most_out):
             mask = self._roots_alone(mask, live)
         mask_RK = mask.numpy()
         for row, each in live:
-            if not each.has_root and each.sequence.status is Status.RUNNING:  # else nobody asks
+            if each.has_root or each.sits_out:
+                continue
+            if each.sequence.status is Status.RUNNING:  # else nobody asks
                 self._retry(each, mask_RK, row)
+        walked = enumerate(self.walked)
+        self.sitting_out = {b for b, each in walked if each is not None and each.sits_out}
         return mask
 
     def note(self) -> None:
         """What was refused and counted; nobody waits for it."""
         assert self._filling is not None
         self.stats.num_late += sum(each.is_late for _, each in self._live())
+        self.stats.num_sat_out += len(self.sitting_out)
         if not self.walks_ahead:
             self._refuse()
         self.stats.num_masks += self._filling.num_masks
@@ -273,13 +310,14 @@ class TreeMasks:
         """Masks where the thread that fills does not write any more: of what is late only the roots."""
         mask = reachable(tuple(unfinished.shape), self.tree.tokens_BW.device)
         mask_RK = mask.numpy()
-        late = [request for _, each in live for request in each.requests if request.is_late]
+        waited = [(row, each) for row, each in live if not each.is_apart]
+        late = [request for _, each in waited for request in each.requests if request.is_late]
         mask_RK[:] = unfinished.numpy()
         for request in late:
             request.wipe(mask_RK)
         again = {
             each.requests[0]: MaskRequest(each.points[0], (), row)
-            for row, each in live
+            for row, each in waited
             if each.requests[0].is_late and each.points[0] is not None
         }
         self._fill_now(again.values(), mask_RK)
@@ -294,14 +332,18 @@ class TreeMasks:
         self.stats.mask_seconds += filling.seconds
 
     def learn(self) -> None:
-        """How far to look into the next drafts. Where time was over and nobody stands out, all who were
-        late are to blame."""
+        """Whose masks to ask for apart, and where nobody may sit out or time was over, how far to look
+        into the next drafts; if then nobody stands out, all who were late are to blame."""
         live = self._live()
         has_culprit = any(each.is_slow and each.requests[-1].tokens for _, each in live)
         for _, each in live:
             automaton = each.sequence.constraint
             assert automaton is not None
-            if each.is_slow or (each.is_late and not has_culprit):
+            if each.sits_out or (each.is_slow and not each.is_late and self._most_out):
+                automaton.was_slow()  # it is asked apart from now on
+            elif each.is_apart and each.is_late:
+                continue
+            elif each.is_slow or (each.is_late and not has_culprit):
                 automaton.held_up(self.tree.width - 1, is_slow=each.is_slow)
             elif not each.is_late:
                 automaton.in_time(self.tree.width - 1)
