@@ -29,6 +29,7 @@ from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSp
 from eyas.llm import Asked
 from eyas.wire import GrammarStats
 from tests.constraint.walking import tokens_of
+from tests.laws.late_masks import make_masks_late
 from tests.laws.structured import BACKENDS, ask, engine, told
 
 QUESTION = "What is the capital of France? Think about it."
@@ -654,24 +655,7 @@ def test_an_engine_says_the_same_however_often_sequences_sit_out(
     if library == "xgrammar":
         pytest.importorskip("xgrammar")
     llm = engine(drafter, library, flights=seed % 2)
-    draw = random.Random(seed)
-    stats, pool = llm.engine.metrics.grammar, llm.engine._grammars
-    assert pool is not None
-    backend: Any = pool._backend
-    make = backend.job
-
-    def slow_job(
-        states: Any, mask_RK: Any, rows: Any, drafts: Any, *, apart: bool = False
-    ) -> MaskJob:
-        job = make(states, mask_RK, rows, drafts, apart=apart)
-        seconds = draw.choice((0.0, 0.01, 0.04)) if apart else 0.0
-
-        def slowly() -> None:
-            time.sleep(seconds)
-            job.run()
-
-        return MaskJob(slowly, job.settle)
-
+    stats = llm.engine.metrics.grammar
     params = SamplingParams(temperature=seed / 2, seed=seed, max_tokens=30, logprobs=1, n=2)
     wanted = (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}"), None, OBJECT, HEAVY)
     prompts = [llm.encode_chat([{"role": "user", "content": f"{QUESTION} {i}"}]) for i in range(5)]
@@ -683,9 +667,7 @@ def test_an_engine_says_the_same_however_often_sequences_sit_out(
         ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
         plain = llm._run(asked, params)
     before = stats.num_sat_out
-    monkeypatch.setattr(Automaton, "slowness", property(lambda automaton: 1.0))
-    monkeypatch.setattr(llm.engine.launcher, "step_seconds", [0.0002])
-    monkeypatch.setattr(backend, "job", slow_job)
+    make_masks_late(monkeypatch, llm.engine, seed)
     answers = llm._run(asked, params)
     assert [told(answer) for answer in answers] == [told(answer) for answer in plain]
     assert not any(choice.error for answer in answers for choice in answer.choices)

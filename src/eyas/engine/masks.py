@@ -47,9 +47,10 @@ delays no other sequence. A root that is looked at alone is slow when a draft be
 LEAVE_PARTS = 2
 """Sequences whose grammars are often slow sit a step out whose masks are not there after one of so many
 parts of it, when the forward is about to end."""
-OFTEN_SLOW, MOST_APART, APART_PARTS = 1 / 64, 8, 2
+OFTEN_SLOW, MOST_APART, APART_PARTS = 1 / 64, 6, 2
 """What often is; and of how many sequences masks may be left for later, those of the slowest grammars
-first: at most so many, and one of so many parts of a step's."""
+first: at most so many, since each is a call that wants the interpreter's lock, and one of so many parts
+of a step's."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
@@ -146,6 +147,7 @@ class TreeMasks:
     _parents: list[list[int]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
     has_begun: bool = False
+    _has_room: bool = False
     _mask: torch.Tensor | None = None
     _filling: Filling | None = None
     _host: HostCopy = field(init=False)
@@ -262,8 +264,10 @@ class TreeMasks:
             elif each.slowness > OFTEN_SLOW:
                 suspects.append(each)
         suspects.sort(key=lambda each: -each.slowness)
-        for each in suspects[: max(0, min(MOST_APART, self._most_out) - num)]:
+        room = min(MOST_APART, self._most_out) - num
+        for each in suspects[: max(0, room)]:
             each.is_apart = True
+        self._has_room = len(suspects) < room
 
     @property
     def _most_out(self) -> int:
@@ -332,14 +336,14 @@ class TreeMasks:
         self.stats.mask_seconds += filling.seconds
 
     def learn(self) -> None:
-        """Whose masks to ask for apart, and where nobody may sit out or time was over, how far to look
-        into the next drafts; if then nobody stands out, all who were late are to blame."""
+        """Whose masks to ask for apart; and, where there is no room for more or time was over, how far
+        to look into the next drafts. If then nobody stands out, all who were late are to blame."""
         live = self._live()
         has_culprit = any(each.is_slow and each.requests[-1].tokens for _, each in live)
         for _, each in live:
             automaton = each.sequence.constraint
             assert automaton is not None
-            if each.sits_out or (each.is_slow and not each.is_late and self._most_out):
+            if each.sits_out or (each.is_slow and not each.is_late and self._has_room):
                 automaton.was_slow()  # it is asked apart from now on
             elif each.is_apart and each.is_late:
                 continue
