@@ -125,7 +125,7 @@ def attention_table(results: Results) -> str:
 SERVED = (
     ("h200_serve", "free", "Llama-3.1-8B, chain of 5, acceptance drawn at 3.52"),
     ("h200_serve_schemas", "free", "Qwen3-8B, drafts of a random head: requests without a schema"),
-    ("h200_serve_schemas", "schema", "those with one, beside them"),
+    ("h200_serve_schemas", "schema", "those with one, a quarter, beside them"),
 )
 """The result, the kind of its requests, what it was."""
 
@@ -142,9 +142,11 @@ def serve_table(results: Results) -> str:
             continue
         of = found["kinds"][kind]
         first, between = of["first_token_ms"], of["inter_token_ms"]
+        # Of the load, all kinds together.
+        rates = f"{found['ended_per_second']:.1f} of {found['offered_per_second']:.1f}"
+        rates += f" | {found['output_tokens_per_second']:,.0f}"
         lines.append(
-            f"| {text} | {found['ended_per_second']:.1f} of {found['offered_per_second']:.1f} "
-            f"| {found['output_tokens_per_second']:,.0f} | {first['p50']:.0f}, {first['p99']:.0f} ms "
+            f"| {text} | {rates if kind == 'free' else ' | '} | {first['p50']:.0f}, {first['p99']:.0f} ms "
             f"| {between['p50']:.1f}, {between['p99']:.1f} ms "
             f"| {100 * found['share_in_time']:.1f} % |"
         )
