@@ -142,11 +142,12 @@ def serve_table(results: Results) -> str:
             continue
         of = found["kinds"][kind]
         first, between = of["first_token_ms"], of["inter_token_ms"]
-        # Of the load, all kinds together.
-        rates = f"{found['ended_per_second']:.1f} of {found['offered_per_second']:.1f}"
-        rates += f" | {found['output_tokens_per_second']:,.0f}"
+        rates = " | "
+        if kind == "free":  # of the load, all kinds together
+            rates = f"{found['ended_per_second']:.1f} of {found['offered_per_second']:.1f}"
+            rates += f" | {found['output_tokens_per_second']:,.0f}"
         lines.append(
-            f"| {text} | {rates if kind == 'free' else ' | '} | {first['p50']:.0f}, {first['p99']:.0f} ms "
+            f"| {text} | {rates} | {first['p50']:.0f}, {first['p99']:.0f} ms "
             f"| {between['p50']:.1f}, {between['p99']:.1f} ms "
             f"| {100 * found['share_in_time']:.1f} % |"
         )
