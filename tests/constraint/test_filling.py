@@ -315,7 +315,7 @@ def begun(
     mask_RK = np.zeros((num_rows, backend.vocabulary.num_mask_words), dtype=np.int32)
     filling = Filling(first, later, mask_RK, time_limit, apart)
     if thread is not None:
-        filling.start(thread)
+        filling.start(thread, thread)
         if apart:
             until = time.monotonic() + 0.5
             last = [each.row + len(each.tokens) for each in first]
@@ -773,7 +773,7 @@ def test_nobody_waits_for_what_another_step_has_left_behind(
     mask_RK = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
     filling = Filling(roots, (), mask_RK, 0.01)
     begin = time.perf_counter()
-    filling.start(beside)
+    filling.start(beside, beside)
     assert filling.wait() != has_root
     assert time.perf_counter() - begin < 20
     assert [each.is_late for each in roots] == [True] * len(roots)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import MaskJob
+from eyas.constraint.llguidance import LlguidanceGrammar
+from eyas.constraint.xgrammar import XgrammarGrammar
 from eyas.engine.engine import Engine
 
 
@@ -31,6 +32,8 @@ def make_masks_late(monkeypatch: pytest.MonkeyPatch, engine: Engine, seed: int =
 
         return MaskJob(run, made.settle)
 
-    monkeypatch.setattr(Automaton, "slowness", property(lambda automaton: 1.0))
+    always = property(lambda grammar: 1.0, lambda grammar, slowness: None)
+    for grammar in (LlguidanceGrammar, XgrammarGrammar):
+        monkeypatch.setattr(grammar, "slowness", always)
     monkeypatch.setattr(engine.launcher, "step_seconds", [0.0002])
     monkeypatch.setattr(backend, "job", job)

@@ -99,8 +99,8 @@ MUTATIONS = [
     Mutation(
         "every node has the root's mask",
         "engine/masks.py",
-        "MaskRequest(point, tokens, row + node, keeps, has_room)",
-        "MaskRequest(self.points[0] or point, tokens, row + node, keeps, has_room)",
+        "MaskRequest(point, self.tokens or (), row + node, keeps, has_room)",
+        "MaskRequest(self.root, self.tokens or (), row + node, keeps, has_room)",
         NAMED + "each_node_has_its_own_mask[oracle tree]",
     ),
     Mutation(
@@ -393,7 +393,7 @@ MUTATIONS = [
         "constraint/filling.py",
         "if grammar_of(each) not in held]",
         "if grammar_of(each) not in ()]",
-        FILLING + "a_draft_apart_does_not_begin_while_a_root_of_its_grammar_is_missing[True]",
+        FILLING + "masks_apart_do_not_begin_while_others_of_their_grammar_are_missing[True]",
     ),
     Mutation(
         "roots do not wait for their masks",
@@ -405,7 +405,7 @@ MUTATIONS = [
     Mutation(
         "a draft's masks are waited for",
         "engine/masks.py",
-        "first = [each.requests[0] for _, each in live]",
+        "first = [each.requests[0] for _, each in live if not each.is_apart]",
         "first = [request for _, each in live for request in each.requests]",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),

@@ -156,11 +156,6 @@ class Automaton:
         """Does a budget still have a say? Then masks alone do not tell what is legal."""
         return self.root.budget is not None
 
-    @property
-    def slowness(self) -> float:
-        """How often drafts of this grammar were slow of late, here or in other outputs."""
-        return self._grammar.slowness
-
     def was_slow(self) -> None:
         """Its masks took long."""
         self._grammar.slowness += SLOW_WEIGHT * (1 - self._grammar.slowness)
@@ -171,9 +166,10 @@ class Automaton:
             self.was_slow()
         self.reach.held_up(size)
 
-    def in_time(self, size: int) -> None:
-        """Of its draft of so many tokens all was there that it had asked for."""
-        if self.reach.limit != 0:
+    def in_time(self, size: int, *, has_shown: bool = True) -> None:
+        """Of its draft of so many tokens all was there that it had asked for; has_shown: which was
+        something."""
+        if has_shown:
             self._grammar.slowness *= 1 - SLOW_WEIGHT
         self.reach.in_time(size)
 

@@ -184,7 +184,8 @@ class Backend(Protocol):
         """Write the mask of states[i] into the zeroed int32 row rows[i] (without `rows`: i), and those
         after each token of drafts[i] into the rows behind it, as far as tokens are legal: over all
         cores. What is left of these rows after an end, or where a resource limit is hit, stays zero.
-        apart: jobs without it run beside this one, and are not to wait for its threads.
+        apart: nobody waits for it, so that jobs without it share no threads with it where the library
+        has any, and its states may be asked for other things meanwhile.
         """
         ...
 

@@ -30,6 +30,7 @@ from threading import Event
 
 import numpy as np
 
+from eyas.constraint.automaton import Point
 from eyas.constraint.mask_batch import (
     MaskBatch,
     MaskRequest,
@@ -44,7 +45,9 @@ PIECE = 32
 FEW = 4
 """One in so many drafts may be slow."""
 BEGIN_SECONDS = 0.001
-"""At most so long the caller stands aside for the thread that is to fill."""
+"""At most so long the caller stands aside for the threads that are to fill."""
+LEAST_SECONDS = 0.001
+"""What has begun so lately is waited for."""
 POLL_SECONDS = 0.0005
 """Between two looks at whether what is missing is late."""
 
@@ -76,7 +79,8 @@ class Filling:
         self._pieces = [MaskBatch(piece, mask_RK) for piece in pieces]
         self._batches = [self._first, *self._pieces]
         self._apart = [request for request in apart if not self._fill_at_once(request)]
-        self._threads: ThreadPoolExecutor | None = None
+        self._apart_threads: ThreadPoolExecutor | None = None
+        self._apart_begun_at = 0.0
         self._call: _Call | None = None
 
     def _new(self, requests: Iterable[MaskRequest]) -> list[MaskRequest]:
@@ -92,25 +96,26 @@ class Filling:
         return new
 
     def _fill_at_once(self, request: MaskRequest) -> bool:
+        self._settle_apart(request.point)
         if fill_known(request, self._mask_RK):
             return True
         is_only = fill_only(request, self._mask_RK)
         self.num_masks += is_only
         return is_only
 
-    def start(self, threads: ThreadPoolExecutor) -> None:
+    def start(self, threads: ThreadPoolExecutor, apart_threads: ThreadPoolExecutor) -> None:
         """Fill beside the caller; without this it is done when it is waited for. Returns once the
         thread is about to enter the library: a caller at work would not soon let it."""
         if self._same or self._apart:
             self._begin_counting()
-            self._threads = threads
+            self._apart_threads = apart_threads
             self._call = _Call(threads, self._run)
-            self._call.wait_for_begin()
+            self._call.wait_for_begin(BEGIN_SECONDS)
 
     def start_apart(self) -> None:
         """The same for what is apart, but where it would take a lock for which another mask waits;
         this begins when it is waited for."""
-        if self._threads is not None and self._apart:
+        if self._apart_threads is not None and self._apart:
             held = {grammar_of(each) for each in self._first.behind(self._first.requests)}
             self._begin_apart([each for each in self._apart if grammar_of(each) not in held])
 
@@ -119,11 +124,13 @@ class Filling:
         begun: list[MasksUnderWay] = []
         for request in requests:
             if request.point.under_way is None:
-                made = MasksUnderWay(request, self._mask_RK.shape[1], self._threads)
+                made = MasksUnderWay(request, self._mask_RK.shape[1], self._apart_threads)
                 request.point.under_way = made
                 begun.append(made)
-        for made in begun:
-            made.wait_for_begin()
+        if begun:
+            now = self._apart_begun_at = time.perf_counter()
+            for made in begun:
+                made.wait_for_begin(now + BEGIN_SECONDS - time.perf_counter())
 
     def _begin_counting(self) -> None:
         self._begun_at = time.perf_counter()
@@ -136,7 +143,7 @@ class Filling:
             if time.perf_counter() > self._deadline:
                 break
             piece.run()
-        self.seconds = time.perf_counter() - begin
+        self.seconds += time.perf_counter() - begin
 
     def wait(
         self,
@@ -148,8 +155,8 @@ class Filling:
         """Until the masks are there, or time is over; False when the drafts of `first` were not in
         time, or nothing was begun, and the rows of requests that are late may still be written to.
         slow_after: seconds from the start on; of the drafts that take longer, the last few are slow;
-        root_slow_after: the same for roots alone; leave_after: of what is apart no more than most_late
-        are waited for."""
+        root_slow_after: the same for roots alone; leave_after: from then on what is apart is waited
+        for only while more than most_late are missing, or it has just begun."""
         is_in_time = True
         if self._call is None:
             self._begin_counting()
@@ -159,7 +166,10 @@ class Filling:
         self._begin_apart(self._apart)
         self._wait_apart(leave_after, most_late)
         for request in self._apart:
-            self._settle_apart(request)
+            self._settle_apart(request.point)
+            has_failed = request.point.under_way is None and request.point.ahead is None
+            if not has_failed and not fill_known(request, self._mask_RK, part=True):
+                request.is_late = True
         for batch in self._batches:
             if is_in_time and batch.is_done:
                 self._settle(batch)
@@ -169,25 +179,21 @@ class Filling:
 
     def _wait_apart(self, leave_after: float, most_late: int) -> None:
         under_way = [each.point.under_way for each in self._apart]
+        until = max(self._begun_at + leave_after, self._apart_begun_at + LEAST_SECONDS)
         while True:
             late = [each for each in under_way if each is not None and not each.is_done]
-            is_over = time.perf_counter() > self._begun_at + leave_after
-            if not late or (is_over and len(late) <= most_late):
+            if not late or (time.perf_counter() > until and len(late) <= most_late):
                 return
             late[0].wait()
 
-    def _settle_apart(self, request: MaskRequest) -> None:
-        """What is there is the point's from now on."""
-        point, under_way = request.point, request.point.under_way
+    def _settle_apart(self, point: Point) -> None:
+        """Masks that are there are the point's from now on."""
+        under_way = point.under_way
         if under_way is not None and under_way.is_done:
-            point.under_way = None
-            num_masks = under_way.settle()
-            self.num_masks += num_masks
+            point.under_way, known = None, point.ahead
+            point.ahead = under_way.settle() or known
+            self.num_masks += under_way.num_masks
             self.seconds += under_way.seconds
-            if not num_masks:
-                return
-        if not fill_known(request, self._mask_RK, part=True):
-            request.is_late = True
 
     def _is_done(self, call: _Call, slow_after: float, root_slow_after: float) -> bool:
         """Waits for the thread; False when time is over and drafts are still missing, or it has not
@@ -246,12 +252,13 @@ class Filling:
 
 class MasksUnderWay:
     """Masks of a point and of a draft behind it, by a thread of their own, which nobody needs to wait
-    for; without `threads` at once. seconds: they took."""
+    for; without `threads` at once. num_masks: made, once settled, in `seconds`."""
 
     def __init__(
         self, request: MaskRequest, num_words: int, threads: ThreadPoolExecutor | None
     ) -> None:
-        self._request, self.seconds = request, 0.0
+        self.num_masks, self.seconds = 0, 0.0
+        self._tokens = request.tokens
         self._batch = on_own_page(request, num_words)
         self._call: _Call | None = None
         if threads is None:
@@ -265,26 +272,28 @@ class MasksUnderWay:
         self.seconds = time.perf_counter() - begin
 
     @property
+    def has_begun(self) -> bool:
+        return self._call is None or self._call.has_begun
+
+    @property
     def is_done(self) -> bool:
         return self._call is None or self._call.is_done
 
-    def wait_for_begin(self) -> None:
-        """Until its thread is about to enter the library, unless it does not come to it."""
+    def wait_for_begin(self, seconds: float) -> None:
+        """Until its thread is about to enter the library, at most so long."""
         if self._call is not None:
-            self._call.wait_for_begin()
+            self._call.wait_for_begin(seconds)
 
     def wait(self) -> None:
         """For a moment, or until it is done."""
         if self._call is not None:
             self._call.wait()
 
-    def settle(self) -> int:
-        """Tell the point; how many masks there are."""
+    def settle(self) -> tuple[tuple[int, ...], np.ndarray] | None:
+        """`Point.ahead`, once it is done; None where the automaton has failed."""
         [filled] = self._batch.settle()
-        if filled is None or not filled.num_masks:
-            return 0
-        self._request.point.ahead = (self._request.tokens, self._batch.mask_RK)
-        return filled.num_masks
+        self.num_masks = 0 if filled is None else filled.num_masks
+        return (self._tokens, self._batch.mask_RK) if self.num_masks else None
 
 
 class _Call:
@@ -299,9 +308,9 @@ class _Call:
 
         self._future = threads.submit(run)
 
-    def wait_for_begin(self) -> None:
-        """Until a thread is about to do it, unless none comes to it."""
-        self._begun.wait(BEGIN_SECONDS)
+    def wait_for_begin(self, seconds: float) -> None:
+        """Until a thread is about to do it, at most so long."""
+        self._begun.wait(max(0.0, seconds))
 
     @property
     def has_begun(self) -> bool:

@@ -106,6 +106,8 @@ class LlguidanceBackend(Backend):
         has_drafts = any(each.tokens for each in asked.values())
         together = [each for each in asked.values() if has_drafts and each.shown]
         alone = [each for each in asked.values() if not (has_drafts and each.shown)]
+        for each in alone if apart else ():
+            each.matcher = each.state.copy()
         for each in together:
             # Who follows a draft does so with a copy: going back would leave a matcher another one.
             each.matcher = each.state.for_draft()

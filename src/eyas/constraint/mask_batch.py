@@ -110,9 +110,11 @@ class MaskBatch:
 
 
 def on_own_page(request: MaskRequest, num_words: int) -> MaskBatch:
-    """The same request, on rows of its own and for threads of their own."""
+    """The same request, on rows of its own and for threads of their own; it knows nothing of its point,
+    which knows of it."""
     page_LK = np.zeros((1 + len(request.tokens), num_words), dtype=np.int32)
-    return MaskBatch([MaskRequest(request.point, request.tokens, 0)], page_LK, is_apart=True)
+    same = MaskRequest(Point(request.point.state, None), request.tokens, 0)
+    return MaskBatch([same], page_LK, is_apart=True)
 
 
 def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray, is_apart: bool) -> MaskJob:

@@ -46,7 +46,7 @@ class Committer:
             sequence, count = rooted[b]
             if sequence.failure is not None:
                 landed.ended[b] = sequence.failure
-            elif flight.masks is not None and b in flight.masks.sitting_out:
+            elif b in flight.sitting_out:
                 landed.sat_out.add(b)
             elif sequence.status is Status.RUNNING and count > 0:
                 failure = self._move(sequence, landed.tokens[b][:count])

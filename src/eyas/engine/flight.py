@@ -81,9 +81,9 @@ class Flight:
 
     drafter: whose tree it is. started: when it was boarded (seconds of a monotonic clock).
     drafted: its tree, as it was proposed; tree: what is left of it. masks: what the automata said of
-    it; None where nobody is constrained. num_failed: drafters with which it failed. planned: until it
-    starts; forward: until it has its verdict. has_departed: its results are on their way to the host.
-    landed: once read.
+    it; None where nobody is constrained. sitting_out: for whom it changes nothing. num_failed: drafters
+    with which it failed. planned: until it starts; forward: until it has its verdict. has_departed: its
+    results are on their way to the host. landed: once read.
     """
 
     plan: Plan
@@ -91,6 +91,7 @@ class Flight:
     drafter: Drafter | None = None
     drafted: DraftTree | None = None
     masks: TreeMasks | None = None
+    sitting_out: set[int] = field(default_factory=set)
     landed: Landed | None = None
     tree: DraftTree | None = None
     verdict: Verdict | None = None

@@ -48,9 +48,9 @@ log = logging.getLogger(__name__)
 
 LAST_STEPS = 8
 """The fastest of so many says how long a step takes."""
-NUM_MASK_CALLS = 2 + MOST_APART
-"""Calls of the grammar library at once: a step's, one that an earlier step has left behind, and those
-that nobody need wait for."""
+NUM_MASK_CALLS = 3
+"""Calls of the grammar library at once that steps wait for: one, and those left behind. Those that
+nobody need wait for have their own threads."""
 
 
 class Progress(Enum):
@@ -80,6 +80,7 @@ class Launcher:
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
         self.mask_threads = ThreadPoolExecutor(NUM_MASK_CALLS, "masks")
+        self.apart_threads = ThreadPoolExecutor(MOST_APART, "masks-apart")
         self.step_seconds: deque[float] = deque(maxlen=LAST_STEPS)
         self._runner = runner
         self._table = table
@@ -161,9 +162,10 @@ class Launcher:
         batch, tree, masks = forward.batch, forward.tree, forward.masks
         rows, output = forward.rows, forward.output
         mask_RK = None
+        flight.masks, flight.sitting_out = masks, set()
         if masks is not None:
-            flight.masks = masks
             mask_RK = batch.bring_array("mask", masks.finish())
+            flight.sitting_out = masks.sitting_out
         flight.prompt_rows = score_prompts(flight.plan, rows, output, self._table)
         verdict = None
         if batch.rooted:
@@ -171,7 +173,7 @@ class Launcher:
             flight.tree, flight.verdict = tree, verdict
             flight.drafter = self.drafters[flight.num_failed]
         self._depart(flight)  # what the drafter makes of the step need not be waited for
-        self._observe(batch, output, verdict)
+        self._observe(batch, output, verdict, flight.sitting_out)
 
     def _forward(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
         """The rows of a step, and what the model makes of them."""
@@ -205,10 +207,14 @@ class Launcher:
         key = (id(self.verify), logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
         return batch.stage("verdict", key, settle, reads_context=True)
 
-    def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
+    def _observe(
+        self, batch: Batch, output: Output, verdict: Verdict | None, sitting_out: set[int]
+    ) -> None:
         """The drafter sees every step, also one that ran without its draft."""
         try:
             self.drafters[0].observe(batch, output, verdict)
+            if sitting_out:
+                self.drafters[0].undo(batch, sorted(sitting_out))
         except Exception:
             log.exception("the drafter failed to observe a step")
 
@@ -227,7 +233,8 @@ class Launcher:
 
     def close(self) -> None:
         """What its threads do now they finish."""
-        self.mask_threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self.mask_threads, self.apart_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _planned(self, flight: Flight, drafter: Drafter) -> PlannedBatch:
         plan = flight.plan
@@ -257,8 +264,9 @@ class Launcher:
         if all(sequence.constraint is None for sequence in plan.rooted):
             return None
         seconds = (self._mask_seconds, min(self.step_seconds, default=math.inf))
-        beside = (self._metrics.grammar, self._mask_pages, self._outbox, self.mask_threads)
-        return TreeMasks(tree, self._info.vocab_size, *seconds, *beside)
+        beside = (self._metrics.grammar, self._mask_pages, self._outbox)
+        threads = (self.mask_threads, self.apart_threads)
+        return TreeMasks(tree, self._info.vocab_size, *seconds, *beside, *threads)
 
     def _walk(self, flight: Flight, masks: TreeMasks) -> None:
         """Follow the trees from where the sequences stand once everything has landed; what may be left

@@ -29,6 +29,7 @@ import torch
 from eyas.cache.transfer import BlankPages, HostCopy, Outbox, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Point
+from eyas.constraint.base import Grammar
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
@@ -50,7 +51,7 @@ parts of it, when the forward is about to end."""
 OFTEN_SLOW, MOST_APART, APART_PARTS = 1 / 64, 6, 2
 """What often is; and of how many sequences masks may be left for later, those of the slowest grammars
 first: at most so many, since each is a call that wants the interpreter's lock, and one of so many parts
-of a step's."""
+of a step's. All of a grammar or none: they wait for each other's calls."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
@@ -58,13 +59,15 @@ FAILED = "the output's grammar hit a resource limit while it was enforced; simpl
 class _Walked:
     """One sequence's tree: where each node stands. None in `points`: not legal. tokens: of a draft of
     which only the root was looked at, since its masks will tell the rest. requests: the masks of its
-    points, in order, or that of the root with all behind it. is_apart: nobody need wait for them."""
+    points, in order, or that of the root with all behind it. is_apart: nobody need wait for them;
+    may_be_apart: there would have been room for that."""
 
     sequence: Sequence
     points: list[Point | None]
     tokens: tuple[int, ...] | None = None
     requests: list[MaskRequest] = field(default_factory=list)
     is_apart: bool = False
+    may_be_apart: bool = False
 
     def ask(self, row: int, size: int) -> None:
         """For masks from `row` on; `size` rows are its own."""
@@ -83,12 +86,6 @@ class _Walked:
         return root
 
     @property
-    def slowness(self) -> float:
-        """How likely is it that the masks of its draft take long?"""
-        assert self.sequence.constraint is not None
-        return self.sequence.constraint.slowness if self.tokens else 0.0
-
-    @property
     def has_root(self) -> bool:
         """Has the root its mask?"""
         return self.requests[0].num_masks > 0
@@ -100,7 +97,9 @@ class _Walked:
 
     @property
     def is_late(self) -> bool:
-        """Was there no time for masks behind the root?"""
+        """Was there no time for masks behind the root, which is there?"""
+        if self.sits_out:
+            return False
         root, *later = self.requests
         return (root.is_late and bool(root.tokens)) or any(request.is_late for request in later)
 
@@ -129,7 +128,8 @@ class TreeMasks:
     sequence that is not constrained (or has ended: `silent`). sitting_out: those for whom the step
     changes nothing, known when it is finished. refusals: complete when all is noted.
     time_limit: seconds after which the rest of a step's drafts is left out. step_seconds: what a step
-    takes. pages: for masks. outbox: trees go to the host in it. threads: fill."""
+    takes. pages: for masks. outbox: trees go to the host in it. threads: fill what is waited for;
+    apart_threads: fill what need not be."""
 
     tree: DraftTree
     vocab_size: int
@@ -139,6 +139,7 @@ class TreeMasks:
     pages: BlankPages
     outbox: Outbox
     threads: ThreadPoolExecutor
+    apart_threads: ThreadPoolExecutor
     walked: list[_Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
     sitting_out: set[int] = field(default_factory=set)
@@ -147,7 +148,6 @@ class TreeMasks:
     _parents: list[list[int]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
     has_begun: bool = False
-    _has_room: bool = False
     _mask: torch.Tensor | None = None
     _filling: Filling | None = None
     _host: HostCopy = field(init=False)
@@ -246,28 +246,30 @@ class TreeMasks:
         apart = [each.requests[0] for _, each in live if each.is_apart]
         self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit, apart)
         if not self.walks_ahead or mask_RK.size > WORTH_A_THREAD:
-            self._filling.start(self.threads)
+            self._filling.start(self.threads, self.apart_threads)
         if not self.walks_ahead:
             self.threads.submit(self.pages.make, shape)
 
     def _part(self, live: Series[_Walked]) -> None:
-        """Say whose masks may be left for later: whoever would wait for such masks of its grammar, and
-        who is likely to be slow."""
-        points = [each.root for each in live]
-        busy = {point.state.grammar for point in points if point.under_way is not None}
-        suspects: list[_Walked] = []
-        num = 0
+        """Say whose masks may be left for later: those under way, and of the others whole grammars,
+        first those whose lock somebody holds, then the slowest."""
+        groups: dict[Grammar, list[_Walked]] = {}
+        busy: set[Grammar] = set()
+        room = min(MOST_APART, self._most_out)
         for each in live:
-            if each.tokens is not None and each.root.state.grammar in busy:
-                each.is_apart = True
-                num += 1
-            elif each.slowness > OFTEN_SLOW:
-                suspects.append(each)
-        suspects.sort(key=lambda each: -each.slowness)
-        room = min(MOST_APART, self._most_out) - num
-        for each in suspects[: max(0, room)]:
-            each.is_apart = True
-        self._has_room = len(suspects) < room
+            grammar, under_way = each.root.state.grammar, each.root.under_way
+            if under_way is not None and not under_way.is_done:
+                busy.add(grammar)
+                each.is_apart = each.tokens is not None
+                room -= each.is_apart
+            elif each.tokens is not None:
+                groups.setdefault(grammar, []).append(each)
+        for grammar in sorted(groups, key=lambda one: (one not in busy, -one.slowness)):
+            group, is_due = groups[grammar], grammar in busy or grammar.slowness > OFTEN_SLOW
+            for each in group:
+                each.may_be_apart = len(group) <= room
+                each.is_apart = is_due and each.may_be_apart
+            room -= len(group) * group[0].is_apart
 
     @property
     def _most_out(self) -> int:
@@ -343,14 +345,15 @@ class TreeMasks:
         for _, each in live:
             automaton = each.sequence.constraint
             assert automaton is not None
-            if each.sits_out or (each.is_slow and not each.is_late and self._has_room):
+            if each.is_apart and (each.sits_out or each.is_late):
+                if each.root.under_way is not None and each.root.under_way.has_begun:
+                    automaton.was_slow()
+            elif each.is_slow and not each.is_late and each.may_be_apart:
                 automaton.was_slow()  # it is asked apart from now on
-            elif each.is_apart and each.is_late:
-                continue
             elif each.is_slow or (each.is_late and not has_culprit):
                 automaton.held_up(self.tree.width - 1, is_slow=each.is_slow)
             elif not each.is_late:
-                automaton.in_time(self.tree.width - 1)
+                automaton.in_time(self.tree.width - 1, has_shown=each.tokens != ())
 
     def _rows(self) -> list[int]:
         """Where each sequence's begin."""
