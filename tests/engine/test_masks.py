@@ -25,9 +25,10 @@ from eyas.core import DraftTree, SamplingParams
 from eyas.draft import tree as trees
 from eyas.draft.base import Shape
 from eyas.draft.catch_up import RowBook
-from eyas.engine.masks import FAILED, OFTEN_SLOW, TreeMasks
+from eyas.engine.masks import FAILED, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
+from eyas.engine.walked import OFTEN_SLOW
 from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
 from eyas.llm import Asked
 from eyas.runner.batch import Batch

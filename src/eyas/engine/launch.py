@@ -30,12 +30,13 @@ from eyas.core import DraftTree, Verdict
 from eyas.draft import Drafter, RootDrafter
 from eyas.engine.commit import STEP_FAILED
 from eyas.engine.flight import Flight, Forward
-from eyas.engine.masks import MOST_APART, TreeMasks
+from eyas.engine.masks import TreeMasks
 from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import Plan
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.verifier import verify
+from eyas.engine.walked import MOST_APART
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, PlannedBatch, nobodys_batch
 from eyas.runner.graphs import StepGraphs

@@ -28,13 +28,12 @@ import torch
 
 from eyas.cache.transfer import BlankPages, HostCopy, Outbox, reachable
 from eyas.constraint import ConstraintFailure
-from eyas.constraint.automaton import Point
-from eyas.constraint.base import Grammar
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, refused, without
 from eyas.engine.sequence import Sequence, Status
+from eyas.engine.walked import Walked, most_out, set_apart
 from eyas.wire import GrammarStats
 
 log = logging.getLogger(__name__)
@@ -48,77 +47,10 @@ delays no other sequence. A root that is looked at alone is slow when a draft be
 LEAVE_PARTS = 2
 """Sequences whose grammars are often slow sit a step out whose masks are not there after one of so many
 parts of it, when the forward is about to end."""
-OFTEN_SLOW, MOST_APART, APART_PARTS = 1 / 64, 6, 2
-"""What often is; and of how many sequences masks may be left for later, those of the slowest grammars
-first: at most so many, since each is a call that wants the interpreter's lock, and one of so many parts
-of a step's. All of a grammar or none: they wait for each other's calls."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
-@dataclass(slots=True, eq=False)
-class _Walked:
-    """One sequence's tree: where each node stands. None in `points`: not legal. tokens: of a draft of
-    which only the root was looked at, since its masks will tell the rest. requests: the masks of its
-    points, in order, or that of the root with all behind it. is_apart: nobody need wait for them;
-    may_be_apart: there would have been room for that."""
-
-    sequence: Sequence
-    points: list[Point | None]
-    tokens: tuple[int, ...] | None = None
-    requests: list[MaskRequest] = field(default_factory=list)
-    is_apart: bool = False
-    may_be_apart: bool = False
-
-    def ask(self, row: int, size: int) -> None:
-        """For masks from `row` on; `size` rows are its own."""
-        assert self.sequence.constraint is not None
-        keeps, has_room = self.sequence.constraint.has_twins, self.tokens is not None and size > 1
-        self.requests = [
-            MaskRequest(point, self.tokens or (), row + node, keeps, has_room)
-            for node, point in enumerate(self.points)
-            if point is not None
-        ]
-
-    @property
-    def root(self) -> Point:
-        root = self.points[0]
-        assert root is not None
-        return root
-
-    @property
-    def has_root(self) -> bool:
-        """Has the root its mask?"""
-        return self.requests[0].num_masks > 0
-
-    @property
-    def sits_out(self) -> bool:
-        """Are its masks left for a later step?"""
-        return self.is_apart and self.requests[0].is_late and not self.has_root
-
-    @property
-    def is_late(self) -> bool:
-        """Was there no time for masks behind the root, which is there?"""
-        if self.sits_out:
-            return False
-        root, *later = self.requests
-        return (root.is_late and bool(root.tokens)) or any(request.is_late for request in later)
-
-    @property
-    def is_slow(self) -> bool:
-        """Would this sequence's next draft delay the others?"""
-        return any(request.is_slow for request in self.requests)
-
-    def legal(self, size: int) -> list[bool]:
-        """By node; what was not looked at is not refused."""
-        if self.tokens is None:
-            return [point is not None for point in self.points]
-        request = self.requests[0]
-        is_refused = not request.is_late and request.num_legal < len(request.tokens)
-        num = 1 + request.num_legal if is_refused else size
-        return [node < num for node in range(size)]
-
-
-Live = list[tuple[int, _Walked]]
+Live = list[tuple[int, Walked]]
 """Sequences whose automata have a say, with the rows of their roots."""
 
 
@@ -140,7 +72,7 @@ class TreeMasks:
     outbox: Outbox
     threads: ThreadPoolExecutor
     apart_threads: ThreadPoolExecutor
-    walked: list[_Walked | None] = field(default_factory=list)
+    walked: list[Walked | None] = field(default_factory=list)
     silent: set[int] = field(default_factory=set)
     sitting_out: set[int] = field(default_factory=set)
     refusals: Refusals = field(default_factory=Refusals)
@@ -185,7 +117,7 @@ class TreeMasks:
                 continue
             if not self.walks_ahead and self.tree.is_chain and not sequence.constraint.has_budget:
                 tokens = self._tokens[b][1 : self._sizes[b]][: sequence.constraint.reach.limit]
-                self.walked[b] = _Walked(sequence, [sequence.constraint.root], tuple(tokens))
+                self.walked[b] = Walked(sequence, [sequence.constraint.root], tuple(tokens))
             else:
                 self._walk(b, sequence)
         if self.walks_ahead:
@@ -207,7 +139,7 @@ class TreeMasks:
             self._fail(sequence)
             self.silent.add(b)
         else:
-            self.walked[b] = _Walked(sequence, points)
+            self.walked[b] = Walked(sequence, points)
 
     def _refuse(self) -> None:
         """Say what is not legal, and leave it out of the tree where the forward is still to come."""
@@ -235,7 +167,7 @@ class TreeMasks:
         mask = self.pages.take(shape)
         mask_RK = mask.numpy()
         live = self._live()
-        self._part([each for _, each in live])
+        set_apart((each for _, each in live), len(self._sizes))
         for row, each in live:
             each.ask(row, self.tree.width)
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
@@ -250,32 +182,6 @@ class TreeMasks:
         if not self.walks_ahead:
             self.threads.submit(self.pages.make, shape)
 
-    def _part(self, live: Series[_Walked]) -> None:
-        """Say whose masks may be left for later: those under way, and of the others whole grammars,
-        first those whose lock somebody holds, then the slowest."""
-        groups: dict[Grammar, list[_Walked]] = {}
-        busy: set[Grammar] = set()
-        room = min(MOST_APART, self._most_out)
-        for each in live:
-            grammar, under_way = each.root.state.grammar, each.root.under_way
-            if under_way is not None and not under_way.is_done:
-                busy.add(grammar)
-                each.is_apart = each.tokens is not None
-                room -= each.is_apart
-            elif each.tokens is not None:
-                groups.setdefault(grammar, []).append(each)
-        for grammar in sorted(groups, key=lambda one: (one not in busy, -one.slowness)):
-            group, is_due = groups[grammar], grammar in busy or grammar.slowness > OFTEN_SLOW
-            for each in group:
-                each.may_be_apart = len(group) <= room
-                each.is_apart = is_due and each.may_be_apart
-            room -= len(group) * group[0].is_apart
-
-    @property
-    def _most_out(self) -> int:
-        """Sequences that may sit this step out."""
-        return len(self._sizes) // APART_PARTS
-
     def begin_apart(self) -> None:
         """Start with masks that may be left for later, some time after the others."""
         assert self._filling is not None
@@ -289,7 +195,7 @@ class TreeMasks:
         num_drafts = sum(each.tokens is not None for _, each in live)
         slow_after = self.step_seconds / min(SLOW_PARTS, max(1, num_drafts))
         others = (self.step_seconds / SLOW_ROOT_PARTS, self.step_seconds / LEAVE_PARTS)
-        if not self._filling.wait(slow_after, *others, self._most_out):
+        if not self._filling.wait(slow_after, *others, most_out(len(self._sizes))):
             mask = self._roots_alone(mask, live)
         mask_RK = mask.numpy()
         for row, each in live:
@@ -364,7 +270,7 @@ class TreeMasks:
         rows = zip(self._rows(), self.walked, strict=True)
         return [(row, each) for row, each in rows if each is not None]
 
-    def _retry(self, each: _Walked, mask_RK: np.ndarray, row: int) -> None:
+    def _retry(self, each: Walked, mask_RK: np.ndarray, row: int) -> None:
         """A root without a mask hit a limit: once more in a fresh automaton."""
         automaton = each.sequence.constraint
         assert automaton is not None
