@@ -297,6 +297,15 @@ def test_an_error_names_the_field(backend: Any) -> None:
     assert caught.value.param == "guided_regex" and caught.value.fault == "invalid"
 
 
+def test_a_regex_means_what_it_means_alone(backend: Any, tokenizer: Tokenizer) -> None:
+    """Alternatives that repeat each other, over which llguidance fails where groups capture."""
+    grammar = compiled(backend, Regex(r"(\w|(a|\w))/[(](b|[)])"))
+    for text in ("a/(b", "_/()"):
+        assert ends(grammar, letters_of(tokenizer, text))
+    for text in ("é", "a/?", "a/:"):
+        assert not takes(grammar, letters_of(tokenizer, text))
+
+
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(ValueError, match="'outlines'; choose one of llguidance, xgrammar"):
         build_backend("outlines", Vocabulary([b"a", b"b"], frozenset(), (1,), 2, lambda text: []))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from eyas.constraint.regexes import place_in
 from eyas.core import GrammarError, GrammarFault
 from eyas.grammar import Json, Node, Regex, Source, leaves
 
@@ -80,11 +81,11 @@ def _first_line(words: str) -> str:
 
 
 def _about_regex(pattern: str, words: str) -> str:
-    """With the position in the user's pattern, whose slashes the library has seen escaped."""
+    """With the position in the user's pattern."""
     shown = re.search(r"regex parse error:\n {4}(.*)\n {4}( *)\^+\nerror: ([^\n]*)", words)
     if shown is None:
         return f"the regular expression is refused: {_about_pattern(words)}"
-    position = _unescaped_position(pattern, len(shown[2]))
+    position = place_in(pattern, len(shown[2]))
     near = pattern[max(0, position - 10) : position + 10]
     return f"the regular expression is refused at position {position}, near {near!r}: {shown[3]}"
 
@@ -98,15 +99,6 @@ def _about_pattern(words: str) -> str:
         r"\(in regex\): ([^\n]*?)(?:; \w+)?(?: in regex [^\n]*)?$", words, re.MULTILINE
     )
     return named[1] if named else _first_line(words)
-
-
-def _unescaped_position(pattern: str, position: int) -> int:
-    """Where a position of the pattern with its slashes escaped lies in the pattern."""
-    num_added = 0
-    for found in re.finditer(r"(\\.)|/", pattern, re.DOTALL):
-        if found[1] is None and found.start() + num_added < position:
-            num_added += 1
-    return min(position - num_added, len(pattern))
 
 
 def _about_schema(words: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from llguidance import gbnf_to_lark
 
 from eyas.constraint.freetext import free_text_regex
+from eyas.constraint.regexes import told
 from eyas.constraint.sources import check_source, check_text, checked_lark, parsed_json
 from eyas.core import GrammarError
 from eyas.grammar import (
@@ -234,20 +235,7 @@ def _regex(pattern: str) -> str:
         )
     if not pattern:
         return '""'
-    return "/" + re.sub(r"\\(.)|/", _in_our_words, pattern, flags=re.DOTALL) + "/"
-
-
-_ASCII_CLASSES = {
-    "d": "[0-9]",
-    "D": "[^0-9]",
-    "w": "[0-9A-Za-z_]",
-    "W": "[^0-9A-Za-z_]",
-}
-"""As in JSON Schema's patterns; what they allow is then the same in every other dialect as well."""
-
-
-def _in_our_words(found: re.Match[str]) -> str:
-    return _ASCII_CLASSES.get(found[1], found[0]) if found[1] else r"\/"
+    return told(pattern)
 
 
 def _lark_grammar(name: str, text: str) -> str:

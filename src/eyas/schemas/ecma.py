@@ -174,7 +174,6 @@ class _Reader:
 
     def _group(self, depth: int) -> tuple[Node, str] | None:
         begin, before = self.place - 1, self._flags
-        opening = "("
         if self._next_is("?"):
             if _LOOK.match(self.pattern, self.place):
                 raise PatternFault(begin, "look-around is not supported; write it in another way")
@@ -184,7 +183,6 @@ class _Reader:
             self.place = found.end()
             if found[3] is not None:
                 self._set_flags(begin, found[1], found[2] or "")
-                opening = "(?:"
                 if found[3] == ")":
                     if found[0] == "?)":
                         raise PatternFault(begin, "no such kind of group", "invalid")
@@ -193,7 +191,7 @@ class _Reader:
         if not self._take(")"):
             raise PatternFault(begin, "the parenthesis is not closed", "invalid")
         self._flags = before
-        return node, f"{opening}{text})"
+        return node, f"(?:{text})"  # captures would keep the library from merging alternatives
 
     def _set_flags(self, begin: int, added: str, taken: str) -> None:
         if set(added) - set("isu") or set(taken) - set("is"):
