@@ -140,9 +140,7 @@ class Committer:
             fresh = landed.prompt_logprobs[span_index]
             sequence.prompt_logprobs += fresh[max(0, done - 1 - span.context_start) :]
         self._publish_prompt(sequence)
-        if b is None:
-            return None
-        if b in landed.sat_out:
+        if b is None or b in landed.sat_out:
             return None
         if b in landed.ended or count < 0:
             return self.end(sequence, "error", error=landed.ended.get(b, NO_CHOICE))

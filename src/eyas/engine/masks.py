@@ -199,9 +199,8 @@ class TreeMasks:
             mask = self._roots_alone(mask, live)
         mask_RK = mask.numpy()
         for row, each in live:
-            if each.has_root or each.sits_out:
-                continue
-            if each.sequence.status is Status.RUNNING:  # else nobody asks
+            is_due = not each.has_root and not each.sits_out
+            if is_due and each.sequence.status is Status.RUNNING:  # else nobody asks
                 self._retry(each, mask_RK, row)
         walked = enumerate(self.walked)
         self.sitting_out = {b for b, each in walked if each is not None and each.sits_out}
