@@ -9,12 +9,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton") is not None:
+        from tests.interpreter import replace_language_once
+
+        replace_language_once()
 
 
 @pytest.fixture(scope="session", autouse=True)
