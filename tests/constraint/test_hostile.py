@@ -83,7 +83,40 @@ REFUSED: dict[str, tuple[Node, str, str]] = {
         "line 2.*suffix",
     ),
 }
+CHAIN = range(9000)
+"""Of rules or references, each of which names the next: the library follows it by calling itself."""
+LINKS = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in CHAIN[:6000]}
 ACCEPTED: dict[str, tuple[Node, str]] = {
+    "chain of rules": (
+        Source(
+            "lark",
+            "start: r0\nr9000: WORD\nWORD: /[a-z]+/\n"
+            + "\n".join(f"r{i}: r{i + 1}" for i in CHAIN),
+        ),
+        "abc",
+    ),
+    "chain of optional rules": (
+        Source(
+            "lark",
+            'start: r0\nr9000: "a"\n' + "\n".join(f'r{i}: "a" r{i + 1} | "b"' for i in CHAIN),
+        ),
+        "aab",
+    ),
+    "chain of terminals": (
+        Source("lark", 'start: T0\nT9000: "abc"\n' + "\n".join(f"T{i}: T{i + 1}" for i in CHAIN)),
+        "abc",
+    ),
+    "chain in EBNF": (
+        Source(
+            "ebnf",
+            'root ::= r0\nr9000 ::= "abc"\n' + "\n".join(f"r{i} ::= r{i + 1}" for i in CHAIN),
+        ),
+        "abc",
+    ),
+    "chain of references": (
+        Json(json.dumps({"$ref": "#/$defs/d0", "$defs": {**LINKS, "d6000": {"type": "integer"}}})),
+        "12",
+    ),
     "maxLength": (Json('{"type":"string","maxLength":100000}'), '"abc"'),
     "long count": (Regex("[a-z]{1,10000}"), "abc"),
     "2000 properties": (
@@ -123,6 +156,7 @@ def test_what_is_large_but_right_is_enforced(
     grammar = compiled(llguidance_backend, root)
     assert ends(grammar, tokens_of(tokenizer, text))
     assert not takes(grammar, tokens_of(tokenizer, "!"))
+    assert grammar.start(fresh=True).after_all(tokens_of(tokenizer, text)) is not None
     assert time.monotonic() - begin < MAX_SECONDS
 
 

@@ -31,6 +31,7 @@ from eyas.constraint.base import (
 )
 from eyas.constraint.borrowed import when_free, without_panic
 from eyas.constraint.canonical import canonical_trees
+from eyas.constraint.deep import on_deep_stack
 from eyas.constraint.faults import described, named, refused_leaf
 from eyas.constraint.lark import to_llguidance
 from eyas.constraint.library_tokenizer import library_tokenizer
@@ -170,7 +171,9 @@ class LlguidanceBackend(Backend):
 
     def matcher(self, text: str) -> llguidance.LLMatcher:
         """A matcher that shares nothing with others; it may be in error."""
-        return llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        return on_deep_stack(
+            lambda: llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        )
 
     def later(self, grammar: LlguidanceGrammar, trees: Sequence[Node]) -> None:
         """Compile `trees` in the background for `grammar.canonical`."""
@@ -280,8 +283,10 @@ class LlguidanceBackend(Backend):
         text = to_llguidance(node)
         try:
             with without_panic:
-                return llguidance.LLMatcher.validate_grammar(
-                    text, self._tokenizer, limits=self._limits
+                return on_deep_stack(
+                    lambda: llguidance.LLMatcher.validate_grammar(
+                        text, self._tokenizer, limits=self._limits
+                    )
                 )
         except ConstraintFailure:
             return _FAILED
