@@ -134,16 +134,14 @@ def measure_walks(num: int, width: int, *, is_chain: bool) -> dict[str, float]:
     tokens_AC = torch.zeros((num + 1, 4096), dtype=torch.int64, device=DEVICE)
     slots_AC = torch.zeros_like(tokens_AC)
     lengths_A = torch.ones(num + 1, dtype=torch.int64, device=DEVICE)
-    accepted_BW, accepted_nodes_BW, counts_B, _ = walk(chosen_BW, tokens_BW, parents_BW, sizes_B)
+    report_BX = walk(chosen_BW, tokens_BW, parents_BW, sizes_B)
     return {
         "walk": microseconds(lambda i: walk(chosen_BW, tokens_BW, parents_BW, sizes_B)),
         "advance": microseconds(
             lambda i: advance(
                 seats_B,
                 seats_B,
-                accepted_BW,
-                accepted_nodes_BW,
-                counts_B,
+                report_BX,
                 tokens_BW,
                 tokens_AC,
                 slots_AC,

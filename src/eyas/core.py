@@ -7,7 +7,7 @@ Does not know: how anything here is computed, stored or sent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -225,6 +225,7 @@ class Delta(msgspec.Struct, kw_only=True):
     marks: the control tokens in `text`, in order, when the request asked for them.
     The last delta of a choice has finish_reason set, and usage filled in.
     stop_reason: the stop string or token id that ended it, None for the end-of-sequence token.
+    error: why it could not go on; param: the field of the request that is to blame, where one is.
     """
 
     request_id: str
@@ -238,6 +239,7 @@ class Delta(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    param: str | None = None
     usage: Usage | None = None
     seed: int | None = None
 
@@ -276,14 +278,23 @@ class Verdict:
     are the accepted nodes, in order. counts_B is 0 where the span had no root, and -1 where the
     first row could not choose (not a number, or nothing was legal).
     chosen_logprobs_BW, top_ids_BWN, top_logprobs_BWN: raw-model, only when somebody asked.
-    report_BX: one tensor [B, 2W + 1] of which tokens, nodes and counts are the columns, in this order,
-    where there is one: a single copy brings it to the host.
+    report_BX: int64 [B, 2W + 1]: tokens, nodes and counts are its columns, in this order, so that one
+    copy brings them to the host.
     """
 
-    tokens_BW: torch.Tensor
-    nodes_BW: torch.Tensor
-    counts_B: torch.Tensor
+    report_BX: torch.Tensor
     chosen_logprobs_BW: torch.Tensor | None = None
     top_ids_BWN: torch.Tensor | None = None
     top_logprobs_BWN: torch.Tensor | None = None
-    report_BX: torch.Tensor | None = None
+    tokens_BW: torch.Tensor = field(init=False)
+    nodes_BW: torch.Tensor = field(init=False)
+    counts_B: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens_BW = self.report_BX[:, : self.width]
+        self.nodes_BW = self.report_BX[:, self.width : -1]
+        self.counts_B = self.report_BX[:, -1]
+
+    @property
+    def width(self) -> int:
+        return self.report_BX.shape[1] // 2

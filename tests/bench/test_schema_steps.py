@@ -16,7 +16,7 @@ from eyas.bench.schema_texts import Text, allowed, install, other_tokens, read_t
 from eyas.bench.shape import dummy_engine
 from eyas.cli.options import engine_config
 from eyas.engine.engine import Engine
-from eyas.engine.masks import TreeMasks
+from eyas.engine.masks import Masking, TreeMasks
 from eyas.grammar import Json, OutputSpec
 from eyas.schemas import prepare
 from eyas.text import Tokenizer
@@ -63,7 +63,9 @@ def make_engine(tmp_path: Path, drafter: str = "head", seqs: int = 4, **more: An
     directory = tmp_path / "tokenizer"
     directory.mkdir()
     engine = dummy_engine("tiny", config, tokenizer_directory=write_tokenizer(directory, 20))
-    engine.launcher._mask_seconds = 10.0  # what is late on a busy machine is counted as refused
+    engine.launcher.masking.time_limit = (
+        10.0  # what is late on a busy machine is counted as refused
+    )
     return engine
 
 
@@ -148,7 +150,7 @@ def test_masks_of_whole_trees_are_read_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a device, where nothing is left out of a tree before the forward."""
-    monkeypatch.setattr(TreeMasks, "walks_ahead", property(lambda masks: False))
+    monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
     engine = make_engine(tmp_path, flights="1")
     texts = make_texts(engine, tmp_path).texts
     teacher = install(engine, texts, 1, 3.0, 4)

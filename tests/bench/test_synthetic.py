@@ -21,6 +21,7 @@ from eyas.cli.options import engine_config
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import chain
 from eyas.engine.engine import Engine
+from eyas.engine.verifier import verdict_of
 
 
 def make_engine(steps: int, topk: int, nodes: int, drafter: str = "head", seqs: int = 4) -> Engine:
@@ -57,7 +58,8 @@ def blank(num: int, width: int) -> Verdict:
     """What a walk that accepted nothing leaves: the root's choice, then padding."""
     tokens_BW = torch.full((num, width), -1)
     tokens_BW[:, 0] = 7000 + torch.arange(num)
-    return Verdict(tokens_BW, torch.zeros((num, width), dtype=torch.int64), torch.ones(num).long())
+    ones_B = torch.ones(num, dtype=torch.int64)
+    return verdict_of(tokens_BW, torch.zeros((num, width), dtype=torch.int64), ones_B)
 
 
 @pytest.mark.parametrize(("mean", "steps"), [(1, 5), (1.5, 1), (2.8, 3), (3.52, 5), (6, 5)])
@@ -91,7 +93,7 @@ def test_a_chain_is_accepted_as_far_as_it_goes() -> None:
     tree = chain(torch.arange(15).view(3, 5), torch.tensor([5, 3, 1]))
     tokens_BW = 100 + torch.arange(15).view(3, 5)
     nodes_BW = torch.arange(5).expand(3, -1)
-    verdict = Verdict(tokens_BW.clone(), nodes_BW, torch.tensor([1, 1, 1]))
+    verdict = verdict_of(tokens_BW, nodes_BW, torch.tensor([1, 1, 1]))
     accept_chain(verdict, tree, torch.tensor([2, 4, 4]))
     assert verdict.counts_B.tolist() == [3, 3, 1]
     assert verdict.tokens_BW[0, :3].tolist() == [1, 2, 102]
@@ -101,7 +103,8 @@ def test_a_chain_is_accepted_as_far_as_it_goes() -> None:
 
 def test_roots_that_could_not_choose_stay_faults() -> None:
     tree = chain(torch.arange(8).view(2, 4), torch.tensor([4, 4]))
-    verdict = Verdict(torch.full((2, 4), -1), torch.arange(4).expand(2, -1), torch.tensor([-1, 0]))
+    nodes_BW = torch.arange(4).expand(2, -1)
+    verdict = verdict_of(torch.full((2, 4), -1), nodes_BW, torch.tensor([-1, 0]))
     accept_chain(verdict, tree, torch.tensor([3, 3]))
     assert verdict.counts_B.tolist() == [-1, 0]
 

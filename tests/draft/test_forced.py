@@ -470,7 +470,7 @@ def test_a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft() -> None
     asked = [Request(id="a", prompt_token_ids=prompt, params=params, output=toy("lane 5"))]
     plain = run(new_engine(Setting()), asked)
     engine = new_engine(Setting(), ForcedDrafter(RandomTrees(5, 1), 12))
-    engine.launcher._mask_seconds = -1.0
+    engine.launcher.masking.time_limit = -1.0
     assert run(engine, asked) == plain
     stats = engine.stats()
     assert stats.num_draft_tokens > 0 and stats.num_accepted_tokens == 0

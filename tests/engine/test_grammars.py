@@ -160,7 +160,7 @@ def _run_with(llm: LLM, asked: list[Request], **grammars: Grammar) -> Answers:
 @pytest.mark.parametrize("count", [0, 1, 9])
 def test_a_limit_on_the_way_ends_that_request_alone(drafter: str, count: int) -> None:
     llm = engine(drafter)
-    spec = OutputSpec(root=Regex("[A-Z][a-z ,.]{60,90}"))
+    spec = OutputSpec(root=Regex("[A-Z][a-z ,.]{60,90}"), param="regex")
     asked = _requests(llm, spec)
     whole = _run_with(llm, asked)
     assert all(len(answer.token_ids) > 10 and not answer.error for answer in whole.values())
@@ -169,7 +169,8 @@ def test_a_limit_on_the_way_ends_that_request_alone(drafter: str, count: int) ->
     for name in ("free", "held"):
         assert answers[name, 0] == whole[name, 0]
     victim = answers["victim", 0]
-    assert victim.finish_reason == "error" and "resource limit" in (victim.error or "")
+    assert victim.finish_reason == "error" and victim.error is not None
+    assert victim.error.startswith("regex: ") and "resource limit" in victim.error
     assert len(victim.token_ids) <= count + 1
     assert victim.token_ids == whole["victim", 0].token_ids[: len(victim.token_ids)]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.cache.transfer import BlankPages, Outbox
+from eyas.cache.transfer import Outbox
 from eyas.constraint import Vocabulary, build_backend, filling
 from eyas.constraint.automaton import LEAST_REST, SLOW_WEIGHT, Automaton
 from eyas.constraint.base import MaskJob
@@ -25,7 +25,7 @@ from eyas.core import DraftTree, SamplingParams
 from eyas.draft import tree as trees
 from eyas.draft.base import Shape
 from eyas.draft.catch_up import RowBook
-from eyas.engine.masks import FAILED, TreeMasks
+from eyas.engine.masks import FAILED, Masking, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
 from eyas.engine.walked import OFTEN_SLOW
@@ -49,7 +49,7 @@ END = engine("root").info.eos_token_ids[0]
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out of a tree before the forward."""
-    monkeypatch.setattr(TreeMasks, "walks_ahead", property(lambda masks: False))
+    monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
 
 
 @pytest.fixture(scope="module", params=[1, 3])
@@ -98,10 +98,11 @@ def filled(
 ) -> tuple[np.ndarray, Refusals, GrammarStats]:
     """[B, W, K], what was refused, and the counts."""
     stats = GrammarStats()
-    seconds = (deadline, step_seconds)
-    device = tree.tokens_BW.device
-    beside = (stats, BlankPages(device), Outbox(device), backend.thread, backend.thread)
-    masks = TreeMasks(tree, backend.vocabulary.vocab_size, *seconds, *beside)
+    outbox = Outbox(tree.tokens_BW.device)
+    masking = Masking(backend.vocabulary.vocab_size, deadline, stats, outbox)
+    masking.step_seconds.append(step_seconds)
+    masking.threads = masking.apart_threads = backend.thread
+    masks = TreeMasks(masking, tree)
     masks.walk(rooted)
     masks.begin()
     mask_RK = masks.finish().numpy()
@@ -663,7 +664,7 @@ def test_an_engine_says_the_same_however_late_it_sees_its_trees(
             options = {"temperature": temperature, "seed": 3, "n": n, "max_tokens": 50}
             answer = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
             with monkeypatch.context() as ahead:
-                ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
+                ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
                 plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
             assert told(answer) == told(plain)
             assert all(choice.error is None for choice in answer.choices)
@@ -698,13 +699,13 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
     options = {"temperature": seed / 2, "seed": seed, "n": 5, "max_tokens": 40}
     for wanted in (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}")):
         with monkeypatch.context() as ahead:
-            ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
+            ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
             plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
-        assert 0 < len(llm.engine.launcher.step_seconds) <= 8
-        assert all(0 < seconds < 60 for seconds in llm.engine.launcher.step_seconds)
+        assert 0 < len(llm.engine.launcher.masking.step_seconds) <= 8
+        assert all(0 < seconds < 60 for seconds in llm.engine.launcher.masking.step_seconds)
         with monkeypatch.context() as late:
-            late.setattr(llm.engine.launcher, "_mask_seconds", 0.008)
-            late.setattr(llm.engine.launcher, "step_seconds", [0.003])
+            late.setattr(llm.engine.launcher.masking, "time_limit", 0.008)
+            late.setattr(llm.engine.launcher.masking, "step_seconds", [0.003])
             late.setattr(backend, "job", slow_job)
             answer = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
         assert told(answer) == told(plain)
@@ -731,7 +732,7 @@ def test_an_engine_says_the_same_however_often_sequences_sit_out(
         for prompt, root in zip(prompts, wanted, strict=True)
     ]
     with monkeypatch.context() as ahead:
-        ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
+        ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
         plain = llm._run(asked, params)
     before = stats.num_sat_out
     make_masks_late(monkeypatch, llm.engine, seed)
@@ -789,7 +790,7 @@ def test_notes_that_are_lost_cost_nobody_an_answer(
     llm = engine("chain", "llguidance", flights)
     options = {"temperature": 0.0, "seed": 3, "max_tokens": 40}
     with monkeypatch.context() as ahead:
-        ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
+        ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
         plain = ask(llm, QUESTION, OBJECT, **options)  # type: ignore[arg-type]
     lost = []
 
@@ -813,7 +814,7 @@ def test_what_is_learned_of_masks_may_be_lost_where_sequences_sit_out(
         for root in (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}"), LIST)
     ]
     with monkeypatch.context() as ahead:
-        ahead.setattr(TreeMasks, "walks_ahead", property(lambda masks: True))
+        ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
         plain = llm._run(asked, params)
 
     def lose(masks: TreeMasks) -> None:

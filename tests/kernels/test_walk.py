@@ -46,13 +46,11 @@ def some_choices(draw: random.Random, tree: DraftTree, share_of_faults: float) -
 
 def launch(device: torch.device, chosen: torch.Tensor, tree: DraftTree) -> Verdict:
     parents = None if tree.is_chain else tree.parents_BW.to(device)
-    tokens, nodes, counts, report = kernels.walk(
+    report = kernels.walk(
         chosen.to(device).view(-1), tree.tokens_BW.to(device), parents, tree.sizes_B.to(device)
     )
-    width = tree.width
-    assert report.shape == (len(chosen), 2 * width + 1) and report.is_contiguous()
-    assert torch.equal(report, torch.cat((tokens, nodes, counts.unsqueeze(1)), dim=1))
-    return Verdict(tokens.cpu(), nodes.cpu(), counts.cpu())
+    assert report.shape == (len(chosen), 2 * tree.width + 1) and report.is_contiguous()
+    return Verdict(report.cpu())
 
 
 @pytest.mark.parametrize("is_chain", [False, True])
@@ -89,7 +87,7 @@ def test_a_long_chain_is_walked_to_its_end(device: torch.device) -> None:
         assert torch.equal(got.tokens_BW[1, :100], chosen[1, :100])
         assert torch.equal(got.nodes_BW[0], torch.arange(width))
     nothing = kernels.walk(chosen[:0].to(device), tokens[:0].to(device), None, sizes[:0])
-    assert nothing[3].shape == (0, 2 * width + 1)
+    assert nothing.shape == (0, 2 * width + 1)
 
 
 def test_a_padding_child_is_not_walked_into_and_faults_end_the_walk(device: torch.device) -> None:
@@ -130,12 +128,12 @@ def test_an_advance_is_the_tables(
         tree.sizes_B.to(device),
     )
     real = torch.ones(num, dtype=torch.bool) if trash_seat is None else seats != trash_seat
-    verdict = Verdict(want.tokens_BW[real], want.nodes_BW[real], want.counts_B[real])
+    verdict = Verdict(want.report_BX[real])
     table.advance(seats[real], roots[real], verdict, slots[real][:, :width], is_chain=is_chain)
     kernels.advance(
         seats.to(device),
         roots.to(device),
-        *got[:3],
+        got,
         slots.to(device)[:, :width],
         *mine,
         is_chain=is_chain,
@@ -151,9 +149,9 @@ def test_kernels_compile_for_hopper() -> None:
     walked = ("chosen", "tokens", "parents", "sizes", "report")
     strides = ("tokens_stride", "parents_stride", "sizes_stride", "report_stride")
     pointers = dict.fromkeys(walked, "*i64") | dict.fromkeys(("width", *strides), "i32")
-    told = ("seats", "roots", "tokens", "nodes", "counts", "node_slots")
+    told = ("seats", "roots", "report", "node_slots")
     kept = ("table_tokens", "table_slots", "lengths")
-    steps = ("tokens", "nodes", "counts", "node_slots", "table_tokens", "table_slots")
+    steps = ("report", "node_slots", "table_tokens", "table_slots")
     numbers = ("width", "trash_seat", *(f"{name}_stride" for name in steps))
     advanced = dict.fromkeys((*told, *kept), "*i64") | dict.fromkeys(numbers, "i32")
     module = "eyas.kernels.walk:"

@@ -35,5 +35,5 @@ def make_masks_late(monkeypatch: pytest.MonkeyPatch, engine: Engine, seed: int =
     always = property(lambda grammar: 1.0, lambda grammar, slowness: None)
     for grammar in (LlguidanceGrammar, XgrammarGrammar):
         monkeypatch.setattr(grammar, "slowness", always)
-    monkeypatch.setattr(engine.launcher, "step_seconds", [0.0002])
+    monkeypatch.setattr(engine.launcher.masking, "step_seconds", [0.0002])
     monkeypatch.setattr(backend, "job", job)

@@ -19,7 +19,7 @@ from eyas.core import Request, SamplingParams
 from eyas.dialect import Wanted
 from eyas.draft import RootDrafter, blend, catch_up, grow, network
 from eyas.draft import tree as trees
-from eyas.engine.masks import TreeMasks
+from eyas.engine.masks import Masking
 from eyas.grammar import Json, Regex
 from eyas.outputs import Choice
 from eyas.runner import graphs
@@ -78,7 +78,7 @@ def plumbing_of_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (blend, catch_up, grow, trees, rows_of_a_step, runners):
         monkeypatch.setattr(module, "usable", lambda device: True)
     monkeypatch.setattr(network, "MAX_PENDING_ROWS", 0)
-    monkeypatch.setattr(TreeMasks, "walks_ahead", False)
+    monkeypatch.setattr(Masking, "walks_ahead", False)
     yield
 
 

@@ -77,6 +77,7 @@ class FakeClient:
         self.delay = 0.0
         self.failure: Exception | None = None
         self.error_after: int | None = None
+        self.error_param: str | None = None
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.idle_seconds = 0.0
@@ -144,7 +145,11 @@ class FakeClient:
         for place, token_id in enumerate(ids[:limit]):
             if self.error_after == place:
                 yield Delta(
-                    request_id=request.id, index=index, finish_reason="error", error="a fake error"
+                    request_id=request.id,
+                    index=index,
+                    finish_reason="error",
+                    error="a fake error",
+                    param=self.error_param,
                 )
                 return
             delta = Delta(request_id=request.id, index=index, token_ids=[token_id])

@@ -188,7 +188,7 @@ def problem(http: httpx.Client, url: str, asked: Hostile) -> str | None:
         return f"{asked.name}: {seconds:.1f} s"
     told = response.json()
     if asked.says is None:
-        if asked.may_fail and response.status_code == 500:
+        if asked.may_fail and response.status_code == 400:
             return None if "resource limit" in str(told["error"]["message"]) else str(told)[:300]
         if asked.may_be_late and response.status_code == 429:
             return LATE

@@ -259,6 +259,19 @@ def test_an_error_of_the_engine_reaches_the_client_before_and_in_the_stream(
         api.chat.completions.create(model="tiny", messages=USER)
 
 
+def test_what_a_request_itself_makes_impossible_is_not_tried_again(
+    api: openai.OpenAI, fake: FakeClient
+):
+    """Clients try again after a 500; a grammar that is over a limit stays over it."""
+    fake.error_after, fake.error_param = 3, "regex"
+    with pytest.raises(openai.BadRequestError, match="a fake error") as refused:
+        api.chat.completions.create(model="tiny", messages=USER)
+    assert refused.value.param == "regex" and refused.value.type == "invalid_request_error"
+    with pytest.raises(openai.APIError, match="a fake error") as late:
+        list(api.chat.completions.create(model="tiny", messages=USER, stream=True))
+    assert late.value.type == "invalid_request_error"
+
+
 def test_completions_take_every_kind_of_prompt(api: openai.OpenAI, fake: FakeClient):
     ids = fake.tokenizer.encode_text("Hello")
     for prompt, expected in (

@@ -122,6 +122,7 @@ class Outbox:
     """Results leave for the host beside the work that is launched after them."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, tensors: Mapping[str, torch.Tensor]) -> HostCopy:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 
 from eyas.cache import CacheManager
-from eyas.core import Delta, FinishReason
+from eyas.core import Delta, FinishReason, TokenLogprob
 from eyas.engine.fate import DraftFate, count_draft, describe_draft
-from eyas.engine.flight import Flight, Landed
+from eyas.engine.flight import Flight, Landed, Outcome
 from eyas.engine.masks import FAILED, advance
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
@@ -40,18 +40,15 @@ class Committer:
         """Wait for a flight's results, and move automata over what was chosen: all that masks of the
         step after it wait for."""
         landed = flight.landed = _read(flight)
-        rooted = list(zip(flight.plan.rooted, landed.counts, strict=False))
         # In reverse, so that a fork that is a step behind can still take over its leader's points.
-        for b in reversed(range(len(rooted))):
-            sequence, count = rooted[b]
+        for outcome in reversed(landed.outcomes):
+            sequence = flight.plan.rooted[outcome.b]
             if sequence.failure is not None:
-                landed.ended[b] = sequence.failure
-            elif b in flight.sitting_out:
-                landed.sat_out.add(b)
-            elif sequence.status is Status.RUNNING and count > 0:
-                failure = self._move(sequence, landed.tokens[b][:count])
-                if failure is not None:
-                    landed.failures[b] = failure
+                outcome.ended = sequence.failure
+            elif outcome.b in flight.sitting_out:
+                outcome.sat_out = True
+            elif sequence.status is Status.RUNNING and outcome.tokens:
+                outcome.failure = self._move(sequence, outcome.tokens)
 
     def _move(self, sequence: Sequence, tokens: list[int]) -> str | None:
         """Over what was chosen, which may end the sequence before; what is wrong if that cannot be."""
@@ -68,22 +65,22 @@ class Committer:
         landed = flight.landed
         assert landed is not None
         self._metrics.num_steps += 1
-        at = 0
+        outcomes = iter(landed.outcomes)
         for i, (sequence, span) in enumerate(
             zip(flight.plan.sequences, flight.plan.spans, strict=True)
         ):
-            b = at if span.node_slots is not None else None
-            at += span.node_slots is not None
+            outcome = next(outcomes, None) if span.node_slots is not None else None
             has_ended = sequence.status is Status.FINISHED
             is_live = sequence.status is Status.RUNNING and flight.error is None
-            draft = describe_draft(flight, landed, b) if b is not None and is_live else None
-            count = landed.counts[b] if b is not None and is_live else 0
-            nodes = landed.nodes[b][: max(0, count)] if b is not None and count else []
+            draft = describe_draft(flight, outcome) if outcome is not None and is_live else None
+            nodes = outcome.nodes if outcome is not None and is_live else []
             self._settle_slots(sequence, span, nodes, keep_context=is_live)
             delta = None
             if is_live:
                 try:
-                    delta = self._tell(sequence, span, landed, i, b, count, draft)
+                    self._store(sequence, span, landed.prompt_logprobs.get(i))
+                    if outcome is not None and not outcome.sat_out:
+                        delta = self._tell(sequence, outcome, draft)
                 except Exception:
                     log.exception("a request's output could not be handled; it ends")
                     delta = self.end(sequence, "error", error=BROKEN)
@@ -105,6 +102,9 @@ class Committer:
         shown.finish_reason = reason
         delta = self._delta(sequence, shown)
         delta.error = error
+        output = sequence.request.output
+        if error == FAILED and output is not None and output.param is not None:
+            delta.error, delta.param = f"{output.param}: {error}", output.param
         self._finish(sequence, reason)
         return delta
 
@@ -122,42 +122,35 @@ class Committer:
             sequence.num_in_flight_tokens -= len(span.node_slots)
         sequence.num_in_flight -= 1
 
-    def _tell(
-        self,
-        sequence: Sequence,
-        span: Span,
-        landed: Landed,
-        span_index: int,
-        b: int | None,
-        count: int,
-        draft: DraftFate | None,
-    ) -> Delta | None:
+    def _store(
+        self, sequence: Sequence, span: Span, prompt_logprobs: list[TokenLogprob] | None
+    ) -> None:
+        """What a step has stored of a sequence's context."""
         self._metrics.num_prompt_tokens += span.context_count
-        if span_index in landed.prompt_logprobs:
+        if prompt_logprobs is not None:
             if sequence.prompt_logprobs is None:
                 sequence.prompt_logprobs = [None]
             done = len(sequence.prompt_logprobs)
-            fresh = landed.prompt_logprobs[span_index]
-            sequence.prompt_logprobs += fresh[max(0, done - 1 - span.context_start) :]
+            sequence.prompt_logprobs += prompt_logprobs[max(0, done - 1 - span.context_start) :]
         self._publish_prompt(sequence)
-        if b is None or b in landed.sat_out:
-            return None
-        if b in landed.ended or count < 0:
-            return self.end(sequence, "error", error=landed.ended.get(b, NO_CHOICE))
-        tokens = landed.tokens[b][:count]
-        shown = sequence.stops.push(tokens, landed.logprobs[b] if landed.logprobs else None)
-        taken = tokens[: shown.num_taken]
-        if b in landed.failures:  # the next step says so
-            sequence.failure = landed.failures[b]
+
+    def _tell(self, sequence: Sequence, outcome: Outcome, draft: DraftFate | None) -> Delta | None:
+        """What a step has chosen for a sequence; None where its reader hears nothing of it yet."""
+        if outcome.ended is not None or outcome.count < 0:
+            return self.end(sequence, "error", error=outcome.ended or NO_CHOICE)
+        shown = sequence.stops.push(outcome.tokens, outcome.logprobs)
+        taken = outcome.tokens[: shown.num_taken]
+        if outcome.failure is not None:  # the next step says so
+            sequence.failure = outcome.failure
         sequence.tokens += taken
         sequence.num_planned = max(sequence.num_planned, sequence.num_tokens - 1)
-        usage = sequence.usage
+        usage, num_drafted = sequence.usage, outcome.size - 1
+        num_accepted = min(outcome.count - 1, len(taken))
         usage.num_steps += 1
-        usage.num_draft_tokens += landed.sizes[b] - 1
-        num_accepted = min(count - 1, len(taken))
+        usage.num_draft_tokens += num_drafted
         usage.num_accepted_tokens += num_accepted
         usage.num_output_tokens += len(taken)
-        self._metrics.count_step(landed.sizes[b] - 1, num_accepted, len(taken))
+        self._metrics.count_step(num_drafted, num_accepted, len(taken))
         if draft is not None:
             if shown.finish_reason is not None:
                 draft.ending = "stop"
@@ -216,4 +209,4 @@ def _read(flight: Flight) -> Landed:
         except Exception:
             log.exception("a step's results could not be read; its requests end with an error")
             flight.error = STEP_FAILED
-    return Landed([], [], [], [], None, None, None, {})
+    return Landed()

@@ -13,9 +13,7 @@ Does not know: HTTP, text formats, model families, what a drafter does inside.
 
 from __future__ import annotations
 
-import logging
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,12 +22,12 @@ from eyas.cache import CacheManager
 from eyas.config import EngineInfo
 from eyas.constraint import CompilePool, Grammar
 from eyas.constraint.automaton import Automaton
-from eyas.core import Delta, DraftTree, Request, RequestError
-from eyas.draft import Drafter, StepReport
+from eyas.core import Delta, Request, RequestError
+from eyas.draft import Drafter
 from eyas.engine.admission import check_request
 from eyas.engine.commit import Committer
-from eyas.engine.flight import Flight, Landed
-from eyas.engine.launch import Launcher, Progress
+from eyas.engine.flight import Flight
+from eyas.engine.launch import Launcher, Until
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
@@ -38,8 +36,6 @@ from eyas.grammar import OutputSpec
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
 from eyas.wire import EngineStats
-
-log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -84,7 +80,6 @@ class Engine:
         self._ready: list[Delta] = []
         self._committer = Committer(scheduler, cache, self.metrics)
         self._num_added = 0
-        self._landed_at = 0.0
 
     def step(self) -> list[Delta]:
         """One step of work; the deltas that became final."""
@@ -103,13 +98,13 @@ class Engine:
         """Plan a step and put it under way; None when there is nothing to do before a landing. A step
         before it that waits for its masks goes first, and they are filled while this one is planned."""
         for earlier in tuple(self._flights):
-            self.launcher.advance(earlier, Progress.MASKED)
+            self.launcher.advance(earlier, Until.MASKED)
         plan = self.scheduler.next()
         flight = None if plan is None else self.launcher.board(plan)
         for earlier in tuple(self._flights):
-            self.launcher.advance(earlier, Progress.SETTLED)
+            self.launcher.advance(earlier, Until.SETTLED)
         if flight is not None:
-            self.launcher.advance(flight, Progress.STARTED)
+            self.launcher.advance(flight, Until.STARTED)
         return flight
 
     def _land_before(self, flight: Flight) -> None:
@@ -120,30 +115,13 @@ class Engine:
     def land(self, flight: Flight, following: Flight | None = None) -> list[Delta]:
         """Wait for a step's result and tell its sequences. following: its masks are begun as soon as
         they can be."""
-        self.launcher.advance(flight, Progress.SETTLED)
+        self.launcher.advance(flight, Until.SETTLED)
         self._committer.read(flight)
         if following is not None:
-            self.launcher.advance(following, Progress.MASKED)
+            self.launcher.advance(following, Until.MASKED)
         deltas = self._committer.commit(flight)
-        self._report(flight)
+        self.launcher.learn(flight)
         return deltas
-
-    def _report(self, flight: Flight) -> None:
-        """Tell the drafter what became of its tree, and the launcher how long the step took."""
-        now, before = time.perf_counter(), self._landed_at
-        self._landed_at = now
-        landed, tree, drafter = flight.landed, flight.drafted, flight.drafter
-        if flight.error is not None or landed is None or tree is None or drafter is None:
-            return
-        is_pure = not any(span.context_count for span in flight.plan.spans)
-        seconds = now - max(flight.started, before) if is_pure else None
-        if seconds is not None:
-            self.launcher.step_seconds.append(seconds)
-        accepted = [landed.sources_of(b) for b in range(len(landed.counts))]
-        try:
-            drafter.learn(StepReport(tree, landed.counts, _sizes(tree, landed), seconds, accepted))
-        except Exception:
-            log.exception("the drafter failed to learn from a step")
 
     def compile(self, spec: OutputSpec) -> Future[Grammar]:
         """Start compiling what an output is to be, off this thread. The future may hold a
@@ -218,7 +196,7 @@ class Engine:
         self._requests.clear()
         if self._grammars is not None:
             self._grammars.close()
-        self.launcher.close()
+        self.launcher.masking.close()
 
     def _stop_checker(self, request: Request, max_length: int) -> StopChecker:
         make_sink = self._make_sink
@@ -241,12 +219,3 @@ class Engine:
             return
         if all(s.status is Status.FINISHED for s in sequences):
             del self._requests[delta.request_id]
-
-
-def _sizes(tree: DraftTree, landed: Landed) -> list[int]:
-    """How many nodes the drafter proposed, what a grammar refused included; who sat the step out has
-    shown nothing of its draft."""
-    # nothing is left out on a device
-    on_cpu = tree.sizes_B.device.type == "cpu"
-    sizes: list[int] = tree.sizes_B.tolist() if on_cpu else landed.sizes
-    return [1 if b in landed.sat_out else size for b, size in enumerate(sizes)]

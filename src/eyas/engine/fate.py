@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from eyas.core import DraftCounts
-from eyas.engine.flight import Flight, Landed
+from eyas.engine.flight import Flight, Outcome
 
 
 @dataclass(slots=True)
@@ -24,33 +24,30 @@ class DraftFate:
     ending: str
 
 
-def describe_draft(flight: Flight, landed: Landed, b: int) -> DraftFate | None:
-    """The fate of the draft of rooted sequence `b`; None where nothing was drafted or chosen."""
-    size, count = landed.sizes[b], landed.counts[b]
-    if size < 2 or count < 1 or flight.drafter is None:
+def describe_draft(flight: Flight, outcome: Outcome) -> DraftFate | None:
+    """The fate of one sequence's draft; None where nothing was drafted or chosen."""
+    size, parents = outcome.size, outcome.parents
+    if size < 2 or outcome.count < 1 or flight.drafter is None:
         return None
-    names, nodes = flight.drafter.sources, landed.nodes[b]
-    last = nodes[count - 1]
-    if landed.parents is None:
+    names, last = flight.drafter.sources, outcome.nodes[-1]
+    if parents is None:
         depth, below = size - 1, [last + 1] if last + 1 < size else []
     else:
-        parents = landed.parents[b]
         depths = [0] * size
         for node in range(1, size):
             depths[node] = depths[parents[node]] + 1
         depth, below = max(depths), [node for node in range(1, size) if parents[node] == last]
     drafted: Mapping[str, int]
-    if landed.sources is None:
-        drafted, accepted = {names[0]: size - 1}, [names[0]] * (count - 1)
+    if outcome.sources is None:
+        drafted = {names[0]: size - 1}
     else:
-        sources = landed.sources[b]
-        drafted = Counter(names[source] for source in sources[1:size])
-        accepted = [names[sources[node]] for node in nodes[1:count]]
+        drafted = Counter(names[source] for source in outcome.sources[1:size])
+    accepted = [names[source] for source in outcome.accepted_sources]
     refusals = None if flight.masks is None else flight.masks.refusals
-    illegal = refusals.illegal[b] if refusals is not None else set()
+    illegal = refusals.illegal[outcome.b] if refusals is not None else set()
     if any(node not in illegal for node in below):
         ending = "target"
-    elif refusals is not None and last in refusals.below[b]:
+    elif refusals is not None and last in refusals.below[outcome.b]:
         ending = "grammar"
     else:
         ending = "leaf"

@@ -9,8 +9,9 @@ Legend: B rooted sequences, W nodes, N top alternatives.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -37,30 +38,41 @@ class PromptRows:
 
 
 @dataclass(slots=True, eq=False)
-class Landed:
-    """A flight's results on the host, one entry a rooted sequence unless it says otherwise.
+class Outcome:
+    """What a step has made of one rooted sequence, number `b` of its batch.
 
-    parents: None for chains; sources: None where one drafter proposed everything. ended: what has ended
-    a sequence before; sat_out: for whom nothing has changed; failures: what ends a sequence after this,
-    since its automaton stays behind.
+    count, tokens, nodes: its verdict, up to the count. size, parents, sources: of its tree; parents are
+    None for chains, sources where one drafter proposed everything. ended: what had ended it before;
+    sat_out: nothing has changed for it; failure: what ends it after these tokens, since its automaton
+    stays behind.
     """
 
-    counts: list[int]
-    tokens: list[list[int]]
-    nodes: list[list[int]]
-    sizes: list[int]
-    parents: list[list[int]] | None
-    sources: list[list[int]] | None
-    logprobs: list[list[TokenLogprob]] | None
-    prompt_logprobs: dict[int, list[TokenLogprob]]
-    ended: dict[int, str] = field(default_factory=dict)
-    sat_out: set[int] = field(default_factory=set)
-    failures: dict[int, str] = field(default_factory=dict)
+    b: int
+    count: int
+    tokens: list[int]
+    nodes: list[int]
+    size: int
+    parents: list[int] | None
+    sources: list[int] | None
+    logprobs: list[TokenLogprob] | None
+    ended: str | None = None
+    sat_out: bool = False
+    failure: str | None = None
 
-    def sources_of(self, b: int) -> list[int]:
-        """The sources of the accepted nodes of sequence `b`, from the root down."""
-        path = self.nodes[b][1 : max(1, self.counts[b])]
-        return [0] * len(path) if self.sources is None else [self.sources[b][w] for w in path]
+    @property
+    def accepted_sources(self) -> list[int]:
+        """The sources of the accepted nodes, from the root down."""
+        path = self.nodes[1:]
+        return [0] * len(path) if self.sources is None else [self.sources[w] for w in path]
+
+
+@dataclass(slots=True, eq=False)
+class Landed:
+    """A flight's results on the host. outcomes: of the rooted sequences, in order; none where it has
+    failed. prompt_logprobs: by index of the span."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -108,13 +120,7 @@ class Flight:
         self.has_departed, self.forward = True, None
         if self.verdict is None or self.tree is None:
             return
-        tensors = {"sizes": self.tree.sizes_B}
-        if self.verdict.report_BX is not None:
-            tensors["report"] = self.verdict.report_BX
-        else:
-            tensors["tokens"] = self.verdict.tokens_BW
-            tensors["nodes"] = self.verdict.nodes_BW
-            tensors["counts"] = self.verdict.counts_B
+        tensors = {"sizes": self.tree.sizes_B, "report": self.verdict.report_BX}
         if not self.tree.is_chain:
             tensors["parents"] = self.tree.parents_BW
         if self.tree.source_BW is not None:
@@ -146,41 +152,37 @@ class Flight:
         self._ask_masks(TreeMasks.learn)  # while the device is at work
         prompt = {i: _prompt_logprobs(rows) for i, rows in self.prompt_rows.items()}
         if self._results is None or self.tree is None:
-            return Landed([], [], [], [], None, None, None, prompt)
+            return Landed(prompt_logprobs=prompt)
         num = len(self.plan.rooted)  # what comes after them filled up the batch
         host = {name: tensor[:num].tolist() for name, tensor in self._results.read().items()}
-        if "report" in host:
-            width = self.tree.width
-            tokens = [row[:width] for row in host["report"]]
-            nodes = [row[width : 2 * width] for row in host["report"]]
-            counts = [row[2 * width] for row in host["report"]]
-        else:
-            tokens, nodes, counts = host["tokens"], host["nodes"], host["counts"]
+        return Landed([self._outcome(b, host) for b in range(num)], prompt)
+
+    def _outcome(self, b: int, host: Mapping[str, list[Any]]) -> Outcome:
+        assert self.tree is not None
+        *report, count = host["report"][b]
+        width, num = self.tree.width, max(0, count)
+        tokens, nodes = report[:num], report[width : width + num]
         logprobs = None
         if "own" in host:
-            own, ids, top = host["own"], host["top_ids"], host["top"]
-            logprobs = [
-                [
-                    TokenLogprob(token, own[b][j], list(zip(ids[b][j], top[b][j], strict=True)))
-                    for j, token in enumerate(tokens[b][: max(0, counts[b])])
-                ]
-                for b in range(len(counts))
-            ]
-        return Landed(
-            counts,
-            tokens,
-            nodes,
-            host["sizes"],
-            host.get("parents"),
-            host.get("sources"),
-            logprobs,
-            prompt,
+            logprobs = _logprobs(
+                tokens, *(host[name][b][:num] for name in ("own", "top_ids", "top"))
+            )
+        parents, sources = (
+            host[name][b] if name in host else None for name in ("parents", "sources")
         )
+        size = host["sizes"][b]
+        return Outcome(b, count, tokens, nodes, size, parents, sources, logprobs)
 
 
 def _prompt_logprobs(rows: PromptRows) -> list[TokenLogprob]:
     columns = (rows.token_ids, rows.own, rows.top_ids, rows.top)
+    return _logprobs(*(column.tolist() for column in columns))
+
+
+def _logprobs(
+    tokens: list[int], own: list[float], top_ids: list[list[int]], top: list[list[float]]
+) -> list[TokenLogprob]:
     return [
-        TokenLogprob(token, own, list(zip(ids, top, strict=True)))
-        for token, own, ids, top in zip(*(c.tolist() for c in columns), strict=True)
+        TokenLogprob(token, value, list(zip(ids, values, strict=True)))
+        for token, value, ids, values in zip(tokens, own, top_ids, top, strict=True)
     ]

@@ -13,30 +13,26 @@ Does not know: who asked for what, which sequence runs when.
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum, auto
 
 import torch
 
-from eyas.cache.transfer import BlankPages, Outbox
+from eyas.cache.transfer import Outbox
 from eyas.config import EngineInfo
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, Verdict
-from eyas.draft import Drafter, RootDrafter
+from eyas.draft import Drafter, RootDrafter, StepReport
 from eyas.engine.commit import STEP_FAILED
-from eyas.engine.flight import Flight, Forward
-from eyas.engine.masks import TreeMasks
+from eyas.engine.flight import Flight, Forward, Landed
+from eyas.engine.masks import Masking, TreeMasks
 from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import Plan
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.verifier import verify
-from eyas.engine.walked import MOST_APART
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, PlannedBatch, nobodys_batch
 from eyas.runner.graphs import StepGraphs
@@ -47,14 +43,8 @@ from eyas.sampling import BatchParams, RowSource
 
 log = logging.getLogger(__name__)
 
-LAST_STEPS = 8
-"""The fastest of so many says how long a step takes."""
-NUM_MASK_CALLS = 3
-"""Calls of the grammar library at once that steps wait for: one, and those left behind. Those that
-nobody need wait for have their own threads."""
 
-
-class Progress(Enum):
+class Until(Enum):
     """How far a flight is to go. STARTED: its forward is under way; MASKED: and its masks are being
     filled; SETTLED: and its verdict."""
 
@@ -65,7 +55,7 @@ class Progress(Enum):
 
 class Launcher:
     """land_before: lands the flights that went out before one. verify: gives the verdicts. drafters: in
-    the order in which they are tried. step_seconds: of the last steps. graphs: None on a CPU."""
+    the order in which they are tried. graphs: None on a CPU."""
 
     def __init__(
         self,
@@ -80,17 +70,14 @@ class Launcher:
         self.verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
-        self.mask_threads = ThreadPoolExecutor(NUM_MASK_CALLS, "masks")
-        self.apart_threads = ThreadPoolExecutor(MOST_APART, "masks-apart")
-        self.step_seconds: deque[float] = deque(maxlen=LAST_STEPS)
         self._runner = runner
         self._table = table
         self._info = info
         self._metrics = metrics
-        self._mask_seconds = mask_seconds
         self._land_before = land_before
-        self._mask_pages = BlankPages(table.device)
         self._outbox = Outbox(table.device)
+        self._landed_at = 0.0
+        self.masking = Masking(info.vocab_size, mask_seconds, metrics.grammar, self._outbox)
         self.graphs = StepGraphs(table.device) if usable(table.device) else None
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
@@ -103,7 +90,7 @@ class Launcher:
             flight.planned = self._planned(flight, self.drafters[0])
         return flight
 
-    def advance(self, flight: Flight, until: Progress) -> None:
+    def advance(self, flight: Flight, until: Until) -> None:
         """Have a flight go so far, unless it is there already; a flight that does not wait for masks
         goes all the way."""
         while not flight.has_departed:
@@ -123,16 +110,19 @@ class Launcher:
                 if not is_settled:
                     return
 
-    def _advance(self, flight: Flight, until: Progress) -> bool:
+    def _advance(self, flight: Flight, until: Until) -> bool:
         """Nothing is changed before its verdict; whether it has that."""
         if flight.forward is None:
             flight.forward = self._start(flight, self.drafters[flight.num_failed])
         masks = flight.forward.masks
-        if masks is not None and not masks.walks_ahead:
-            if until is Progress.STARTED:
+        if masks is not None and not self.masking.walks_ahead:
+            if until is Until.STARTED:
                 return False
-            self._walk(flight, masks)
-            if until is Progress.MASKED:
+            if masks.has_begun:  # the step before has been told to its readers meanwhile
+                masks.begin_apart()
+            else:
+                self._walk(flight, masks)
+            if until is Until.MASKED:
                 return False
         self._settle(flight, flight.forward)
         return True
@@ -152,10 +142,12 @@ class Launcher:
         batch = (planned or self._planned(flight, drafter)).begin()
         flight.drafted = proposed = drafter.propose(batch, plan.shape)
         tree = batch.hold(proposed)
-        masks = self._masks(plan, tree)
-        if masks is not None and masks.walks_ahead:
-            self._walk(flight, masks)
-            tree = masks.tree
+        masks = None
+        if any(sequence.constraint is not None for sequence in plan.rooted):
+            masks = TreeMasks(self.masking, tree)
+            if self.masking.walks_ahead:
+                self._walk(flight, masks)
+                tree = masks.tree
         rows, output = self._forward(batch, tree)
         return Forward(batch, tree, rows, output, masks)
 
@@ -219,6 +211,24 @@ class Launcher:
         except Exception:
             log.exception("the drafter failed to observe a step")
 
+    def learn(self, flight: Flight) -> None:
+        """From a step that has landed: how long it took, and what became of its tree."""
+        now, before = time.perf_counter(), self._landed_at
+        self._landed_at = now
+        landed, tree, drafter = flight.landed, flight.drafted, flight.drafter
+        if flight.error is not None or landed is None or tree is None or drafter is None:
+            return
+        is_pure = not any(span.context_count for span in flight.plan.spans)
+        seconds = now - max(flight.started, before) if is_pure else None
+        if seconds is not None:
+            self.masking.step_seconds.append(seconds)
+        counts = [outcome.count for outcome in landed.outcomes]
+        accepted = [outcome.accepted_sources for outcome in landed.outcomes]
+        try:
+            drafter.learn(StepReport(tree, counts, _sizes(tree, landed), seconds, accepted))
+        except Exception:
+            log.exception("the drafter failed to learn from a step")
+
     @torch.inference_mode()
     def prepare(self, num: int, width: int, length: int, temperature: float) -> None:
         """Run, and so capture, a step of `num` sequences of up to `length` tokens; it is nobody's."""
@@ -231,11 +241,6 @@ class Launcher:
         rows, output = self._forward(batch, tree)
         verdict = self._verdict(batch, tree, rows, output, None)
         self.drafters[0].observe(batch, output, verdict)
-
-    def close(self) -> None:
-        """What its threads do now they finish."""
-        for threads in (self.mask_threads, self.apart_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
 
     def _planned(self, flight: Flight, drafter: Drafter) -> PlannedBatch:
         plan = flight.plan
@@ -260,21 +265,8 @@ class Launcher:
             plan.shape.levels,
         )
 
-    def _masks(self, plan: Plan, tree: DraftTree) -> TreeMasks | None:
-        """What the automata will say of a step's trees; None where nobody is constrained."""
-        if all(sequence.constraint is None for sequence in plan.rooted):
-            return None
-        seconds = (self._mask_seconds, min(self.step_seconds, default=math.inf))
-        beside = (self._metrics.grammar, self._mask_pages, self._outbox)
-        threads = (self.mask_threads, self.apart_threads)
-        return TreeMasks(tree, self._info.vocab_size, *seconds, *beside, *threads)
-
     def _walk(self, flight: Flight, masks: TreeMasks) -> None:
-        """Follow the trees from where the sequences stand once everything has landed; what may be left
-        behind begins when the step before has been told to its readers."""
-        if masks.has_begun:
-            masks.begin_apart()
-            return
+        """Follow the trees from where the sequences stand once everything has landed."""
         self._land_before(flight)
         masks.walk(flight.plan.rooted)
         masks.begin()
@@ -298,6 +290,15 @@ def _row_source(sequence: Sequence) -> RowSource:
         sequence.num_prompt_tokens,
         sequence.stops.barred_token_ids,
     )
+
+
+def _sizes(tree: DraftTree, landed: Landed) -> list[int]:
+    """How many nodes the drafter proposed, what a grammar refused included; who sat the step out has
+    shown nothing of its draft."""
+    # nothing is left out on a device
+    on_cpu = tree.sizes_B.device.type == "cpu"
+    sizes = tree.sizes_B.tolist() if on_cpu else [outcome.size for outcome in landed.outcomes]
+    return [1 if o.sat_out else size for o, size in zip(landed.outcomes, sizes, strict=True)]
 
 
 def _key(tree: DraftTree) -> tuple[int, bool, int]:

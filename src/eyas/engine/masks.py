@@ -17,27 +17,32 @@ Legend: B rooted sequences, W nodes, R node rows, K 32-bit mask words.
 from __future__ import annotations
 
 import logging
+import math
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Series
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 import torch
 
-from eyas.cache.transfer import BlankPages, HostCopy, Outbox, reachable
+from eyas.cache.transfer import BlankPages, Outbox, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, refused, without
 from eyas.engine.sequence import Sequence, Status
-from eyas.engine.walked import Walked, most_out, set_apart
+from eyas.engine.walked import MOST_APART, Walked, most_out, set_apart
 from eyas.wire import GrammarStats
 
 log = logging.getLogger(__name__)
 
+LAST_STEPS = 8
+"""The fastest of so many says how long a step takes."""
+NUM_CALLS = 3
+"""Calls of the grammar library at once that steps wait for: one, and those left behind."""
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
 SLOW_PARTS, SLOW_ROOT_PARTS = 3, 6
@@ -50,56 +55,66 @@ parts of it, when the forward is about to end."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
-Live = list[tuple[int, Walked]]
-"""Sequences whose automata have a say, with the rows of their roots."""
+class Masking:
+    """What the masks of all steps share. time_limit: seconds after which the rest of a step's drafts is
+    left out. outbox: trees go to the host in it. pages: for masks. threads: fill what is waited for;
+    apart_threads: fill what need not be. step_seconds: of the last steps."""
 
-
-@dataclass(slots=True, eq=False)
-class TreeMasks:
-    """The automata of one step: `walk`, `begin`, `finish`, `learn`, `note`. walked[b] is None for a
-    sequence that is not constrained (or has ended: `silent`). sitting_out: those for whom the step
-    changes nothing, known when it is finished. refusals: complete when all is noted.
-    time_limit: seconds after which the rest of a step's drafts is left out. step_seconds: what a step
-    takes. pages: for masks. outbox: trees go to the host in it. threads: fill what is waited for;
-    apart_threads: fill what need not be."""
-
-    tree: DraftTree
-    vocab_size: int
-    time_limit: float
-    step_seconds: float
-    stats: GrammarStats
-    pages: BlankPages
-    outbox: Outbox
-    threads: ThreadPoolExecutor
-    apart_threads: ThreadPoolExecutor
-    walked: list[Walked | None] = field(default_factory=list)
-    silent: set[int] = field(default_factory=set)
-    sitting_out: set[int] = field(default_factory=set)
-    refusals: Refusals = field(default_factory=Refusals)
-    _tokens: list[list[int]] = field(default_factory=list)
-    _parents: list[list[int]] = field(default_factory=list)
-    _sizes: list[int] = field(default_factory=list)
-    has_begun: bool = False
-    _mask: torch.Tensor | None = None
-    _filling: Filling | None = None
-    _host: HostCopy = field(init=False)
-
-    def __post_init__(self) -> None:
-        tree = self.tree
-        tensors = {"tokens": tree.tokens_BW, "sizes": tree.sizes_B}
-        if not tree.is_chain:
-            tensors["parents"] = tree.parents_BW
-        self._host = self.outbox.send(tensors)
+    def __init__(
+        self, vocab_size: int, time_limit: float, stats: GrammarStats, outbox: Outbox
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.time_limit = time_limit
+        self.stats = stats
+        self.outbox = outbox
+        self.pages = BlankPages(outbox.device)
+        self.threads = ThreadPoolExecutor(NUM_CALLS, "masks")
+        self.apart_threads = ThreadPoolExecutor(MOST_APART, "masks-apart")
+        self.step_seconds: deque[float] = deque(maxlen=LAST_STEPS)
 
     @property
     def walks_ahead(self) -> bool:
         """Trees are walked before the forward, and lose what is refused; on a device they are only
         known once it has started."""
-        return self.tree.tokens_BW.device.type == "cpu"
+        return self.outbox.device.type == "cpu"
+
+    def close(self) -> None:
+        """What its threads do now they finish."""
+        for threads in (self.threads, self.apart_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+Live = list[tuple[int, Walked]]
+"""Sequences whose automata have a say, with the rows of their roots."""
+
+
+class TreeMasks:
+    """The automata of one step: `walk`, `begin`, `finish`, `learn`, `note`. walked[b] is None for a
+    sequence that is not constrained (or has ended: `silent`). sitting_out: those for whom the step
+    changes nothing, known when it is finished. refusals: complete when all is noted."""
+
+    def __init__(self, masking: Masking, tree: DraftTree) -> None:
+        self.tree = tree
+        self.walked: list[Walked | None] = []
+        self.silent: set[int] = set()
+        self.sitting_out: set[int] = set()
+        self.refusals = Refusals()
+        self.has_begun = False
+        self._masking = masking
+        self._tokens: list[list[int]] = []
+        self._parents: list[list[int]] = []
+        self._sizes: list[int] = []
+        self._mask: torch.Tensor | None = None
+        self._filling: Filling | None = None
+        tensors = {"tokens": tree.tokens_BW, "sizes": tree.sizes_B}
+        if not tree.is_chain:
+            tensors["parents"] = tree.parents_BW
+        self._host = masking.outbox.send(tensors)
 
     def walk(self, rooted: Series[Sequence]) -> None:
         """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
-        if not self.walks_ahead and self.tree.is_chain:
+        walks_ahead = self._masking.walks_ahead
+        if not walks_ahead and self.tree.is_chain:
             self._expect(rooted)
         host = self._host.read()
         num = len(rooted)  # what comes after them fills up the batch
@@ -115,13 +130,14 @@ class TreeMasks:
             if sequence.status is not Status.RUNNING or sequence.failure is not None:
                 self.silent.add(b)
                 continue
-            if not self.walks_ahead and self.tree.is_chain and not sequence.constraint.has_budget:
+            if not walks_ahead and self.tree.is_chain and not sequence.constraint.has_budget:
                 tokens = self._tokens[b][1 : self._sizes[b]][: sequence.constraint.reach.limit]
                 self.walked[b] = Walked(sequence, [sequence.constraint.root], tuple(tokens))
             else:
                 self._walk(b, sequence)
-        if self.walks_ahead:
+        if walks_ahead:
             self._refuse()
+            self._prune()
 
     def _expect(self, rooted: Series[Sequence]) -> None:
         """Before the drafts are here."""
@@ -142,29 +158,31 @@ class TreeMasks:
             self.walked[b] = Walked(sequence, points)
 
     def _refuse(self) -> None:
-        """Say what is not legal, and leave it out of the tree where the forward is still to come."""
+        """Say what is not legal."""
         legal = [
             None if each is None else each.legal(size)
             for each, size in zip(self.walked, self._sizes, strict=True)
         ]
         self.refusals = refused(self._parents, self._sizes, legal)
-        self.stats.num_pruned += self.refusals.num_nodes
-        if self.walks_ahead:
-            host = (self._tokens, self._parents, self._sizes)
-            self.tree, self.refusals = without(self.refusals, self.tree, *host)
-            for each in self.walked:
-                if each is not None:
-                    each.points = [point for point in each.points if point is not None]
-            if self.refusals.num_nodes:
-                self._sizes = self.tree.sizes_B.tolist()
+        self._masking.stats.num_pruned += self.refusals.num_nodes
+
+    def _prune(self) -> None:
+        """Leave out of the tree what is not legal, while the forward is still to come."""
+        host = (self._tokens, self._parents, self._sizes)
+        self.tree, self.refusals = without(self.refusals, self.tree, *host)
+        for each in self.walked:
+            if each is not None:
+                each.points = [point for point in each.points if point is not None]
+        if self.refusals.num_nodes:
+            self._sizes = self.tree.sizes_B.tolist()
 
     def begin(self) -> None:
         """Start filling, once every tree is walked: beside this thread where there is enough to do,
         else when the masks are asked for."""
-        self.has_begun = True
-        num_rows = sum(self._sizes) if self.walks_ahead else self.tree.tokens_BW.numel()
-        shape = (num_rows, -(-self.vocab_size // 32))
-        mask = self.pages.take(shape)
+        self.has_begun, masking = True, self._masking
+        num_rows = sum(self._sizes) if masking.walks_ahead else self.tree.tokens_BW.numel()
+        shape = (num_rows, -(-masking.vocab_size // 32))
+        mask = masking.pages.take(shape)
         mask_RK = mask.numpy()
         live = self._live()
         set_apart((each for _, each in live), len(self._sizes))
@@ -176,11 +194,12 @@ class TreeMasks:
         first = [each.requests[0] for _, each in live if not each.is_apart]
         later = [request for _, each in live for request in each.requests[1:]]
         apart = [each.requests[0] for _, each in live if each.is_apart]
-        self._mask, self._filling = mask, Filling(first, later, mask_RK, self.time_limit, apart)
-        if not self.walks_ahead or mask_RK.size > WORTH_A_THREAD:
-            self._filling.start(self.threads, self.apart_threads)
-        if not self.walks_ahead:
-            self.threads.submit(self.pages.make, shape)
+        self._mask = mask
+        self._filling = Filling(first, later, mask_RK, masking.time_limit, apart)
+        if not masking.walks_ahead or mask_RK.size > WORTH_A_THREAD:
+            self._filling.start(masking.threads, masking.apart_threads)
+        if not masking.walks_ahead:
+            masking.threads.submit(masking.pages.make, shape)
 
     def begin_apart(self) -> None:
         """Start with masks that may be left for later, some time after the others."""
@@ -193,8 +212,9 @@ class TreeMasks:
         self.begin_apart()
         mask, live = self._mask, self._live()
         num_drafts = sum(each.tokens is not None for _, each in live)
-        slow_after = self.step_seconds / min(SLOW_PARTS, max(1, num_drafts))
-        others = (self.step_seconds / SLOW_ROOT_PARTS, self.step_seconds / LEAVE_PARTS)
+        step_seconds = min(self._masking.step_seconds, default=math.inf)
+        slow_after = step_seconds / min(SLOW_PARTS, max(1, num_drafts))
+        others = (step_seconds / SLOW_ROOT_PARTS, step_seconds / LEAVE_PARTS)
         if not self._filling.wait(slow_after, *others, most_out(len(self._sizes))):
             mask = self._roots_alone(mask, live)
         mask_RK = mask.numpy()
@@ -209,13 +229,17 @@ class TreeMasks:
     def note(self) -> None:
         """What was refused and counted; nobody waits for it."""
         assert self._filling is not None
-        self.stats.num_late += sum(each.is_late for _, each in self._live())
-        self.stats.num_sat_out += len(self.sitting_out)
-        if not self.walks_ahead:
+        stats = self._masking.stats
+        stats.num_late += sum(each.is_late for _, each in self._live())
+        stats.num_sat_out += len(self.sitting_out)
+        if not self._masking.walks_ahead:
             self._refuse()
-        self.stats.num_masks += self._filling.num_masks
-        self.stats.mask_seconds += self._filling.seconds
+        self._count(self._filling)
         self._mask = self._filling = None
+
+    def _count(self, filling: Filling) -> None:
+        self._masking.stats.num_masks += filling.num_masks
+        self._masking.stats.mask_seconds += filling.seconds
 
     def _roots_alone(self, unfinished: torch.Tensor, live: Live) -> torch.Tensor:
         """Masks where the thread that fills does not write any more: of what is late only the roots."""
@@ -237,10 +261,9 @@ class TreeMasks:
         return mask
 
     def _fill_now(self, requests: Iterable[MaskRequest], mask_RK: np.ndarray) -> None:
-        filling = Filling(requests, (), mask_RK, self.time_limit)
+        filling = Filling(requests, (), mask_RK, self._masking.time_limit)
         filling.wait()
-        self.stats.num_masks += filling.num_masks
-        self.stats.mask_seconds += filling.seconds
+        self._count(filling)
 
     def learn(self) -> None:
         """Whose masks to ask for apart; and, where there is no room for more or time was over, how far
@@ -262,7 +285,8 @@ class TreeMasks:
 
     def _rows(self) -> list[int]:
         """Where each sequence's begin."""
-        sizes = self._sizes if self.walks_ahead else [self.tree.width] * len(self._sizes)
+        widths = [self.tree.width] * len(self._sizes)
+        sizes = self._sizes if self._masking.walks_ahead else widths
         return list(accumulate(sizes, initial=0))[:-1]
 
     def _live(self) -> Live:
@@ -275,7 +299,7 @@ class TreeMasks:
         assert automaton is not None
         try:
             automaton.replay()
-            self.stats.num_replays += 1
+            self._masking.stats.num_replays += 1
         except Exception:
             self._fail(each.sequence)
         else:

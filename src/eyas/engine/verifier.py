@@ -39,6 +39,11 @@ def verify(
     return verdict
 
 
+def verdict_of(tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.Tensor) -> Verdict:
+    """The verdict with these columns, copied."""
+    return Verdict(torch.cat((tokens_BW, nodes_BW, counts_B.unsqueeze(1)), dim=1))
+
+
 def raw_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -88,8 +93,7 @@ def _walk(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
         from eyas.kernels.walk import walk
 
         parents_BW = None if tree.is_chain else tree.parents_BW
-        *parts, report_BX = walk(chosen_BW, tree.tokens_BW, parents_BW, tree.sizes_B)
-        return Verdict(*parts, report_BX=report_BX)
+        return Verdict(walk(chosen_BW, tree.tokens_BW, parents_BW, tree.sizes_B))
     return _walk_chain(chosen_BW, tree) if tree.is_chain else _walk_tree(chosen_BW, tree)
 
 
@@ -99,12 +103,12 @@ def _walk_chain(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
     nodes_W = torch.arange(width, device=chosen_BW.device)
     nodes_BW = nodes_W.expand_as(chosen_BW)
     if width == 1:
-        return Verdict(chosen_BW, nodes_BW, torch.where(chosen_BW[:, 0] >= 0, 1, -1))
+        return verdict_of(chosen_BW, nodes_BW, torch.where(chosen_BW[:, 0] >= 0, 1, -1))
     agrees = (chosen_BW[:, :-1] == tree.tokens_BW[:, 1:]) & (
         nodes_W[1:] < tree.sizes_B.unsqueeze(1)
     )
     accepted_B = agrees.to(torch.int64).cumprod(dim=1).sum(dim=1)
-    return _end_at_faults(Verdict(chosen_BW, nodes_BW, accepted_B + 1))
+    return _up_to_faults(chosen_BW, nodes_BW, accepted_B + 1)
 
 
 def _walk_tree(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
@@ -128,16 +132,16 @@ def _walk_tree(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
         at_B = torch.where(walking_B, is_next_BW.to(torch.int64).argmax(dim=1), at_B)
         if device.type == "cpu" and not bool(walking_B.any()):
             break
-    return _end_at_faults(Verdict(tokens_BW, nodes_BW, counts_B))
+    return _up_to_faults(tokens_BW, nodes_BW, counts_B)
 
 
-def _end_at_faults(verdict: Verdict) -> Verdict:
+def _up_to_faults(
+    tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.Tensor
+) -> Verdict:
     """A row that could not choose ends the walk before it; the root's own fault gives count -1."""
-    last_B = (verdict.counts_B - 1).unsqueeze(1)
-    faulty_B = verdict.tokens_BW.gather(1, last_B).squeeze(1) < 0
-    counts_B = verdict.counts_B - faulty_B.to(torch.int64)
-    verdict.counts_B = torch.where(counts_B == 0, -1, counts_B)
-    return verdict
+    last_B1 = (counts_B - 1).unsqueeze(1)
+    counts_B = counts_B - (tokens_BW.gather(1, last_B1).squeeze(1) < 0).to(torch.int64)
+    return verdict_of(tokens_BW, nodes_BW, torch.where(counts_B == 0, -1, counts_B))
 
 
 def _attach_logprobs(

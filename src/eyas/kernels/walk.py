@@ -1,8 +1,7 @@
 """A walk down each tree along the choices of its rows, and what a verdict adds to a sequence's record.
 
-Promises: one launch each, one program a sequence. All of a walk's results lie in one tensor, so that
-one copy brings them to the host. Tokens and counts are those of the verifier's walks, entry for entry;
-nodes up to the counts (past a walk in a tree they repeat its last node).
+Promises: one launch each, one program a sequence. Tokens and counts are those of the verifier's walks,
+entry for entry; nodes up to the counts (past a walk in a tree they repeat its last node).
 Does not know: how a row chose, who owns a seat.
 
 Legend: B sequences, W nodes, X entries of a report (W tokens, W nodes, the count), A seats, C columns.
@@ -17,7 +16,7 @@ import triton.language as tl
 from eyas.kernels.launch import enter, launch_options
 
 _WALKED = ("tokens", "parents", "sizes", "report")
-_KEPT = ("tokens", "nodes", "counts", "node_slots", "table_tokens", "table_slots")
+_KEPT = ("report", "node_slots", "table_tokens", "table_slots")
 _WALK_NUMBERS = ("width", *(f"{name}_stride" for name in _WALKED))
 _ADVANCE_NUMBERS = ("width", "trash_seat", *(f"{name}_stride" for name in _KEPT))
 """One compiled kernel serves all widths of a power of two."""
@@ -74,9 +73,8 @@ def _walk_kernel(
 
 @triton.jit(do_not_specialize=_ADVANCE_NUMBERS)
 def _advance_kernel(
-    seats, roots, tokens, nodes, counts, node_slots, table_tokens, table_slots, lengths,
-    width, trash_seat, tokens_stride, nodes_stride, counts_stride, node_slots_stride,
-    table_tokens_stride, table_slots_stride,
+    seats, roots, report, node_slots, table_tokens, table_slots, lengths,
+    width, trash_seat, report_stride, node_slots_stride, table_tokens_stride, table_slots_stride,
     IS_CHAIN: tl.constexpr, HAS_TRASH: tl.constexpr, BLOCK_W: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One sequence's tokens after the root, its accepted nodes' slots from the root on, its length."""
@@ -88,14 +86,15 @@ def _advance_kernel(
         is_kept = seat != trash_seat
     if is_kept:
         root = tl.load(roots + b)
-        count = tl.maximum(tl.load(counts + b * counts_stride), 0)
+        own_report = report + b * report_stride
+        count = tl.maximum(tl.load(own_report + 2 * width), 0)
         at_W = tl.arange(0, BLOCK_W)
         is_kept_W = (at_W < count) & (at_W < width)
-        token_W = tl.load(tokens + b * tokens_stride + at_W, mask=is_kept_W, other=0)
+        token_W = tl.load(own_report + at_W, mask=is_kept_W, other=0)
         own_tokens = table_tokens + seat * table_tokens_stride + root + 1
         tl.store(own_tokens + at_W, token_W, mask=is_kept_W)
         if not IS_CHAIN:
-            node_W = tl.load(nodes + b * nodes_stride + at_W, mask=is_kept_W, other=0)
+            node_W = tl.load(own_report + width + at_W, mask=is_kept_W, other=0)
             slot_W = tl.load(node_slots + b * node_slots_stride + node_W, mask=is_kept_W, other=0)
             own_slots = table_slots + seat * table_slots_stride + root
             tl.store(own_slots + at_W, slot_W, mask=is_kept_W)
@@ -109,9 +108,8 @@ def walk(
     sizes_B: torch.Tensor,
     *,
     pdl: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(tokens_BW, nodes_BW, counts_B, report_BX) of each tree's walk, int64; the first three are the
-    columns of the report.
+) -> torch.Tensor:
+    """`eyas.core.Verdict.report_BX` of each tree's walk.
 
     chosen_R: what each node's row chose, [B * W] or [B, W] without gaps. parents_BW: None for chains.
     Torch: the walks of `eyas.engine.verifier`.
@@ -136,15 +134,13 @@ def walk(
             num_warps=1,
             **launch_options(pdl),
         )
-    return report_BX[:, :width], report_BX[:, width : 2 * width], report_BX[:, 2 * width], report_BX
+    return report_BX
 
 
 def advance(
     seats_B: torch.Tensor,
     roots_B: torch.Tensor,
-    tokens_BW: torch.Tensor,
-    nodes_BW: torch.Tensor,
-    counts_B: torch.Tensor,
+    report_BX: torch.Tensor,
     node_slots_BW: torch.Tensor,
     tokens_AC: torch.Tensor,
     slots_AC: torch.Tensor,
@@ -159,24 +155,20 @@ def advance(
 
     Torch: `SequenceTable.advance`.
     """
-    num, width = tokens_BW.shape
+    num, width = report_BX.shape[0], report_BX.shape[1] // 2
     if not num:
         return
     _advance_kernel[(num,)](
         seats_B,
         roots_B,
-        tokens_BW,
-        nodes_BW,
-        counts_B,
+        report_BX,
         node_slots_BW,
         tokens_AC,
         slots_AC,
         lengths_A,
         width,
         -1 if trash_seat is None else trash_seat,
-        tokens_BW.stride(0),
-        nodes_BW.stride(0),
-        counts_B.stride(0),
+        report_BX.stride(0),
         node_slots_BW.stride(0),
         tokens_AC.stride(0),
         slots_AC.stride(0),

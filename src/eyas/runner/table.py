@@ -87,9 +87,7 @@ class SequenceTable:
             walk.advance(
                 seats_B,
                 roots_B,
-                verdict.tokens_BW,
-                verdict.nodes_BW,
-                verdict.counts_B,
+                verdict.report_BX,
                 node_slots_BW,
                 self.tokens_AC,
                 self.slots_AC,
@@ -99,8 +97,7 @@ class SequenceTable:
             )
             return
         counts_B = torch.where(seats_B == self.nobody, 0, verdict.counts_B.clamp(min=0))
-        width = verdict.tokens_BW.shape[1]
-        offsets_W = torch.arange(width, device=self.device)
+        offsets_W = torch.arange(verdict.width, device=self.device)
         kept_BW = offsets_W < counts_B.unsqueeze(1)
         columns_BW = roots_B.unsqueeze(1) + offsets_W
         seats_B1 = seats_B.unsqueeze(1)

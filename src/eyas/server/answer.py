@@ -232,9 +232,9 @@ async def _next(source: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta] |
 def _failure_of(delta: Delta) -> ApiError | None:
     if delta.finish_reason == "error":
         message = delta.error or errors.INTERNAL
-        return (
-            errors.unavailable(message) if message == errors.ENGINE_GONE else ApiError(500, message)
-        )
+        if message == errors.ENGINE_GONE:
+            return errors.unavailable(message)
+        return ApiError(500 if delta.param is None else 400, message, param=delta.param)
     if delta.finish_reason == "abort":
         return errors.unavailable(errors.ABORTED)
     return None

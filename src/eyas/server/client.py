@@ -85,7 +85,7 @@ def add_to(earlier: Delta, later: Delta) -> None:
         earlier.prompt_logprobs = later.prompt_logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_reason = later.stop_reason
-    earlier.error = later.error
+    earlier.error, earlier.param = later.error, later.param
     earlier.usage = later.usage or earlier.usage
     earlier.seed = earlier.seed if later.seed is None else later.seed
 
