@@ -153,3 +153,18 @@ def test_costs_never_fall_with_more_rows_and_extend_past_what_was_measured() -> 
     assert list(costs.seconds) == sorted(costs.seconds)
     costs = Costs((1, 2, 4), (1.0, 1.0, 2.0))
     assert [costs.at(n) for n in (1, 2, 3, 4, 8)] == [1.0, 1.0, 1.5, 2.0, 4.0]
+
+
+def test_batch_sizes_that_run_one_graph_share_what_is_learned() -> None:
+    """Five sequences run the graph of six; four have their own, whose first step is no guide."""
+    pace, shape = new_pace(), Shape(5, 1, 6)
+
+    def learn(num_sequences: int, seconds: float) -> None:
+        pace.learn(num_sequences, shape, [], seconds, is_chain=True)
+
+    for num in (4, 4, 6, 6):
+        learn(num, 0.02)
+    before = {num: pace._rate(num, shape) for num in (4, 5, 6)}
+    learn(5, 0.01)
+    after = {num: pace._rate(num, shape) for num in (4, 5, 6)}
+    assert after[4] == before[4] and after[5] > before[5] and after[6] > before[6]

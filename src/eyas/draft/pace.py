@@ -20,6 +20,7 @@ from eyas.core import DraftTree
 from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, Shape, StepReport
 from eyas.draft.costs import Costs
 from eyas.runner.batch import Batch
+from eyas.runner.graphs import bucket_of
 
 PLAIN = Shape(0, 1, 1)
 TREE_NODES = (8, 16)
@@ -113,7 +114,7 @@ class Pace:
 
     def choose(self, num_sequences: int) -> Shape:
         """The shape of the next step."""
-        batch = self._batches.setdefault(_bucket(num_sequences), _Batch())
+        batch = self._batches.setdefault(bucket_of(num_sequences), _Batch())
         batch.age += 1
         if batch.trial is not None and batch.age < batch.trial_end:
             return batch.trial
@@ -163,7 +164,7 @@ class Pace:
                 self._yields.setdefault(shape, known).add(mean)
         if seconds is not None:
             predicted = self._predicted(num_sequences, shape)
-            key = (_bucket(num_sequences), shape)
+            key = (bucket_of(num_sequences), shape)
             if key not in self._warm:  # a first time prepares what later ones use
                 self._warm.add(key)
                 return
@@ -178,8 +179,8 @@ class Pace:
 
     def spend(self, num_sequences: int, seconds: float) -> None:
         """A try began with a step that caught up: the longer it took, the later the next try."""
-        batch = self._batches.setdefault(_bucket(num_sequences), _Batch())
-        plain = self._corrections.get((_bucket(num_sequences), PLAIN))
+        batch = self._batches.setdefault(bucket_of(num_sequences), _Batch())
+        plain = self._corrections.get((bucket_of(num_sequences), PLAIN))
         usual = (plain.value if plain else 1.0) * self._predicted(num_sequences, PLAIN)
         wait = int(seconds / max(usual, 1e-9) / CATCH_UP_SHARE)
         batch.next_try = max(batch.next_try, batch.age + min(wait, MAX_WAIT))
@@ -198,7 +199,7 @@ class Pace:
 
     def _rate(self, num_sequences: int, shape: Shape) -> float:
         """Tokens a second."""
-        correction = self._corrections.get((_bucket(num_sequences), shape))
+        correction = self._corrections.get((bucket_of(num_sequences), shape))
         factor = correction.value if correction else self._usual(shape)
         num_tokens = max(1, num_sequences) * (1 + self._yield(shape))
         per_token = factor * self._predicted(num_sequences, shape) / num_tokens
@@ -234,13 +235,6 @@ class Pace:
             reach *= share
             total += reach
         return total
-
-
-def _bucket(num_sequences: int) -> int:
-    """Batch sizes that share their corrections: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
-    size = max(1, num_sequences)
-    power = 1 << (size.bit_length() - 1)
-    return power + power // 2 if 2 * size >= 3 * power and power > 1 else power
 
 
 class PacedDrafter(DrafterWrapper):
