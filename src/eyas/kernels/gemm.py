@@ -177,15 +177,13 @@ def product(
     out_dtype: torch.dtype | None = None,
     out_TO: torch.Tensor | None = None,
     pdl: bool = False,
-    prefetch: int = PREFETCH,
 ) -> torch.Tensor:
     """`F.linear(x_TK, weight_OK, bias_O)`, the bias added before the one rounding.
 
     One split: [T, O] in `out_dtype`, by default x's, or in `out_TO`, a tensor without gaps. More:
     float32 sums of the splits [S, T, O], to be added in order by who reads them; no bias then. folded:
     [1, T, O], the splits' sums already added in that order, which for many rows costs less than to
-    write them all. prefetch: columns of each program's weights asked for before the wait of `pdl`, a
-    power of two, or 0.
+    write them all.
     """
     num_rows, num_out = len(x_TK), len(weight_OK)
     _check(x_TK, weight_OK)
@@ -201,7 +199,7 @@ def product(
         if tile is None:
             tile = (folded_tiles_for if folded else tiles_for)(num_rows, x_TK.dtype)[0]
         _launch(
-            x_TK, weight_OK, bias_O, out_TO, num_out, tile, pdl, prefetch,
+            x_TK, weight_OK, bias_O, out_TO, num_out, tile, pdl,
             num_splits=num_splits, num_folded=num_splits if folded else 1, is_gated=False,
         )  # fmt: skip
     return out_TO
@@ -214,7 +212,6 @@ def gated_product(
     tile: Tile | None = None,
     bias_2F: torch.Tensor | None = None,
     pdl: bool = False,
-    prefetch: int = PREFETCH,
 ) -> torch.Tensor:
     """[T, F], the same bits as `activation.gated_silu(product(...))` of a weight [gate; up]."""
     num_rows = len(x_TK)
@@ -225,7 +222,7 @@ def gated_product(
         if tile is None:
             tile = gated_tiles_for(num_rows, x_TK.dtype)[0]
         _launch(
-            x_TK, gate_up_weight_2FK, bias_2F, out_TF, size, tile, pdl, prefetch,
+            x_TK, gate_up_weight_2FK, bias_2F, out_TF, size, tile, pdl,
             num_splits=1, num_folded=1, is_gated=True,
         )  # fmt: skip
     return out_TF
@@ -251,7 +248,6 @@ def _launch(
     num_out: int,
     tile: Tile,
     pdl: bool,
-    prefetch: int,
     *,
     num_splits: int,
     num_folded: int,
@@ -310,7 +306,7 @@ def _launch(
         GATED=is_gated,
         NUM_FOLDED=num_folded,
         BY_COPY_ENGINE=by_copy_engine,
-        PREFETCH=prefetch if pdl else 0,
+        PREFETCH=PREFETCH if pdl else 0,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         PDL=pdl,

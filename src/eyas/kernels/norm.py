@@ -32,7 +32,6 @@ def normalized(x, weight, size, epsilon, HAS_WEIGHT: tl.constexpr):
 def add_norm_kernel(
     residual_TD,
     parts_STD,
-    bias_D,
     weight_D,
     new_residual_TD,
     out_TD,
@@ -40,10 +39,8 @@ def add_norm_kernel(
     residual_stride,
     part_stride,
     part_row_stride,
-    out_stride,
     epsilon,
     NUM_PARTS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -66,13 +63,11 @@ def add_norm_kernel(
         for _part in tl.static_range(1, NUM_PARTS):
             part_row += part_stride
             added += tl.load(part_row, mask=is_inside, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            added += tl.load(bias_D + columns, mask=is_inside, other=0.0).to(tl.float32)
         residual = (residual.to(tl.float32) + added).to(residual_TD.dtype.element_ty)
         tl.store(new_residual_TD + row * size + columns, residual, mask=is_inside)
     normed = normalized(residual.to(tl.float32), weight, size, epsilon, HAS_WEIGHT)
     normed = normed.to(out_TD.dtype.element_ty)
-    tl.store(out_TD + row * out_stride + columns, normed, mask=is_inside)
+    tl.store(out_TD + row * size + columns, normed, mask=is_inside)
 
 
 def add_norm(
@@ -81,15 +76,13 @@ def add_norm(
     weight_D: torch.Tensor | None,
     epsilon: float,
     *,
-    bias_D: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The new residual [T, D], and its norm [T, D] in `out` or a fresh tensor.
+    """The new residual [T, D], and its norm [T, D].
 
     parts: [T, D] in the model's type, or float32 [S, T, D] as `gemm.product` leaves them; None is
     nothing to add: the residual is then returned as it is. weight_D None: no weight. The reference:
-    `residual + (parts.sum(0) + bias)`, rounded once, and `layers.norm.RMSNorm`. Rows may stand apart.
+    `residual + parts.sum(0)`, rounded once, and `layers.norm.RMSNorm`. Rows may stand apart.
     """
     num_rows, size = residual_TD.shape
     new_residual_TD, num_parts, part_stride, part_row_stride = residual_TD, 0, 0, 0
@@ -98,32 +91,28 @@ def add_norm(
         num_parts, part_row_stride = 1, parts.stride(-2)
         if parts.ndim == 3:
             num_parts, part_stride = parts.shape[0], parts.stride(0)
-    if out is None:
-        out = residual_TD.new_empty((num_rows, size))
+    out_TD = residual_TD.new_empty((num_rows, size))
     if num_rows:
         block = triton.next_power_of_2(size)
         add_norm_kernel[(num_rows,)](
             residual_TD,
             parts,
-            bias_D,
             weight_D,
             new_residual_TD,
-            out,
+            out_TD,
             size,
             residual_TD.stride(0),
             part_stride,
             part_row_stride,
-            out.stride(0),
             epsilon,
             NUM_PARTS=num_parts,
-            HAS_BIAS=bias_D is not None,
             HAS_WEIGHT=weight_D is not None,
             BLOCK=block,
             num_warps=warps_for(block),
             PDL=pdl,
             **launch_options(pdl),
         )
-    return new_residual_TD, out
+    return new_residual_TD, out_TD
 
 
 def norm(
@@ -131,11 +120,10 @@ def norm(
     weight_D: torch.Tensor | None,
     epsilon: float,
     *,
-    out: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """[T, D] normalised; the reference is `layers.norm.RMSNorm`."""
-    return add_norm(x_TD, None, weight_D, epsilon, out=out, pdl=pdl)[1]
+    return add_norm(x_TD, None, weight_D, epsilon, pdl=pdl)[1]
 
 
 def warps_for(block: int) -> int:

@@ -127,10 +127,6 @@ class RopeTable:
         table_P2H[:, 1, 0, half:] = sine_PF
         self._table_P2H = table_P2H.to(device)
 
-    @property
-    def num_bytes(self) -> int:
-        return self._table_P2H.nbytes
-
     def at(self, positions_T: torch.Tensor) -> Angles:
         """The angles of rows at these positions."""
         if usable(positions_T.device):
