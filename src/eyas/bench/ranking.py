@@ -14,7 +14,6 @@ one node, so a chain is the same with any.
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,13 +71,11 @@ class UnfittedNetwork:
 
 def rankings(built: TreeDrafter) -> dict[str, TreeDrafter]:
     """The drafter with each way of ranking; they share its network and its rows."""
-    drafters: dict[str, TreeDrafter] = {}
-    for name in (TOPK, NOISE, UNFITTED):
-        drafter = drafters[name] = copy.copy(built)
-        drafter._sees_noise = name != TOPK
-        if name == UNFITTED:
-            drafter._network = UnfittedNetwork(built.networks[0])
-    return drafters
+    return {
+        TOPK: built.ranking(sees_noise=False),
+        NOISE: built.ranking(sees_noise=True),
+        UNFITTED: built.ranking(sees_noise=True, network=UnfittedNetwork(built.networks[0])),
+    }
 
 
 def betas(built: TreeDrafter, temperatures: Sequence[float]) -> dict[str, float]:

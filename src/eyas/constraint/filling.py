@@ -1,17 +1,16 @@
 """Masks of one step, filled beside whoever waits for them.
 
-First come roots, alone or with drafts behind them, in one call of the library, which works on many
-cores; then, in pieces, nodes behind roots that are alone, as long as there is time. Points whose masks
-may take long are calls of their own each, on threads of their own, so that nobody has to wait for them:
-what is not there in time goes on, and is there for who asks for this point again. These calls begin a
-little later, each when nobody else misses a mask of its grammar, since whoever is first in a grammar is
-waited for by the next.
-What needs the interpreter is done before and after by whoever asks, as far as the library allows it,
-so that the thread beside it is in the library alone: two threads that both want the interpreter's lock
-wait for each other more often than they work.
+Roots, alone or with drafts behind them, are filled by one call of the library, which works on many
+cores; then, in pieces, the nodes behind roots that are alone, as long as there is time. Masks that
+may take long are filled *apart*: by a call each, on threads of their own. The step does not wait
+for these calls; what is not there in time goes on, and a later step that asks for the same point
+finds it done. A call apart begins only when no other mask of its grammar is missing, because a
+grammar is locked while it is used.
+What needs the interpreter's lock is done by whoever asks, before and after, as far as the library
+allows it: two threads that both want the lock wait for each other more often than they work.
 
-A call cannot be ended, and what it does holds locks that the next step needs; so the first one is
-waited for, and who is slow is noted, so that the next step asks for less, or asks apart.
+A call cannot be ended, and it holds locks that the next step needs. So the step's own call is
+waited for, and slow drafts are noted, so that the next step asks for less, or asks apart.
 
 Promises: masks are those of a walk through the draft; what is asked for twice is filled once. What is
 written after the deadline nobody reads.

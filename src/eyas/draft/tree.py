@@ -14,6 +14,7 @@ U draft vocabulary, W nodes, D draft tokens on the way to a node.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -56,7 +57,6 @@ class TreeDrafter(Drafter):
 
     first_scratch: first slot of the network's store that no sequence owns; there are
     `num_scratch(shape)` for each seat. max_rows: most rows made up for in one step.
-    sees_noise: rank candidates with the target's noise at temperatures above 0.
     """
 
     def __init__(
@@ -66,13 +66,12 @@ class TreeDrafter(Drafter):
         *,
         first_scratch: int,
         max_rows: int,
-        sees_noise: bool = True,
     ) -> None:
         self._network = network
         self._first_scratch = first_scratch
         self._per_seat = num_scratch(shape)
         self._book = RowBook(network.first_position, bool(network.taps), first_scratch, max_rows)
-        self._sees_noise = sees_noise
+        self._sees_noise = True
         self._proposed_for: Batch | None = None
         self.shape = shape
         self.taps = network.taps
@@ -81,6 +80,14 @@ class TreeDrafter(Drafter):
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:
         return (self._network,)
+
+    def ranking(self, *, sees_noise: bool, network: DraftNetwork | None = None) -> TreeDrafter:
+        """A drafter that shares this one's rows and ranks candidates in another way, to compare them.
+        sees_noise: with the target's noise at temperatures above 0; network: by another's logits."""
+        other = copy(self)
+        other._sees_noise = sees_noise
+        other._network = network or self._network
+        return other
 
     def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         self._proposed_for = batch

@@ -4,11 +4,11 @@ The walk comes before the forward where the host sees the tree in time, so that 
 chosen cost no rows; masks are filled while the forward runs.
 
 Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
-refuses, or whose mask did not come in time, allows nothing and is never walked into. A root's mask is
-waited for, but where its grammar is often slow and the others would have to wait with it: such a
-sequence sits the step out, and its masks are there in a later one. Where that cannot be, only the root
-of a draft that was slow is looked at for a while. An automaton that fails takes its own sequence down
-and no other.
+refuses, or whose mask did not come in time, allows nothing and is never walked into. A step waits for
+every root's mask, except for those of sequences that are asked apart (`eyas.engine.walked`): such a
+sequence sits the step out when its mask is not there in time, and uses it in a later step. Where a slow
+sequence cannot be asked apart, only the root of its next drafts is looked at for a while. An automaton
+that fails takes its own sequence down and no other.
 Does not know: what the automata recognise.
 
 Legend: B rooted sequences, W nodes, R node rows, K 32-bit mask words.
@@ -45,13 +45,14 @@ NUM_CALLS = 3
 """Calls of the grammar library at once that steps wait for: one, and those left behind."""
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
-SLOW_PARTS, SLOW_ROOT_PARTS = 3, 6
-"""A draft is slow when its masks take one of so many parts of a step, or of as many as there are
-drafts: the next ones will take longer, since the masks near a string's end are. A draft that is alone
-delays no other sequence. A root that is looked at alone is slow when a draft behind it would be."""
+SLOW_PARTS = 3
+"""A draft is slow when its masks take longer than a third of a step; of two drafts, than half of it; of
+one, which delays nobody else, than all of it. Masks further into a string usually take even longer."""
+SLOW_ROOT_PARTS = 6
+"""A root that is looked at alone is slow after a sixth of a step: a draft behind it would be slow."""
 LEAVE_PARTS = 2
-"""Sequences whose grammars are often slow sit a step out whose masks are not there after one of so many
-parts of it, when the forward is about to end."""
+"""Sequences that are asked apart sit a step out when their masks are not there after half of it: the
+forward is about to end then."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 

@@ -1,7 +1,10 @@
 """One sequence's tree as its automaton sees it, and which sequences of a step need not be waited for.
 
-Promises: of a grammar all sequences are asked for masks apart or none, since they wait for each other's
-calls, but for those under way.
+A sequence is asked for its masks *apart* when its grammar is often slow: by a library call of its own,
+which the step does not wait for.
+
+Promises: the sequences of one grammar are asked apart all together or not at all, since calls of one
+grammar wait for each other; a call that is under way stays apart.
 Does not know: rows of other sequences, when masks are asked for, what the device makes of them.
 """
 
@@ -15,18 +18,20 @@ from eyas.constraint.base import Grammar
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.engine.sequence import Sequence
 
-OFTEN_SLOW, MOST_APART, APART_PARTS = 1 / 64, 6, 2
-"""What often is; and of how many sequences masks may be left for later, those of the slowest grammars
-first: at most so many, since each is a call that wants the interpreter's lock, and one of so many parts
-of a step's."""
+OFTEN_SLOW = 1 / 64
+"""A grammar is asked apart when a larger share of its last drafts was slow."""
+MOST_APART = 6
+"""Sequences that are asked apart in one step, at most: each call wants the interpreter's lock."""
+APART_PARTS = 2
+"""At most one in so many of a step's sequences is asked apart, so that most of a step goes on."""
 
 
 @dataclass(slots=True, eq=False)
 class Walked:
     """One sequence's tree: where each node stands. None in `points`: not legal. tokens: of a draft of
     which only the root was looked at, since its masks will tell the rest. requests: the masks of its
-    points, in order, or that of the root with all behind it. is_apart: nobody need wait for them;
-    may_be_apart: there would have been room for that."""
+    points, in order, or that of the root with all behind it. is_apart: it is asked apart; may_be_apart:
+    there would have been room for that."""
 
     sequence: Sequence
     points: list[Point | None]
@@ -85,13 +90,13 @@ class Walked:
 
 
 def most_out(num_sequences: int) -> int:
-    """Of so many, how many may sit a step out."""
+    """How many of a step's sequences may sit it out."""
     return num_sequences // APART_PARTS
 
 
 def set_apart(live: Iterable[Walked], num_sequences: int) -> None:
-    """Say whose masks may be left for later, of a step of so many sequences: those under way, and of
-    the others whole grammars, first those whose lock somebody holds, then the slowest."""
+    """Decide who is asked apart in a step of so many sequences: those whose calls are under way, then
+    whole grammars: first those of these calls, since their locks are held, then the slowest."""
     groups: dict[Grammar, list[Walked]] = {}
     busy: set[Grammar] = set()
     room = min(MOST_APART, most_out(num_sequences))

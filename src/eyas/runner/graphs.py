@@ -237,7 +237,8 @@ class StepGraphs:
         return held
 
     def bring_array(self, key: Hashable, values: torch.Tensor) -> torch.Tensor:
-        """As `hold_array`, beside the work under way: whatever read the old numbers has landed."""
+        """As `hold_array`, copied beside the work under way, none of which may still read the old
+        values."""
         with self._inbox.arriving():
             return self.hold_array(key, values)
 
