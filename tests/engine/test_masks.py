@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.cache.transfer import Outbox
 from eyas.constraint import Vocabulary, build_backend, filling
 from eyas.constraint.automaton import LEAST_REST, SLOW_WEIGHT, Automaton
 from eyas.constraint.base import MaskJob
@@ -32,6 +31,7 @@ from eyas.engine.walked import OFTEN_SLOW
 from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
 from eyas.llm import Asked
 from eyas.runner.batch import Batch
+from eyas.transfer import Outbox
 from eyas.wire import GrammarStats
 from tests.constraint.walking import tokens_of
 from tests.laws.late_masks import make_masks_late

@@ -12,12 +12,12 @@ import torch
 
 from eyas.cache.radix import RadixNode, RadixTree
 from eyas.cache.slots import SlotPool
-from eyas.cache.transfer import Outbox
 from eyas.core import Request, RequestError, SamplingParams
 from eyas.engine.flight import Flight, Landed
 from eyas.engine.stops import StopChecker
 from eyas.engine.verifier import raw_logprobs
 from eyas.llm import LLM
+from eyas.transfer import Outbox
 from tests.laws.cases import walk_text
 from tests.laws.drafters import Branches, HostDrafter
 from tests.laws.world import Setting, model_drafter, new_engine, run, weights

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from eyas import LLM, SamplingParams
-from eyas.cache.transfer import HostCopy, Inbox, Outbox
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.dialect import Wanted, tool_specs
 from eyas.grammar import Json, Regex
 from eyas.outputs import Choice
 from eyas.schemas import prepare
+from eyas.transfer import HostCopy, Inbox, Outbox
 from tests.laws.late_masks import make_masks_late
 
 pytestmark = [

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import torch
 
-from eyas.cache.transfer import HostCopy, Outbox
 from eyas.engine.engine import Engine
 from eyas.runner.graphs import Captured, StepGraphs
+from eyas.transfer import HostCopy, Outbox
 
 SPOILT = 3
 

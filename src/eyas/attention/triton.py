@@ -17,11 +17,11 @@ import torch
 from eyas.attention.base import Attend, Layout, Room
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
-from eyas.cache.transfer import send
 from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
 from eyas.kernels.softmax import GROUP, SPLIT, Shape
+from eyas.transfer import send
 
 HEIGHTS = (16, 32)
 """Heights of tiles (queries times query heads of a group) that give a row the same bits."""

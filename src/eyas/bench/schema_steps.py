@@ -23,10 +23,10 @@ from typing import Any
 from eyas.bench.load import percentile
 from eyas.bench.schema_texts import Text, request_for
 from eyas.bench.together import WARM_UPS, noted_drafts
-from eyas.cache.transfer import HostCopy
 from eyas.engine.engine import Engine
 from eyas.engine.flight import Flight
 from eyas.engine.masks import TreeMasks
+from eyas.transfer import HostCopy
 
 STEPS = 400
 """Steps of a round, about."""

@@ -20,11 +20,11 @@ import torch
 
 from eyas.attention.base import ContextRun, Layout
 from eyas.cache.slots import NULL_SLOT
-from eyas.cache.transfer import send
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, Span
 from eyas.runner.rows import ForwardRows, ragged_rows
 from eyas.runner.table import SequenceTable
+from eyas.transfer import send
 
 LONGEST_TAIL = 24
 """Rows of a sequence that are made as a short chain beside those of the others; what is missing beyond

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from eyas.cache.transfer import send
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree
 from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, Shape, StepReport, chain
 from eyas.draft.blend import merge
 from eyas.runner.batch import Batch
+from eyas.transfer import send
 
 MAX_SPAN = 24
 """Most tokens of one span."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from eyas.cache.transfer import HostCopy, Outbox
 from eyas.core import DraftTree, TokenLogprob, Verdict
 from eyas.draft import Drafter
 from eyas.engine.masks import TreeMasks
@@ -23,6 +22,7 @@ from eyas.engine.scheduler import Plan
 from eyas.runner.batch import Batch, PlannedBatch
 from eyas.runner.rows import PackedRows
 from eyas.runner.runner import Output
+from eyas.transfer import HostCopy, Outbox
 
 log = logging.getLogger(__name__)
 

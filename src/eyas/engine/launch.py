@@ -20,7 +20,6 @@ from enum import Enum, auto
 
 import torch
 
-from eyas.cache.transfer import Outbox
 from eyas.config import EngineInfo
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, Verdict
@@ -40,6 +39,7 @@ from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
 from eyas.runner.table import SequenceTable
 from eyas.sampling import BatchParams, RowSource
+from eyas.transfer import Outbox
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,6 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from eyas.cache.transfer import BlankPages, Outbox, reachable
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
@@ -35,6 +34,7 @@ from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, refused, without
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.walked import MOST_APART, Walked, most_out, set_apart
+from eyas.transfer import BlankPages, Outbox, reachable
 from eyas.wire import GrammarStats
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from eyas.cache.slots import NULL_SLOT
-from eyas.cache.transfer import send
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, SamplingParams
 from eyas.runner.graphs import Stages, StepGraphs, bucket_of, length_of
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, RowSource
+from eyas.transfer import send
 
 Result = TypeVar("Result")
 

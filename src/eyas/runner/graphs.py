@@ -29,9 +29,9 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from eyas.cache.transfer import Inbox, refill, send
 from eyas.core import DraftTree
 from eyas.sampling.params import BatchParams
+from eyas.transfer import Inbox, refill, send
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from eyas.attention.base import ContextRun, Layout
-from eyas.cache.transfer import send
 from eyas.core import DraftTree
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, Span
 from eyas.sampling.process import Rows
+from eyas.transfer import send
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from eyas.cache.transfer import send
 from eyas.core import Verdict
 from eyas.kernels import usable
+from eyas.transfer import send
 
 
 class SequenceTable:

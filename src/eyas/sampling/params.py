@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.cache.transfer import send
 from eyas.core import SamplingParams
+from eyas.transfer import send
 
 _NEUTRAL_FLOATS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 _NEUTRAL_INTEGERS = (0, 0, 0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.cache.transfer import BlankPages
+from eyas.transfer import BlankPages
 
 
 @pytest.mark.parametrize("is_made_ahead", [False, True])
