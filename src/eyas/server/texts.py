@@ -73,9 +73,11 @@ class ModelTexts:
         """Ids of a rendered conversation. Nothing that cannot fit is rendered, whatever field it is in,
         and no rendered text that cannot is tokenised."""
         template = require_template(self.template)
-        for param, value in (("messages", messages), ("tools", tools)):
-            for text in _texts_of(value):
-                self.check_length(text, param)
+        apart = [{k: v for k, v in message.items() if k != "content"} for message in messages]
+        self._check_lengths(apart, "messages")
+        self._check_lengths(tools, "tools")
+        messages = template.normal(messages, tools)
+        self._check_lengths(messages, "messages")
         # Templates may leave out earlier reasoning, but what was said they show.
         said = _texts_of([message.get("content") for message in messages])
         self.check_length("".join(said), "messages")
@@ -89,6 +91,11 @@ class ModelTexts:
         num_tokens = self.tokenizer.min_num_tokens(text, self.max_model_len)
         if num_tokens >= self.max_model_len:
             raise errors.too_long(f"at least {num_tokens}", self.max_model_len, param)
+
+    def _check_lengths(self, value: Any, param: str) -> None:
+        """ApiError if a string in plain JSON data cannot fit."""
+        for text in _texts_of(value):
+            self.check_length(text, param)
 
     def checked(self, ids: list[int], param: str) -> list[int]:
         """The ids, if they are a prompt that leaves room for an answer."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from eyas.core import RequestError
 from eyas.text.files import read_json_object_if_there
-from eyas.text.guard import STRUCTURAL_VALUES, Guard, TokenPatterns, map_strings
+from eyas.text.guard import Guard, TokenPatterns, map_strings
+from eyas.text.messages import normal_message, with_end
 from eyas.text.sandbox import BoundedTemplate
 from eyas.text.tokenizer import ControlToken, Tokenizer
 from eyas.text.trie import any_of
@@ -25,9 +26,6 @@ _NO_TEMPLATE = (
     "messages: this model has no chat template; use /v1/completions (LLM.generate), or put a "
     "chat_template.jinja into its directory"
 )
-_WANTS_PARTS = re.compile(r"\bin\s+\w+(?:\.content|\[['\"]content['\"]\])")
-_TAKES_STRINGS = re.compile(r"content['\"\]\s]*\s+is\s+(?:not\s+)?string")
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -40,9 +38,6 @@ class ChatTemplate:
         self._plain = BoundedTemplate(source)
         self._with_tools = BoundedTemplate(tool_source) if tool_source else self._plain
         self._sources = source + (tool_source or "")
-        self._wants_parts = bool(
-            _WANTS_PARTS.search(self._sources) and not _TAKES_STRINGS.search(self._sources)
-        )
         self._patterns = TokenPatterns(token.text for token in tokenizer.control_tokens)
         self._splitter = _Splitter(tokenizer.control_tokens)
 
@@ -79,6 +74,15 @@ class ChatTemplate:
         """Whether the template reads a variable of this name (a cheap test of its source)."""
         return re.search(rf"\b{re.escape(name)}\b", self._sources) is not None
 
+    def normal(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[dict[str, Any]]:
+        """The messages as the template reads them; `render` does this too, and twice is once."""
+        uses = self._chosen(tools).uses
+        return [normal_message(message, uses, place) for place, message in enumerate(messages)]
+
     def render_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -104,11 +108,10 @@ class ChatTemplate:
         the template reads. continue_final_message: end where the last message's content ends.
         kwargs: more variables for the template.
         """
-        chat = [self._normal_message(message, place) for place, message in enumerate(messages)]
-        end = ""
+        chat, end = self.normal(messages, tools), ""
         if continue_final_message:
             end = str(10**20 + secrets.randbelow(9 * 10**20))
-            chat[-1]["content"] = _with_end(chat[-1]["content"], end)
+            chat[-1] = with_end(chat[-1], end, self._chosen(tools).uses)
         given = {"messages": chat, "tools": list(tools) if tools else None, **kwargs}
         fixed = {"add_generation_prompt": add_generation_prompt, **self._tokenizer.special_texts}
         guard = Guard(self._patterns, _strings_of(given))
@@ -134,8 +137,7 @@ class ChatTemplate:
         return ids
 
     def _render(self, given: dict[str, Any], fixed: dict[str, Any], end: str) -> str:
-        template = self._with_tools if given["tools"] else self._plain
-        text = template.render({"documents": None, **fixed, **given})
+        text = self._chosen(given["tools"]).render({"documents": None, **fixed, **given})
         if end and end not in text:
             raise RequestError(
                 "continue_final_message: this model's chat template does not show the last message",
@@ -143,42 +145,8 @@ class ChatTemplate:
             )
         return text[: text.rindex(end)] if end else text
 
-    def _normal_message(self, message: Mapping[str, Any], place: int) -> dict[str, Any]:
-        role = message.get("role")
-        if role not in STRUCTURAL_VALUES["role"]:
-            known = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
-            raise RequestError(
-                f"messages[{place}].role: must be one of {known}", param=f"messages[{place}].role"
-            )
-        normal = dict(message)
-        normal["content"] = self._normal_content(message.get("content"), place)
-        reasoning = next((normal[key] for key in _REASONING_KEYS if normal.get(key)), None)
-        if reasoning is not None:
-            normal = {"thinking": reasoning, **normal, "reasoning_content": reasoning}
-        return normal
-
-    def _normal_content(self, content: Any, place: int) -> Any:
-        if content is None:
-            content = ""
-        if isinstance(content, str):
-            return [{"type": "text", "text": content}] if self._wants_parts else content
-        parts = content if isinstance(content, (list, tuple)) else [content]
-        texts = [
-            part["text"]
-            for part in parts
-            if isinstance(part, Mapping)
-            and part.get("type") == "text"
-            and isinstance(part.get("text"), str)
-        ]
-        if len(texts) != len(parts):
-            raise RequestError(
-                f"messages[{place}].content: must be a string or a list of text parts "
-                '{"type": "text", "text": ...}',
-                param=f"messages[{place}].content",
-            )
-        if self._wants_parts:
-            return [{"type": "text", "text": text} for text in texts]
-        return "\n".join(texts)
+    def _chosen(self, tools: Sequence[Mapping[str, Any]] | None) -> BoundedTemplate:
+        return self._with_tools if tools else self._plain
 
 
 def require_template(template: ChatTemplate | None) -> ChatTemplate:
@@ -212,14 +180,6 @@ class _Splitter:
         piece = text[begin:].lstrip() if strips else text[begin:]
         if piece:
             yield piece
-
-
-def _with_end(content: Any, end: str) -> Any:
-    """The content with `end` after its text."""
-    if isinstance(content, str):
-        return content + end
-    *before, last = content or [{"type": "text", "text": ""}]
-    return [*before, {**last, "text": last["text"] + end}]
 
 
 def _touches_a_word(text: str, first: int, last: int) -> bool:
