@@ -101,11 +101,10 @@ def model_directory(llm: LLM) -> Path:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Is there a template file, or one inside the tokenizer's configuration?"""
-    if (directory / "chat_template.jinja").is_file():
-        return True
-    file = directory / "tokenizer_config.json"
-    return file.is_file() and "chat_template" in json.loads(file.read_text(encoding="utf-8"))
+    """Is there a template, in a file or inside the tokenizer's configuration?"""
+    from eyas.text import template_sources
+
+    return bool(template_sources(directory))
 
 
 def _show_facts(facts: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ Does not know: models, requests, HTTP.
 
 from eyas.text.defaults import sampling_defaults
 from eyas.text.detokenizer import Detokenizer
-from eyas.text.template import ChatTemplate
+from eyas.text.template import ChatTemplate, template_sources
 from eyas.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "Tokenizer", "sampling_defaults"]
+__all__ = ["ChatTemplate", "Detokenizer", "Tokenizer", "sampling_defaults", "template_sources"]

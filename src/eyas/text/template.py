@@ -26,6 +26,7 @@ _NO_TEMPLATE = (
     "messages: this model has no chat template; use /v1/completions (LLM.generate), or put a "
     "chat_template.jinja into its directory"
 )
+_FURTHER = "additional_chat_templates"
 
 
 class ChatTemplate:
@@ -45,28 +46,16 @@ class ChatTemplate:
     def from_directory(
         cls, path: str | Path, tokenizer: Tokenizer | None = None
     ) -> ChatTemplate | None:
-        """The template of a model directory; None if the model has none.
-
-        chat_template.jinja comes first, then `chat_template` of tokenizer_config.json, which may be
-        a list of named ones (default, tool_use). ValueError for one that cannot be compiled.
-        """
+        """The template of a model directory, as `template_sources` has it; None if the model has none.
+        ValueError for one that cannot be compiled."""
         directory = Path(path)
-        file = directory / "chat_template.jinja"
-        tool_source = None
-        if file.is_file():
-            source: Any = file.read_text("utf-8")
-        else:
-            source = read_json_object_if_there(directory / "tokenizer_config.json").get(
-                "chat_template"
-            )
-        if isinstance(source, list):
-            named = {entry["name"]: entry["template"] for entry in source}
-            source, tool_source = named.get("default"), named.get("tool_use")
-            source = source or next(iter(named.values()), None)
-        if not isinstance(source, str):
+        sources = template_sources(directory)
+        source = sources.get("default") or next(iter(sources.values()), None)
+        if source is None:
             return None
         try:
-            return cls(tokenizer or Tokenizer.from_directory(directory), source, tool_source)
+            tokenizer = tokenizer or Tokenizer.from_directory(directory)
+            return cls(tokenizer, source, sources.get("tool_use"))
         except ValueError as error:
             raise ValueError(f"{directory}: {error}") from error
 
@@ -113,7 +102,7 @@ class ChatTemplate:
             end = str(10**20 + secrets.randbelow(9 * 10**20))
             chat[-1] = with_end(chat[-1], end, self._chosen(tools).uses)
         given = {"messages": chat, "tools": list(tools) if tools else None, **kwargs}
-        fixed = {"add_generation_prompt": add_generation_prompt, **self._tokenizer.special_texts}
+        fixed = {**self._tokenizer.special_texts, "add_generation_prompt": add_generation_prompt}
         guard = Guard(self._patterns, _strings_of(given))
         text = self._render(map_strings(given, guard.break_up), fixed, end)
         pieces = list(self._splitter.split(text))
@@ -147,6 +136,25 @@ class ChatTemplate:
 
     def _chosen(self, tools: Sequence[Mapping[str, Any]] | None) -> BoundedTemplate:
         return self._with_tools if tools else self._plain
+
+
+def template_sources(directory: Path) -> dict[str, str]:
+    """The templates of a model directory by name: "default", and "tool_use" for requests with tools.
+
+    Files come first (chat_template.jinja, and additional_chat_templates for the other names), then
+    `chat_template` of tokenizer_config.json, which may be a list of named ones.
+    """
+    found = read_json_object_if_there(directory / "tokenizer_config.json").get("chat_template")
+    entries = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    sources: dict[str, str] = {
+        str(entry.get("name")): entry["template"]
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str)
+    }
+    files = {file.stem: file for file in sorted((directory / _FURTHER).glob("*.jinja"))}
+    if (file := directory / "chat_template.jinja").is_file():
+        files["default"] = file
+    return {**sources, **{name: file.read_text("utf-8") for name, file in files.items()}}
 
 
 def require_template(template: ChatTemplate | None) -> ChatTemplate:
