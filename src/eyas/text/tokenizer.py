@@ -88,7 +88,8 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
-        """Reads tokenizer.json and tokenizer_config.json. ValueError names what is wrong."""
+        """Reads tokenizer.json, and what tokenizer_config.json and special_tokens_map.json say of its
+        tokens. ValueError names what is wrong."""
         directory = Path(path)
         file = directory / "tokenizer.json"
         if not file.is_file():
@@ -98,6 +99,10 @@ class Tokenizer:
             )
         spec = read_json_object(file)
         config = read_json_object_if_there(directory / "tokenizer_config.json")
+        named = read_json_object_if_there(directory / "special_tokens_map.json")
+        # Of two names for one token that of the newer file counts, as in transformers.
+        is_older = "added_tokens_decoder" not in config
+        config = {**config, **named} if is_older else {**named, **config}
         try:
             return cls(spec, config)
         except ValueError as error:
@@ -278,12 +283,15 @@ def _longest_token(spec: dict[str, Any]) -> int:
 
 
 def _special_texts(config: dict[str, Any]) -> dict[str, str | list[str]]:
+    """What config calls a token, and the further names that a model gives to some of its own."""
+    named = {name: value for name, value in config.items() if name.endswith("_token")}
+    if isinstance(further := config.get("extra_special_tokens"), dict):
+        named |= further
     texts: dict[str, str | list[str]] = {}
-    for name, value in config.items():
-        if name.endswith("_token"):
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                texts[name] = text
+    for name, value in named.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            texts[name] = text
     return texts
 
 
