@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.models.tiny import make_model, save_model
+
 EYAS = Path(sys.executable).with_name("eyas")
 
 
@@ -73,6 +75,20 @@ def test_what_a_user_can_put_right_is_one_clear_line(
         assert word in done.stderr
     if done.stderr.startswith("error:"):
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_model_without_tokenizer_continues_token_ids(tmp_path: Path) -> None:
+    model = save_model(make_model("llama2"), tmp_path / "model")
+    options = ["--model", str(model), "--max-tokens", "3", "--json"]
+    done = eyas("generate", "x", *options)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "no tokenizer; give token ids" in done.stderr.splitlines()[-1]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": [5, 6, 7]}))
+    answer = json.loads(ok("generate", "--prompts-file", str(prompts), *options))
+    assert answer["num_prompt_tokens"] == 3 and answer["choices"][0]["token_ids"]
+    done = eyas("generate", "--prompts-file", str(prompts), "--system", "s", *options)
+    assert done.returncode == 2 and "--system" in done.stderr
 
 
 def test_debug_shows_where_an_error_comes_from() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from eyas.config import EngineInfo
 from eyas.core import Request, RequestError
+from eyas.text.tokenizer import NO_TOKENIZER
 
 
 def check_request(request: Request, info: EngineInfo, *, has_text: bool) -> None:
@@ -35,7 +36,10 @@ def check_request(request: Request, info: EngineInfo, *, has_text: bool) -> None
                 param=name,
             )
     if params.stop and not has_text:
-        raise RequestError("stop: this engine has no tokenizer to find strings", param="stop")
+        raise RequestError(
+            f"stop: {NO_TOKENIZER}; token ids that end an answer go into stop_token_ids",
+            param="stop",
+        )
     if request.output is not None and params.ignore_eos:
         raise RequestError(
             "ignore_eos: cannot go with a constrained output, whose grammar says where it ends",

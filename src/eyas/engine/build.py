@@ -94,7 +94,9 @@ def load(
     directory = locate_model(config.model.path, config.model.revision, config.model.offline)
     files = ModelFiles.open(directory)
     spec = files.spec
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = Tokenizer.from_directory_if_there(directory)
+    if tokenizer is None:
+        log.warning("%s has no tokenizer.json: prompts and answers are token ids alone", directory)
     dtype = resolve_dtype(config.model.dtype, place.device)
     _check_memory(config, spec, dtype, place)
     drafting = decide_drafting(config, directory, spec) if drafts else None
@@ -287,9 +289,9 @@ def connect(
     )
 
 
-def _own_end(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+def _own_end(tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
     """The tokenizer's end of a text, where the model's files name none."""
-    end = tokenizer.eos_id
+    end = None if tokenizer is None else tokenizer.eos_id
     return () if end is None or end >= vocab_size else (end,)
 
 

@@ -37,6 +37,7 @@ from eyas.engine.stops import StopChecker, TextSink
 from eyas.grammar import OutputSpec
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
+from eyas.text.tokenizer import NO_TOKENIZER
 from eyas.wire import EngineStats
 
 log = logging.getLogger(__name__)
@@ -149,7 +150,11 @@ class Engine:
         """Start compiling what an output is to be, off this thread. The future may hold a
         GrammarError."""
         if self._grammars is None:
-            raise RequestError("output: this engine cannot enforce grammars", param=spec.param)
+            lacks = "this model has no end-of-sequence token, with which an output would end"
+            lacks = NO_TOKENIZER if self._make_sink is None else lacks
+            raise RequestError(
+                f"{spec.param}: outputs cannot be constrained: {lacks}", param=spec.param
+            )
         return self._grammars.compile(spec)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:

@@ -109,7 +109,8 @@ def template_options(
     for name, value in options.items():
         param = name if name not in (kwargs or {}) else f"chat_template_kwargs.{name[:64]}"
         is_known = name.isidentifier() and not name.startswith("_") and name not in _RESERVED_KWARGS
-        is_known = is_known and name not in texts.tokenizer.special_texts
+        if texts.tokenizer is not None:
+            is_known = is_known and name not in texts.tokenizer.special_texts
         if not (is_known and texts.template is not None and texts.template.mentions(name)):
             raise RequestError(
                 f"{param}: is nothing that this model's chat template reads", param=param

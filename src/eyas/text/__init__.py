@@ -8,6 +8,14 @@ Does not know: models, requests, HTTP.
 from eyas.text.defaults import sampling_defaults
 from eyas.text.detokenizer import Detokenizer
 from eyas.text.template import ChatTemplate, template_sources
-from eyas.text.tokenizer import Tokenizer
+from eyas.text.tokenizer import Tokenizer, has_tokenizer, require_tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "Tokenizer", "sampling_defaults", "template_sources"]
+__all__ = [
+    "ChatTemplate",
+    "Detokenizer",
+    "Tokenizer",
+    "has_tokenizer",
+    "require_tokenizer",
+    "sampling_defaults",
+    "template_sources",
+]

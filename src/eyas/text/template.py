@@ -46,15 +46,15 @@ class ChatTemplate:
     def from_directory(
         cls, path: str | Path, tokenizer: Tokenizer | None = None
     ) -> ChatTemplate | None:
-        """The template of a model directory, as `template_sources` has it; None if the model has none.
-        ValueError for one that cannot be compiled."""
+        """The template of a model directory, as `template_sources` has it; None if the model has none,
+        or no tokenizer. ValueError for one that cannot be compiled."""
         directory = Path(path)
         sources = template_sources(directory)
         source = sources.get("default") or next(iter(sources.values()), None)
-        if source is None:
+        tokenizer = tokenizer or Tokenizer.from_directory_if_there(directory)
+        if source is None or tokenizer is None:
             return None
         try:
-            tokenizer = tokenizer or Tokenizer.from_directory(directory)
             return cls(tokenizer, source, sources.get("tool_use"))
         except ValueError as error:
             raise ValueError(f"{directory}: {error}") from error

@@ -17,12 +17,18 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from eyas.core import RequestError
 from eyas.text.files import read_json_object, read_json_object_if_there
 from eyas.text.pieces import PieceBytes, parts_of
 
 _USUAL_CHARS = 8
 """Characters of a token that few texts have more of."""
 _SLICE_CHARS = 16_384
+_FILE = "tokenizer.json"
+NO_TOKENIZER = (
+    "this model has no tokenizer; give token ids for prompts, or put its tokenizer.json into its "
+    "directory (save_pretrained of transformers' AutoTokenizer writes it)"
+)
 _LOOKS_LIKE_MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
@@ -91,7 +97,7 @@ class Tokenizer:
         """Reads tokenizer.json, and what tokenizer_config.json and special_tokens_map.json say of its
         tokens. ValueError names what is wrong."""
         directory = Path(path)
-        file = directory / "tokenizer.json"
+        file = directory / _FILE
         if not file.is_file():
             raise ValueError(
                 f"{directory}: has no tokenizer.json; eyas reads fast tokenizers only. Convert the "
@@ -112,6 +118,11 @@ class Tokenizer:
                 f"{file}: is not a tokenizer file ({type(error).__name__}: {error}); "
                 "download the model again"
             ) from error
+
+    @classmethod
+    def from_directory_if_there(cls, path: str | Path) -> Tokenizer | None:
+        """As `from_directory`; None for a model without tokenizer.json, which knows ids alone."""
+        return cls.from_directory(path) if has_tokenizer(path) else None
 
     def encode_text(self, text: str, *, continues: bool = False) -> list[int]:
         """Token ids of plain text; never a control token.
@@ -224,6 +235,19 @@ class Tokenizer:
             return None
         found = self._id_of_added.get(text)
         return self._plain.token_to_id(text) if found is None else found
+
+
+def has_tokenizer(directory: str | Path) -> bool:
+    """Is there a tokenizer that is read here?"""
+    return (Path(directory) / _FILE).is_file()
+
+
+def require_tokenizer(tokenizer: Tokenizer | None, param: str | None = None) -> Tokenizer:
+    """The tokenizer, or a RequestError that says what to do without one. param: the field that needs
+    it."""
+    if tokenizer is None:
+        raise RequestError(f"{param}: {NO_TOKENIZER}" if param else NO_TOKENIZER, param=param)
+    return tokenizer
 
 
 def _added_tokens(spec: dict[str, Any], config: dict[str, Any]) -> list[dict[str, Any]]:
