@@ -11,6 +11,14 @@ from typing import Any
 import pytest
 
 from tests.models.tiny import make_model, save_model
+from tests.models.tiny_heads import (
+    TARGET_HIDDEN,
+    VOCAB,
+    make_head,
+    write_safeailab,
+    write_specforge,
+    write_speculators,
+)
 
 EYAS = Path(sys.executable).with_name("eyas")
 
@@ -129,6 +137,16 @@ def test_models_tells_the_facts_of_a_directory(tmp_path: Path) -> None:
     done = eyas("models", str(tmp_path))
     assert done.returncode == 2
     assert "config.json" in done.stderr
+
+
+@pytest.mark.parametrize("write", [write_safeailab, write_specforge, write_speculators])
+def test_models_tells_the_facts_of_a_head(write: Any, tmp_path: Path) -> None:
+    head = write(tmp_path / "head", make_head(draft_vocab=100))
+    facts = json.loads(ok("models", str(head), "--json"))
+    assert facts["kind"] == "eagle3" and facts["layers"] == 1
+    assert (facts["vocabulary"], facts["draft_vocabulary"]) == (VOCAB, 100)
+    assert facts["target_hidden_size"] == TARGET_HIDDEN and facts["parameters"] > 0
+    assert "architecture" not in facts and "--draft-model" in ok("models", str(head))
 
 
 def test_generate_streams_an_answer() -> None:
