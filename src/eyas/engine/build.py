@@ -97,6 +97,13 @@ def load(
     tokenizer = Tokenizer.from_directory_if_there(directory)
     if tokenizer is None:
         log.warning("%s has no tokenizer.json: prompts and answers are token ids alone", directory)
+    elif tokenizer.vocab_size > spec.vocab_size:
+        log.warning(
+            "%s: the tokenizer has %d tokens and the model %d; prompts with others are refused",
+            directory,
+            tokenizer.vocab_size,
+            spec.vocab_size,
+        )
     dtype = resolve_dtype(config.model.dtype, place.device)
     _check_memory(config, spec, dtype, place)
     drafting = decide_drafting(config, directory, spec) if drafts else None
@@ -174,6 +181,7 @@ def assemble(
         model=config.model.path,
         directory="" if parts.directory is None else str(parts.directory),
         grammar_backend=config.grammar.backend if has_grammars else None,
+        tokenizer_size=0 if parts.tokenizer is None else parts.tokenizer.vocab_size,
         architecture=spec.architecture,
         num_parameters=spec.num_parameters,
         device=str(place.device),

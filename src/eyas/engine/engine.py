@@ -238,7 +238,8 @@ class Engine:
 
     def check_request(self, request: Request) -> None:
         """Everything that can be refused is refused here, before any work."""
-        check_request(request, self.info, has_text=self._make_sink is not None)
+        has_text = self._make_sink is not None
+        check_request(request, self.info, self._token_bytes, has_text=has_text)
 
     def _forget_if_done(self, delta: Delta) -> None:
         sequences = self._requests.get(delta.request_id)
