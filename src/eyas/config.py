@@ -203,5 +203,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_flights: int
     grammar_backend: GrammarBackend | None = None
     """What enforces grammars; None where nothing does."""
+    tokenizer_size: int = 0
+    """Tokens of the tokenizer; 0 where there is none."""
     directory: str = ""
     """Where the model's tokenizer, chat template and generation config are."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -25,13 +26,14 @@ from eyas.config import (
     SchedulerConfig,
 )
 from eyas.core import Delta, Request, RequestError, SamplingParams
-from eyas.dialect import Segmenter, Wanted, find_dialect, tool_specs
+from eyas.dialect import Dialect, Segmenter, Wanted, find_dialect, tool_specs
 from eyas.draft import Drafter
 from eyas.engine.build import Progress, build_engine
 from eyas.grammar import OutputSpec
 from eyas.models import locate_model
 from eyas.outputs import Choice, GenerationOutput
-from eyas.text import ChatTemplate, Tokenizer, sampling_defaults
+from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
+from eyas.text.template import require_template
 from eyas.typed import OutputIncomplete, Typed, typed
 
 Prompt = str | Sequence[int]
@@ -100,15 +102,29 @@ class LLM:
         self.config = config or by_keywords
         chosen = self.config.model
         directory = locate_model(chosen.path, chosen.revision, chosen.offline)
-        self.tokenizer = Tokenizer.from_directory(directory)
-        self._template = ChatTemplate.from_directory(directory, self.tokenizer)
-        source = None if self._template is None else self._template.source
+        self._tokenizer = Tokenizer.from_directory_if_there(directory)
+        self._template = ChatTemplate.from_directory(directory, self._tokenizer)
         self._defaults = sampling_defaults(directory)
         self.engine = build_engine(self.config, progress, own_drafter)
         self.info = self.engine.info
-        self.dialect = find_dialect(self.tokenizer, source, self.info.architecture)
         self._num_requests = 0
         self._inboxes: dict[str, deque[Delta]] = {}
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Without one prompts are token ids, and answers are as well: their text is empty."""
+        return self._tokenizer is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own. RequestError where it has none."""
+        return require_tokenizer(self._tokenizer)
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the model writes reasoning and calls. RequestError where it has no tokenizer."""
+        source = None if self._template is None else self._template.source
+        return find_dialect(self.tokenizer, source, self.info.architecture)
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """The model's own sampling parameters (generation_config.json), with changes."""
@@ -198,16 +214,14 @@ class LLM:
         **template_options: Any,
     ) -> list[int]:
         """Token ids of a conversation, ready for the answer."""
-        if self._template is None:
-            raise RequestError(
-                "messages: this model has no chat template; use generate()", param="messages"
-            )
+        require_tokenizer(self._tokenizer, "messages")
+        template = require_template(self._template)
         for name in template_options:
-            if name not in _OF_TEMPLATES and not self._template.mentions(name):
+            if name not in _OF_TEMPLATES and not template.mentions(name):
                 raise RequestError(
                     f"{name}: is nothing that this model's chat template reads", param=name
                 )
-        return self._template.render_ids(
+        return template.render_ids(
             list(messages), tools=list(tools) if tools else None, **template_options
         )
 
@@ -223,7 +237,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self.tokenizer.encode_prompt(prompt)
+            return require_tokenizer(self._tokenizer, "prompt").encode_prompt(prompt)
         return list(prompt)
 
     def _asked_chat(self, prompt: list[int], wanted: Wanted) -> Asked:

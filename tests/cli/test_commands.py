@@ -10,6 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.models.tiny import make_model, save_model
+from tests.models.tiny_heads import (
+    TARGET_HIDDEN,
+    VOCAB,
+    make_head,
+    write_safeailab,
+    write_specforge,
+    write_speculators,
+)
+
 EYAS = Path(sys.executable).with_name("eyas")
 
 
@@ -75,6 +85,20 @@ def test_what_a_user_can_put_right_is_one_clear_line(
         assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_model_without_tokenizer_continues_token_ids(tmp_path: Path) -> None:
+    model = save_model(make_model("llama2"), tmp_path / "model")
+    options = ["--model", str(model), "--max-tokens", "3", "--json"]
+    done = eyas("generate", "x", *options)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "no tokenizer; give token ids" in done.stderr.splitlines()[-1]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": [5, 6, 7]}))
+    answer = json.loads(ok("generate", "--prompts-file", str(prompts), *options))
+    assert answer["num_prompt_tokens"] == 3 and answer["choices"][0]["token_ids"]
+    done = eyas("generate", "--prompts-file", str(prompts), "--system", "s", *options)
+    assert done.returncode == 2 and "--system" in done.stderr
+
+
 def test_debug_shows_where_an_error_comes_from() -> None:
     done = eyas("--debug", "generate", "x", "--model", "nowhere")
     assert done.returncode != 0
@@ -113,6 +137,16 @@ def test_models_tells_the_facts_of_a_directory(tmp_path: Path) -> None:
     done = eyas("models", str(tmp_path))
     assert done.returncode == 2
     assert "config.json" in done.stderr
+
+
+@pytest.mark.parametrize("write", [write_safeailab, write_specforge, write_speculators])
+def test_models_tells_the_facts_of_a_head(write: Any, tmp_path: Path) -> None:
+    head = write(tmp_path / "head", make_head(draft_vocab=100))
+    facts = json.loads(ok("models", str(head), "--json"))
+    assert facts["kind"] == "eagle3" and facts["layers"] == 1
+    assert (facts["vocabulary"], facts["draft_vocabulary"]) == (VOCAB, 100)
+    assert facts["target_hidden_size"] == TARGET_HIDDEN and facts["parameters"] > 0
+    assert "architecture" not in facts and "--draft-model" in ok("models", str(head))
 
 
 def test_generate_streams_an_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from eyas import builtin
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig
-from eyas.core import SamplingParams
+from eyas.core import RequestError, SamplingParams
 from eyas.draft import RootDrafter
 from eyas.engine import build
 from eyas.llm import LLM
+from tests.models.tiny import make_model, save_model
+from tests.text.small_tokenizers import CHATML_TEMPLATE, chatml_spec, write_model_directory
 
 
 @pytest.fixture
@@ -104,6 +107,27 @@ def test_the_tokenizer_says_what_ends_a_text_where_the_model_does_not(model: Pat
     change(model / "config.json", eos_token_id=None)
     with LLM(config=config(model)) as llm:
         assert llm.info.eos_token_ids == (llm.tokenizer.eos_id,)
+
+
+def test_a_token_that_the_model_lacks_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = save_model(make_model("llama2"), tmp_path / "model")
+    write_model_directory(directory, chatml_spec(), template=CHATML_TEMPLATE)
+    with caplog.at_level("WARNING", "eyas"):
+        llm = LLM(str(directory), drafter="root", dtype="float32", device="cpu", num_slots=600)
+    with llm:
+        size = llm.tokenizer.vocab_size
+        assert f"tokenizer has {size} tokens and the model 256" in caplog.text
+        for ask in (llm.generate, lambda text: llm.chat([{"role": "user", "content": text}])):
+            with pytest.raises(RequestError, match=f"{size} tokens and the model 256") as caught:
+                ask("The capital of France")
+            assert caught.value.param == "prompt"
+        with pytest.raises(RequestError, match=r"whole numbers from 0 to 255"):
+            llm.generate([[size]])
+        first = next(i for i in llm.tokenizer.encode_prompt("The capital of") if i > 255)
+        with pytest.raises(RequestError, match=re.escape(f"{llm.tokenizer.token_text(first)!r}")):
+            llm.generate("The capital of")
 
 
 def test_a_config_is_given_alone_or_with_a_drafter_of_ones_own() -> None:

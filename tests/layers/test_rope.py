@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from eyas.layers.rope import ROPE_KINDS, RopeTable, rotate
-from eyas.models.config_file import ConfigFile
+from eyas.models.config_file import UNSCALED_ROPE_KINDS, ConfigFile
 
 PARAMETERS: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10000.0},
@@ -57,6 +58,13 @@ PARAMETERS: list[dict[str, Any]] = [
         "original_max_position_embeddings": 512,
         "attention_factor": 0.8,
     },
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": None,
+        "original_max_position_embeddings": 512,
+    },
+    {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
 ]
 
 
@@ -97,7 +105,10 @@ def test_a_table_may_lag_behind_its_positions(tmp_path: Any) -> None:
 
 
 def test_every_supported_kind_is_compared_above() -> None:
-    assert {parameters["rope_type"] for parameters in PARAMETERS} == set(ROPE_KINDS)
+    assert {parameters["rope_type"] for parameters in PARAMETERS} == {
+        *ROPE_KINDS,
+        *UNSCALED_ROPE_KINDS,
+    }
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS, ids=lambda p: p["rope_type"])
@@ -112,7 +123,32 @@ def test_old_and_new_configuration_styles_mean_the_same(
     assert new.rope(64) == old.rope(64) == older.rope(64)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mrope"])
+@pytest.mark.parametrize("parameters", PARAMETERS[3:5], ids=lambda p: p["rope_type"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_of_two_original_lengths_that_counts_which_transformers_takes(
+    parameters: dict[str, Any], is_nested: bool, tmp_path: Any
+) -> None:
+    given = {"full_attention": parameters} if is_nested else parameters
+    values = {"original_max_position_embeddings": 256, "rope_parameters": given}
+    spec = config_file(tmp_path, **values).rope(64)
+    config = LlamaConfig(max_position_embeddings=4096, **copy.deepcopy(values))
+    config.standardize_rope_params()
+    expected = config.rope_parameters["full_attention"] if is_nested else config.rope_parameters
+    assert spec.original_max_position == expected["original_max_position_embeddings"]
+    assert spec.original_max_position == (
+        parameters["original_max_position_embeddings"] if is_nested else 256
+    )
+    del values["original_max_position_embeddings"]
+    named = config_file(tmp_path, **values, original_max_position_embeddings=None).rope(64)
+    assert named.original_max_position == parameters["original_max_position_embeddings"]
+
+
+def test_dynamic_angles_are_served_as_far_as_they_are_plain(tmp_path: Any) -> None:
+    config = config_file(tmp_path, rope_scaling={"type": "dynamic", "factor": 2.0})
+    assert config.max_position(config.rope(64)) == 4096
+
+
+@pytest.mark.parametrize("kind", ["longrope", "mrope"])
 def test_other_kinds_are_refused_by_name(kind: str, tmp_path: Any) -> None:
     config = config_file(tmp_path, rope_scaling={"rope_type": kind, "factor": 2.0})
     with pytest.raises(ValueError, match=rf"rope_scaling asks for rope type '{kind}'.*yarn"):

@@ -22,6 +22,7 @@ from eyas.models.heads import (
     is_head,
     load_head,
     locate_head,
+    read_facts,
     read_head,
     save_head,
 )
@@ -128,6 +129,16 @@ def test_an_eagle1_head_is_read_from_safetensors_and_from_a_pickle(
     other = load(write_safeailab(tmp_path / "other", tiny, is_pickle=True))
     assert one.spec == other.spec and one.spec.kind == "eagle" and one.spec.fc_bias
     assert torch.equal(outputs(one), outputs(other))
+
+
+def test_the_facts_of_a_head_need_no_target(tmp_path: Path, load: Callable[..., DraftHead]) -> None:
+    for kind, options in (("eagle3", PLAIN), ("eagle", {"kind": "eagle", "fc_bias": True})):
+        head = write_safeailab(tmp_path / kind, make_head(**options), is_pickle=kind == "eagle")
+        facts, spec = read_facts(head), load(head).spec
+        assert facts.kind == spec.kind == kind
+        for name in ("num_parameters", "num_layers", "hidden_size", "target_hidden_size"):
+            assert getattr(facts, name) == getattr(spec, name), name
+        assert (facts.vocab_size, facts.draft_vocab_size) == (VOCAB, spec.draft_vocab_size)
 
 
 def test_a_pickle_older_than_mapped_files_is_read(

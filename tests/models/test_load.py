@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from eyas.models import load_model, read_spec
 from eyas.models.weights import Checkpoint, checkpoint_name
 
 from .dense_attend import RowByRow
-from .tiny import make_model, save_model
+from .tiny import SIZES, make_model, save_model
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +128,35 @@ def test_what_ends_a_text_is_read(copy: Path) -> None:
     assert read_spec(copy).eos_token_ids == (7,) and read_spec(copy).bos_token_id is None
 
 
+LEFT_OUT = ("num_key_value_heads", "max_position_embeddings", "sliding_window", "max_window_layers")
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_what_a_file_leaves_out_is_what_transformers_takes(family: str, tmp_path: Path) -> None:
+    sizes = {**SIZES, "num_attention_heads": 32, "hidden_size": 128, "use_sliding_window": True}
+    sizes = {name: value for name, value in sizes.items() if name not in LEFT_OUT}
+    name = f"{family}ForCausalLM"
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "architectures": [name]}))
+    spec, expected = read_spec(tmp_path), getattr(transformers, f"{family}Config")(**sizes)
+    assert spec.num_kv_heads == expected.num_key_value_heads
+    assert spec.max_position == expected.max_position_embeddings
+    assert spec.head_dim == getattr(expected, "head_dim", 4)
+    if family in ("Qwen2", "Qwen3"):
+        slides = [kind == "sliding_attention" for kind in expected.layer_types]
+        assert [window is not None for window in spec.windows] == slides
+    else:
+        assert set(spec.windows) == {getattr(expected, "sliding_window", None)}
+
+
+def test_a_beginning_outside_the_vocabulary_is_left_out(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_config(copy, bos_token_id=9999)
+    with caplog.at_level(logging.WARNING, "eyas"):
+        assert read_spec(copy).bos_token_id is None
+    assert "bos_token_id 9999 is outside" in caplog.text
+
+
 CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown architecture": (
         {"architectures": ["BertModel"]},
@@ -143,7 +173,7 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "missing size": ({"hidden_size": "absent"}, "hidden_size is missing"),
     "senseless size": ({"num_hidden_layers": -1}, "num_hidden_layers must be a whole number"),
-    "heads that do not divide": ({"num_key_value_heads": 3}, "num_key_value_heads must divide 4"),
+    "heads that do not divide": ({"num_key_value_heads": 3}, "num_key_value_heads 3 must divide 4"),
     "activation": ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported \(silu is\)"),
     "layer type": ({"layer_types": ["mamba"] * 3}, "layer_types 'mamba' is not supported"),
     "layer count": ({"layer_types": ["full_attention"]}, "layer_types must list 3 layers"),

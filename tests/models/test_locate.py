@@ -14,6 +14,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from eyas.models import cpu_has_bfloat16, locate_model, resolve_dtype
+from eyas.models.locate import TEMPLATES_FOLDER
 
 
 @pytest.fixture
@@ -61,6 +62,18 @@ def test_a_hub_name_is_downloaded_without_code_or_pickles(hub: list[dict[str, An
     again = ["consolidated.safetensors", "fp8/model.safetensors", "adapter_model.safetensors"]
     patterns = {name: call[name] for name in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects([*there, *again], **patterns)) == there[:3]
+
+
+def test_of_folders_that_of_further_templates_alone_is_downloaded(
+    hub: list[dict[str, Any]],
+) -> None:
+    locate_model("Qwen/Qwen3-0.6B")
+    patterns = {name: hub[0][name] for name in ("allow_patterns", "ignore_patterns")}
+    wanted = ["chat_template.jinja", f"{TEMPLATES_FOLDER}/tool_use.jinja"]
+    others = ["s", "templates", "fp8", "x" + TEMPLATES_FOLDER, TEMPLATES_FOLDER + "s", "a/b"]
+    others += [f"{TEMPLATES_FOLDER}/x", f"x/{TEMPLATES_FOLDER}", TEMPLATES_FOLDER[:-1]]
+    unwanted = [f"{folder}/tool_use.jinja" for folder in others]
+    assert list(filter_repo_objects([*wanted, *unwanted], **patterns)) == wanted
 
 
 def test_offline_uses_what_is_there(hub: list[dict[str, Any]]) -> None:

@@ -56,6 +56,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 16, "head_dim": 32}),
     "qwen2": ("Qwen2", {}),
     "qwen2 yarn": ("Qwen2", {"rope_parameters": ROPE_YARN, "max_position_embeddings": 128}),
+    "qwen2 dynamic rope": ("Qwen2", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
     "qwen2 windows": ("Qwen2", WINDOW),
     "qwen3": ("Qwen3", {"head_dim": 32}),
     "qwen3 windows": ("Qwen3", {"head_dim": 32, **WINDOW, "layer_types": LAYER_TYPES}),

@@ -169,10 +169,11 @@ def test_an_engine_that_cannot_start_is_exit_status_one(directory: Path, fault: 
     assert has_traceback == (fault == "bug_at_start"), "a user's mistake needs one line"
 
 
-def test_a_model_directory_without_a_tokenizer_is_exit_status_one(tmp_path: Path):
+def test_a_model_directory_with_a_broken_tokenizer_is_exit_status_one(tmp_path: Path):
+    (tmp_path / "tokenizer.json").write_text("{")
     with served(tmp_path) as server:
         assert server.process.wait(20) == 1
-    assert any("has no tokenizer.json" in line for line in server.log)
+    assert any("tokenizer.json: is not valid JSON" in line for line in server.log)
 
 
 def test_the_http_side_imports_neither_torch_nor_the_engine():

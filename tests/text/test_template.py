@@ -129,6 +129,23 @@ def test_named_templates_are_told_apart(tmp_path: Path):
     assert tokenizer.decode(chat.render_ids(messages, [WEATHER])) == "tools"
 
 
+@pytest.mark.parametrize("inline", [None, "inline", [{"name": "default", "template": "inline"}]])
+def test_templates_in_files_of_their_own_come_first(tmp_path: Path, inline: object):
+    config = {} if inline is None else {"chat_template": inline}
+    small.write_model_directory(tmp_path, small.chatml_spec(), template="plain", **config)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools", "utf-8")
+    chat, tokenizer = ChatTemplate.from_directory(tmp_path), Tokenizer.from_directory(tmp_path)
+    assert chat is not None
+    assert tokenizer.decode(chat.render_ids(CONVERSATIONS["one"])) == "plain"
+    assert tokenizer.decode(chat.render_ids(CONVERSATIONS["one"], [WEATHER])) == "tools"
+    (tmp_path / "chat_template.jinja").unlink()
+    chat = ChatTemplate.from_directory(tmp_path)
+    assert chat is not None
+    shown = "tools" if inline is None else "inline"
+    assert tokenizer.decode(chat.render_ids(CONVERSATIONS["one"])) == shown
+
+
 def test_white_space_beside_a_stripping_token_belongs_to_it():
     spec = small.chatml_spec()
     for token in spec["added_tokens"]:

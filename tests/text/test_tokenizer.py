@@ -9,15 +9,18 @@ import pytest
 import tokenizers as huggingface
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
-from eyas.text import Tokenizer, sampling_defaults
+from eyas.text import ChatTemplate, Tokenizer, sampling_defaults
 from tests.text import small_tokenizers as small
 
 KINDS = ["chatml", "llama3", "llama2", "metaspace_first", "metaspace_never"]
 
 
 def kept(text: str, kind: str) -> str:
-    """What a tokenizer keeps of a text: this metaspace takes a leading space for its own."""
+    """What a tokenizer keeps of a text: a metaspace is a space, and one kind takes a leading space for
+    its own."""
+    text = text.replace("\u2581", " ") if kind not in ("chatml", "llama3") else text
     return text.removeprefix(" ") if kind == "metaspace_first" else text
 
 
@@ -124,6 +127,41 @@ def test_a_broken_tokenizer_file_is_named(tmp_path: Path, content: str):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         Tokenizer.from_directory(tmp_path)
+
+
+def test_special_tokens_may_be_named_in_a_file_of_their_own(tmp_path: Path):
+    spec = small.byte_level(small.LLAMA3_TOKENS)
+    named = {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": {"content": "<|eot_id|>", "lstrip": False, "special": True},
+        "additional_special_tokens": ["<|eom_id|>"],
+    }
+    older = {"eos_token": "<|end_of_text|>"}
+    newer = {**older, "added_tokens_decoder": {}}
+    for config in ({}, older, newer, {"bos_token": None, "added_tokens_decoder": {}}):
+        small.write_model_directory(tmp_path, spec, **config)
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+        tokenizer = Tokenizer.from_directory(tmp_path)
+        begin, end = tokenizer.special_texts.get("bos_token"), tokenizer.special_texts["eos_token"]
+        assert begin == (None if "bos_token" in config else "<|begin_of_text|>")
+        assert tokenizer.bos_id == (None if begin is None else tokenizer.control_id(begin))
+        assert end == ("<|end_of_text|>" if config == newer else "<|eot_id|>")
+        assert tokenizer.eos_id == tokenizer.control_id(end)
+
+
+def test_a_models_own_names_of_tokens_are_what_its_template_may_write(tmp_path: Path):
+    extra = {"image": "<|eom_id|>", "call_token": "<|python_tag|>"}
+    spec, template = small.byte_level(small.LLAMA3_TOKENS), "{{ image }}{{ call_token }}"
+    small.write_model_directory(tmp_path, spec, template=template, extra_special_tokens=extra)
+    messages = [{"role": "user", "content": "x"}]
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        messages, tokenize=True, return_dict=False
+    )
+    chat = ChatTemplate.from_directory(tmp_path)
+    assert chat is not None and chat.render_ids(messages) == expected
+    taken = Tokenizer(spec, {"extra_special_tokens": {"add_generation_prompt": {"content": "x"}}})
+    chat = ChatTemplate(taken, "{{ add_generation_prompt }}")
+    assert taken.decode(chat.render_ids(messages, add_generation_prompt=False)) == "False"
 
 
 def test_sampling_defaults_keep_only_what_can_be_used(tmp_path: Path):

@@ -25,22 +25,17 @@ class Inputs:
     token_ids: list[list[int]]
 
 
-def from_entries(llm: LLM, entries: Sequence[Mapping[str, Any]], *, has_text: bool) -> Inputs:
-    """Prompts of a file: {"prompt": text, continued as it is, or token ids} or {"messages": ...}.
-
-    has_text: the model has a tokenizer of its own.
-    """
-    prompts = [_encoded(llm, entry, i, has_text) for i, entry in enumerate(entries, start=1)]
+def from_entries(llm: LLM, entries: Sequence[Mapping[str, Any]]) -> Inputs:
+    """Prompts of a file: {"prompt": text, continued as it is, or token ids} or {"messages": ...}."""
+    prompts = [_encoded(llm, entry, i) for i, entry in enumerate(entries, start=1)]
     has_ids = any(not isinstance(entry.get("prompt", ""), str) for entry in entries)
     return Inputs("token ids of a file" if has_ids else "prompts of a file", prompts)
 
 
-def from_tasks(
-    llm: LLM, num_prompts: int, *, has_text: bool, tasks: Sequence[Task] = TASKS
-) -> Inputs:
+def from_tasks(llm: LLM, num_prompts: int, *, tasks: Sequence[Task] = TASKS) -> Inputs:
     """The shared tasks as far as there are some: as conversations where the model has a template, as
     plain texts where it has none, and random token ids of unequal length without a tokenizer."""
-    if not has_text:
+    if not llm.has_tokenizer:
         longest = llm.info.max_model_len // 2
         drawn = random_prompts(num_prompts, max(_RANDOM_LENGTHS), llm.info.vocab_size)
         lengths = [min(longest, _RANDOM_LENGTHS[i % 8]) for i in range(num_prompts)]
@@ -87,11 +82,11 @@ def check_lengths(inputs: Inputs, llm: LLM, max_tokens: int) -> None:
             )
 
 
-def _encoded(llm: LLM, entry: Mapping[str, Any], number: int, has_text: bool) -> list[int]:
+def _encoded(llm: LLM, entry: Mapping[str, Any], number: int) -> list[int]:
     prompt = entry.get("prompt")
     if isinstance(prompt, list):
         return prompt
-    if not has_text:
+    if not llm.has_tokenizer:
         raise ValueError(
             f"--prompts-file: prompt {number} is text, but the model has no tokenizer; give token "
             'ids: {"prompt": [1, 2, 3]}'

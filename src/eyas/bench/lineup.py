@@ -84,10 +84,9 @@ class Stage:
         self.llm = llm
         self.built = built
         self.switch = SwitchDrafter(built.width + MAX_FORCED * with_grammars)
-        grammars = compile_pool(config, llm.info, llm.tokenizer) if with_grammars else None
-        llm.engine = connect(
-            config, llm.engine.runner, self.switch, llm.info, llm.tokenizer, grammars
-        )
+        tokenizer = llm.tokenizer if llm.has_tokenizer else None
+        grammars = compile_pool(config, llm.info, tokenizer) if with_grammars else None
+        llm.engine = connect(config, llm.engine.runner, self.switch, llm.info, tokenizer, grammars)
 
     @property
     def kind(self) -> str:

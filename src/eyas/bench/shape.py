@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from eyas.bench.stand_in import has_tokenizer
 from eyas.config import DraftConfig, EngineConfig
 from eyas.draft import Shape
 from eyas.engine.build import Parts, assemble, find_order, longest_sequence
@@ -20,7 +19,7 @@ from eyas.engine.engine import Engine
 from eyas.models import resolve_dtype
 from eyas.models.shapes import NamedShape, dummy_decoder, dummy_head, find_shape
 from eyas.runner.device import Device, open_device
-from eyas.text import Tokenizer
+from eyas.text import Tokenizer, has_tokenizer
 
 
 def dummy_engine(

@@ -21,7 +21,6 @@ from eyas.bench.law import Given, Say, answer, count_acceptance, judge
 from eyas.bench.lineup import PLAIN, Lineup, LineupContestant, Stage, about, compare
 from eyas.bench.parity import Scores, check_parity, cut, free_memory, lacks_room, score
 from eyas.bench.prompts import cycle_to
-from eyas.bench.stand_in import has_tokenizer, with_tokenizer
 from eyas.bench.tune import batch_tokens, normal
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.draft import Shape
@@ -57,22 +56,16 @@ def verify(plan: Plan, say: Say, progress: Progress | None = None) -> dict[str, 
     chosen = plan.engine.model
     directory = locate_model(chosen.path, chosen.revision, chosen.offline)
     draft, note = choose_drafting(plan, directory)
-    with with_tokenizer(directory) as runnable:
-        path = chosen.path if runnable == directory else str(runnable)
-        if draft.model is not None and note:
-            draft = msgspec.structs.replace(draft, model=str(runnable))
-        model = msgspec.structs.replace(chosen, path=path)
-        config = msgspec.structs.replace(
-            plan.engine,
-            model=model,
-            draft=draft,
-            cache=msgspec.structs.replace(plan.engine.cache, prefix_cache=False),
-            scheduler=_scheduling(plan, draft),
-        )
-        say("loading")
-        report, texts, own, device = _with_engine(plan, config, directory, note, say, progress)
-        free_memory()
-        report["parts"]["parity"] = _parity(plan, config, directory, texts, own, device, say)
+    config = msgspec.structs.replace(
+        plan.engine,
+        draft=draft,
+        cache=msgspec.structs.replace(plan.engine.cache, prefix_cache=False),
+        scheduler=_scheduling(plan, draft),
+    )
+    say("loading")
+    report, texts, own, device = _with_engine(plan, config, note, say, progress)
+    free_memory()
+    report["parts"]["parity"] = _parity(plan, config, directory, texts, own, device, say)
     order = ("exactness", "law", "parity", "acceptance", "speed")
     report["parts"] = {name: report["parts"][name] for name in order}
     report["passed"] = all(report["parts"][name]["status"] != "fail" for name in ("law", "parity"))
@@ -122,7 +115,6 @@ def _scheduling(plan: Plan, draft: DraftConfig) -> SchedulerConfig:
 def _with_engine(
     plan: Plan,
     config: EngineConfig,
-    directory: Path,
     note: str,
     say: Say,
     progress: Progress | None,
@@ -130,7 +122,7 @@ def _with_engine(
     """Everything that the engine itself can say: the report but for parity, texts for that with
     their scores by number format, and the device."""
     with LLM(config=config, progress=progress) as llm:
-        inputs = _inputs(plan, llm, has_text=has_tokenizer(directory))
+        inputs = _inputs(plan, llm)
         stage = Stage(llm)
         lineups = _lineups(stage)
         given = answer(stage, lineups, inputs.token_ids, plan.max_tokens, say)
@@ -167,11 +159,11 @@ def _with_engine(
         return report, texts, own, llm.info.device
 
 
-def _inputs(plan: Plan, llm: LLM, *, has_text: bool) -> Inputs:
+def _inputs(plan: Plan, llm: LLM) -> Inputs:
     if plan.entries is None:
-        inputs = from_tasks(llm, plan.num_prompts, has_text=has_text)
+        inputs = from_tasks(llm, plan.num_prompts)
     else:
-        inputs = from_entries(llm, plan.entries[: plan.num_prompts], has_text=has_text)
+        inputs = from_entries(llm, plan.entries[: plan.num_prompts])
     check_lengths(inputs, llm, plan.max_tokens)
     return inputs
 

@@ -37,8 +37,8 @@ def generate(
         Path | None,
         typer.Option(
             "--prompts-file",
-            help='JSON lines: {"prompt": ...} or {"messages": [...], "tools": [...]}, each with '
-            "sampling fields of its own where wanted.",
+            help='JSON lines: {"prompt": text or token ids} or {"messages": [...], "tools": [...]}, '
+            "each with sampling fields of its own where wanted.",
         ),
     ] = None,
     chat: Annotated[
@@ -253,6 +253,10 @@ def _entry(line: str, place: str) -> dict[str, Any]:
 def _encode(
     llm: LLM, entry: Mapping[str, Any], chat: bool | None, template_options: Mapping[str, Any]
 ) -> list[int]:
+    if isinstance(entry.get("prompt"), list):
+        if entry.get("system"):
+            raise ValueError("--system: cannot go with a prompt of token ids")
+        return entry["prompt"]
     uses_template = has_chat_template(model_directory(llm)) if chat is None else chat
     if "messages" not in entry and not uses_template:
         if entry.get("system"):

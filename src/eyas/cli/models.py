@@ -1,4 +1,4 @@
-"""`eyas models`: what can be served, and the facts of a checkpoint."""
+"""`eyas models`: what can be served, and the facts of a checkpoint or of a draft head."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ def models(
     offline: options.Offline = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the supported architectures and the built-in model, or the facts of one checkpoint."""
+    """List the supported architectures and the built-in model, or the facts of one model or head."""
     from eyas.models import locate_model, supported_architectures
+    from eyas.models.heads import is_head, locate_head
 
     if model is not None:
-        facts = checkpoint_facts(model, locate_model(model, revision, offline))
+        directory = locate_head(model, revision, offline)
+        facts_of = head_facts if is_head(directory) else checkpoint_facts
+        facts = facts_of(model, directory)
         print(json.dumps(facts)) if as_json else _show_facts(facts)
         return
     directory = locate_model("builtin")
@@ -78,6 +81,25 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
     }
 
 
+def head_facts(name: str, directory: Path) -> dict[str, Any]:
+    """What config and the headers of the files say of a draft head."""
+    from eyas.models.heads import read_facts
+
+    facts = read_facts(directory)
+    return {
+        "draft_head": name,
+        "kind": facts.kind,
+        "parameters": facts.num_parameters,
+        "layers": facts.num_layers,
+        "hidden_size": facts.hidden_size,
+        "target_hidden_size": facts.target_hidden_size,
+        "vocabulary": facts.vocab_size,
+        "draft_vocabulary": facts.draft_vocab_size,
+        "use": f"eyas serve MODEL --draft-model {name}",
+        "directory": str(directory),
+    }
+
+
 def own_head(name: str, directory: Path) -> str | None:
     """The kind of the head that a model brings along, if it does."""
     from eyas.builtin import head_path
@@ -101,11 +123,10 @@ def model_directory(llm: LLM) -> Path:
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Is there a template file, or one inside the tokenizer's configuration?"""
-    if (directory / "chat_template.jinja").is_file():
-        return True
-    file = directory / "tokenizer_config.json"
-    return file.is_file() and "chat_template" in json.loads(file.read_text(encoding="utf-8"))
+    """Is there a template, in a file or inside the tokenizer's configuration?"""
+    from eyas.text import template_sources
+
+    return bool(template_sources(directory))
 
 
 def _show_facts(facts: dict[str, Any]) -> None:

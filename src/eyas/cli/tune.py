@@ -201,15 +201,15 @@ def _inputs(
     from eyas.bench.inputs import Inputs, check_lengths, from_entries, from_tasks
 
     if entries is not None:
-        inputs = from_entries(llm, entries, has_text=True)
+        inputs = from_entries(llm, entries)
     elif workload is Workload.random:
         inputs = Inputs("random", shared.random_prompts(count, 128, llm.info.vocab_size))
     elif workload is Workload.tasks:
         tasks = shared.heldout_tasks(max(count, TASKS_OF_A_ROUND))
-        inputs = from_tasks(llm, len(tasks), has_text=True, tasks=tasks)
+        inputs = from_tasks(llm, len(tasks), tasks=tasks)
     else:
         tasks = shared.TASKS if workload is Workload.chat else shared.COPY_TASKS
-        inputs = from_tasks(llm, count, has_text=True, tasks=tasks)
+        inputs = from_tasks(llm, count, tasks=tasks)
     check_lengths(inputs, llm, max_tokens)
     return inputs
 

@@ -5,12 +5,18 @@ Promises: a RequestError names the field and the remedy. Does not know: what els
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from eyas.config import EngineInfo
 from eyas.core import Request, RequestError
+from eyas.text.tokenizer import NO_TOKENIZER
 
 
-def check_request(request: Request, info: EngineInfo, *, has_text: bool) -> None:
-    """Refuse what can never be served. has_text: tokens can be turned into text."""
+def check_request(
+    request: Request, info: EngineInfo, token_bytes: Callable[[int], bytes], *, has_text: bool
+) -> None:
+    """Refuse what can never be served. has_text: tokens can be turned into text, that of one by
+    token_bytes."""
     prompt, params = request.prompt_token_ids, request.params
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
@@ -20,11 +26,8 @@ def check_request(request: Request, info: EngineInfo, *, has_text: bool) -> None
             f"{info.max_model_len} and at least one is needed for the answer; shorten the prompt",
             param="prompt",
         )
-    if not all(type(i) is int and 0 <= i < info.vocab_size for i in prompt):
-        raise RequestError(
-            f"prompt token ids must be whole numbers from 0 to {info.vocab_size - 1}",
-            param="prompt",
-        )
+    if strange := [i for i in prompt if not (type(i) is int and 0 <= i < info.vocab_size)]:
+        raise RequestError(_told(strange[0], info, token_bytes), param="prompt")
     for name, ids in (
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
@@ -35,9 +38,24 @@ def check_request(request: Request, info: EngineInfo, *, has_text: bool) -> None
                 param=name,
             )
     if params.stop and not has_text:
-        raise RequestError("stop: this engine has no tokenizer to find strings", param="stop")
+        raise RequestError(
+            f"stop: {NO_TOKENIZER}; token ids that end an answer go into stop_token_ids",
+            param="stop",
+        )
     if request.output is not None and params.ignore_eos:
         raise RequestError(
             "ignore_eos: cannot go with a constrained output, whose grammar says where it ends",
             param="ignore_eos",
         )
+
+
+def _told(token_id: object, info: EngineInfo, token_bytes: Callable[[int], bytes]) -> str:
+    """What is wrong with an id that is none of the model's."""
+    if type(token_id) is int and info.vocab_size <= token_id < info.tokenizer_size:
+        text = token_bytes(token_id).decode("utf-8", "replace")
+        return (
+            f"prompt: the tokenizer has {info.tokenizer_size} tokens and the model {info.vocab_size}, "
+            f"to which {text!r} ({token_id}) does not belong; leave it out, or take the tokenizer that "
+            "the model was trained with"
+        )
+    return f"prompt token ids must be whole numbers from 0 to {info.vocab_size - 1}"

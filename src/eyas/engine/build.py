@@ -94,7 +94,16 @@ def load(
     directory = locate_model(config.model.path, config.model.revision, config.model.offline)
     files = ModelFiles.open(directory)
     spec = files.spec
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = Tokenizer.from_directory_if_there(directory)
+    if tokenizer is None:
+        log.warning("%s has no tokenizer.json: prompts and answers are token ids alone", directory)
+    elif tokenizer.vocab_size > spec.vocab_size:
+        log.warning(
+            "%s: the tokenizer has %d tokens and the model %d; prompts with others are refused",
+            directory,
+            tokenizer.vocab_size,
+            spec.vocab_size,
+        )
     dtype = resolve_dtype(config.model.dtype, place.device)
     _check_memory(config, spec, dtype, place)
     drafting = decide_drafting(config, directory, spec) if drafts else None
@@ -172,6 +181,7 @@ def assemble(
         model=config.model.path,
         directory="" if parts.directory is None else str(parts.directory),
         grammar_backend=config.grammar.backend if has_grammars else None,
+        tokenizer_size=0 if parts.tokenizer is None else parts.tokenizer.vocab_size,
         architecture=spec.architecture,
         num_parameters=spec.num_parameters,
         device=str(place.device),
@@ -287,9 +297,9 @@ def connect(
     )
 
 
-def _own_end(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+def _own_end(tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
     """The tokenizer's end of a text, where the model's files name none."""
-    end = tokenizer.eos_id
+    end = None if tokenizer is None else tokenizer.eos_id
     return () if end is None or end >= vocab_size else (end,)
 
 

@@ -35,6 +35,7 @@ from eyas.engine.stops import StopChecker, TextSink
 from eyas.grammar import OutputSpec
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
+from eyas.text.tokenizer import NO_TOKENIZER
 from eyas.wire import EngineStats
 
 
@@ -127,7 +128,11 @@ class Engine:
         """Start compiling what an output is to be, off this thread. The future may hold a
         GrammarError."""
         if self._grammars is None:
-            raise RequestError("output: this engine cannot enforce grammars", param=spec.param)
+            lacks = "this model has no end-of-sequence token, with which an output would end"
+            lacks = NO_TOKENIZER if self._make_sink is None else lacks
+            raise RequestError(
+                f"{spec.param}: outputs cannot be constrained: {lacks}", param=spec.param
+            )
         return self._grammars.compile(spec)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
@@ -211,7 +216,8 @@ class Engine:
 
     def check_request(self, request: Request) -> None:
         """Everything that can be refused is refused here, before any work."""
-        check_request(request, self.info, has_text=self._make_sink is not None)
+        has_text = self._make_sink is not None
+        check_request(request, self.info, self._token_bytes, has_text=has_text)
 
     def _forget_if_done(self, delta: Delta) -> None:
         sequences = self._requests.get(delta.request_id)

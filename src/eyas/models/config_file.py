@@ -17,10 +17,9 @@ from typing import Any
 
 from eyas.layers.rope import ROPE_KINDS, RopeSpec
 
-REFUSED_ROPE_KINDS = {
-    "dynamic": "its angles depend on how long the text has become",
-    "longrope": "its angles depend on how long the text has become",
-}
+UNSCALED_ROPE_KINDS = ("default", "dynamic")
+"""dynamic: all positions that the checkpoint was made for have plain angles; no more are served."""
+REFUSED_ROPE_KINDS = {"longrope": "its angles depend on how long the text has become"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,10 @@ class ConfigFile:
                 "(config.json, tokenizer.json, *.safetensors)"
             )
         return cls.read(path)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFile:
+        """The same file, with these values for the fields that it does not have."""
+        return ConfigFile(self.path, {**defaults, **self.values})
 
     def bad(self, field: str, problem: str) -> ValueError:
         return ValueError(f"{self.path}: {field} {problem}")
@@ -170,7 +173,7 @@ class ConfigFile:
                 raise self.bad(field, "differs between layer types, which is not supported")
             rope = ConfigFile(self.path, by_layer_type[0])
         kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
-        if not isinstance(kind, str) or kind not in ROPE_KINDS:
+        if not isinstance(kind, str) or kind not in (*ROPE_KINDS, *UNSCALED_ROPE_KINDS):
             kind = str(kind)
             reason = REFUSED_ROPE_KINDS.get(kind, "no rule for it is known here")
             raise self.bad(
@@ -187,14 +190,11 @@ class ConfigFile:
         theta = rope.number("rope_theta", self.number("rope_theta", newer or 10000.0))
         if theta <= 1:
             raise self.bad("rope_theta", f"must be above 1, not {theta}")
-        if kind == "default":
+        if kind in UNSCALED_ROPE_KINDS:
             return RopeSpec("default", theta, head_dim)
-        factor = rope.number("factor")
-        if factor < 1:
-            raise self.bad(field, f"factor must be at least 1, not {factor}")
         if kind == "linear":
-            return RopeSpec("linear", theta, head_dim, factor)
-        original = rope.count("original_max_position_embeddings", self._original_max_position())
+            return RopeSpec("linear", theta, head_dim, self._rope_factor(field, rope))
+        original = self._original_max_position(rope, is_nested=bool(by_layer_type))
         if kind == "llama3":
             low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
             if not 0 < low < high:
@@ -206,11 +206,13 @@ class ConfigFile:
                 "llama3",
                 theta,
                 head_dim,
-                factor,
+                self._rope_factor(field, rope),
                 original,
                 low_freq_factor=low,
                 high_freq_factor=high,
             )
+        stretch = self.count("max_position_embeddings", original) / original
+        factor = self._rope_factor(field, rope, default=stretch)
         return RopeSpec(
             "yarn",
             theta,
@@ -223,8 +225,20 @@ class ConfigFile:
             attention_factor=_yarn_attention_factor(rope, factor),
         )
 
-    def _original_max_position(self) -> int:
-        return self.count("original_max_position_embeddings", self.count("max_position_embeddings"))
+    def _rope_factor(self, field: str, rope: ConfigFile, default: float | None = None) -> float:
+        factor = rope.number("factor", default)
+        if factor < 1:
+            raise self.bad(field, f"factor must be at least 1, not {factor}")
+        return factor
+
+    def _original_max_position(self, rope: ConfigFile, *, is_nested: bool) -> int:
+        """Positions before they were scaled. As in transformers the file's own field comes before the
+        one among the rope's, unless those are written for each type of layers."""
+        field = "original_max_position_embeddings"
+        for place in (rope,) if is_nested else (self, rope):
+            if place.values.get(field) is not None:
+                return place.count(field)
+        return self.count("max_position_embeddings")
 
     def max_position(self, rope: RopeSpec) -> int:
         """How many positions the checkpoint was made for, rope scaling included."""

@@ -6,8 +6,12 @@ Does not know: which biases, norms and windows a family has; the family file say
 
 from __future__ import annotations
 
+import logging
+
 from eyas.models.config_file import ConfigFile
 from eyas.models.spec import ModelSpec, read_eos_token_ids
+
+log = logging.getLogger(__name__)
 
 
 def read_dense(
@@ -33,7 +37,9 @@ def read_dense(
     num_kv_heads = config.count("num_key_value_heads", num_query_heads)
     hidden_size = config.count("hidden_size")
     if num_query_heads % num_kv_heads:
-        raise config.bad("num_key_value_heads", f"must divide {num_query_heads} attention heads")
+        raise config.bad(
+            "num_key_value_heads", f"{num_kv_heads} must divide {num_query_heads} attention heads"
+        )
     head_dim = config.count("head_dim", head_dim or max(1, hidden_size // num_query_heads))
     rope = config.rope(head_dim)
     if config.values.get("layer_types") is not None:
@@ -43,7 +49,6 @@ def read_dense(
             window if layer >= first_windowed_layer else None for layer in range(num_layers)
         )
     vocab_size = config.count("vocab_size")
-    bos_token_ids = config.token_ids("bos_token_id", vocab_size)
     return ModelSpec(
         architecture=config.values["architectures"][0],
         family=family,
@@ -63,6 +68,20 @@ def read_dense(
         tie_embeddings=config.flag("tie_word_embeddings"),
         windows=windows,
         max_position=config.max_position(rope),
-        bos_token_id=bos_token_ids[0] if bos_token_ids else None,
+        bos_token_id=_bos_token_id(config, vocab_size),
         eos_token_ids=read_eos_token_ids(config, vocab_size),
     )
+
+
+def _bos_token_id(config: ConfigFile, vocab_size: int) -> int | None:
+    """None where the file names a token that there is not: prompts begin as the tokenizer says."""
+    ids = config.token_ids("bos_token_id", 2**31)
+    if ids and ids[0] >= vocab_size:
+        log.warning(
+            "%s: bos_token_id %d is outside of the %d tokens of vocab_size and is left out",
+            config.path,
+            ids[0],
+            vocab_size,
+        )
+        return None
+    return ids[0] if ids else None

@@ -6,6 +6,8 @@ Does not know: how either is used.
 
 from __future__ import annotations
 
+from typing import Any
+
 from eyas.models.config_file import ConfigFile
 from eyas.models.dense import read_dense
 from eyas.models.spec import ModelSpec
@@ -32,11 +34,23 @@ CHECKPOINT_NAMES = {
     "head.weight": "lm_head.weight",
 }
 
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"max_position_embeddings": 2048},
+    "MistralForCausalLM": {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+}
+"""transformers' values of fields that a file may leave out, by architecture."""
+
 
 def read(config: ConfigFile) -> ModelSpec:
+    architecture = config.values["architectures"][0]
+    config = config.with_defaults(DEFAULTS[architecture])
     attention_bias = config.flag("attention_bias")
-    is_mistral = config.values["architectures"][0] == "MistralForCausalLM"
-    has_window = is_mistral and config.values.get("sliding_window", 4096) is not None
+    is_mistral = architecture == "MistralForCausalLM"
+    has_window = is_mistral and config.values["sliding_window"] is not None
     return read_dense(
         config,
         family="llama",
@@ -45,5 +59,5 @@ def read(config: ConfigFile) -> ModelSpec:
         output_bias=attention_bias,
         mlp_bias=config.flag("mlp_bias"),
         qk_norm=False,
-        window=config.count("sliding_window", 4096) if has_window else None,
+        window=config.count("sliding_window") if has_window else None,
     )

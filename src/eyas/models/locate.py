@@ -13,9 +13,21 @@ from pathlib import Path
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
-IGNORED_FILES = ["*/*", "consolidated*", "adapter_*"]
-"""The same weights once more, in another form or for other libraries."""
+TEMPLATES_FOLDER = "additional_chat_templates"
 HEAD_FILES = [*ALLOWED_FILES, "pytorch_model*.bin"]
+
+
+def every_folder_but(name: str) -> list[str]:
+    """Patterns, as the hub takes them, of what lies in any folder but this one at the top."""
+    patterns = [f"?*{name}/*", f"{name}/*/*"]
+    for place, letter in enumerate(name):
+        tail = name[place + 1 :]
+        patterns += [f"*[!{letter}]{tail}/*", f"{tail}/*"]
+    return patterns
+
+
+IGNORED_FILES = [*every_folder_but(TEMPLATES_FOLDER), "consolidated*", "adapter_*"]
+"""The same weights once more, in another form or for other libraries."""
 
 
 def locate_model(path_or_name: str, revision: str | None = None, offline: bool = False) -> Path:

@@ -6,6 +6,8 @@ Does not know: how either is used.
 
 from __future__ import annotations
 
+from typing import Any
+
 from eyas.models.config_file import ConfigFile
 from eyas.models.dense import read_dense
 from eyas.models.spec import ModelSpec
@@ -28,9 +30,18 @@ CHECKPOINT_NAMES = {
     "head.weight": "lm_head.weight",
 }
 
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+"""transformers' values of fields that a file may leave out."""
+
 
 def read(config: ConfigFile) -> ModelSpec:
-    has_window = config.values.get("sliding_window", 4096) is not None
+    config = config.with_defaults(DEFAULTS)
+    has_window = config.values["sliding_window"] is not None
     slides = has_window and config.flag("use_sliding_window")
     return read_dense(
         config,
@@ -40,6 +51,6 @@ def read(config: ConfigFile) -> ModelSpec:
         output_bias=False,
         mlp_bias=False,
         qk_norm=False,
-        window=config.count("sliding_window", 4096) if slides else None,
+        window=config.count("sliding_window") if slides else None,
         first_windowed_layer=config.index("max_window_layers", 28),
     )

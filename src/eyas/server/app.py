@@ -26,6 +26,7 @@ from eyas.server.chat import chat_of
 from eyas.server.chat_format import ChatFormat
 from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.errors import ApiError
+from eyas.server.formats import token_text
 from eyas.server.gate import Gate
 from eyas.server.generate import GenerateFormat, generate_requests
 from eyas.server.messages import plain_messages, plain_tools, template_options
@@ -40,6 +41,7 @@ from eyas.server.schema import (
 )
 from eyas.server.service import Service
 from eyas.server.texts import ModelTexts
+from eyas.text import require_tokenizer
 
 MAX_LARGE_BODIES = 32
 """Bodies of the largest size that may be there at once."""
@@ -124,8 +126,9 @@ class _Routes:
         salt = self._salt(http, body)
         chat = await self._service.workers.run(lambda: chat_of(body, texts, answer_id, salt))
         with_usage = includes_usage(body)
+        tokenizer = require_tokenizer(texts.tokenizer, "messages")
         shape = ChatFormat(
-            texts.tokenizer, answer_id, body.model or self._service.names[0], chat, with_usage
+            tokenizer, answer_id, body.model or self._service.names[0], chat, with_usage
         )
         answer = Answer(
             self._service,
@@ -176,7 +179,7 @@ class _Routes:
             "tokens": ids,
         }
         if body.return_token_strs:
-            written["token_strs"] = [texts.tokenizer.token_text(token) for token in ids]
+            written["token_strs"] = [token_text(texts.tokenizer, token) for token in ids]
         return _json(written)
 
     async def detokenize(self, http: HttpRequest) -> Response:
@@ -189,8 +192,9 @@ class _Routes:
                 f"tokens: holds ids beyond the vocabulary of {texts.vocab_size}",
                 param="tokens",
             )
+        tokenizer = require_tokenizer(texts.tokenizer, "tokens")
         text = await self._service.workers.run(
-            lambda: texts.tokenizer.decode(body.tokens, skip_special=False)
+            lambda: tokenizer.decode(body.tokens, skip_special=False)
         )
         return _json({"prompt": text})
 
@@ -223,9 +227,10 @@ def _tokenized(body: TokenizeBody, texts: ModelTexts) -> list[int]:
         return texts.chat_ids(messages, plain_tools(body.tools), **options)
     assert body.prompt is not None
     texts.check_length(body.prompt, "prompt")
+    tokenizer = require_tokenizer(texts.tokenizer, "prompt")
     if body.add_special_tokens is False:
-        return texts.tokenizer.encode_text(body.prompt)
-    return texts.tokenizer.encode_prompt(body.prompt)
+        return tokenizer.encode_text(body.prompt)
+    return tokenizer.encode_prompt(body.prompt)
 
 
 async def _api_error(http: HttpRequest, error: Exception) -> Response:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.core import MAX_CHOICES, Delta, Request, RequestError, TokenLogprob
-from eyas.server.formats import Choice, ending, finite, prompt_logprobs
+from eyas.server.formats import Choice, ending, finite, prompt_logprobs, token_text
 from eyas.server.sampling import includes_usage, refuse_unsupported, sampling_params
 from eyas.server.schema import CompletionBody
 from eyas.server.texts import ModelTexts
@@ -76,12 +76,16 @@ def _at_least_one(body: CompletionBody) -> int:
     return max(1, body.max_tokens or 0)
 
 
+def _decoded(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:
+    return "" if tokenizer is None else tokenizer.decode(prompt, skip_special=False)
+
+
 class CompletionFormat:
     """Text completion objects, whole or in chunks."""
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         answer_id: str,
         model: str,
         requests: list[Request],
@@ -95,7 +99,7 @@ class CompletionFormat:
         self._echoes: list[str] | None = None
         if body.echo:
             self._echoes = [
-                prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special=False)
+                prompt if isinstance(prompt, str) else _decoded(tokenizer, prompt)
                 for prompt in prompts_of(body)
             ]
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
@@ -184,12 +188,14 @@ class _LogprobWriter:
     """One choice's log-probabilities in the old form: parallel lists, and places in the text."""
 
     def __init__(
-        self, tokenizer: Tokenizer, num_top: int | None, offset: int, *, skip_special: bool
+        self, tokenizer: Tokenizer | None, num_top: int | None, offset: int, *, skip_special: bool
     ) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._offset = offset
-        self._detokenizer = Detokenizer(tokenizer, skip_special, continues=offset > 0)
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, skip_special, continues=offset > 0)
 
     def write(
         self, entries: Sequence[TokenLogprob | None], unscored_ids: Sequence[int] = ()
@@ -206,14 +212,15 @@ class _LogprobWriter:
         }
         for entry in entries:
             token_id = next(unscored) if entry is None else entry.token_id
-            written["tokens"].append(tokenizer.token_text(token_id))
+            written["tokens"].append(token_text(tokenizer, token_id))
             written["text_offset"].append(self._offset)
-            self._offset += len(self._detokenizer.push(token_id))
+            if self._detokenizer is not None:
+                self._offset += len(self._detokenizer.push(token_id))
             if entry is None:
                 written["token_logprobs"].append(None)
                 written["top_logprobs"].append(None)
             else:
                 written["token_logprobs"].append(finite(entry.logprob))
-                pairs = {tokenizer.token_text(token): finite(lp) for token, lp in entry.top}
+                pairs = {token_text(tokenizer, token): finite(lp) for token, lp in entry.top}
                 written["top_logprobs"].append(pairs)
         return dict(written)

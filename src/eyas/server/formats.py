@@ -131,7 +131,7 @@ def _by_name(counts: list[dict[str, int]]) -> dict[str, int]:
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, entries: list[TokenLogprob | None]
+    tokenizer: Tokenizer | None, entries: list[TokenLogprob | None]
 ) -> list[dict[str, Any] | None]:
     """Each prompt token's own and likeliest tokens, by id; None for the first."""
     written: list[dict[str, Any] | None] = []
@@ -144,12 +144,17 @@ def prompt_logprobs(
             {
                 str(token_id): {
                     "logprob": finite(logprob),
-                    "decoded_token": tokenizer.token_text(token_id),
+                    "decoded_token": token_text(tokenizer, token_id),
                 }
                 for token_id, logprob in tokens.items()
             }
         )
     return written
+
+
+def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
+    """A token's text on its own; without a tokenizer its id, as vLLM writes it."""
+    return f"token_id:{token_id}" if tokenizer is None else tokenizer.token_text(token_id)
 
 
 def finite(logprob: float) -> float:

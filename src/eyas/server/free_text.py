@@ -18,11 +18,10 @@ from eyas.text.trie import any_of
 class Spelling:
     """How a format's text is written: its control tokens are markers, the rest is text."""
 
-    def __init__(self, tokenizer: Tokenizer, ends: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, ends: Sequence[int] = ()) -> None:
         """ends: tokens that end an answer and therefore are never inside one."""
-        self._id_of = {
-            token.text: token.id for token in tokenizer.control_tokens if token.id not in ends
-        }
+        tokens = () if tokenizer is None else tokenizer.control_tokens
+        self._id_of = {token.text: token.id for token in tokens if token.id not in ends}
         self._pattern = re.compile(any_of(self._id_of)) if self._id_of else None
 
     def pieces(self, text: str) -> list[Literal | Marker]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.core import MAX_CHOICES, Delta, Request, RequestError, SamplingParams
-from eyas.server.formats import Choice, finite
+from eyas.server.formats import Choice, finite, token_text
 from eyas.server.sampling import sampling_params
 from eyas.server.schema import GenerateBody, GenerateParams, Sampled
 from eyas.server.texts import ModelTexts
@@ -104,7 +104,7 @@ class GenerateFormat:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         answer_id: str,
         requests: list[Request],
         body: GenerateBody,
@@ -172,5 +172,5 @@ class GenerateFormat:
         return {"type": last.finish_reason, "matched": matched}
 
     def _entry(self, logprob: float, token_id: int) -> list[Any]:
-        text = self._tokenizer.token_text(token_id) if self._with_texts else None
+        text = token_text(self._tokenizer, token_id) if self._with_texts else None
         return [finite(logprob), token_id, text]

@@ -1,8 +1,8 @@
 """A conversation as a chat template reads it.
 
 Promises: every field of a message that is accepted reaches the template; leading system messages are
-one; reasoning in the text of earlier answers is told apart from it; a variable that the template does
-not read is refused. Does not know: sampling, constraints, HTTP.
+one; a variable that the template does not read is refused. Does not know: sampling, constraints, HTTP,
+in which form the template reads a field (`ChatTemplate.normal` does).
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from eyas.core import RequestError
-from eyas.server.json_text import load
 from eyas.server.schema import Message, RefusalPart, TextPart, Tool
 from eyas.server.texts import ModelTexts
 
 MAX_KWARG_CHARS = 1000
-REASONING_END = "</think>"
-_REASONING_BEGIN = "<think>"
 _NO_REASONING_EFFORTS = ("none", "minimal")
 _RESERVED_KWARGS = frozenset(
     {
@@ -37,26 +34,23 @@ def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
 
 
 def plain_messages(messages: list[Message], texts: ModelTexts) -> list[dict[str, Any]]:
-    """Messages as a template reads them: arguments as objects, "developer" as it knows it, reasoning
-    apart from the content, and one system message where several lead."""
+    """Messages for a template: "developer" as it knows it, a refusal as content, and one system message
+    where several lead."""
     template = texts.template
-    splits_reasoning = template is not None and REASONING_END in template.source
     plain: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         fields = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
         if message.role == "developer" and template and not template.mentions("developer"):
             fields["role"] = "system"
-        fields.setdefault("content", message.refusal or "")
-        if isinstance(fields["content"], list):
+        if isinstance(message.content, list):
             fields["content"] = _text_parts(message, f"messages[{place}].content")
+        elif message.content is None and message.refusal:
+            fields["content"] = message.refusal
         for call in fields.get("tool_calls", ()):
-            call["function"]["arguments"] = _parsed(call["function"]["arguments"])
             call.pop("index", None)
-        if message.role == "assistant" and splits_reasoning:
-            _split_reasoning(fields)
         leads = len(plain) == 1 and plain[0]["role"] == fields["role"] == "system"
         if leads:
-            plain[0]["content"] = _after(plain[0]["content"], fields["content"])
+            plain[0]["content"] = _after(plain[0].get("content"), fields.get("content"))
         else:
             plain.append(fields)
     return plain
@@ -75,38 +69,13 @@ def _text_parts(message: Message, param: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-def _split_reasoning(fields: dict[str, Any]) -> None:
-    """Templates strip old reasoning off the content at its marker, but content never reaches them with
-    a marker in it; so it is done here."""
-    content = fields["content"]
-    if isinstance(content, list) and len(content) == 1:
-        content = content[0]["text"]
-    if not isinstance(content, str) or REASONING_END not in content:
-        return
-    before, _, after = content.partition(REASONING_END)
-    if not (fields.get("reasoning_content") or fields.get("reasoning")):
-        fields["reasoning_content"] = before.split(_REASONING_BEGIN)[-1].strip("\n")
-    fields["content"] = after.split(REASONING_END)[-1].lstrip("\n")
-
-
 def _after(first: Any, second: Any) -> str:
     """Two messages' contents as one's, a paragraph each."""
     texts = [
-        content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+        content if isinstance(content, str) else "\n".join(part["text"] for part in content or ())
         for content in (first, second)
     ]
     return "\n\n".join(filter(None, texts))
-
-
-def _parsed(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
-    """OpenAI writes a call's arguments as JSON in a string; templates want the object."""
-    if isinstance(arguments, str):
-        try:
-            value, _ = load(arguments)
-        except (ValueError, RecursionError):
-            return arguments
-        return value if isinstance(value, dict) else arguments
-    return arguments
 
 
 def _set_effort(options: dict[str, Any], effort: str, texts: ModelTexts) -> None:
@@ -140,7 +109,8 @@ def template_options(
     for name, value in options.items():
         param = name if name not in (kwargs or {}) else f"chat_template_kwargs.{name[:64]}"
         is_known = name.isidentifier() and not name.startswith("_") and name not in _RESERVED_KWARGS
-        is_known = is_known and name not in texts.tokenizer.special_texts
+        if texts.tokenizer is not None:
+            is_known = is_known and name not in texts.tokenizer.special_texts
         if not (is_known and texts.template is not None and texts.template.mentions(name)):
             raise RequestError(
                 f"{param}: is nothing that this model's chat template reads", param=param

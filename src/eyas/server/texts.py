@@ -18,8 +18,9 @@ from eyas.core import RequestError
 from eyas.dialect import Dialect, find_dialect, named_dialect
 from eyas.server import errors
 from eyas.server.free_text import Spelling
-from eyas.text import ChatTemplate, Tokenizer, sampling_defaults
+from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template
+from eyas.text.tokenizer import NO_TOKENIZER
 
 MAX_WAITING = 256
 NUM_THREADS = 2
@@ -28,7 +29,10 @@ Result = TypeVar("Result")
 
 
 class ModelTexts:
-    """What the server knows of a model: its tokenizer, template, dialect, sampling defaults, limits."""
+    """What the server knows of a model: its tokenizer, template, dialect, sampling defaults, limits.
+
+    tokenizer, template: None where the model has none; without the first there is no second.
+    """
 
     def __init__(
         self,
@@ -39,22 +43,31 @@ class ModelTexts:
     ) -> None:
         """ValueError names a file that is missing or broken, or a parser that is unknown. Without
         parsers the checkpoint says what its dialect is."""
-        self.tokenizer = Tokenizer.from_directory(directory)
+        self.tokenizer = Tokenizer.from_directory_if_there(directory)
         self.template = ChatTemplate.from_directory(directory, self.tokenizer)
-        self.dialect = _dialect(
-            self.tokenizer, self.template, info, reasoning_parser, tool_call_parser
-        )
+        self._dialect: Dialect | None = None
+        if self.tokenizer is not None:
+            self._dialect = _dialect(
+                self.tokenizer, self.template, info, reasoning_parser, tool_call_parser
+            )
         self.spelling = Spelling(self.tokenizer, info.eos_token_ids)
         self.defaults = sampling_defaults(directory)
         self.eos_token_ids = frozenset(info.eos_token_ids)
         self.max_model_len = info.max_model_len
         self.vocab_size = info.vocab_size
 
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes reasoning and calls. RequestError without a tokenizer."""
+        if self._dialect is None:
+            raise RequestError(f"messages: {NO_TOKENIZER}", param="messages")
+        return self._dialect
+
     def prompt_ids(self, prompt: str | Sequence[int], param: str) -> list[int]:
         """Ids of a raw prompt. ApiError or RequestError if it is empty, too long or no prompt."""
         if isinstance(prompt, str):
             self.check_length(prompt, param)
-            ids = self.tokenizer.encode_prompt(prompt)
+            ids = require_tokenizer(self.tokenizer, param).encode_prompt(prompt)
         else:
             ids = self.checked(list(prompt), param)
             if max(ids) >= self.vocab_size:
@@ -72,10 +85,13 @@ class ModelTexts:
     ) -> list[int]:
         """Ids of a rendered conversation. Nothing that cannot fit is rendered, whatever field it is in,
         and no rendered text that cannot is tokenised."""
+        require_tokenizer(self.tokenizer, "messages")
         template = require_template(self.template)
-        for param, value in (("messages", messages), ("tools", tools)):
-            for text in _texts_of(value):
-                self.check_length(text, param)
+        apart = [{k: v for k, v in message.items() if k != "content"} for message in messages]
+        self._check_lengths(apart, "messages")
+        self._check_lengths(tools, "tools")
+        messages = template.normal(messages, tools)
+        self._check_lengths(messages, "messages")
         # Templates may leave out earlier reasoning, but what was said they show.
         said = _texts_of([message.get("content") for message in messages])
         self.check_length("".join(said), "messages")
@@ -86,9 +102,15 @@ class ModelTexts:
 
     def check_length(self, text: str, param: str) -> None:
         """ApiError if `text` cannot fit; cheap, however long it is."""
-        num_tokens = self.tokenizer.min_num_tokens(text, self.max_model_len)
+        tokenizer = require_tokenizer(self.tokenizer, param)
+        num_tokens = tokenizer.min_num_tokens(text, self.max_model_len)
         if num_tokens >= self.max_model_len:
             raise errors.too_long(f"at least {num_tokens}", self.max_model_len, param)
+
+    def _check_lengths(self, value: Any, param: str) -> None:
+        """ApiError if a string in plain JSON data cannot fit."""
+        for text in _texts_of(value):
+            self.check_length(text, param)
 
     def checked(self, ids: list[int], param: str) -> list[int]:
         """The ids, if they are a prompt that leaves room for an answer."""

@@ -7,7 +7,15 @@ Does not know: models, requests, HTTP.
 
 from eyas.text.defaults import sampling_defaults
 from eyas.text.detokenizer import Detokenizer
-from eyas.text.template import ChatTemplate
-from eyas.text.tokenizer import Tokenizer
+from eyas.text.template import ChatTemplate, template_sources
+from eyas.text.tokenizer import Tokenizer, has_tokenizer, require_tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "Tokenizer", "sampling_defaults"]
+__all__ = [
+    "ChatTemplate",
+    "Detokenizer",
+    "Tokenizer",
+    "has_tokenizer",
+    "require_tokenizer",
+    "sampling_defaults",
+    "template_sources",
+]

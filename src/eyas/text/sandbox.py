@@ -20,6 +20,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from eyas.core import RequestError
+from eyas.text.fields import read_uses
 
 MAX_RENDERED_CHARS = 32 * 1024 * 1024
 MAX_REPEATED_CHARS = 1024 * 1024
@@ -100,7 +101,10 @@ def _strftime_now(pattern: str) -> str:
 
 
 class BoundedTemplate:
-    """One compiled template. ValueError from the constructor names a mistake in its source."""
+    """One compiled template. uses: what it does with the fields of messages.
+
+    ValueError from the constructor names a mistake in its source.
+    """
 
     def __init__(self, source: str) -> None:
         self._environment = _BoundedEnvironment()
@@ -108,6 +112,7 @@ class BoundedTemplate:
         variables: dict[str, Any] = self._environment.globals
         variables |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         try:
+            self.uses = read_uses(self._environment.parse(source))
             self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ValueError(f"the chat template cannot be compiled: {error}") from error

@@ -16,7 +16,8 @@ from typing import Any
 
 from eyas.core import RequestError
 from eyas.text.files import read_json_object_if_there
-from eyas.text.guard import STRUCTURAL_VALUES, Guard, TokenPatterns, map_strings
+from eyas.text.guard import Guard, TokenPatterns, map_strings
+from eyas.text.messages import normal_message, with_end
 from eyas.text.sandbox import BoundedTemplate
 from eyas.text.tokenizer import ControlToken, Tokenizer
 from eyas.text.trie import any_of
@@ -25,9 +26,7 @@ _NO_TEMPLATE = (
     "messages: this model has no chat template; use /v1/completions (LLM.generate), or put a "
     "chat_template.jinja into its directory"
 )
-_WANTS_PARTS = re.compile(r"\bin\s+\w+(?:\.content|\[['\"]content['\"]\])")
-_TAKES_STRINGS = re.compile(r"content['\"\]\s]*\s+is\s+(?:not\s+)?string")
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+_FURTHER = "additional_chat_templates"
 
 
 class ChatTemplate:
@@ -40,9 +39,6 @@ class ChatTemplate:
         self._plain = BoundedTemplate(source)
         self._with_tools = BoundedTemplate(tool_source) if tool_source else self._plain
         self._sources = source + (tool_source or "")
-        self._wants_parts = bool(
-            _WANTS_PARTS.search(self._sources) and not _TAKES_STRINGS.search(self._sources)
-        )
         self._patterns = TokenPatterns(token.text for token in tokenizer.control_tokens)
         self._splitter = _Splitter(tokenizer.control_tokens)
 
@@ -50,34 +46,31 @@ class ChatTemplate:
     def from_directory(
         cls, path: str | Path, tokenizer: Tokenizer | None = None
     ) -> ChatTemplate | None:
-        """The template of a model directory; None if the model has none.
-
-        chat_template.jinja comes first, then `chat_template` of tokenizer_config.json, which may be
-        a list of named ones (default, tool_use). ValueError for one that cannot be compiled.
-        """
+        """The template of a model directory, as `template_sources` has it; None if the model has none,
+        or no tokenizer. ValueError for one that cannot be compiled."""
         directory = Path(path)
-        file = directory / "chat_template.jinja"
-        tool_source = None
-        if file.is_file():
-            source: Any = file.read_text("utf-8")
-        else:
-            source = read_json_object_if_there(directory / "tokenizer_config.json").get(
-                "chat_template"
-            )
-        if isinstance(source, list):
-            named = {entry["name"]: entry["template"] for entry in source}
-            source, tool_source = named.get("default"), named.get("tool_use")
-            source = source or next(iter(named.values()), None)
-        if not isinstance(source, str):
+        sources = template_sources(directory)
+        source = sources.get("default") or next(iter(sources.values()), None)
+        tokenizer = tokenizer or Tokenizer.from_directory_if_there(directory)
+        if source is None or tokenizer is None:
             return None
         try:
-            return cls(tokenizer or Tokenizer.from_directory(directory), source, tool_source)
+            return cls(tokenizer, source, sources.get("tool_use"))
         except ValueError as error:
             raise ValueError(f"{directory}: {error}") from error
 
     def mentions(self, name: str) -> bool:
         """Whether the template reads a variable of this name (a cheap test of its source)."""
         return re.search(rf"\b{re.escape(name)}\b", self._sources) is not None
+
+    def normal(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[dict[str, Any]]:
+        """The messages as the template reads them; `render` does this too, and twice is once."""
+        uses = self._chosen(tools).uses
+        return [normal_message(message, uses, place) for place, message in enumerate(messages)]
 
     def render_ids(
         self,
@@ -104,13 +97,12 @@ class ChatTemplate:
         the template reads. continue_final_message: end where the last message's content ends.
         kwargs: more variables for the template.
         """
-        chat = [self._normal_message(message, place) for place, message in enumerate(messages)]
-        end = ""
+        chat, end = self.normal(messages, tools), ""
         if continue_final_message:
             end = str(10**20 + secrets.randbelow(9 * 10**20))
-            chat[-1]["content"] = _with_end(chat[-1]["content"], end)
+            chat[-1] = with_end(chat[-1], end, self._chosen(tools).uses)
         given = {"messages": chat, "tools": list(tools) if tools else None, **kwargs}
-        fixed = {"add_generation_prompt": add_generation_prompt, **self._tokenizer.special_texts}
+        fixed = {**self._tokenizer.special_texts, "add_generation_prompt": add_generation_prompt}
         guard = Guard(self._patterns, _strings_of(given))
         text = self._render(map_strings(given, guard.break_up), fixed, end)
         pieces = list(self._splitter.split(text))
@@ -134,8 +126,7 @@ class ChatTemplate:
         return ids
 
     def _render(self, given: dict[str, Any], fixed: dict[str, Any], end: str) -> str:
-        template = self._with_tools if given["tools"] else self._plain
-        text = template.render({"documents": None, **fixed, **given})
+        text = self._chosen(given["tools"]).render({"documents": None, **fixed, **given})
         if end and end not in text:
             raise RequestError(
                 "continue_final_message: this model's chat template does not show the last message",
@@ -143,42 +134,27 @@ class ChatTemplate:
             )
         return text[: text.rindex(end)] if end else text
 
-    def _normal_message(self, message: Mapping[str, Any], place: int) -> dict[str, Any]:
-        role = message.get("role")
-        if role not in STRUCTURAL_VALUES["role"]:
-            known = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
-            raise RequestError(
-                f"messages[{place}].role: must be one of {known}", param=f"messages[{place}].role"
-            )
-        normal = dict(message)
-        normal["content"] = self._normal_content(message.get("content"), place)
-        reasoning = next((normal[key] for key in _REASONING_KEYS if normal.get(key)), None)
-        if reasoning is not None:
-            normal = {"thinking": reasoning, **normal, "reasoning_content": reasoning}
-        return normal
+    def _chosen(self, tools: Sequence[Mapping[str, Any]] | None) -> BoundedTemplate:
+        return self._with_tools if tools else self._plain
 
-    def _normal_content(self, content: Any, place: int) -> Any:
-        if content is None:
-            content = ""
-        if isinstance(content, str):
-            return [{"type": "text", "text": content}] if self._wants_parts else content
-        parts = content if isinstance(content, (list, tuple)) else [content]
-        texts = [
-            part["text"]
-            for part in parts
-            if isinstance(part, Mapping)
-            and part.get("type") == "text"
-            and isinstance(part.get("text"), str)
-        ]
-        if len(texts) != len(parts):
-            raise RequestError(
-                f"messages[{place}].content: must be a string or a list of text parts "
-                '{"type": "text", "text": ...}',
-                param=f"messages[{place}].content",
-            )
-        if self._wants_parts:
-            return [{"type": "text", "text": text} for text in texts]
-        return "\n".join(texts)
+
+def template_sources(directory: Path) -> dict[str, str]:
+    """The templates of a model directory by name: "default", and "tool_use" for requests with tools.
+
+    Files come first (chat_template.jinja, and additional_chat_templates for the other names), then
+    `chat_template` of tokenizer_config.json, which may be a list of named ones.
+    """
+    found = read_json_object_if_there(directory / "tokenizer_config.json").get("chat_template")
+    entries = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    sources: dict[str, str] = {
+        str(entry.get("name")): entry["template"]
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str)
+    }
+    files = {file.stem: file for file in sorted((directory / _FURTHER).glob("*.jinja"))}
+    if (file := directory / "chat_template.jinja").is_file():
+        files["default"] = file
+    return {**sources, **{name: file.read_text("utf-8") for name, file in files.items()}}
 
 
 def require_template(template: ChatTemplate | None) -> ChatTemplate:
@@ -212,14 +188,6 @@ class _Splitter:
         piece = text[begin:].lstrip() if strips else text[begin:]
         if piece:
             yield piece
-
-
-def _with_end(content: Any, end: str) -> Any:
-    """The content with `end` after its text."""
-    if isinstance(content, str):
-        return content + end
-    *before, last = content or [{"type": "text", "text": ""}]
-    return [*before, {**last, "text": last["text"] + end}]
 
 
 def _touches_a_word(text: str, first: int, last: int) -> bool:

@@ -17,12 +17,18 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from eyas.core import RequestError
 from eyas.text.files import read_json_object, read_json_object_if_there
 from eyas.text.pieces import PieceBytes, parts_of
 
 _USUAL_CHARS = 8
 """Characters of a token that few texts have more of."""
 _SLICE_CHARS = 16_384
+_FILE = "tokenizer.json"
+NO_TOKENIZER = (
+    "this model has no tokenizer; give token ids for prompts, or put its tokenizer.json into its "
+    "directory (save_pretrained of transformers' AutoTokenizer writes it)"
+)
 _LOOKS_LIKE_MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
@@ -88,9 +94,10 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
-        """Reads tokenizer.json and tokenizer_config.json. ValueError names what is wrong."""
+        """Reads tokenizer.json, and what tokenizer_config.json and special_tokens_map.json say of its
+        tokens. ValueError names what is wrong."""
         directory = Path(path)
-        file = directory / "tokenizer.json"
+        file = directory / _FILE
         if not file.is_file():
             raise ValueError(
                 f"{directory}: has no tokenizer.json; eyas reads fast tokenizers only. Convert the "
@@ -98,6 +105,10 @@ class Tokenizer:
             )
         spec = read_json_object(file)
         config = read_json_object_if_there(directory / "tokenizer_config.json")
+        named = read_json_object_if_there(directory / "special_tokens_map.json")
+        # Of two names for one token that of the newer file counts, as in transformers.
+        is_older = "added_tokens_decoder" not in config
+        config = {**config, **named} if is_older else {**named, **config}
         try:
             return cls(spec, config)
         except ValueError as error:
@@ -107,6 +118,11 @@ class Tokenizer:
                 f"{file}: is not a tokenizer file ({type(error).__name__}: {error}); "
                 "download the model again"
             ) from error
+
+    @classmethod
+    def from_directory_if_there(cls, path: str | Path) -> Tokenizer | None:
+        """As `from_directory`; None for a model without tokenizer.json, which knows ids alone."""
+        return cls.from_directory(path) if has_tokenizer(path) else None
 
     def encode_text(self, text: str, *, continues: bool = False) -> list[int]:
         """Token ids of plain text; never a control token.
@@ -221,6 +237,19 @@ class Tokenizer:
         return self._plain.token_to_id(text) if found is None else found
 
 
+def has_tokenizer(directory: str | Path) -> bool:
+    """Is there a tokenizer that is read here?"""
+    return (Path(directory) / _FILE).is_file()
+
+
+def require_tokenizer(tokenizer: Tokenizer | None, param: str | None = None) -> Tokenizer:
+    """The tokenizer, or a RequestError that says what to do without one. param: the field that needs
+    it."""
+    if tokenizer is None:
+        raise RequestError(f"{param}: {NO_TOKENIZER}" if param else NO_TOKENIZER, param=param)
+    return tokenizer
+
+
 def _added_tokens(spec: dict[str, Any], config: dict[str, Any]) -> list[dict[str, Any]]:
     """The added tokens of both files; tokenizer_config.json may name more, or call one special."""
     added = {int(token["id"]): dict(token) for token in spec.get("added_tokens") or []}
@@ -278,12 +307,15 @@ def _longest_token(spec: dict[str, Any]) -> int:
 
 
 def _special_texts(config: dict[str, Any]) -> dict[str, str | list[str]]:
+    """What config calls a token, and the further names that a model gives to some of its own."""
+    named = {name: value for name, value in config.items() if name.endswith("_token")}
+    if isinstance(further := config.get("extra_special_tokens"), dict):
+        named |= further
     texts: dict[str, str | list[str]] = {}
-    for name, value in config.items():
-        if name.endswith("_token"):
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                texts[name] = text
+    for name, value in named.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            texts[name] = text
     return texts
 
 

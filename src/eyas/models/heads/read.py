@@ -16,14 +16,16 @@ Where formats mean different things by the same words:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eyas.models.config_file import ConfigFile
 from eyas.models.heads.names import UNUSED, file_name, stored_names
-from eyas.models.heads.spec import HeadSpec, default_taps
+from eyas.models.heads.spec import HeadKind, HeadSpec, default_taps
 from eyas.models.heads.vocabulary import read_draft_ids
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import Checkpoint, check_tensor, listed
@@ -86,6 +88,39 @@ def read_eagle(directory: Path, target: ModelSpec) -> HeadSpec:
         spec, checkpoint, stored.get("d2t"), stored.get("t2d")
     )  # raises where they are bad
     return spec
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What the files of an EAGLE head say of it where its target is not at hand."""
+
+    kind: HeadKind
+    num_parameters: int
+    num_layers: int
+    hidden_size: int
+    target_hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+
+
+def read_facts(directory: Path) -> HeadFacts:
+    """The facts of the EAGLE head in `directory`. ValueError: it is not supported, or unreadable."""
+    outer = ConfigFile.of_model(directory)
+    config = _flat(outer)
+    checkpoint = Checkpoint.open(directory, opens_pickles=True)
+    stored = stored_names(checkpoint.tensors, directory)
+    _refuse_unsupported(outer, config, stored)
+    own = [checkpoint.tensors[stored[name]] for name in stored if not UNUSED.search(name)]
+    hidden_size, vocab_size = config.count("hidden_size"), config.count("vocab_size")
+    return HeadFacts(
+        kind="eagle3" if _is_eagle3(stored) else "eagle",
+        num_parameters=sum(math.prod(tensor.shape) for tensor in own),
+        num_layers=config.count("num_hidden_layers", _num_layers(stored)),
+        hidden_size=hidden_size,
+        target_hidden_size=config.count("target_hidden_size", hidden_size),
+        vocab_size=vocab_size,
+        draft_vocab_size=config.count("draft_vocab_size", vocab_size),
+    )
 
 
 def parameter_files(spec: HeadSpec, stored: Mapping[str, str]) -> dict[str, str]:
@@ -159,7 +194,7 @@ def _spec(
     stored: Mapping[str, str],
     target: ModelSpec,
 ) -> HeadSpec:
-    is_eagle3 = "layers.0.hidden_norm.weight" in stored
+    is_eagle3 = _is_eagle3(stored)
     says_eagle3 = "speculators_model_type" in outer.values or any(
         "eagle3" in str(name).lower() for name in outer.values.get("architectures") or ()
     )
@@ -217,6 +252,10 @@ def _spec(
         calibration=_calibration(outer),
         **norms,
     )
+
+
+def _is_eagle3(stored: Mapping[str, str]) -> bool:
+    return "layers.0.hidden_norm.weight" in stored
 
 
 def _check_fit(

@@ -1,0 +1,111 @@
+"""One message of a conversation, in the form that one template reads.
+
+Promises: what a message says stays; a field that is None is one that is absent; doing it twice is
+doing it once. Content is a string or parts, arguments are objects or text, and reasoning is a field of
+its own, as the template has them.
+Does not know: rendering, tokens, HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from eyas.core import RequestError
+from eyas.text.arguments import as_object, as_text
+from eyas.text.fields import REASONING_END, REASONING_KEYS, FieldUses
+from eyas.text.guard import STRUCTURAL_VALUES
+
+_REASONING_BEGIN = "<think>"
+
+
+def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> dict[str, Any]:
+    """RequestError names what no template can read. place: of the message, for errors."""
+    role = message.get("role")
+    if not isinstance(role, str) or role not in STRUCTURAL_VALUES["role"]:
+        known = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
+        raise RequestError(
+            f"messages[{place}].role: must be one of {known}", param=f"messages[{place}].role"
+        )
+    normal = _without_none(message)
+    if isinstance(calls := normal.get("tool_calls"), (list, tuple)):
+        normal["tool_calls"] = [_normal_call(call, uses) for call in calls]
+    if (content := normal.get("content")) is not None:
+        texts = _texts_of(content, place)
+        if role == "assistant" and uses.tells_reasoning:
+            texts = _apart_from_reasoning(texts, normal, uses)
+        normal["content"] = _content(texts, uses)
+    elif role == "assistant" and calls and uses.tells_none:
+        if "content" in message or not uses.tells_absent:
+            normal["content"] = None
+    elif not uses.tells_absent:
+        normal["content"] = _content([""], uses)
+    reasoning = next((normal[key] for key in REASONING_KEYS if normal.get(key)), None)
+    if reasoning is not None:
+        normal = {"thinking": reasoning, **normal, "reasoning_content": reasoning}
+    return normal
+
+
+def with_end(message: dict[str, Any], end: str, uses: FieldUses) -> dict[str, Any]:
+    """The message with `end` after the text of its content."""
+    content = message.get("content") or _content([""], uses)
+    if isinstance(content, str):
+        return {**message, "content": content + end}
+    *before, last = content
+    return {**message, "content": [*before, {**last, "text": last["text"] + end}]}
+
+
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _normal_call(call: Any, uses: FieldUses) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    normal = _without_none(call)
+    if isinstance(function := normal.get("function"), Mapping):
+        return {**normal, "function": _normal_call(function, uses)}
+    if "arguments" in normal and uses.arguments != "given":
+        change = as_text if uses.arguments == "text" else as_object
+        normal["arguments"] = change(normal["arguments"])
+    return normal
+
+
+def _texts_of(content: Any, place: int) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    texts = [
+        part["text"]
+        for part in parts
+        if isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+    ]
+    if len(texts) != len(parts):
+        raise RequestError(
+            f"messages[{place}].content: must be a string or a list of text parts "
+            '{"type": "text", "text": ...}',
+            param=f"messages[{place}].content",
+        )
+    return texts
+
+
+def _content(texts: list[str], uses: FieldUses) -> Any:
+    if uses.wants_parts:
+        return [{"type": "text", "text": text} for text in texts]
+    return "\n".join(texts)
+
+
+def _apart_from_reasoning(texts: list[str], message: dict[str, Any], uses: FieldUses) -> list[str]:
+    """Templates take old reasoning off the content at its marker, but content never reaches them with
+    a marker in it; so it is done here, as they do it."""
+    if len(texts) > 1 and not uses.wants_parts:
+        texts = ["\n".join(texts)]
+    if len(texts) != 1 or REASONING_END not in texts[0]:
+        return texts
+    before, _, after = texts[0].partition(REASONING_END)
+    if not any(message.get(key) for key in REASONING_KEYS):
+        message["reasoning_content"] = before.split(_REASONING_BEGIN)[-1].strip("\n")
+    answer = after.split(REASONING_END)[-1]
+    return [answer.lstrip("\n") if uses.strips_answer else answer]
