@@ -133,8 +133,10 @@ def separators(spelling: Spelling, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["", "[ ]?", " ?", r"[ \n]?", r"\s*", r"[\s]*", r"[\n\t ]*", r"[ \t\n\r]*", "[\n\t ]*"]
-    + [r"[\n ]{0,8}", r"[ ]{,1}", r"\n?[ ]*"],
+    [
+        *("", "[ ]?", " ?", r"[ \n]?", r"\s*", r"[\s]*", r"[\n\t ]*", r"[ \t\n\r]*", "[\n\t ]*"),
+        *(r"[\n ]{0,8}", r"[ ]{,1}", r"\n?[ ]*"),
+    ],
 )
 def test_white_space_that_may_be_left_out_is_left_out(spelling: Spelling, pattern: str):
     assert separators(spelling) is None
@@ -146,8 +148,10 @@ def test_white_space_that_may_be_left_out_is_left_out(spelling: Spelling, patter
 
 @pytest.mark.parametrize(
     "pattern",
-    [" ", "[ ]+", "[ ]{1,2}", "(", "x+", "x*", "(?P<a", "()", "[]*", r"[^ ]*", r"\S*"]
-    + ["(a?|b?)" * 22 + "(?=x)", "((a?|b?){4}){5}(?=x)", "[ ]*" * 60 + "x"],
+    [
+        *(" ", "[ ]+", "[ ]{1,2}", "(", "x+", "x*", "(?P<a", "()", "[]*", r"[^ ]*", r"\S*"),
+        *("(a?|b?)" * 22 + "(?=x)", "((a?|b?){4}){5}(?=x)", "[ ]*" * 60 + "x"),
+    ],
 )
 def test_no_other_pattern_is_taken_and_none_is_run(spelling: Spelling, pattern: str):
     began = time.perf_counter()

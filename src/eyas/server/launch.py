@@ -87,7 +87,11 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
     connections = Connections(options.max_connections)
     return uvicorn.Config(
         create_app(service),
-        http=partial(BoundedProtocol, connections=connections),  # pyrefly: ignore
+        http=partial(  # pyrefly: ignore
+            BoundedProtocol,
+            connections=connections,
+            write_timeout_seconds=options.write_timeout_seconds,
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

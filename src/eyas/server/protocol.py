@@ -1,8 +1,9 @@
 """HTTP/1.1 connections with bounds that the web server lacks.
 
 Promises: a connection that sends no whole request head in time is closed; so is, where there are too
-many, the one that has been without a request for longest, so that a new one is always heard; what
-cannot be read as HTTP is answered in OpenAI's shape. Does not know: routes.
+many, the one that has been without a request for longest, so that a new one is always heard; a client
+that takes nothing of what is written for it is cut off; what cannot be read as HTTP is answered in
+OpenAI's shape. Does not know: routes.
 """
 
 from __future__ import annotations
@@ -53,10 +54,14 @@ class BoundedProtocol(H11Protocol):
     """One connection of the server."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, connections: Connections, write_timeout_seconds: float, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._all = connections
+        self._write_timeout_seconds = write_timeout_seconds
 
     @property
     def _has_request(self) -> bool:
@@ -64,6 +69,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that it says when anything waits here
         self._all.opened(self)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, transport.close)
         connection = transport.get_extra_info("socket")
@@ -73,6 +79,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         self._all.closed(self)
         super().connection_lost(exc)
 
@@ -84,6 +91,15 @@ class BoundedProtocol(H11Protocol):
             self._stop_timer()
         elif not had_request and self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
+
+    def pause_writing(self) -> None:
+        """Something waits for the client to take it, be it the end of a connection that closes."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._write_timeout_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # which begins the next request, where one has come already
@@ -106,6 +122,11 @@ class BoundedProtocol(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
