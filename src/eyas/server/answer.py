@@ -109,7 +109,7 @@ class Answer:
         return InPieces(await loop.run_in_executor(self._service.writers, written))
 
     def _check_size(self) -> None:
-        """ApiError for more log-probabilities than an answer may hold that is made before it is sent."""
+        """ApiError for more log-probabilities than an answer may hold that is not sent as it comes."""
         params, limit = self._requests[0].params, self._service.options.max_logprobs
         num_beside = 0 if params.logprobs is None else params.logprobs + 1
         num_scored = 0 if params.prompt_logprobs is None else params.prompt_logprobs + 1

@@ -15,8 +15,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     served_model_names: what clients may call the model, the first is what answers say; empty is the
     model's path. max_body_bytes, max_header_bytes: larger requests are refused unread.
-    max_connections: beyond them the one that has been without a request for longest is closed.
-    max_requests: under way at once, those included that are still being read, before 429.
+    max_connections: beyond them the one that has been without a whole request for longest is closed.
+    max_requests: under way at once, from when their bodies are there, before 429.
     max_queued: choices in the engine at once, waiting ones included, before 429.
     max_logprobs: log-probabilities of one answer, where all of it is made before it is sent.
     drain_seconds: how long running answers may take to finish after SIGTERM.

@@ -16,13 +16,15 @@ import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from eyas.server.body import MOVE_BYTES
 from eyas.server.errors import ApiError
 
 HEAD_TIMEOUT_SECONDS = 30.0
 
 
 class Connections:
-    """How many connections a server has, and which of them rest, longest first."""
+    """How many connections a server has, and which of them have no whole request, longest first. An
+    upload counts from when it last moved, as `eyas.server.body` has it."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
@@ -42,11 +44,15 @@ class Connections:
         self._num_open -= 1
         self._resting.pop(connection, None)
 
-    def note(self, connection: BoundedProtocol, *, has_request: bool) -> None:
-        """Whether it has a request now."""
-        if has_request:
+    def note(
+        self, connection: BoundedProtocol, *, has_request: bool, has_moved: bool = False
+    ) -> None:
+        """Whether it has a whole request now, or more of one."""
+        if has_request or has_moved:
             self._resting.pop(connection, None)
-        elif not connection.transport.is_closing():
+        if has_request:
+            return
+        if not connection.transport.is_closing():
             self._resting.setdefault(connection)
 
 
@@ -62,10 +68,15 @@ class BoundedProtocol(H11Protocol):
         super().__init__(*args, **kwargs)
         self._all = connections
         self._write_timeout_seconds = write_timeout_seconds
+        self._num_unmoved = 0
 
     @property
     def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _has_whole_request(self) -> bool:
+        return self._has_request and not self.cycle.more_body
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -86,7 +97,11 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         had_request = self._has_request
         super().data_received(data)
-        self._all.note(self, has_request=self._has_request)
+        self._num_unmoved += len(data)
+        has_moved = self._has_request and (not had_request or self._num_unmoved >= MOVE_BYTES)
+        if has_moved:
+            self._num_unmoved = 0
+        self._all.note(self, has_request=self._has_whole_request, has_moved=has_moved)
         if self._has_request:
             self._stop_timer()
         elif not had_request and self._head_timer is None:
@@ -103,7 +118,7 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()  # which begins the next request, where one has come already
-        self._all.note(self, has_request=self._has_request)
+        self._all.note(self, has_request=self._has_whole_request)
 
     def send_400_response(self, msg: str) -> None:
         body = msgspec.json.encode(
