@@ -111,7 +111,9 @@ def test_bodies_share_their_memory(
                 stack.enter_context(upload(server, 5000, b"x" * 4950))
             until(lambda: len(server.server.server_state.tasks) == 2)
             assert until(lambda: httpx.post(server.url + CHAT, json=large).status_code == 429)
-            assert httpx.post(server.url + CHAT, json=BODY).status_code == 200, "small ones are free"
+            assert httpx.post(server.url + CHAT, json=BODY).status_code == 200, (
+                "small ones are free"
+            )
         assert until(lambda: httpx.post(server.url + CHAT, json=large).status_code == 200)
 
 

@@ -45,8 +45,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        asked = headers.get("x-request-id", "")
-        request_id = asked if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(12)
+        request_id = request_id_of(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         has_started = False
 
@@ -106,6 +105,12 @@ class Gate:
         given = _hash(key.strip(" \t").encode("latin-1"))  # the bytes as they were sent
         matches = [secrets.compare_digest(given, known) for known in self._key_hashes]
         return scheme.lower() == "bearer" and any(matches)
+
+
+def request_id_of(headers: Headers) -> str:
+    """The id that the client gave its request, if it is one; else a new one."""
+    asked = headers.get("x-request-id", "")
+    return asked if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(12)
 
 
 def _hash(key: bytes) -> bytes:

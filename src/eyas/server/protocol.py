@@ -9,17 +9,25 @@ OpenAI's shape. Does not know: routes.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+from http import HTTPStatus
 from typing import Any
 
 import h11
 import msgspec
+from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eyas.server.body import MOVE_BYTES
 from eyas.server.errors import ApiError
+from eyas.server.gate import request_id_of
 
 HEAD_TIMEOUT_SECONDS = 30.0
+LINGER_SECONDS = 2.0
+NO_REQUEST = "this is no HTTP request"
+NO_BODY = "the request's body is not in the form that its head announces"
+_NAMED_TARGET = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 
 class Connections:
@@ -56,6 +64,45 @@ class Connections:
             self._resting.setdefault(connection)
 
 
+class _Reader(h11.Connection):
+    """HTTP as it comes off the wire. A head is too long, or not, however it was cut into packets; a
+    target with the server's name in it (RFC 9112, 3.2.2) is its path."""
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
+        self._max_head_bytes = max_head_bytes
+        self.is_too_long = False
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def next_event(self) -> Any:
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.is_too_long = error.error_status_hint == 431
+            raise
+        if not isinstance(event, h11.Request):
+            return event
+        self.headers = list(event.headers)
+        num_bytes = len(event.method) + len(event.target) + sum(map(_num_bytes, self.headers))
+        if num_bytes > self._max_head_bytes:
+            self.is_too_long = True
+            raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
+        named = _NAMED_TARGET.match(event.target)
+        if named is None:
+            return event
+        target = event.target[named.end() :]
+        return h11.Request(
+            method=event.method,
+            target=target if target.startswith(b"/") else b"/" + target,
+            headers=event.headers,
+            http_version=event.http_version,
+        )
+
+
+def _num_bytes(header: tuple[bytes, bytes]) -> int:
+    return len(header[0]) + len(header[1]) + len(b": \r\n")
+
+
 class BoundedProtocol(H11Protocol):
     """One connection of the server."""
 
@@ -69,6 +116,8 @@ class BoundedProtocol(H11Protocol):
         self._all = connections
         self._write_timeout_seconds = write_timeout_seconds
         self._num_unmoved = 0
+        self._is_over = False
+        self.conn: _Reader = _Reader(self.config.h11_max_incomplete_event_size)
 
     @property
     def _has_request(self) -> bool:
@@ -95,6 +144,8 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
         had_request = self._has_request
         super().data_received(data)
         self._num_unmoved += len(data)
@@ -121,22 +172,34 @@ class BoundedProtocol(H11Protocol):
         self._all.note(self, has_request=self._has_whole_request)
 
     def send_400_response(self, msg: str) -> None:
-        body = msgspec.json.encode(
-            ApiError(400, "this is no HTTP request, or its head is too long").body()
-        )
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        if self.conn.our_state is h11.IDLE:
+        """What cannot be read is answered, unless an answer has begun, and ends the connection. The
+        rest of it is thrown away for a while: unread, it would take the answer with it."""
+        error = ApiError(400, NO_REQUEST if self.conn.our_state is h11.IDLE else NO_BODY)
+        if self.conn.is_too_long:
+            limit = self.config.h11_max_incomplete_event_size
+            error = ApiError(431, f"the request's head is longer than {limit} bytes; shorten it")
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = msgspec.json.encode(error.body())
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+                (b"x-request-id", request_id_of(Headers(raw=self.conn.headers)).encode()),
+            ]
+            reason = HTTPStatus(error.status).phrase.encode()
             for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Response(status_code=error.status, headers=headers, reason=reason),
                 h11.Data(data=body),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        if self.cycle is not None:  # for its route this client has gone
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._is_over = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
