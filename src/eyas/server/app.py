@@ -215,6 +215,7 @@ def _tokenized(body: TokenizeBody, texts: ModelTexts) -> list[int]:
     if body.messages is not None:
         options = template_options(
             texts,
+            body.messages,
             body.chat_template_kwargs,
             None,
             body.add_generation_prompt,
