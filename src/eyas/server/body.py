@@ -42,6 +42,16 @@ _UNSUPPORTED = {
     "documents": "is not supported; put them into a message",
 }
 
+_OBJECTS = {
+    "messages": '{"role": "user", "content": "..."}',
+    "tools": '{"type": "function", "function": {"name": "..."}}',
+    "response_format": '{"type": "json_object"}',
+    "structured_outputs": '{"regex": "..."}',
+    "stream_options": '{"include_usage": true}',
+    "sampling_params": '{"max_new_tokens": 16}',
+}
+"""What clients write as something else, such as the type alone."""
+
 
 class BodyRoom:
     """Memory for the bodies that are being read and checked, all together. A body's first SMALL_BYTES
@@ -173,4 +183,10 @@ def _field_error(error: ValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{path}: is required", param=path)
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("dict_type", "model_type", "model_attributes_type"):
+        names = [step for step in first["loc"] if isinstance(step, str)]
+        example = _OBJECTS.get(names[0]) if len(names) == 1 else None
+        message = f"must be an object such as {example}" if example else "must be an object"
+    elif first["type"] == "list_type":
+        message = "must be a list"
     return ApiError(400, f"{path}: {message}", param=path)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.core import MAX_CHOICES, Delta, Request, RequestError, TokenLogprob
+from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, ending, finite, prompt_logprobs
 from eyas.server.sampling import includes_usage, refuse_unsupported, sampling_params
 from eyas.server.schema import CompletionBody
@@ -32,7 +33,7 @@ def completion_requests(
         raise RequestError("suffix: is not supported", param="suffix")
     if body.echo and body.stream and body.logprobs is not None:
         raise RequestError("echo: with logprobs is not for stream: true", param="echo")
-    prompts = prompts_of(body)
+    prompts = prompts_in(body.prompt, "prompt")
     num_choices = len(prompts) * (body.n or 1)
     if num_choices > MAX_CHOICES:
         raise RequestError(
@@ -52,21 +53,13 @@ def completion_requests(
     return [
         Request(
             id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
-            prompt_token_ids=texts.prompt_ids(prompt, "prompt"),
+            prompt_token_ids=texts.prompt_ids(prompt, param),
             params=params,
             output=output,
             cache_salt=cache_salt,
         )
-        for place, prompt in enumerate(prompts)
+        for place, (param, prompt) in enumerate(prompts.items())
     ]
-
-
-def prompts_of(body: CompletionBody) -> list[str | Sequence[int]]:
-    """The prompts, each a string or a list of token ids."""
-    prompt = body.prompt
-    if isinstance(prompt, str) or isinstance(prompt[0], int):
-        return [prompt]  # pyrefly: ignore
-    return list(prompt)  # pyrefly: ignore
 
 
 def _at_least_one(body: CompletionBody) -> int:
@@ -100,7 +93,7 @@ class CompletionFormat:
         if body.echo:
             self._echoes = [
                 prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special=False)
-                for prompt in prompts_of(body)
+                for prompt in prompts_in(body.prompt, "prompt").values()
             ]
         self.prompt_copies = self._params.n if body.echo and body.logprobs is not None else 1
         self._shows_prompt_logprobs = body.prompt_logprobs is not None

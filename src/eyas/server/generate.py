@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from eyas.core import MAX_CHOICES, Delta, Request, RequestError, SamplingParams, TokenLogprob
+from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, finite
 from eyas.server.sampling import sampling_params
 from eyas.server.schema import GenerateBody, GenerateParams, Sampled
@@ -45,7 +46,8 @@ def generate_requests(
     if body.top_logprobs_num and not body.return_logprob:
         raise RequestError("top_logprobs_num: needs return_logprob: true", param="top_logprobs_num")
     asked = body.sampling_params or GenerateParams()
-    prompts, param = _prompts_of(body)
+    param = "input_ids" if body.text is None else "text"
+    prompts = prompts_in(getattr(body, param), param)
     num_choices = len(prompts) * (asked.n or 1)
     if num_choices > MAX_CHOICES:
         raise RequestError(
@@ -59,23 +61,13 @@ def generate_requests(
     return [
         Request(
             id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
-            prompt_token_ids=texts.prompt_ids(prompt, param),
+            prompt_token_ids=texts.prompt_ids(prompt, name),
             params=params,
             output=output,
             cache_salt=cache_salt,
         )
-        for place, prompt in enumerate(prompts)
+        for place, (name, prompt) in enumerate(prompts.items())
     ]
-
-
-def _prompts_of(body: GenerateBody) -> tuple[list[str | Sequence[int]], str]:
-    """The prompts, and the field that holds them."""
-    if body.text is not None:
-        return ([body.text] if isinstance(body.text, str) else list(body.text)), "text"
-    ids = body.input_ids or []
-    if isinstance(ids[0], int):
-        return [ids], "input_ids"  # pyrefly: ignore
-    return list(ids), "input_ids"  # pyrefly: ignore
 
 
 def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> SamplingParams:
