@@ -90,6 +90,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         http=partial(  # pyrefly: ignore
             BoundedProtocol,
             connections=connections,
+            max_header_bytes=options.max_header_bytes,
             write_timeout_seconds=options.write_timeout_seconds,
         ),
         ws="none",
@@ -98,7 +99,6 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        h11_max_incomplete_event_size=options.max_header_bytes,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, int(LAST_WORDS_SECONDS)),
     )

@@ -70,7 +70,7 @@ class _Reader(h11.Connection):
 
     def __init__(self, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
-        self._max_head_bytes = max_head_bytes
+        self.max_head_bytes = max_head_bytes
         self.is_too_long = False
         self.headers: list[tuple[bytes, bytes]] = []
 
@@ -84,7 +84,7 @@ class _Reader(h11.Connection):
             return event
         self.headers = list(event.headers)
         num_bytes = len(event.method) + len(event.target) + sum(map(_num_bytes, self.headers))
-        if num_bytes > self._max_head_bytes:
+        if num_bytes > self.max_head_bytes:
             self.is_too_long = True
             raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
         named = _NAMED_TARGET.match(event.target)
@@ -110,14 +110,19 @@ class BoundedProtocol(H11Protocol):
     _write_timer: asyncio.TimerHandle | None = None
 
     def __init__(
-        self, *args: Any, connections: Connections, write_timeout_seconds: float, **kwargs: Any
+        self,
+        *args: Any,
+        connections: Connections,
+        max_header_bytes: int,
+        write_timeout_seconds: float,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._all = connections
         self._write_timeout_seconds = write_timeout_seconds
         self._num_unmoved = 0
         self._is_over = False
-        self.conn: _Reader = _Reader(self.config.h11_max_incomplete_event_size)
+        self.conn = self._reader = _Reader(max_header_bytes)  # pyrefly: ignore
 
     @property
     def _has_request(self) -> bool:
@@ -175,8 +180,8 @@ class BoundedProtocol(H11Protocol):
         """What cannot be read is answered, unless an answer has begun, and ends the connection. The
         rest of it is thrown away for a while: unread, it would take the answer with it."""
         error = ApiError(400, NO_REQUEST if self.conn.our_state is h11.IDLE else NO_BODY)
-        if self.conn.is_too_long:
-            limit = self.config.h11_max_incomplete_event_size
+        if self._reader.is_too_long:
+            limit = self._reader.max_head_bytes
             error = ApiError(431, f"the request's head is longer than {limit} bytes; shorten it")
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = msgspec.json.encode(error.body())
@@ -184,7 +189,7 @@ class BoundedProtocol(H11Protocol):
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 (b"connection", b"close"),
-                (b"x-request-id", request_id_of(Headers(raw=self.conn.headers)).encode()),
+                (b"x-request-id", request_id_of(Headers(raw=self._reader.headers)).encode()),
             ]
             reason = HTTPStatus(error.status).phrase.encode()
             for event in (
