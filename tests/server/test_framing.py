@@ -60,6 +60,16 @@ def test_a_body_that_is_framed_wrongly_is_answered(
     assert fake.requests == []
 
 
+def test_an_error_has_no_other_requests_id(server: LiveServer):
+    first = b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\n\r\n"
+    with raw(server, first + b"GET\r\n\r\n") as connection:
+        data = read_all(connection)
+    at = data.rindex(b"HTTP/1.1 ")
+    assert b"x-request-id: mine" in data[:at]
+    assert refused(data[at:], 400)["message"] == "this is no HTTP request"
+    assert b"x-request-id: mine" not in data[at:]
+
+
 def test_a_target_may_have_the_servers_name_in_it(server: LiveServer):
     for target, status in (
         (b"http://x:80/v1/models", 200),

@@ -179,7 +179,9 @@ class BoundedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What cannot be read is answered, unless an answer has begun, and ends the connection. The
         rest of it is thrown away for a while: unread, it would take the answer with it."""
-        error = ApiError(400, NO_REQUEST if self.conn.our_state is h11.IDLE else NO_BODY)
+        has_head = self.conn.our_state is not h11.IDLE
+        asked = Headers(raw=self._reader.headers if has_head else [])
+        error = ApiError(400, NO_BODY if has_head else NO_REQUEST)
         if self._reader.is_too_long:
             limit = self._reader.max_head_bytes
             error = ApiError(431, f"the request's head is longer than {limit} bytes; shorten it")
@@ -189,7 +191,7 @@ class BoundedProtocol(H11Protocol):
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 (b"connection", b"close"),
-                (b"x-request-id", request_id_of(Headers(raw=self._reader.headers)).encode()),
+                (b"x-request-id", request_id_of(asked).encode()),
             ]
             reason = HTTPStatus(error.status).phrase.encode()
             for event in (
