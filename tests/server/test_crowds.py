@@ -124,9 +124,12 @@ def test_an_upload_that_stands_still_makes_room(
     large = {**BODY, "user": "x" * 3000}
     with (
         live_server(FakeClient(directory), max_body_bytes=5000) as server,
-        upload(server, 5000, b"x" * 4900) as first,
-        upload(server, 5000, b"x" * 4900) as second,
+        contextlib.ExitStack() as stack,
     ):
+        first = stack.enter_context(upload(server, 5000, b"x" * 4900))
+        assert until(lambda: len(server.server.server_state.tasks) == 1)
+        time.sleep(0.05)
+        second = stack.enter_context(upload(server, 5000, b"x" * 4900))
         assert until(lambda: len(server.server.server_state.tasks) == 2)
         for _ in range(5):
             time.sleep(0.06)
