@@ -39,6 +39,11 @@ FORBIDDEN_CALLS = {
     "torch.jit.load": "use safetensors",
     "tempfile.mktemp": "use tempfile.mkdtemp",
 }
+PATTERN_CALLS = {
+    f"re.{name}"
+    for name in ("compile", "search", "match", "fullmatch", "split", "findall", "finditer", "sub")
+}
+"""They backtrack, with the interpreter's lock held."""
 FORBIDDEN_ARGUMENTS = {
     "trust_remote_code": "checkpoints are data; their code is never run",
     "allow_pickle": "use safetensors",
@@ -49,9 +54,13 @@ def findings(source: str, file: str) -> Iterator[str]:
     """Every forbidden thing in a source text."""
     tree = ast.parse(source, file)
     names = _imported_names(tree)
+    is_test = "tests" in Path(file).parts  # whose patterns are its own
     for node in ast.walk(tree):
         for what in _judge(node, names):
             yield f"{file}:{getattr(node, 'lineno', 0)}: {what}"
+        if isinstance(node, ast.Call) and not is_test and _runs_a_variable(node, names):
+            what = "a pattern from a variable may never end: write it here, or name a constant"
+            yield f"{file}:{node.lineno}: {what}"
 
 
 def _judge(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
@@ -110,6 +119,20 @@ def _is_bad(module: str) -> bool:
 
 def _bad_module(module: str) -> str:
     return f"import of {module}: {FORBIDDEN_MODULES[module.split('.')[0]]}"
+
+
+def _runs_a_variable(call: ast.Call, names: dict[str, str]) -> bool:
+    """Does it hand a pattern that comes from elsewhere to `re`?"""
+    is_pattern = _dotted(call.func, names) in PATTERN_CALLS and len(call.args) > 0
+    return is_pattern and _is_variable(call.args[0])
+
+
+def _is_variable(value: ast.expr) -> bool:
+    """Is it a name for what may differ from call to call? Constants are in capitals."""
+    if isinstance(value, ast.Subscript):
+        return _is_variable(value.value)
+    name = getattr(value, "id", None) or getattr(value, "attr", None)
+    return isinstance(name, str) and not name.isupper()
 
 
 def _is_true(value: ast.expr | None) -> bool:

@@ -43,6 +43,9 @@ def lint() -> ModuleType:
         "from jinja2 import Environment\nEnvironment()",
         "from jinja2.sandbox import SandboxedEnvironment\nSandboxedEnvironment()",
         "import numpy as np\nnp.load(f)",
+        "import re\nre.fullmatch(pattern, text)",
+        "from re import compile as c\nc(body.pattern)",
+        "import re\nre.sub(patterns[0], '', text)",
     ],
 )
 def test_forbidden(lint: ModuleType, source: str) -> None:
@@ -55,6 +58,8 @@ def test_forbidden(lint: ModuleType, source: str) -> None:
         "import torch\ntorch.load(f, weights_only=True)",
         "import torch\ntorch.compile(f)",
         "import re\nre.compile('x')",
+        "import re\nre.compile(f'(?={any_of(words)})')",
+        "import re\nre.search(_HEAD, text)",
         "model.eval()",
         "import subprocess\nsubprocess.run(['ls'], shell=False)",
         "from jinja2.sandbox import ImmutableSandboxedEnvironment\nImmutableSandboxedEnvironment()",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import socket
+import time
 from pathlib import Path
 
 import httpx
@@ -85,16 +86,83 @@ def test_requests_beyond_their_limit_hear_so(directory: Path):
         assert until(lambda: http.post(CHAT, json=BODY).status_code == 200)
 
 
-def test_bodies_share_their_memory(directory: Path, monkeypatch: pytest.MonkeyPatch):
+def upload(server: LiveServer, length: int, data: bytes) -> socket.socket:
+    """A connection that announces more than it sends."""
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
+    return connect(server, head + data)
+
+
+@pytest.fixture
+def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for two bodies of 5000 bytes, of which a tenth is free."""
     monkeypatch.setattr("eyas.server.app.MAX_LARGE_BODIES", 2)
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 5000\r\n\r\n".encode()
+    monkeypatch.setattr("eyas.server.body.SMALL_BYTES", 500)
+    monkeypatch.setattr("eyas.server.body.MOVE_BYTES", 1000)
+
+
+def test_bodies_share_their_memory(
+    directory: Path, small_room: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("eyas.server.body.STILL_SECONDS", 60)
+    large = {**BODY, "user": "x" * 1600}
     with live_server(FakeClient(directory), max_body_bytes=5000) as server:
-        with connect(server, head + b"x" * 4800), connect(server, head + b"x" * 4800):
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                stack.enter_context(upload(server, 5000, b"x" * 4950))
             until(lambda: len(server.server.server_state.tasks) == 2)
-            large = {**BODY, "user": "x" * 500}
             assert until(lambda: httpx.post(server.url + CHAT, json=large).status_code == 429)
-            assert httpx.post(server.url + CHAT, json=BODY).status_code == 200
+            assert httpx.post(server.url + CHAT, json=BODY).status_code == 200, (
+                "small ones are free"
+            )
         assert until(lambda: httpx.post(server.url + CHAT, json=large).status_code == 200)
+
+
+def test_an_upload_that_stands_still_makes_room(
+    directory: Path, small_room: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("eyas.server.body.STILL_SECONDS", 0.2)
+    large = {**BODY, "user": "x" * 3000}
+    with (
+        live_server(FakeClient(directory), max_body_bytes=5000) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        first = stack.enter_context(upload(server, 5000, b"x" * 4900))
+        assert until(lambda: len(server.server.server_state.tasks) == 1)
+        time.sleep(0.05)
+        second = stack.enter_context(upload(server, 5000, b"x" * 4900))
+        assert until(lambda: len(server.server.server_state.tasks) == 2)
+        for _ in range(5):
+            time.sleep(0.06)
+            second.sendall(b"x")  # a byte now and then is no upload either
+        assert httpx.post(server.url + CHAT, json=large).status_code == 200
+        assert b" 408 " in first.recv(4096), "it has stood still for longest"
+        for _ in range(3):
+            assert httpx.post(server.url + CHAT, json=large).status_code == 200
+
+
+def test_an_upload_is_no_request_before_all_of_it_is_there(directory: Path):
+    with (
+        live_server(FakeClient(directory), max_connections=64, max_requests=2) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(8):
+            stack.enter_context(upload(server, 100, b"{"))
+        assert until(lambda: len(server.server.server_state.tasks) == 8)
+        assert httpx.post(server.url + CHAT, json=BODY).status_code == 200
+
+
+def test_uploads_that_stand_still_never_keep_a_request_out(directory: Path):
+    with (
+        live_server(FakeClient(directory), max_connections=8, max_requests=4) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        still = []
+        for k in range(40):
+            still.append(stack.enter_context(upload(server, 100, b"{")))
+            if k % 5 == 0:
+                assert httpx.post(server.url + CHAT, json=BODY).status_code == 200
+        assert until(lambda: sum(map(is_closed, still)) >= 32)
+        assert not any(map(is_closed, still[-6:])), "the oldest go first"
 
 
 def test_connections_fit_into_the_files_that_may_be_open(monkeypatch: pytest.MonkeyPatch):

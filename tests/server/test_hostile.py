@@ -29,6 +29,7 @@ def messages(*values: Any) -> tuple[str, bytes]:
 
 
 TOOL = {"type": "function", "function": {"name": "f"}}
+NAMES_G = {"type": "function", "function": {"name": "g"}}
 HUGE = 10**400
 NESTED = '{"a":' * 50_000
 FIELDS: dict[str, list[Any]] = {
@@ -148,6 +149,9 @@ CHAT_FIELDS: dict[str, list[Any]] = {
         {"type": "function"},
         {"type": "function", "function": {"name": 5}},
         {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "x", "tools": [TOOL]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{}]}},
+        {"type": "allowed_tools"},
     ],
     "parallel_tool_calls": ["x", 1],
     "max_reasoning_tokens": [-1, "x", 1.5, True, HUGE],
@@ -158,6 +162,8 @@ CHAT_FIELDS: dict[str, list[Any]] = {
     "stream_reasoning": ["x", 1],
     "logprobs": [1, "true", 5],
     "top_logprobs": [1, -1, 21, "x"],
+    "verbosity": ["high", 5],
+    "prediction": ["x", {"type": "content"}, {"type": "x", "content": "x"}],
     "max_completion_tokens": [0, -1, "x"],
     "chat_template_kwargs": [
         {"tokenize": True},
@@ -206,7 +212,7 @@ TEXT_FIELDS: dict[str, list[Any]] = {
         [499 + 1],
     ],
     "logprobs": [-1, 21, True, "x"],
-    "suffix": ["x", ""],
+    "suffix": ["x", "<|im_end|>", 5],
     "echo": [1, "x"],
     "max_tokens": [0],
     "messages": [USER],
@@ -331,6 +337,13 @@ def corpus() -> list[tuple[str, bytes]]:
         chat(min_tokens=5, max_tokens=2),
         chat(stream=True, prompt_logprobs=1),
         chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "g"}}),
+        chat(
+            tools=[TOOL],
+            tool_choice={
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [NAMES_G]},
+            },
+        ),
         chat(tools=[TOOL], separate_reasoning=False),
         chat(regex="a", ignore_eos=True),
         chat(tools=[TOOL], ignore_eos=True),

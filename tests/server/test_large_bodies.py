@@ -16,7 +16,7 @@ import pytest
 
 from eyas.server.body import parse
 from eyas.server.errors import ApiError
-from eyas.server.json_text import MAX_STRUCTURE, json_object
+from eyas.server.json_text import MAX_STRUCTURE, MAX_VALUES, json_object
 from eyas.server.schema import ChatBody, CompletionBody, DetokenizeBody, GenerateBody
 from eyas.text import Tokenizer
 from tests.server.fakes import FakeClient, LiveServer
@@ -59,6 +59,13 @@ BODIES = {
         TEXT,
         b'{"a":[' + times(b'""', 7 * MEBI) + b'],"b":[' + times(b"[]", 900_000) + b"]}",
     ),
+    "halves of characters": (
+        CHAT,
+        b'{"messages":[],"user":"' + rb"\ud800" * 1_390_000 + b'"}',
+    ),
+    "many ids": ("/detokenize", b'{"tokens":[' + times(b"1") + b"]}"),
+    "long numbers": ("/detokenize", b'{"tokens":[' + times(b"9" * 4299) + b"]}"),
+    "numbers of some length": ("/detokenize", b'{"tokens":[' + times(b"9" * 300) + b"]}"),
     "an open string": (TEXT, b'{"prompt":"' + b'[\\"' * 2_600_000),
 }
 
@@ -121,6 +128,35 @@ def test_what_stands_in_a_text_is_no_structure(http: httpx.Client):
     assert json_object(json.dumps({"prompt": prose})) == {"prompt": prose}
     with pytest.raises(ApiError, match="more than 200000 objects, arrays and members"):
         json_object(json.dumps({"prompt": prose, "more": [[]] * MAX_STRUCTURE}))
+
+
+def test_more_values_than_a_request_can_use_are_not_read():
+    """One call reads them all, and nothing else runs meanwhile."""
+    prose = "a, b, " * MAX_VALUES
+    assert json_object(json.dumps({"prompt": prose})) == {"prompt": prose}
+    ids = {"prompt": [[7] * (MAX_VALUES // 2)] * 2}
+    assert len(json_object(json.dumps(ids))["prompt"][1]) == MAX_VALUES // 2
+    began = time.perf_counter()
+    with pytest.raises(ApiError, match="the body holds more than 1200000 values"):
+        json_object('{"prompt": [' + "7," * (2 * MAX_VALUES) + "7]}")
+    for num_before in (0, 65_000, 65_400, 65_500, 65_536, 66_000):
+        spaces = " " * num_before
+        with pytest.raises(
+            ApiError, match=r"^seed: holds a number that is not finite or too large"
+        ):
+            json_object('{"seed":' + spaces + "9" * 401 + "}")
+        assert json_object('{"seed":' + spaces + "9" * 300 + "}") == {"seed": int("9" * 300)}
+    with pytest.raises(ApiError, match=r"\[0\]: holds a number that is not finite or too large"):
+        json_object('{"prompt": [' + "9" * 4000 + ",7" * 1000 + "]}")
+    assert time.perf_counter() - began < 3
+
+
+def test_halves_of_characters_are_replaced_a_piece_at_a_time():
+    text = "a\ud800" * 300_000 + "\U0001f389\udfff"
+    began = time.perf_counter()
+    found = json_object(json.dumps({"x": text, "\udc00": ["\udc00"]}))
+    assert found == {"x": "a\ufffd" * 300_000 + "\U0001f389\ufffd", "\ufffd": ["\ufffd"]}
+    assert time.perf_counter() - began < 2
 
 
 def test_a_large_schema_is_read(http: httpx.Client, fake: FakeClient):

@@ -27,6 +27,10 @@ def error_of(http: httpx.Client, path: str, body: Any) -> dict[str, Any]:
 FORMS = "prompt: must be a string, a list of token ids, or a list of either"
 
 
+JSON_OBJECT = 'must be an object such as {"type": "json_object"}'
+BIG = 10**300
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param", "said"),
     [
@@ -58,6 +62,23 @@ FORMS = "prompt: must be a string, a list of token ids, or a list of either"
         (CHAT, {"messages": [{**USER[0], "x-y": 1}]}, 'messages[0]["x-y"]', "is not a field"),
         (CHAT, {"messages": USER, "x-y": 1}, "x-y", "is not a field"),
         (CHAT, {"messages": USER, "": 1}, '[""]', "is not a field"),
+        (TEXT, {"prompt": ["x", ""]}, "prompt[1]", "is empty"),
+        (TEXT, {"prompt": [[1], [1_000_000]]}, "prompt[1]", "beyond the vocabulary"),
+        (TEXT, {"prompt": [[1], [1] * 600]}, "prompt[1]", "context holds"),
+        (TEXT, {"prompt": [1_000_000]}, "prompt", "beyond the vocabulary"),
+        ("/generate", {"text": ["x", ""]}, "text[1]", "is empty"),
+        ("/generate", {"input_ids": [[1], [1_000_000]]}, "input_ids[1]", "beyond the vocabulary"),
+        (
+            CHAT,
+            {"messages": USER, "response_format": "json_object"},
+            "response_format",
+            JSON_OBJECT,
+        ),
+        (CHAT, {"messages": ["x"]}, "messages[0]", 'must be an object such as {"role": "user"'),
+        (CHAT, {"messages": "x"}, "messages", "must be a list"),
+        (CHAT, {"messages": USER, "stream_options": 5}, "stream_options", "must be an object such"),
+        (CHAT, {"messages": USER, "metadata": 5}, "metadata", "must be an object"),
+        (CHAT, {"messages": USER, "seed": BIG}, "seed", "less than or equal to"),
         ("/generate", {"text": {}}, "text", "must be a string or a list of strings"),
         ("/generate", {"input_ids": ["x"]}, "input_ids", "must be a list of token ids, or"),
         ("/generate", {"input_ids": [[1], [None]]}, "input_ids[1][0]", "valid integer"),
@@ -68,19 +89,21 @@ def test_a_field_of_several_forms_is_judged_by_the_one_that_was_sent(
 ):
     error = error_of(http, path, fields)
     assert error["param"] == param
-    assert error["message"].startswith(f"{param}: ") and said in error["message"]
+    assert said in error["message"] and "instance of" not in error["message"]
+    assert error["message"].startswith(f"{param}: ") or error["code"] == "context_length_exceeded"
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_a_number_that_is_not_finite_is_named(http: httpx.Client, number: str):
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "9" * 5000, "-" + "9" * 500])
+def test_a_number_that_is_not_finite_or_too_large_is_named(http: httpx.Client, number: str):
     for text, param in (
         ('{"messages": [{"role": "user"}, {}], "temperature": %s}', "temperature"),
+        ('{"messages": [{"role": "user", "content": "x"}], "seed": %s}', "seed"),
         ('{"a": [1, {"b": [2, %s]}, []]}', "a[1].b[1]"),
         ('{"json_schema": {"x y": {"minimum": %s}}}', 'json_schema["x y"].minimum'),
     ):
         error = error_of(http, CHAT, (text % number).encode())
         assert error["param"] == param
-        assert error["message"] == f"{param}: holds a number that is not finite"
+        assert error["message"] == f"{param}: holds a number that is not finite or too large"
 
 
 def test_what_is_no_utf8_is_refused(http: httpx.Client, fake: FakeClient):

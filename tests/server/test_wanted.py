@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,20 +126,38 @@ def test_a_grammar_shows_its_language(spelling: Spelling, text: str, syntax: str
         assert asked(spelling, **fields).node == Source(syntax, text)
 
 
-def test_white_space_is_what_the_pattern_allows(spelling: Spelling):
-    def separators(**options: Any) -> Any:
-        outputs = {"json": SCHEMA, **options}
-        return asked(spelling, structured_outputs=outputs).node.separators
+def separators(spelling: Spelling, **options: Any) -> Any:
+    outputs = {"json": SCHEMA, **options}
+    return asked(spelling, structured_outputs=outputs).node.separators
 
-    assert separators() is None
-    assert separators(whitespace_pattern=r"[ \n]?") == COMPACT
-    assert separators(whitespace_pattern="") == COMPACT
-    assert separators(disable_any_whitespace=True) == SPACED
-    found = asked(spelling, guided_json=SCHEMA, guided_whitespace_pattern=r"\s*")
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("", "[ ]?", " ?", r"[ \n]?", r"\s*", r"[\s]*", r"[\n\t ]*", r"[ \t\n\r]*", "[\n\t ]*"),
+        *(r"[\n ]{0,8}", r"[ ]{,1}", r"\n?[ ]*"),
+    ],
+)
+def test_white_space_that_may_be_left_out_is_left_out(spelling: Spelling, pattern: str):
+    assert separators(spelling) is None
+    assert separators(spelling, disable_any_whitespace=True) == SPACED
+    assert separators(spelling, whitespace_pattern=pattern) == COMPACT
+    found = asked(spelling, guided_json=SCHEMA, guided_whitespace_pattern=pattern)
     assert found.node.separators == COMPACT
-    for pattern in (" ", "(", "x+", "(?P<a"):
-        with pytest.raises(RequestError, match="whitespace_pattern"):
-            separators(whitespace_pattern=pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(" ", "[ ]+", "[ ]{1,2}", "(", "x+", "x*", "(?P<a", "()", "[]*", r"[^ ]*", r"\S*"),
+        *("(a?|b?)" * 22 + "(?=x)", "((a?|b?){4}){5}(?=x)", "[ ]*" * 60 + "x"),
+    ],
+)
+def test_no_other_pattern_is_taken_and_none_is_run(spelling: Spelling, pattern: str):
+    began = time.perf_counter()
+    with pytest.raises(RequestError, match="whitespace_pattern: must be white space that may be"):
+        separators(spelling, whitespace_pattern=pattern)
+    assert time.perf_counter() - began < 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from eyas.cli.peers import PeerOptions, in_our_words
 SERVER_PANEL = "Server"
 MAX_WAITING = 1024
 SPARE_REQUESTS, SPARE_CONNECTIONS = 1024, 2048
-"""Requests that are being read and prepared beside those in the queue; connections beside these."""
+"""Requests that are being prepared beside those in the queue; connections beside these."""
 
 
 class LogLevel(StrEnum):

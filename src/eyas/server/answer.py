@@ -23,11 +23,13 @@ from eyas.server.client import EngineOverloaded, EngineUnavailable
 from eyas.server.errors import ApiError
 from eyas.server.formats import Choice, Format, usage_of
 from eyas.server.service import Service
-from eyas.server.sse import DONE, ClientLeft, EventStream, event, unless_left
+from eyas.server.sse import DONE, ClientLeft, EventStream, InPieces, event, unless_left
 
 log = logging.getLogger("eyas.server")
 
 MAX_PUMPED_DELTAS = 64
+SMALL_VALUES = 1000
+"""Tokens and log-probabilities that are written out in a millisecond or two."""
 
 
 class Answer:
@@ -65,6 +67,8 @@ class Answer:
         self._request_id = http.state.request_id
         if self._num_choices > self._service.options.max_queued:
             raise errors.never_fits(self._num_choices, self._service.options.max_queued)
+        if self._shape.repeats or not streams:
+            self._check_size()
         source = self._deltas()
         self._service.enter(self._id, [request.id for request in self._requests])
         is_handed_on = False
@@ -75,7 +79,6 @@ class Answer:
                 return EventStream(
                     self._events(first, source, includes_usage),
                     lambda: self._close(source),
-                    self._service.options.write_timeout_seconds,
                 )
             return await unless_left(http.receive, self._whole(source))
         except ClientLeft:
@@ -96,8 +99,33 @@ class Answer:
             if failure := _failure_of(delta):
                 raise failure
             choices[place].add(delta)
-        body = self._shape.response(choices, self._usage())
-        return Response(msgspec.json.encode(body), media_type="application/json")
+
+        def written() -> bytes:
+            return msgspec.json.encode(self._shape.response(choices, self._usage()))
+
+        if sum(choice.num_values for choice in choices) <= SMALL_VALUES:
+            return InPieces(written())
+        loop = asyncio.get_running_loop()
+        return InPieces(await loop.run_in_executor(self._service.writers, written))
+
+    def _check_size(self) -> None:
+        """ApiError for more log-probabilities than an answer may hold that is not sent as it comes. One
+        choice is never too long: who leaves out max_tokens does not ask for the whole context."""
+        params, info = self._requests[0].params, self._service.info
+        num_beside = 0 if params.logprobs is None else params.logprobs + 1
+        num_scored = 0 if params.prompt_logprobs is None else params.prompt_logprobs + 1
+        limit = max(self._service.options.max_logprobs, info.max_model_len * num_beside)
+        num_values = 0
+        for request in self._requests:
+            num_prompt = len(request.prompt_token_ids)
+            num_output = info.max_model_len - num_prompt
+            if params.max_tokens is not None:
+                num_output = min(num_output, params.max_tokens)
+            num_values += self._num_each * num_output * num_beside
+            num_values += self._shape.prompt_copies * num_prompt * num_scored
+        if num_values > limit:
+            asked = self._shape.logprobs_param if num_beside else "prompt_logprobs"
+            raise errors.too_many_logprobs(num_values, limit, asked)
 
     async def _events(
         self,

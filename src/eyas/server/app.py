@@ -201,8 +201,9 @@ class _Routes:
     async def _read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, ModelTexts]:
         """The checked body. Everything about it is said before the engine's state is."""
         options = self._service.options
-        with self._bodies.share() as take:
-            data = await read_body(http, options.max_body_bytes, options.read_timeout_seconds, take)
+        with self._bodies.share() as share:
+            seconds = options.read_timeout_seconds
+            data = await read_body(http, options.max_body_bytes, seconds, share)
             body = await parsed(data, kind, self._service.readers)
         self._service.check_model(getattr(body, "model", None))
         self._service.check_ready()
@@ -218,6 +219,7 @@ def _tokenized(body: TokenizeBody, texts: ModelTexts) -> list[int]:
     if body.messages is not None:
         options = template_options(
             texts,
+            body.messages,
             body.chat_template_kwargs,
             None,
             body.add_generation_prompt,

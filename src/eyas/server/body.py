@@ -7,8 +7,8 @@ sent; a large body is checked off the event loop, one at a time. Does not know: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +23,9 @@ Body = TypeVar("Body", bound=BaseModel)
 
 SMALL_BYTES = 64 * 1024
 """A body of this size is checked in a millisecond or two, whatever it holds."""
+MOVE_BYTES = 64 * 1024
+STILL_SECONDS = 1.0
+"""A body that has not moved for so long may have to go."""
 
 _UNSUPPORTED = {
     "grammar": "is not supported; send ebnf, or structured_outputs with grammar",
@@ -39,37 +42,96 @@ _UNSUPPORTED = {
     "documents": "is not supported; put them into a message",
 }
 
+_OBJECTS = {
+    "messages": '{"role": "user", "content": "..."}',
+    "tools": '{"type": "function", "function": {"name": "..."}}',
+    "response_format": '{"type": "json_object"}',
+    "structured_outputs": '{"regex": "..."}',
+    "stream_options": '{"include_usage": true}',
+    "sampling_params": '{"max_new_tokens": 16}',
+}
+"""What clients write as something else, such as the type alone."""
+
 
 class BodyRoom:
-    """Memory for the bodies that are being read and checked, all together."""
+    """Memory for the bodies that are being read and checked, all together. A body's first SMALL_BYTES
+    are free. Where the rest is full, the one that has not moved for longest has to go."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
+        self._coming: dict[_Share, float] = {}
+        """When each last moved, longest ago first."""
 
     @contextmanager
-    def share(self) -> Iterator[Callable[[int], None]]:
-        """What takes some more of it, until the end. ApiError 429 where there is no more."""
-        num_taken = 0
-
-        def take(num_bytes: int) -> None:
-            nonlocal num_taken
-            num_taken += num_bytes
-            self._num_bytes += num_bytes
-            if self._num_bytes > self._max_bytes:
-                raise overloaded()
-
+    def share(self) -> Iterator[_Share]:
+        """One body's part, until the end."""
+        share = _Share(self)
         try:
-            yield take
+            yield share
         finally:
-            self._num_bytes -= num_taken
+            self._num_bytes -= share.num_held
+            share.num_held = 0
+
+    def moved(self, share: _Share) -> None:
+        self._coming.pop(share, None)
+        self._coming[share] = asyncio.get_running_loop().time()
+
+    def arrived(self, share: _Share) -> None:
+        self._coming.pop(share, None)
+
+    def hold(self, share: _Share, num_bytes: int) -> None:
+        """So much more. ApiError 429 where there is no room, and nobody who keeps it for nothing."""
+        share.num_held += num_bytes
+        self._num_bytes += num_bytes
+        now = asyncio.get_running_loop().time()
+        while self._num_bytes > self._max_bytes:
+            stillest = next((other for other in self._coming if other is not share), None)
+            if stillest is None or now - self._coming[stillest] < STILL_SECONDS:
+                raise overloaded()
+            self.arrived(stillest)
+            stillest.give_up()
+            self._num_bytes -= stillest.num_held
+            stillest.num_held = 0
+
+
+class _Share:
+    """What one body takes of the room. A body moves when another MOVE_BYTES of it have come: bytes that
+    come one by one do not count."""
+
+    def __init__(self, room: BodyRoom) -> None:
+        self.num_held = 0
+        self._room = room
+        self._num_bytes = 0
+        self._deadline: asyncio.Timeout | None = None
+
+    @asynccontextmanager
+    async def coming(self, timeout_seconds: float) -> AsyncIterator[None]:
+        """While it is being read. TimeoutError when its time is up, or its place is needed."""
+        async with asyncio.timeout(timeout_seconds) as self._deadline:
+            self._room.moved(self)
+            try:
+                yield
+            finally:
+                self._room.arrived(self)
+
+    def add(self, num_bytes: int) -> None:
+        """So much more has come. ApiError 429 where there is no room."""
+        before, self._num_bytes = self._num_bytes, self._num_bytes + num_bytes
+        if before // MOVE_BYTES < self._num_bytes // MOVE_BYTES:
+            self._room.moved(self)
+        self._room.hold(self, max(0, self._num_bytes - SMALL_BYTES) - self.num_held)
+
+    def give_up(self) -> None:
+        assert self._deadline is not None
+        self._deadline.reschedule(asyncio.get_running_loop().time())
 
 
 async def read_body(
-    request: Request, max_bytes: int, timeout_seconds: float, take: Callable[[int], None]
+    request: Request, max_bytes: int, timeout_seconds: float, share: _Share
 ) -> bytes:
-    """The whole body. ApiError 413 if it is longer than `max_bytes`, 408 if it does not come, and what
-    `take` raises when it hears of each piece's size."""
+    """The whole body. ApiError 413 if it is longer than `max_bytes`, 408 if it does not come, 429 if
+    there is no room for it."""
     too_large = ApiError(413, f"the request's body is longer than {max_bytes} bytes; shorten it")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
@@ -80,16 +142,14 @@ async def read_body(
     pieces: list[bytes] = []
     num_bytes = 0
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with share.coming(timeout_seconds):
             async for piece in request.stream():
                 num_bytes += len(piece)
                 if num_bytes > max_bytes:
                     raise too_large
-                take(len(piece))
+                share.add(len(piece))
                 pieces.append(piece)
-    except TimeoutError as error:
-        raise ApiError(408, BODY_TOO_LATE) from error
-    except ClientDisconnect as error:
+    except (TimeoutError, ClientDisconnect) as error:
         raise ApiError(408, BODY_TOO_LATE) from error
     return b"".join(pieces)
 
@@ -123,4 +183,10 @@ def _field_error(error: ValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{path}: is required", param=path)
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("dict_type", "model_type", "model_attributes_type"):
+        names = [step for step in first["loc"] if isinstance(step, str)]
+        example = _OBJECTS.get(names[0]) if len(names) == 1 else None
+        message = f"must be an object such as {example}" if example else "must be an object"
+    elif first["type"] == "list_type":
+        message = "must be a list"
     return ApiError(400, f"{path}: {message}", param=path)

@@ -72,6 +72,7 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
         plain_tools(body.tools) if offer.tools else None,
         **template_options(
             texts,
+            body.messages,
             body.chat_template_kwargs,
             body.reasoning_effort,
             body.add_generation_prompt,

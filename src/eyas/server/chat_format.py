@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from eyas.core import Delta, TokenLogprob
 from eyas.dialect.base import Event
 from eyas.server.chat import Chat
-from eyas.server.formats import Choice, ending, prompt_logprobs, token_entry
+from eyas.server.formats import Choice, encoded, ending, prompt_logprobs, token_entry
 from eyas.server.segments import Segments, merged
 from eyas.text import Detokenizer, Tokenizer
 
@@ -24,6 +24,10 @@ Written: TypeAlias = tuple[dict[str, Any], list[TokenLogprob]]
 
 class ChatFormat:
     """Chat completion objects, whole or in chunks."""
+
+    logprobs_param = "logprobs"
+    prompt_copies = 1
+    repeats = False
 
     def __init__(
         self, tokenizer: Tokenizer, answer_id: str, model: str, chat: Chat, with_usage: bool
@@ -38,21 +42,21 @@ class ChatFormat:
     def chunks(self, place: int, delta: Delta) -> list[dict[str, Any]]:
         """A choice's chunks for a delta. A log-probability comes with its token's text; those of tokens
         that show as nothing have a chunk with an empty delta."""
-        written = []
+        chunks = []
         if place not in self._writers:
             first = None if self._chat.may_call else ""
-            written.append(self._chunk(place, {"role": "assistant", "content": first}))
+            chunks.append(self._chunk(place, {"role": "assistant", "content": first}))
         writer = self._writer(place)
         for piece, entries in writer.pieces(delta):
-            written.append(self._chunk(place, piece, logprobs=self._logprobs(entries)))
+            chunks.append(self._chunk(place, piece, logprobs=self._logprobs(entries)))
         if delta.finish_reason is not None:
             rest = writer.taken(None)
             logprobs = self._logprobs(rest) if rest else None
             reason = self._finish_reason(delta, writer)
             last = self._chunk(place, {}, logprobs=logprobs, finish_reason=reason)
             last["choices"][0].update(ending(delta, self._params.seed))
-            written.append(last)
-        return written
+            chunks.append(last)
+        return chunks
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -63,9 +67,9 @@ class ChatFormat:
         }
 
     def response(self, choices: list[Choice], usage: dict[str, Any]) -> dict[str, Any]:
-        written = [self._choice(choice) for choice in choices]
         answer: dict[str, Any] = {**self._head, "object": "chat.completion"}
-        answer |= {"choices": written, "usage": self._shown(usage)}
+        parts = [encoded(self._choice(choice)) for choice in choices]
+        answer |= {"choices": parts, "usage": self._shown(usage)}
         if choices[0].prompt_logprobs is not None:
             answer["prompt_logprobs"] = prompt_logprobs(self._tokenizer, choices[0].prompt_logprobs)
         return answer
@@ -137,7 +141,7 @@ class ChatFormat:
         for entry in entries:
             token = token_entry(self._tokenizer, entry.token_id, entry.logprob)
             token["top_logprobs"] = [token_entry(self._tokenizer, *pair) for pair in entry.top]
-            content.append(token)
+            content.append(encoded(token))
         return {"content": content, "refusal": None}
 
 

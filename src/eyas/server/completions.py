@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.core import MAX_CHOICES, Delta, Request, RequestError, TokenLogprob
-from eyas.server.formats import Choice, ending, finite, prompt_logprobs, token_text
+from eyas.server.fields import prompts_in
+from eyas.server.formats import Choice, encoded, ending, finite, prompt_logprobs, token_text
 from eyas.server.sampling import includes_usage, refuse_unsupported, sampling_params
 from eyas.server.schema import CompletionBody
 from eyas.server.texts import ModelTexts
@@ -32,7 +33,7 @@ def completion_requests(
         raise RequestError("suffix: is not supported", param="suffix")
     if body.echo and body.stream and body.logprobs is not None:
         raise RequestError("echo: with logprobs is not for stream: true", param="echo")
-    prompts = prompts_of(body)
+    prompts = prompts_in(body.prompt, "prompt")
     num_choices = len(prompts) * (body.n or 1)
     if num_choices > MAX_CHOICES:
         raise RequestError(
@@ -52,21 +53,13 @@ def completion_requests(
     return [
         Request(
             id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
-            prompt_token_ids=texts.prompt_ids(prompt, "prompt"),
+            prompt_token_ids=texts.prompt_ids(prompt, param),
             params=params,
             output=output,
             cache_salt=cache_salt,
         )
-        for place, prompt in enumerate(prompts)
+        for place, (param, prompt) in enumerate(prompts.items())
     ]
-
-
-def prompts_of(body: CompletionBody) -> list[str | Sequence[int]]:
-    """The prompts, each a string or a list of token ids."""
-    prompt = body.prompt
-    if isinstance(prompt, str) or isinstance(prompt[0], int):
-        return [prompt]  # pyrefly: ignore
-    return list(prompt)  # pyrefly: ignore
 
 
 def _at_least_one(body: CompletionBody) -> int:
@@ -81,7 +74,11 @@ def _decoded(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:
 
 
 class CompletionFormat:
-    """Text completion objects, whole or in chunks."""
+    """Text completion objects, whole or in chunks. A prompt's log-probabilities are in its first
+    choice; those of a prompt that is echoed are in each."""
+
+    logprobs_param = "logprobs"
+    repeats = False
 
     def __init__(
         self,
@@ -100,8 +97,9 @@ class CompletionFormat:
         if body.echo:
             self._echoes = [
                 prompt if isinstance(prompt, str) else _decoded(tokenizer, prompt)
-                for prompt in prompts_of(body)
+                for prompt in prompts_in(body.prompt, "prompt").values()
             ]
+        self.prompt_copies = self._params.n if body.echo and body.logprobs is not None else 1
         self._shows_prompt_logprobs = body.prompt_logprobs is not None
         self._writers: dict[int, _LogprobWriter] = {}
         self._head = {
@@ -112,18 +110,18 @@ class CompletionFormat:
         }
 
     def chunks(self, place: int, delta: Delta) -> list[dict[str, Any]]:
-        written = []
+        chunks = []
         if place not in self._writers and (echo := self._echo(place)):
-            written.append(self._chunk(place, echo, None))
+            chunks.append(self._chunk(place, echo, None))
         writer = self._writer(place)
         if (delta.text or delta.logprobs) and not self._hides_output:
-            written.append(self._chunk(place, delta.text, writer.write(delta.logprobs or [])))
+            chunks.append(self._chunk(place, delta.text, writer.write(delta.logprobs or [])))
         if delta.finish_reason is not None:
             last = self._chunk(place, "", None)
             last["choices"][0]["finish_reason"] = delta.finish_reason
             last["choices"][0].update(ending(delta, self._params.seed))
-            written.append(last)
-        return written
+            chunks.append(last)
+        return chunks
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "choices": [], "usage": self._shown(usage)}
@@ -131,7 +129,7 @@ class CompletionFormat:
     def response(self, choices: list[Choice], usage: dict[str, Any]) -> dict[str, Any]:
         return {
             **self._head,
-            "choices": [self._choice(choice, choices) for choice in choices],
+            "choices": [encoded(self._choice(choice, choices)) for choice in choices],
             "usage": self._shown(usage),
         }
 
@@ -143,7 +141,8 @@ class CompletionFormat:
     def _choice(self, choice: Choice, choices: list[Choice]) -> dict[str, Any]:
         assert choice.last is not None
         # The first choice of a prompt carries what was learnt of the prompt.
-        scored = choices[choice.place - choice.place % self._params.n].prompt_logprobs
+        first = choices[choice.place - choice.place % self._params.n]
+        scored = first.prompt_logprobs
         writer = self._writer(choice.place)
         entries: list[TokenLogprob | None] = [] if self._hides_output else [*choice.logprobs]
         if self._echoes is not None and self._params.logprobs is not None and scored is not None:
@@ -152,7 +151,7 @@ class CompletionFormat:
         else:
             logprobs = writer.write(entries)
         text = self._echo(choice.place) + ("" if self._hides_output else choice.text)
-        written = {
+        answer = {
             "index": choice.place,
             "text": text,
             "logprobs": logprobs,
@@ -160,8 +159,9 @@ class CompletionFormat:
             **ending(choice.last, self._params.seed),
         }
         if self._shows_prompt_logprobs and scored is not None:
-            written["prompt_logprobs"] = prompt_logprobs(self._tokenizer, scored)
-        return written
+            shown = prompt_logprobs(self._tokenizer, scored) if choice is first else None
+            answer["prompt_logprobs"] = shown
+        return answer
 
     def _echo(self, place: int) -> str:
         return "" if self._echoes is None else self._echoes[place // self._params.n]
@@ -204,7 +204,7 @@ class _LogprobWriter:
         if self._num_top is None:
             return None
         tokenizer, unscored = self._tokenizer, iter(unscored_ids)
-        written: dict[str, list[Any]] = {
+        lists: dict[str, list[Any]] = {
             "tokens": [],
             "token_logprobs": [],
             "top_logprobs": [],
@@ -212,15 +212,15 @@ class _LogprobWriter:
         }
         for entry in entries:
             token_id = next(unscored) if entry is None else entry.token_id
-            written["tokens"].append(token_text(tokenizer, token_id))
-            written["text_offset"].append(self._offset)
+            lists["tokens"].append(token_text(tokenizer, token_id))
+            lists["text_offset"].append(self._offset)
             if self._detokenizer is not None:
                 self._offset += len(self._detokenizer.push(token_id))
             if entry is None:
-                written["token_logprobs"].append(None)
-                written["top_logprobs"].append(None)
+                lists["token_logprobs"].append(None)
+                lists["top_logprobs"].append(None)
             else:
-                written["token_logprobs"].append(finite(entry.logprob))
+                lists["token_logprobs"].append(finite(entry.logprob))
                 pairs = {token_text(tokenizer, token): finite(lp) for token, lp in entry.top}
-                written["top_logprobs"].append(pairs)
-        return dict(written)
+                lists["top_logprobs"].append(encoded(pairs))
+        return dict(lists)

@@ -115,6 +115,17 @@ def never_fits(num_choices: int, max_queued: int) -> ApiError:
     )
 
 
+def too_many_logprobs(num_values: int, limit: int, param: str) -> ApiError:
+    """num_values: as many as the answer may come to have."""
+    return ApiError(
+        400,
+        f"{param}: an answer has at most {limit} log-probabilities, and this one could have "
+        f"{num_values}: those of a token and its alternatives, for each scored token of the prompt and "
+        "each token of the n answers; ask for a smaller n, fewer tokens or fewer alternatives",
+        param=param,
+    )
+
+
 def too_long(num_tokens: str, max_model_len: int, param: str) -> ApiError:
     """num_tokens: of the prompt, or what it has "at least"; one more is needed for the answer."""
     return ApiError(

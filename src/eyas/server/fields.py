@@ -6,6 +6,7 @@ several forms, errors are about the one that was sent. Does not know: which fiel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, Any, ClassVar
 
@@ -22,7 +23,7 @@ from pydantic import (
 from eyas.core import MAX_CHOICES, MAX_STOP_STRINGS
 
 MAX_PROMPTS = MAX_CHOICES
-MAX_PROMPT_TOKENS = 2_000_000
+MAX_PROMPT_TOKENS = 2**20
 MAX_NAME_CHARS = 256
 MAX_PATTERN_CHARS = 65_536
 MAX_GRAMMAR_CHARS = 1_048_576
@@ -63,6 +64,13 @@ def at_most(num_entries: int) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+def prompts_in(value: Any, param: str) -> dict[str, str | Sequence[int]]:
+    """The prompts of a field, one or a list of them, each by its place in the request."""
+    if isinstance(value, str) or isinstance(value[0], int):
+        return {param: value}
+    return {f"{param}[{place}]": prompt for place, prompt in enumerate(value)}
 
 
 def either(message: str) -> Discriminator:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Protocol
 
+import msgspec
+
 from eyas.core import Delta, Mark, TokenLogprob, Usage
 from eyas.text import Tokenizer
 
@@ -43,6 +45,12 @@ class Choice:
     def text(self) -> str:
         return "".join(self.texts)
 
+    @property
+    def num_values(self) -> int:
+        """Tokens and log-probabilities, each of which takes its time to be written."""
+        scored = [*self.logprobs, *(self.prompt_logprobs or ())]
+        return len(self.token_ids) + sum(1 + len(entry.top) for entry in scored if entry)
+
     def joined(self) -> Delta:
         """All of it as one delta, the last."""
         assert self.last is not None
@@ -63,7 +71,15 @@ def moved(marks: Sequence[Mark], num_chars: int) -> list[Mark]:
 
 
 class Format(Protocol):
-    """How an answer is written: as a stream of chunks, or whole."""
+    """How an answer is written: as a stream of chunks, or whole.
+
+    logprobs_param: the field that asks for log-probabilities. prompt_copies: how many of a prompt's
+    choices repeat its log-probabilities. repeats: a chunk has everything so far in it.
+    """
+
+    logprobs_param: str
+    prompt_copies: int
+    repeats: bool
 
     def chunks(self, place: int, delta: Delta) -> list[dict[str, Any]]:
         """The stream's objects for one delta of the choice at `place`."""
@@ -72,6 +88,11 @@ class Format(Protocol):
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]: ...
 
     def response(self, choices: list[Choice], usage: dict[str, Any]) -> Any: ...
+
+
+def encoded(value: Any) -> msgspec.Raw:
+    """A part of an answer as its bytes: a long answer is never a tree of objects."""
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def ending(delta: Delta, seed: int | None) -> dict[str, Any]:
@@ -132,24 +153,19 @@ def _by_name(counts: list[dict[str, int]]) -> dict[str, int]:
 
 def prompt_logprobs(
     tokenizer: Tokenizer | None, entries: list[TokenLogprob | None]
-) -> list[dict[str, Any] | None]:
+) -> list[msgspec.Raw | None]:
     """Each prompt token's own and likeliest tokens, by id; None for the first."""
-    written: list[dict[str, Any] | None] = []
-    for entry in entries:
-        if entry is None:
-            written.append(None)
-            continue
-        tokens = {entry.token_id: entry.logprob, **dict(entry.top)}
-        written.append(
-            {
-                str(token_id): {
-                    "logprob": finite(logprob),
-                    "decoded_token": token_text(tokenizer, token_id),
-                }
-                for token_id, logprob in tokens.items()
+
+    def tokens(entry: TokenLogprob) -> dict[str, dict[str, Any]]:
+        return {
+            str(token_id): {
+                "logprob": finite(logprob),
+                "decoded_token": token_text(tokenizer, token_id),
             }
-        )
-    return written
+            for token_id, logprob in ((entry.token_id, entry.logprob), *entry.top)
+        }
+
+    return [None if entry is None else encoded(tokens(entry)) for entry in entries]
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:

@@ -1,9 +1,9 @@
 """What every request passes before it reaches a route, and every answer on its way out.
 
 Promises: deny by default: all routes but the probes need a key where keys are set; every answer has
-a request id; while the server drains, or has as many requests as it may, nothing new gets in but
-probes and scrapes; whatever goes wrong inside becomes a 500
-in OpenAI's shape and a line in the log. Does not know: routes.
+a request id; while the server drains nothing new gets in but probes and scrapes; a request counts
+from when all of it is there, and one too many is told so; whatever goes wrong inside becomes a 500 in
+OpenAI's shape and a line in the log. Does not know: routes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        asked = headers.get("x-request-id", "")
-        request_id = asked if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(12)
+        request_id = request_id_of(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         has_started = False
 
@@ -62,11 +61,22 @@ class Gate:
                 self._service.metrics.count_response(message["status"])
             await send(message)
 
-        counts = scope["path"] not in ALWAYS
-        self._num_requests += counts
+        is_counted = False
+
+        async def receive_in() -> Message:
+            nonlocal is_counted
+            message = await receive()
+            is_whole = message["type"] == "http.request" and not message.get("more_body", False)
+            if is_whole and not is_counted:
+                if self._num_requests >= self._service.options.max_requests:
+                    raise errors.overloaded()
+                is_counted = True
+                self._num_requests += 1
+            return message
+
         try:
             self._admit(scope["path"], headers)
-            await self._app(scope, receive, send_out)
+            await self._app(scope, receive_in, send_out)
         except ApiError as error:
             await error.response()(scope, receive, send_out)
         except Exception:
@@ -75,7 +85,7 @@ class Gate:
                 failure = ApiError(500, errors.INTERNAL)
                 await failure.response()(scope, receive, send_out)
         finally:
-            self._num_requests -= counts
+            self._num_requests -= is_counted
 
     def _admit(self, path: str, headers: Headers) -> None:
         if path in PROBES:
@@ -86,8 +96,6 @@ class Gate:
             return
         if self._service.is_draining:
             raise errors.unavailable(errors.DRAINING, self._service.options.drain_seconds or 1)
-        if self._num_requests > self._service.options.max_requests:
-            raise errors.overloaded()
 
     def _has_key(self, values: Sequence[str]) -> bool:
         """In constant time, whichever key it is."""
@@ -97,6 +105,12 @@ class Gate:
         given = _hash(key.strip(" \t").encode("latin-1"))  # the bytes as they were sent
         matches = [secrets.compare_digest(given, known) for known in self._key_hashes]
         return scheme.lower() == "bearer" and any(matches)
+
+
+def request_id_of(headers: Headers) -> str:
+    """The id that the client gave its request, if it is one; else a new one."""
+    asked = headers.get("x-request-id", "")
+    return asked if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(12)
 
 
 def _hash(key: bytes) -> bytes:

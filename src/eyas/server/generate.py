@@ -7,10 +7,14 @@ text so far. A constraint covers the whole output. Does not know: HTTP, chat tem
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from eyas.core import MAX_CHOICES, Delta, Request, RequestError, SamplingParams
-from eyas.server.formats import Choice, finite, token_text
+import msgspec
+
+from eyas.core import MAX_CHOICES, Delta, Request, RequestError, SamplingParams, TokenLogprob
+from eyas.server.fields import prompts_in
+from eyas.server.formats import Choice, encoded, finite, token_text
 from eyas.server.sampling import sampling_params
 from eyas.server.schema import GenerateBody, GenerateParams, Sampled
 from eyas.server.texts import ModelTexts
@@ -42,7 +46,8 @@ def generate_requests(
     if body.top_logprobs_num and not body.return_logprob:
         raise RequestError("top_logprobs_num: needs return_logprob: true", param="top_logprobs_num")
     asked = body.sampling_params or GenerateParams()
-    prompts, param = _prompts_of(body)
+    param = "input_ids" if body.text is None else "text"
+    prompts = prompts_in(getattr(body, param), param)
     num_choices = len(prompts) * (asked.n or 1)
     if num_choices > MAX_CHOICES:
         raise RequestError(
@@ -56,23 +61,13 @@ def generate_requests(
     return [
         Request(
             id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
-            prompt_token_ids=texts.prompt_ids(prompt, param),
+            prompt_token_ids=texts.prompt_ids(prompt, name),
             params=params,
             output=output,
             cache_salt=cache_salt,
         )
-        for place, prompt in enumerate(prompts)
+        for place, (name, prompt) in enumerate(prompts.items())
     ]
-
-
-def _prompts_of(body: GenerateBody) -> tuple[list[str | Sequence[int]], str]:
-    """The prompts, and the field that holds them."""
-    if body.text is not None:
-        return ([body.text] if isinstance(body.text, str) else list(body.text)), "text"
-    ids = body.input_ids or []
-    if isinstance(ids[0], int):
-        return [ids], "input_ids"  # pyrefly: ignore
-    return list(ids), "input_ids"  # pyrefly: ignore
 
 
 def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> SamplingParams:
@@ -99,8 +94,22 @@ def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> Sam
         raise RequestError(message, param=theirs) from error
 
 
+@dataclass(slots=True)
+class _SoFar:
+    """What one choice has said. Log-probabilities are the JSON that they become, as a stream has them
+    in every event again."""
+
+    choice: Choice
+    logprobs: bytearray = field(default_factory=bytearray)
+    tops: bytearray = field(default_factory=bytearray)
+
+
 class GenerateFormat:
     """SGLang's answer objects, whole or as a stream that repeats itself."""
+
+    logprobs_param = "return_logprob"
+    prompt_copies = 1
+    repeats = True
 
     def __init__(
         self,
@@ -121,24 +130,36 @@ class GenerateFormat:
         self._with_top = bool(body.top_logprobs_num)
         self._with_texts = bool(body.return_text_in_logprobs)
         self._eos_token_ids = eos_token_ids
-        self._so_far: dict[int, Choice] = {}
+        self._so_far: dict[int, _SoFar] = {}
 
     def chunks(self, place: int, delta: Delta) -> list[dict[str, Any]]:
-        choice = self._so_far.setdefault(place, Choice(place))
-        choice.add(delta)
+        so_far = self._so_far.setdefault(place, _SoFar(Choice(place)))
+        self._score(so_far, delta.logprobs or ())
+        so_far.choice.add(msgspec.structs.replace(delta, logprobs=None))
         if not (delta.text or delta.token_ids or delta.finish_reason):
             return []
-        written = self._written(choice)
+        written = self._written(so_far)
         return [{**written, "index": place} if self._is_list else written]
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError("a native stream has no chunk of usage")
 
     def response(self, choices: list[Choice], usage: dict[str, Any]) -> Any:
-        written = [self._written(choice) for choice in choices]
+        written = []
+        for choice in choices:
+            so_far = _SoFar(choice)
+            self._score(so_far, choice.logprobs)
+            written.append(encoded(self._written(so_far)))
         return written if self._is_list else written[0]
 
-    def _written(self, choice: Choice) -> dict[str, Any]:
+    def _score(self, so_far: _SoFar, entries: Sequence[TokenLogprob]) -> None:
+        for entry in entries if self._with_logprobs else ():
+            _append(so_far.logprobs, self._entry(entry.token_id, entry.logprob))
+            if self._with_top:
+                _append(so_far.tops, [self._entry(*pair) for pair in entry.top])
+
+    def _written(self, so_far: _SoFar) -> dict[str, Any]:
+        choice = so_far.choice
         request = self._requests[choice.place // self._num_each]
         last = choice.last
         usage = None if last is None else last.usage
@@ -154,13 +175,9 @@ class GenerateFormat:
         if last is not None:
             meta["seed"] = request.params.seed if last.seed is None else last.seed
         if self._with_logprobs:
-            entries = choice.logprobs
-            meta["output_token_logprobs"] = [self._entry(e.logprob, e.token_id) for e in entries]
+            meta["output_token_logprobs"] = msgspec.Raw(b"[%b]" % so_far.logprobs)
             if self._with_top:
-                meta["output_top_logprobs"] = [
-                    [self._entry(logprob, token_id) for token_id, logprob in entry.top]
-                    for entry in entries
-                ]
+                meta["output_top_logprobs"] = msgspec.Raw(b"[%b]" % so_far.tops)
         return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
 
     def _finish_reason(self, choice: Choice, last: Delta) -> dict[str, Any]:
@@ -171,6 +188,12 @@ class GenerateFormat:
             matched = choice.token_ids[-1]
         return {"type": last.finish_reason, "matched": matched}
 
-    def _entry(self, logprob: float, token_id: int) -> list[Any]:
+    def _entry(self, token_id: int, logprob: float) -> list[Any]:
         text = token_text(self._tokenizer, token_id) if self._with_texts else None
         return [finite(logprob), token_id, text]
+
+
+def _append(items: bytearray, item: list[Any]) -> None:
+    """One more item of a list that is JSON already."""
+    items += b"," if items else b""
+    items += msgspec.json.encode(item)

@@ -10,16 +10,24 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from eyas.server.errors import ApiError
-from eyas.text.tokenizer import without_lone_surrogates
 
 MAX_STRUCTURE = 200_000
 """Objects, arrays and members of one text."""
+MAX_VALUES = 1_200_000
+"""Values of one text, strings and numbers included: one call reads them all, and all else waits."""
+MAX_DIGITS = 400
+"""Of a whole number. Reading one takes the square of them; no double has more."""
 MAX_NAME_CHARS = 64
-_STRUCTURAL = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{:]', re.DOTALL)
+_STRUCTURAL = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{:,]', re.DOTALL)
+_MANY_DIGITS = re.compile(rf"[0-9](?<![0-9]{{2}})[0-9]{{{MAX_DIGITS}}}")
+_HALF = re.compile("[\ud800-\udfff]")
+_PIECE_CHARS, _PIECE_MATCHES = 65_536, 8192
 
 
 class TooManyValues(ValueError):
@@ -36,8 +44,7 @@ def json_object(text: str | bytes, param: str | None = None) -> dict[str, Any]:
     except RecursionError as error:
         raise ApiError(400, f"{subject} is nested too deep", param=param) from error
     except TooManyValues as error:
-        message = f"{subject} holds more than {MAX_STRUCTURE} objects, arrays and members"
-        raise ApiError(400, message, param=param) from error
+        raise ApiError(400, f"{subject} holds more than {error}", param=param) from error
     except ValueError as error:
         message = f"{subject} is not valid JSON: {_place_of(error)}"
         raise ApiError(400, message, param=param) from error
@@ -45,7 +52,7 @@ def json_object(text: str | bytes, param: str | None = None) -> dict[str, Any]:
         raise ApiError(400, f"{subject} must be a JSON object", param=param)
     if not is_finite:
         path = path_of([param] if param else [], _way_to_no_number(value))
-        raise ApiError(400, f"{path}: holds a number that is not finite", param=path)
+        raise ApiError(400, f"{path}: holds a number that is not finite or too large", param=path)
     return _cleaned(value) if "\\u" in text else value
 
 
@@ -61,7 +68,11 @@ def load(text: str) -> tuple[Any, bool]:
         is_finite = is_finite and math.isfinite(value)
         return value
 
-    value = json.loads(text, parse_constant=number, parse_float=number)
+    def whole(digits: str) -> int | float:
+        return int(digits) if len(digits) <= MAX_DIGITS else number(digits)
+
+    parse_int = whole if _has_many_digits(text) else None
+    value = json.loads(text, parse_constant=number, parse_float=number, parse_int=parse_int)
     return value, is_finite
 
 
@@ -83,19 +94,28 @@ def path_of(*ways: list[str | int]) -> str:
 def _check_structure(text: str) -> None:
     """TooManyValues for a text that would become too many objects. What stands in strings counts for
     nothing, but is looked at only where the whole is suspicious."""
-    if sum(map(text.count, "[{:")) <= MAX_STRUCTURE:
+    if sum(map(text.count, "[{:")) <= MAX_STRUCTURE and text.count(",") <= MAX_VALUES:
         return
-    num_found = 0
-    for match in _STRUCTURAL.finditer(text):
-        num_found += text[match.start()] != '"'
-        if num_found > MAX_STRUCTURE:
-            raise TooManyValues
+    found: Counter[str] = Counter()
+    characters = (text[match.start()] for match in _STRUCTURAL.finditer(text))
+    while some := Counter(islice(characters, _PIECE_MATCHES)):
+        found += some
+        if sum(map(found.__getitem__, "[{:")) > MAX_STRUCTURE:
+            raise TooManyValues(f"{MAX_STRUCTURE} objects, arrays and members")
+        if found[","] > MAX_VALUES:
+            raise TooManyValues(f"{MAX_VALUES} values")
+
+
+def _has_many_digits(text: str) -> bool:
+    """Looked for a piece at a time, so that other threads have their turn."""
+    starts = range(0, len(text), _PIECE_CHARS)
+    return any(_MANY_DIGITS.search(text, at, at + _PIECE_CHARS + MAX_DIGITS) for at in starts)
 
 
 def _place_of(error: ValueError) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno}"
-    return "it is not UTF-8 text, or holds a number out of range"
+    return "it is not UTF-8 text"
 
 
 def _way_to_no_number(value: dict[str, Any]) -> list[str | int]:
@@ -124,12 +144,22 @@ def _cleaned(value: dict[str, Any]) -> dict[str, Any]:
     while todo:
         container = todo.pop()
         if isinstance(container, dict):
-            cleaned = {without_lone_surrogates(key): item for key, item in container.items()}
+            cleaned = {_without_halves(key): item for key, item in container.items()}
             container.clear()
             container.update(cleaned)
         for key, item in container.items() if isinstance(container, dict) else enumerate(container):
             if isinstance(item, str):
-                container[key] = without_lone_surrogates(item)
+                container[key] = _without_halves(item)
             elif isinstance(item, (dict, list)):
                 todo.append(item)
     return root[0]
+
+
+def _without_halves(text: str) -> str:
+    """Piece by piece, so that other threads have their turn."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        starts = range(0, len(text), _PIECE_CHARS)
+        return "".join(_HALF.sub("\ufffd", text[at : at + _PIECE_CHARS]) for at in starts)
+    return text

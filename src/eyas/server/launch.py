@@ -87,14 +87,18 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
     connections = Connections(options.max_connections)
     return uvicorn.Config(
         create_app(service),
-        http=partial(BoundedProtocol, connections=connections),  # pyrefly: ignore
+        http=partial(  # pyrefly: ignore
+            BoundedProtocol,
+            connections=connections,
+            max_header_bytes=options.max_header_bytes,
+            write_timeout_seconds=options.write_timeout_seconds,
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        h11_max_incomplete_event_size=options.max_header_bytes,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, int(LAST_WORDS_SECONDS)),
     )

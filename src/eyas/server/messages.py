@@ -96,6 +96,7 @@ def _set_effort(options: dict[str, Any], effort: str, texts: ModelTexts) -> None
 
 def template_options(
     texts: ModelTexts,
+    messages: list[Message],
     kwargs: dict[str, Any] | None,
     reasoning_effort: str | None,
     add_generation_prompt: bool | None,
@@ -122,6 +123,13 @@ def template_options(
                 f"{param}: must be true, false, a number or a short string", param=param
             )
     if continue_final_message:
+        if messages[-1].tool_calls:
+            param = f"messages[{len(messages) - 1}].tool_calls"
+            raise RequestError(
+                f"{param}: a message that is to be continued ends with its content; leave out its "
+                "calls, or continue_final_message",
+                param=param,
+            )
         if add_generation_prompt:
             raise RequestError(
                 "continue_final_message: cannot go with add_generation_prompt: true",

@@ -15,9 +15,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     served_model_names: what clients may call the model, the first is what answers say; empty is the
     model's path. max_body_bytes, max_header_bytes: larger requests are refused unread.
-    max_connections: beyond them the one that has been without a request for longest is closed.
-    max_requests: under way at once, those included that are still being read, before 429.
+    max_connections: beyond them the one that has been without a whole request for longest is closed.
+    max_requests: under way at once, from when their bodies are there, before 429.
     max_queued: choices in the engine at once, waiting ones included, before 429.
+    max_logprobs: log-probabilities of one answer, where all of it is made before it is sent.
     drain_seconds: how long running answers may take to finish after SIGTERM.
     write_timeout_seconds: a client that takes nothing for so long is dropped.
     stall_seconds: /ready says no when the engine's loop has not turned for so long.
@@ -34,6 +35,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_connections: int = 4096
     max_requests: int = 2048
     max_queued: int = 1024
+    max_logprobs: int = 1_000_000
     drain_seconds: float = 30.0
     write_timeout_seconds: float = 60.0
     read_timeout_seconds: float = 60.0
@@ -51,6 +53,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("max_connections", 2, 2_000_000),
             ("max_requests", 1, 2_000_000),
             ("max_queued", 1, 1_000_000),
+            ("max_logprobs", 1000, 1_000_000_000),
             ("drain_seconds", 0, 86_400),
             ("write_timeout_seconds", 0.1, 86_400),
             ("read_timeout_seconds", 0.1, 86_400),

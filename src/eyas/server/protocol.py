@@ -1,27 +1,38 @@
 """HTTP/1.1 connections with bounds that the web server lacks.
 
 Promises: a connection that sends no whole request head in time is closed; so is, where there are too
-many, the one that has been without a request for longest, so that a new one is always heard; what
-cannot be read as HTTP is answered in OpenAI's shape. Does not know: routes.
+many, the one that has been without a request for longest, so that a new one is always heard; a client
+that takes nothing of what is written for it is cut off; what cannot be read as HTTP is answered in
+OpenAI's shape. Does not know: routes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+from http import HTTPStatus
 from typing import Any
 
 import h11
 import msgspec
+from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from eyas.server.body import MOVE_BYTES
 from eyas.server.errors import ApiError
+from eyas.server.gate import request_id_of
 
 HEAD_TIMEOUT_SECONDS = 30.0
+LINGER_SECONDS = 2.0
+NO_REQUEST = "this is no HTTP request"
+NO_BODY = "the request's body is not in the form that its head announces"
+_NAMED_TARGET = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 
 class Connections:
-    """How many connections a server has, and which of them rest, longest first."""
+    """How many connections a server has, and which of them have no whole request, longest first. An
+    upload counts from when it last moved, as `eyas.server.body` has it."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
@@ -41,29 +52,89 @@ class Connections:
         self._num_open -= 1
         self._resting.pop(connection, None)
 
-    def note(self, connection: BoundedProtocol, *, has_request: bool) -> None:
-        """Whether it has a request now."""
-        if has_request:
+    def note(
+        self, connection: BoundedProtocol, *, has_request: bool, has_moved: bool = False
+    ) -> None:
+        """Whether it has a whole request now, or more of one."""
+        if has_request or has_moved:
             self._resting.pop(connection, None)
-        elif not connection.transport.is_closing():
+        if has_request:
+            return
+        if not connection.transport.is_closing():
             self._resting.setdefault(connection)
+
+
+class _Reader(h11.Connection):
+    """HTTP as it comes off the wire. A head is too long, or not, however it was cut into packets; a
+    target with the server's name in it (RFC 9112, 3.2.2) is its path."""
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
+        self.max_head_bytes = max_head_bytes
+        self.is_too_long = False
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    def next_event(self) -> Any:
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.is_too_long = error.error_status_hint == 431
+            raise
+        if not isinstance(event, h11.Request):
+            return event
+        self.headers = list(event.headers)
+        num_bytes = len(event.method) + len(event.target) + sum(map(_num_bytes, self.headers))
+        if num_bytes > self.max_head_bytes:
+            self.is_too_long = True
+            raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
+        named = _NAMED_TARGET.match(event.target)
+        if named is None:
+            return event
+        target = event.target[named.end() :]
+        return h11.Request(
+            method=event.method,
+            target=target if target.startswith(b"/") else b"/" + target,
+            headers=event.headers,
+            http_version=event.http_version,
+        )
+
+
+def _num_bytes(header: tuple[bytes, bytes]) -> int:
+    return len(header[0]) + len(header[1]) + len(b": \r\n")
 
 
 class BoundedProtocol(H11Protocol):
     """One connection of the server."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
-    def __init__(self, *args: Any, connections: Connections, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        connections: Connections,
+        max_header_bytes: int,
+        write_timeout_seconds: float,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._all = connections
+        self._write_timeout_seconds = write_timeout_seconds
+        self._num_unmoved = 0
+        self._is_over = False
+        self.conn = self._reader = _Reader(max_header_bytes)  # pyrefly: ignore
 
     @property
     def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    @property
+    def _has_whole_request(self) -> bool:
+        return self._has_request and not self.cycle.more_body
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that it says when anything waits here
         self._all.opened(self)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, transport.close)
         connection = transport.get_extra_info("socket")
@@ -73,39 +144,74 @@ class BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         self._all.closed(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
         had_request = self._has_request
         super().data_received(data)
-        self._all.note(self, has_request=self._has_request)
+        self._num_unmoved += len(data)
+        has_moved = self._has_request and (not had_request or self._num_unmoved >= MOVE_BYTES)
+        if has_moved:
+            self._num_unmoved = 0
+        self._all.note(self, has_request=self._has_whole_request, has_moved=has_moved)
         if self._has_request:
             self._stop_timer()
         elif not had_request and self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, self.transport.close)
 
+    def pause_writing(self) -> None:
+        """Something waits for the client to take it, be it the end of a connection that closes."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._write_timeout_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_write_timer()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()  # which begins the next request, where one has come already
-        self._all.note(self, has_request=self._has_request)
+        self._all.note(self, has_request=self._has_whole_request)
 
     def send_400_response(self, msg: str) -> None:
-        body = msgspec.json.encode(
-            ApiError(400, "this is no HTTP request, or its head is too long").body()
-        )
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        if self.conn.our_state is h11.IDLE:
+        """What cannot be read is answered, unless an answer has begun, and ends the connection. The
+        rest of it is thrown away for a while: unread, it would take the answer with it."""
+        has_head = self.conn.our_state is not h11.IDLE
+        asked = Headers(raw=self._reader.headers if has_head else [])
+        error = ApiError(400, NO_BODY if has_head else NO_REQUEST)
+        if self._reader.is_too_long:
+            limit = self._reader.max_head_bytes
+            error = ApiError(431, f"the request's head is longer than {limit} bytes; shorten it")
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = msgspec.json.encode(error.body())
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+                (b"x-request-id", request_id_of(asked).encode()),
+            ]
+            reason = HTTPStatus(error.status).phrase.encode()
             for event in (
-                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Response(status_code=error.status, headers=headers, reason=reason),
                 h11.Data(data=body),
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        if self.cycle is not None:  # for its route this client has gone
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._is_over = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

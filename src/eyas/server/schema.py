@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Tag, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, Tag, ValidationError
 
 from eyas.core import MAX_CHOICES, MAX_LOGIT_BIAS_ENTRIES, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS
 from eyas.server.fields import (
@@ -234,17 +234,47 @@ class NamedToolChoice(Strict):
     function: NamedFunction
 
 
+class AllowedTools(Strict):
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[NamedToolChoice], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)
+    ]
+
+
+class AllowedToolChoice(Strict):
+    """Of all the tools that the model is shown, these may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 def _as_tool_choice(value: Any) -> Any:
     """Checked by hand, for one error that names the field and all its forms."""
     if value in (None, "none", "auto", "required"):
         return value
+    is_list = isinstance(value, dict) and value.get("type") == "allowed_tools"
     try:
-        return NamedToolChoice.model_validate(value)
+        return (AllowedToolChoice if is_list else NamedToolChoice).model_validate(value)
     except ValidationError as error:
         raise ValueError(
-            "must be 'none', 'auto', 'required' or "
-            '{"type": "function", "function": {"name": "..."}}'
+            "must be 'none', 'auto', 'required', "
+            '{"type": "function", "function": {"name": "..."}} or {"type": "allowed_tools", '
+            '"allowed_tools": {"mode": "auto" or "required", "tools": [the form before, ...]}}'
         ) from error
+
+
+def _none_for(nothing: Any) -> BeforeValidator:
+    """This value, which some clients send for none, is none."""
+    return BeforeValidator(
+        lambda value: None if value == nothing and type(value) is type(nothing) else value
+    )
+
+
+class Prediction(Strict):
+    """OpenAI's hint of what much of the answer will be."""
+
+    type: Literal["content"]
+    content: Content
 
 
 class ChatBody(Sampled):
@@ -267,14 +297,18 @@ class ChatBody(Sampled):
     stream_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    verbosity: Literal["medium"] | None = None
+    prediction: Prediction | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
 
 class CompletionBody(Sampled):
     prompt: Prompt
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, _none_for(False)] = (
+        None
+    )
     echo: bool | None = None
-    suffix: Any = None
+    suffix: Annotated[Any, _none_for("")] = None
 
 
 class GenerateParams(Drawn):

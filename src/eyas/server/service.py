@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from eyas.config import EngineConfig, EngineInfo
 from eyas.server import errors
@@ -30,6 +31,7 @@ class Service:
         self.names = options.served_model_names or (config.model.path,)
         self.workers = TextWorkers(options.text_timeout_seconds)
         self.readers = TextWorkers(options.text_timeout_seconds, num_threads=1)
+        self.writers = ThreadPoolExecutor(1, thread_name_prefix="eyas-write")
         self.metrics = Metrics(client.health, self.names[0])
         self.is_draining = False
         self.started_at = int(time.time())
@@ -115,3 +117,4 @@ class Service:
     def close(self) -> None:
         self.workers.close()
         self.readers.close()
+        self.writers.shutdown(wait=False, cancel_futures=True)

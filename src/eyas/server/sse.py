@@ -1,7 +1,8 @@
-"""Server-sent events to one client, and noticing that a client has gone.
+"""Answers on their way to one client, as events or whole, and noticing that a client has gone.
 
-Promises: the source of events is closed as soon as the client disconnects, takes nothing for too
-long, or has everything. Does not know: what the events say.
+Promises: the source of events is closed as soon as the client has left or has everything; no answer
+is written faster than it is taken. Does not know: what it says, how long a client may take (see
+`eyas.server.protocol`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
+PIECE_BYTES = 64 * 1024
 
 
 class ClientLeft(Exception):
@@ -55,6 +57,20 @@ async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
             await task
 
 
+class InPieces(Response):
+    """A whole answer, JSON, of which the next piece is written when the one before is gone."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        body = memoryview(self.body)
+        for first in range(0, len(body), PIECE_BYTES):
+            piece, rest = bytes(body[first : first + PIECE_BYTES]), body[first + PIECE_BYTES :]
+            await send({"type": "http.response.body", "body": piece, "more_body": len(rest) > 0})
+
+
 class EventStream(Response):
     """A streaming answer. source: whole events. close: runs at the end, whatever happens."""
 
@@ -62,12 +78,10 @@ class EventStream(Response):
         self,
         source: AsyncGenerator[bytes, None],
         close: Callable[[], Awaitable[None]],
-        write_timeout_seconds: float,
     ) -> None:
         super().__init__(media_type="text/event-stream")
         self._source = source
         self._close = close
-        self._write_timeout_seconds = write_timeout_seconds
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
         del self.headers["content-length"]
@@ -75,7 +89,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_left(receive, self._write(send))
-        except (ClientLeft, TimeoutError, OSError):
+        except (ClientLeft, OSError):
             pass  # there is nobody left to tell
         finally:
             await self._source.aclose()
@@ -85,6 +99,5 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         async for data in self._source:
-            async with asyncio.timeout(self._write_timeout_seconds):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
