@@ -2,30 +2,25 @@
 
 A listed property that a pattern matches too has both schemas in the backend.
 
-Promises: equivalences only; what remains is refused. Numbers of properties are counted over names that
-the schema lists, because a text may repeat a name that it does not list.
+Promises: equivalences only; what remains is refused.
 Does not know: arrays, references.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
-from math import comb
 from typing import TYPE_CHECKING, Any
 
 from eyas.schemas import automata
+from eyas.schemas.counts import at_least, at_most
 from eyas.schemas.ecma import read
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import under
 from eyas.schemas.names import both
-from eyas.schemas.patterns import is_universal, listed_names, none_of
+from eyas.schemas.patterns import is_universal, listed_names
 from eyas.schemas.trees import PatternFault
 
 if TYPE_CHECKING:
     from eyas.schemas.rewrite import Rewriter
-
-_MAX_CASES = 64
-_NOT_OBJECT = ["null", "boolean", "number", "string", "array"]
 
 
 def rewrite_object(
@@ -74,10 +69,10 @@ def rewrite_object(
         group["required"] = required
     if "maxProperties" in schema:
         most = int(schema["maxProperties"])
-        rewriter.attempt(lambda: _at_most(rewriter, most, place, group, conditions))
+        rewriter.attempt(lambda: at_most(rewriter, most, place, group, conditions))
     if schema.get("minProperties"):
         least = int(schema["minProperties"])
-        rewriter.attempt(lambda: _at_least(rewriter, least, place, group, conditions))
+        rewriter.attempt(lambda: at_least(rewriter, least, place, group, conditions))
     out.update(group)
 
 
@@ -197,102 +192,3 @@ def _unclear(rewriter: Rewriter, spot: str) -> Exception:
         "can be enforced as one pattern or as an enum beside `properties`; list the properties"
     )
     return rewriter.context.unsupported(spot, message)
-
-
-def _at_least(
-    rewriter: Rewriter,
-    least: int,
-    place: str,
-    group: dict[str, Any],
-    conditions: list[Schema],
-) -> None:
-    """minProperties: which of the optional properties are there."""
-    spot = under(place, "minProperties")
-    required: list[str] = group.get("required", [])
-    optional, is_closed = _optional(group)
-    missing = least - len(required)
-    if missing <= 0:
-        return
-    if missing > 1 and not is_closed:
-        message = (
-            "more than one property beyond the required ones cannot be counted, because a text may "
-            "repeat a name; list the properties, with additionalProperties false"
-        )
-        raise rewriter.context.unsupported(spot, message)
-    if missing > 1 and comb(len(optional), missing) > _MAX_CASES:
-        message = "allows too many choices of properties; make some required"
-        raise rewriter.context.unsupported(spot, message)
-    if not is_closed and all(name in required for name in group.get("properties", {})):
-        group["minProperties"] = least
-        return
-    chosen = [list(names) for names in combinations(optional, missing)]
-    rewriter.context.spend(spot, len(chosen) * missing)
-    cases: list[Schema] = [{"type": _NOT_OBJECT}]
-    if is_closed:
-        cases += [{"required": names} for names in chosen]
-    else:
-        whole = {"type": "object", **group}
-        rewriter.context.spend(spot, len(chosen) * len(optional))
-        cases += [{**whole, "required": [*required, *names]} for names in chosen]
-        cases.append(_one_more(rewriter, place, group))
-        group.clear()
-    conditions.append({"anyOf": cases})
-
-
-def _at_most(
-    rewriter: Rewriter,
-    most: int,
-    place: str,
-    group: dict[str, Any],
-    conditions: list[Schema],
-) -> None:
-    """maxProperties: which of the optional properties are not there."""
-    spot = under(place, "maxProperties")
-    required: list[str] = group.get("required", [])
-    optional, is_closed = _optional(group)
-    kept = most - len(required)
-    if is_closed and kept >= len(optional):
-        return
-    if not optional:
-        group["maxProperties"] = most
-        return
-    if not is_closed or kept < 0 or comb(len(optional), kept) > _MAX_CASES:
-        message = "cannot be enforced beside optional properties; list fewer, or leave it out"
-        raise rewriter.context.unsupported(spot, message)
-    rewriter.context.spend(spot, comb(len(optional), kept) * len(optional))
-    conditions.append(
-        {
-            "anyOf": [
-                {"properties": {name: False for name in optional if name not in names}}
-                for names in combinations(optional, kept)
-            ]
-        }
-    )
-
-
-def _optional(group: dict[str, Any]) -> tuple[list[str], bool]:
-    """The listed properties that may be there or not, and whether no other may."""
-    required = group.get("required", ())
-    named = group.get("properties", {}).items()
-    is_closed = group.get("additionalProperties") is False and "patternProperties" not in group
-    return [n for n, child in named if n not in required and child is not False], is_closed
-
-
-def _one_more(rewriter: Rewriter, place: str, group: dict[str, Any]) -> Schema:
-    """The required properties alone, and at least one that is not listed."""
-    named, required = group.get("properties", {}), group.get("required", [])
-    names = list(dict.fromkeys((*named, *required)))
-    pattern = none_of(names)
-    if pattern is None or "patternProperties" in group:
-        message = "cannot be enforced beside these properties; make one of them required"
-        raise rewriter.context.unsupported(under(place, "minProperties"), message)
-    rest = group.get("additionalProperties", True)
-    alone = {name: named.get(name, rest) for name in required}
-    return {
-        "type": "object",
-        "properties": alone,
-        "required": required,
-        "patternProperties": {pattern: rest},
-        "additionalProperties": False,
-        "minProperties": len(required) + 1,
-    }
