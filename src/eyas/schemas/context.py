@@ -22,17 +22,22 @@ class Context:
     lenient: what cannot be enforced is left out instead of refused.
     """
 
-    def __init__(self, root: Schema, param: str, draft: int, lenient: bool) -> None:
+    def __init__(self, document: Schema, param: str, draft: int, lenient: bool) -> None:
         self.param = param
         self.draft = draft
         self.lenient = lenient
-        self.references = References(root, draft, param)
+        self.references = References(document, draft, param)
         self._cases_left = MAX_CASES
         self._schemas_left = MAX_SCHEMAS
 
+    @property
+    def root(self) -> Schema:
+        """The document, its references absolute."""
+        return self.references.root
+
     def resolve(self, schema: dict[str, Any], place: str) -> tuple[Any, str]:
         """The target of the schema's $ref, and where it stands."""
-        return self.references.resolve(schema["$ref"], schema, place)
+        return self.references.resolve(schema["$ref"], place)
 
     def count(self) -> None:
         """One more schema is rewritten."""

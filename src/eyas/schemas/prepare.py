@@ -32,7 +32,7 @@ def prepare(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = 
         raise fail(param, "#", message, "invalid")
     try:
         context = Context(schema, param, draft_of(schema), lenient)
-        result = spelled(without_endless(Rewriter(context).document(schema)), context)
+        result = spelled(without_endless(Rewriter(context).document(context.root)), context)
     except RecursionError:
         message = f"{param}: the schema is nested too deeply; move parts into $defs"
         raise GrammarError(message, "too_complex", param=param) from None
