@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from eyas.core import GrammarError
 from eyas.schemas import prepare
 from tests.schemas.drawn import schemas, values
-from tests.schemas.enforcing import lets_through, matcher
+from tests.schemas.enforcing import check, lets_through, matcher
 
 
 def prepared(schema: Any) -> str:
@@ -183,6 +183,19 @@ def test_the_backend_enforces_what_is_rewritten(
         assert lets_through(automaton, json.dumps(instance)), instance
     for instance in invalid:
         assert not lets_through(automaton, json.dumps(instance)), instance
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, True), (0, False), ([1], [True]), ({"a": 0}, {"a": False})]
+)
+def test_true_is_not_one(one: Any, other: Any) -> None:
+    """Not where schemas are compared either, in whose values they stand."""
+    both = {"^(a)$": {"const": one}, "^(a|b)$": {"const": other}}
+    check({"patternProperties": both}, [{"b": other}, {}], [{"a": one}, {"a": other}, {"b": one}])
+    denied = {"properties": {"a": {"enum": [one, "x"]}}, "required": ["a"]}
+    known = {"type": "object", "properties": {"a": {"enum": [other, "x"]}}}
+    if not isinstance(one, (list, dict)):
+        check({**known, "not": denied}, [{}, {"a": other}], [{"a": one}, {"a": "x"}])
 
 
 def test_dates_are_those_of_the_calendar() -> None:

@@ -11,8 +11,7 @@ from itertools import permutations
 from math import perm
 from typing import TYPE_CHECKING, Any
 
-from eyas.schemas.disjoint import canonical
-from eyas.schemas.keywords import Schema, types_of
+from eyas.schemas.keywords import Schema, canonical, types_of
 from eyas.schemas.limits import under
 
 if TYPE_CHECKING:

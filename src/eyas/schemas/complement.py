@@ -14,7 +14,7 @@ from typing import Any
 
 from eyas.schemas.context import Context
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
-from eyas.schemas.keywords import ALL, KEYWORD_TYPES, SINCE, Schema, types_of
+from eyas.schemas.keywords import ALL, KEYWORD_TYPES, SINCE, Schema, canonical, types_of
 from eyas.schemas.limits import under
 from eyas.schemas.numbers import least, most
 from eyas.schemas.patterns import none_of
@@ -163,8 +163,8 @@ class Complements:
     ) -> None:
         around, depth = inner
         for name, child in schema["properties"].items():
-            known = around.properties.get(name, [])
-            if any(child == other for other in known):
+            known = map(canonical, around.properties.get(name, ()))
+            if canonical(child) in known:
                 continue
             failed = self.of(child, under(spot, name), Around(), depth)
             if failed.alternatives:

@@ -8,7 +8,6 @@ Does not know: how schemas are rewritten.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from eyas.core import GrammarError
 from eyas.schemas.complement import Around
 from eyas.schemas.context import Context
-from eyas.schemas.keywords import ALL, Schema, has_type, types_of
+from eyas.schemas.keywords import ALL, Schema, canonical, has_type, types_of
 
 _MAX_CALLS = 3_000
 _MAX_DEPTH = 8
@@ -221,18 +220,6 @@ class Disjointness:
         first = prefix[0] if isinstance(prefix, list) and prefix else schema.get("items")
         if isinstance(first, (dict, bool)):
             facts.items.append(first)
-
-
-def canonical(value: Any) -> str:
-    """Equal for values that JSON Schema calls equal."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, list):
-        return f"[{','.join(canonical(item) for item in value)}]"
-    if isinstance(value, dict):
-        members = sorted(f"{json.dumps(key)}:{canonical(item)}" for key, item in value.items())
-        return f"{{{','.join(members)}}}"
-    return json.dumps(value)
 
 
 def _common(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:

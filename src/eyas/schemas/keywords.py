@@ -7,6 +7,7 @@ Does not know: what can be enforced.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -120,6 +121,18 @@ def has_type(value: Any, types: frozenset[str]) -> bool:
     """Is a value of one of these types?"""
     name = type_of(value)
     return name in types or (name == "integer" and "number" in types)
+
+
+def canonical(value: Any) -> str:
+    """Equal for values that JSON Schema calls equal. Python's own == takes true for 1."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, list):
+        return f"[{','.join(canonical(item) for item in value)}]"
+    if isinstance(value, dict):
+        members = sorted(f"{json.dumps(key)}:{canonical(item)}" for key, item in value.items())
+        return f"{{{','.join(members)}}}"
+    return json.dumps(value)
 
 
 class Checker:

@@ -17,7 +17,7 @@ from typing import Any
 from eyas.schemas import automata
 from eyas.schemas.context import Context
 from eyas.schemas.ecma import read
-from eyas.schemas.keywords import Schema
+from eyas.schemas.keywords import Schema, canonical
 from eyas.schemas.limits import under
 from eyas.schemas.patterns import ANYTHING, none_of
 from eyas.schemas.trees import Node, PatternFault
@@ -56,7 +56,9 @@ def both(one: Schema, other: Schema) -> Schema:
         return False
     if is_anything(one):
         return other
-    return one if is_anything(other) or one == other else {"allOf": [one, other]}
+    return (
+        one if is_anything(other) or canonical(one) == canonical(other) else {"allOf": [one, other]}
+    )
 
 
 def is_anything(schema: Schema) -> bool:
