@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from eyas.core import GrammarError
+from eyas.schemas import prepare
 from tests.schemas.enforcing import check
 
 COUNTED: list[tuple[Any, list[Any], list[Any]]] = [
@@ -39,3 +41,25 @@ def test_both_limits_on_the_number_of_properties_hold(
     schema: Any, valid: list[Any], invalid: list[Any]
 ) -> None:
     check(schema, valid, invalid)
+
+
+DRAFT_3 = {"$schema": "http://json-schema.org/draft-03/schema#"}
+
+
+@pytest.mark.parametrize("named", [{}, DRAFT_3])
+def test_a_property_that_says_required_of_itself_is_required(named: dict[str, str]) -> None:
+    properties = {
+        "a": {"type": "string", "required": True},
+        "b": {"type": "object", "required": True, "properties": {"c": {"required": False}}},
+    }
+    check(
+        {**named, "type": "object", "properties": properties},
+        [{"a": "x", "b": {}}],
+        [{}, {"a": "x"}, {"b": {}}],
+    )
+
+
+def test_in_draft_3_required_says_nothing_elsewhere() -> None:
+    check({**DRAFT_3, "items": {"type": "object", "required": True}}, [[], [{}]], [[1]])
+    with pytest.raises(GrammarError, match="#/items/required: must be a list of property names"):
+        prepare({"items": {"type": "object", "required": True}}, param="schema")

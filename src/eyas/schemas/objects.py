@@ -54,8 +54,7 @@ def rewrite_object(
     if len(patterns) > 1:
         _spell_out(patterns, named)
     patterns = _translated(rewriter, patterns, under(place, "patternProperties"))
-    required = schema.get("required", [])
-    required = list(dict.fromkeys(required)) if isinstance(required, list) else []
+    required = list(dict.fromkeys(schema.get("required", ())))
     if "propertyNames" in schema:
         named, patterns, rest = _names(rewriter, schema, place, named, patterns, rest, required)
     group: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from eyas.schemas.complement import Complements
 from eyas.schemas.context import Context
 from eyas.schemas.disjoint import Disjointness
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
-from eyas.schemas.keywords import Checker, Schema, children, types_of
+from eyas.schemas.keywords import Schema, types_of
 from eyas.schemas.limits import MAX_ENUM_VALUES, fail, shortened, under
 from eyas.schemas.numbers import is_exact, least, most
 from eyas.schemas.objects import rewrite_object
@@ -51,7 +51,6 @@ class Rewriter:
         self.context = context
         self.disjointness = Disjointness(context)
         self.complements = Complements(context, self.schema)
-        self._checker = Checker(context.param)
         self._names: dict[int, str] = {}
         self._waiting: list[tuple[str, Schema, str]] = []
         self._num_values = 0
@@ -72,7 +71,6 @@ class Rewriter:
     def schema(self, schema: Schema, place: str) -> Schema:
         """One schema and all below it, as it must hold."""
         self.context.count()
-        self._checker.check(schema, place)
         if isinstance(schema, bool):
             return schema
         out: dict[str, Any] = {}
@@ -95,16 +93,6 @@ class Rewriter:
                 if error.fault != "unsupported" or not self.context.lenient:
                     raise
         return _joined(out, conditions)
-
-    def check_all(self, schema: Schema, place: str) -> None:
-        """Raises where something below is malformed that is not rewritten as it stands."""
-        waiting = [(schema, place)]
-        while waiting:
-            node, spot = waiting.pop()
-            self.context.spend(spot)
-            self._checker.check(node, spot)
-            if isinstance(node, dict):
-                waiting += children(node, spot)
 
     def attempt(self, write: Callable[[], None]) -> None:
         """Does it, or leaves it out where it cannot be enforced and the request is lenient."""
@@ -259,7 +247,6 @@ class Rewriter:
     def _not(
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
     ) -> None:
-        self.check_all(schema["not"], spot)
         around: list[Schema] = [{k: v for k, v in schema.items() if k != "not"}]
         remedy = "say what is allowed instead"
         conditions.append(self.complement(schema["not"], spot, around, "not", remedy))
