@@ -8,7 +8,7 @@ import pytest
 
 from eyas.core import GrammarError
 from eyas.schemas import prepare
-from tests.schemas.enforcing import check
+from tests.schemas.enforcing import allowed, check
 
 COUNTED: list[tuple[Any, list[Any], list[Any]]] = [
     (
@@ -63,3 +63,49 @@ def test_in_draft_3_required_says_nothing_elsewhere() -> None:
     check({**DRAFT_3, "items": {"type": "object", "required": True}}, [[], [{}]], [[1]])
     with pytest.raises(GrammarError, match="#/items/required: must be a list of property names"):
         prepare({"items": {"type": "object", "required": True}}, param="schema")
+
+
+NAMED = {"type": "object", "patternProperties": {"^x-": {"type": "string"}}}
+BESIDE: list[tuple[Any, list[Any], list[Any]]] = [
+    (
+        {**NAMED, "dependentRequired": {"a": ["b"]}},
+        [{}, {"c": 1}, {"b": 1}, {"a": 1, "b": 1}, {"x-a": "s"}],
+        [{"a": 1}, {"x-a": 1}],
+    ),
+    ({**NAMED, "allOf": [{"maxProperties": 1}]}, [{}, {"c": 1}], [{"c": 1, "d": 1}, {"x-": 1}]),
+    ({**NAMED, "allOf": [{"required": ["name"]}]}, [{"name": 1}], [{}, {"name": 1, "x-": 1}]),
+    (
+        {**NAMED, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+        [{}, {"c": 1}, {"a": 1, "b": 1}],
+        [{"a": 1}, {"x-a": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {"type": "integer"}}}
+        | {"additionalProperties": {"type": "string"}}
+        | {"anyOf": [{"required": ["z"]}, {"required": ["a"]}]},
+        [{"z": "x"}, {"a": 1}, {"a": 1, "z": "x"}],
+        [{}, {"z": 1}, {"b": "x"}, {"a": "x"}],
+    ),
+    (
+        {"type": "object", "required": ["b"], "allOf": [{"required": ["a"]}], "maxProperties": 2}
+        | {"additionalProperties": {"type": "integer"}},
+        [{"b": 1, "a": 1}],
+        [{"b": 1}, {"b": 1, "a": "x"}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), BESIDE)
+def test_an_object_stays_open_beside_other_schemas(
+    schema: Any, valid: list[Any], invalid: list[Any]
+) -> None:
+    check(schema, valid, invalid)
+
+
+def test_properties_come_in_the_order_of_the_schemas_that_list_them() -> None:
+    """An applicator before `properties` has its own first."""
+    first: dict[str, Any] = {"allOf": [{"properties": {"a": {"type": "integer"}}}]}
+    last: dict[str, Any] = {"properties": {"b": {"type": "integer"}}}
+    for schema, order in (({**first, **last}, "ab"), ({**last, **first}, "ba")):
+        texts = [f'{{"{one}":1,"{other}":1}}' for one, other in ("ab", "ba")]
+        assert allowed(schema, texts) == [f'{{"{order[0]}":1,"{order[1]}":1}}']

@@ -25,7 +25,10 @@ from eyas.schemas.trees import Node, PatternFault
 _ANY_NAME = f"^{ANYTHING}$"
 _CONTROL = re.compile("[\0-\x1f\x7f]")
 _MAPS = ("properties", "patternProperties", "$defs")
-_LISTS = ("allOf", "anyOf", "prefixItems")
+_OF_OBJECTS = (
+    *("properties", "patternProperties", "additionalProperties", "required"),
+    *("minProperties", "maxProperties"),
+)
 
 
 def spelled(document: Schema, context: Context) -> Schema:
@@ -88,10 +91,10 @@ class _Names:
                 node = self._written(node, place, needs)
         is_closed = is_closed or node.get("additionalProperties") is False
         out: dict[str, Any] = {}
-        for key, child in node.items():
+        for key, child in _together(node):
             spot = under(place, key)
             if key == "allOf":
-                out[key] = self._together(child, spot, is_closed)
+                out[key] = self._conjoined(child, spot, is_closed)
             elif key == "anyOf":
                 out[key] = [self.schema(c, under(spot, i), is_closed) for i, c in enumerate(child)]
             elif key == "prefixItems":
@@ -104,7 +107,7 @@ class _Names:
                 out[key] = child
         return out
 
-    def _together(self, parts: list[Any], spot: str, is_closed: bool) -> list[Any]:
+    def _conjoined(self, parts: list[Any], spot: str, is_closed: bool) -> list[Any]:
         """Of the parts that must all hold the first that can closes for the others."""
         closing = [i for i, part in enumerate(parts) if self._closes(part)]
         first = None if is_closed or not closing else closing[0]
@@ -170,6 +173,16 @@ class _Names:
             if isinstance(others, str):
                 written[others] = True if is_anything(rest) else rest
         return out
+
+
+def _together(node: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The members of a schema, those of objects side by side where the first of them stands: the
+    backend reads what stands before and behind an applicator apart, each with what is left out of
+    the other as open as it stands."""
+    group = [key for key in _OF_OBJECTS if key in node]
+    first = "properties" if "properties" in group else next((k for k in node if k in group), None)
+    keys = [k for key in node for k in (group if key == first else () if key in group else (key,))]
+    return [(key, node[key]) for key in keys]
 
 
 _none = object()
