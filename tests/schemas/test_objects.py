@@ -109,3 +109,85 @@ def test_properties_come_in_the_order_of_the_schemas_that_list_them() -> None:
     for schema, order in (({**first, **last}, "ab"), ({**last, **first}, "ba")):
         texts = [f'{{"{one}":1,"{other}":1}}' for one, other in ("ab", "ba")]
         assert allowed(schema, texts) == [f'{{"{order[0]}":1,"{order[1]}":1}}']
+
+
+WHOLE = {"type": "integer"}
+ON_NAMES: list[tuple[Any, list[Any], list[Any]]] = [
+    (
+        {"type": "object", "properties": {"a": WHOLE}, "additionalProperties": {"type": "string"}}
+        | {"propertyNames": {"pattern": "^[a-z]+$"}},
+        [{}, {"a": 1}, {"a": 1, "b": "x"}],
+        [{"a": "x"}, {"b": 1}, {"B": "x"}, {"a": 1, "a1": "x"}],
+    ),
+    (
+        {"type": "object", "required": ["ab"], "additionalProperties": WHOLE}
+        | {"propertyNames": {"maxLength": 2}},
+        [{"ab": 1}, {"ab": 1, "c": 2}],
+        [{}, {"ab": "x"}, {"ab": 1, "abc": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x": WHOLE}}
+        | {"additionalProperties": {"type": "string"}, "propertyNames": {"pattern": "^[a-z]$"}},
+        [{"a": []}, {"x": 1}, {"b": "x"}],
+        [{"x": "x"}, {"xy": 1}, {"b": 1}],
+    ),
+    (
+        {"type": "object", "patternProperties": {"^a": WHOLE}, "properties": {"ab": {"minimum": 2}}}
+        | {"propertyNames": {"enum": ["a", "ab", "c", 3]}},
+        [{"ab": 2, "a": 1, "c": "x"}],
+        [{"ab": 1}, {"a": "x"}, {"d": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": WHOLE},
+        [{}, {"a": 1}],
+        [{"a": "x"}],
+    ),
+    (
+        {
+            "type": "object",
+            "propertyNames": {"$ref": "#/$defs/Color"},
+            "additionalProperties": WHOLE,
+        }
+        | {"$defs": {"Color": {"enum": ["red", "blue"], "title": "Color", "type": "string"}}},
+        [{}, {"red": 1, "blue": 2}],
+        [{"red": "x"}, {"green": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^a", "maxLength": 2, "description": "x"}},
+        [{}, {"a": 1, "ab": 1}],
+        [{"b": 1}, {"abc": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"allOf": [{"minLength": 2}, {"pattern": "^/"}]}},
+        [{"/a": 1}],
+        [{"/": 1}, {"aa": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"format": "json-pointer"}},
+        [{"/a~0b": 1}, {"": 1}],
+        [{"a": 1}, {"/~2": 1}],
+    ),
+    ({"type": "object", "propertyNames": {"type": "integer"}}, [{}], [{"1": 1}]),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), ON_NAMES)
+def test_a_condition_on_names_leaves_their_schemas(
+    schema: Any, valid: list[Any], invalid: list[Any]
+) -> None:
+    check(schema, valid, invalid)
+
+
+@pytest.mark.parametrize(
+    "name", [{"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}, {"format": "email"}, {"not": {}}]
+)
+def test_a_condition_on_names_that_is_unclear_is_refused_or_left_out(name: Any) -> None:
+    """And nothing else of the object with it."""
+    schema = {"type": "object", "properties": {"a": WHOLE}, "propertyNames": name}
+    with pytest.raises(GrammarError, match="#/propertyNames") as caught:
+        prepare(schema, param="schema")
+    assert caught.value.fault == "unsupported"
+    left = prepare(schema, param="schema", lenient=True)
+    assert left == prepare(
+        {k: v for k, v in schema.items() if k != "propertyNames"}, param="schema"
+    )

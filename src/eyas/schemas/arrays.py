@@ -40,7 +40,7 @@ def rewrite_array(
         rest, rest_key = items, "items"
     if "unevaluatedItems" in schema and rest is True:
         if _has_applicators(schema):
-            rewriter.attempt(lambda: _refuse(rewriter, place, "unevaluatedItems"))
+            rewriter.attempt(lambda: _refuse(rewriter, place, "unevaluatedItems"), None)
         else:
             rest, rest_key = schema["unevaluatedItems"], "unevaluatedItems"
     if prefix:
@@ -57,9 +57,11 @@ def rewrite_array(
     if "array" not in types_of(schema):
         return
     if schema.get("uniqueItems"):
-        rewriter.attempt(lambda: _unique(rewriter, schema, place, rest, bool(prefix), conditions))
+        rewriter.attempt(
+            lambda: _unique(rewriter, schema, place, rest, bool(prefix), conditions), None
+        )
     if "contains" in schema:
-        rewriter.attempt(lambda: _contains(rewriter, schema, place, out, conditions))
+        rewriter.attempt(lambda: _contains(rewriter, schema, place, out, conditions), None)
 
 
 def _unique(

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from eyas.schemas import automata
 from eyas.schemas.counts import at_least, at_most
-from eyas.schemas.ecma import read
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import under
 from eyas.schemas.names import both
 from eyas.schemas.patterns import is_universal, listed_names
-from eyas.schemas.trees import PatternFault
+from eyas.schemas.property_names import Members, restricted
 
 if TYPE_CHECKING:
     from eyas.schemas.rewrite import Rewriter
@@ -43,7 +41,7 @@ def rewrite_object(
     if "additionalProperties" in schema:
         rest = rewriter.schema(schema["additionalProperties"], under(place, "additionalProperties"))
     elif "unevaluatedProperties" in schema:
-        rest, seen = _unevaluated(rewriter, schema, place)
+        rest, seen = rewriter.attempt(lambda: _unevaluated(rewriter, schema, place), (True, {}))
         if rest is not True:
             named = {**named, **{name: True for name in seen if name not in named}}
     for pattern in [pattern for pattern in patterns if is_universal(pattern)]:
@@ -56,7 +54,10 @@ def rewrite_object(
     patterns = _translated(rewriter, patterns, under(place, "patternProperties"))
     required = list(dict.fromkeys(schema.get("required", ())))
     if "propertyNames" in schema:
-        named, patterns, rest = _names(rewriter, schema, place, named, patterns, rest, required)
+        members: Members = (named, patterns, rest)
+        named, patterns, rest = rewriter.attempt(
+            lambda: restricted(rewriter, schema, place, members, required), members
+        )
     group: dict[str, Any] = {}
     if named:
         group["properties"] = named
@@ -68,10 +69,10 @@ def rewrite_object(
         group["required"] = required
     if "maxProperties" in schema:
         most = int(schema["maxProperties"])
-        rewriter.attempt(lambda: at_most(rewriter, most, place, group, conditions))
+        rewriter.attempt(lambda: at_most(rewriter, most, place, group, conditions), None)
     if schema.get("minProperties"):
         least = int(schema["minProperties"])
-        rewriter.attempt(lambda: at_least(rewriter, least, place, group, conditions))
+        rewriter.attempt(lambda: at_least(rewriter, least, place, group, conditions), None)
     out.update(group)
 
 
@@ -84,7 +85,7 @@ def _translated(rewriter: Rewriter, patterns: dict[str, Schema], spot: str) -> d
         found[text] = both(found.get(text, True), child)
 
     for pattern, child in patterns.items():
-        rewriter.attempt(lambda pattern=pattern, child=child: add(pattern, child))
+        rewriter.attempt(lambda pattern=pattern, child=child: add(pattern, child), None)
     return found
 
 
@@ -125,69 +126,3 @@ def _unevaluated(
         if "$ref" in node:
             waiting.append((rewriter.context.resolve(node, place)[0], depth + 1))
     return rest, seen
-
-
-def _names(
-    rewriter: Rewriter,
-    schema: dict[str, Any],
-    place: str,
-    named: dict[str, Schema],
-    patterns: dict[str, Schema],
-    rest: Schema,
-    required: list[str],
-) -> tuple[dict[str, Schema], dict[str, Schema], Schema]:
-    """The properties under a condition on their names."""
-    spot = under(place, "propertyNames")
-    rule = rewriter.schema(schema["propertyNames"], spot)
-    if rule is True or rule == {}:
-        return named, patterns, rest
-    raw = schema["propertyNames"]
-    listed = rewriter.disjointness.values([raw])
-    if listed is not None or rule is False:
-        names = [name for name in listed or () if isinstance(name, str)]
-        if patterns and names:
-            raise _unclear(rewriter, spot)
-        if not all(set(part) <= {"enum", "const", "type"} for part in (raw,) if part):
-            raise _unclear(rewriter, spot)
-        kept = {name: child for name, child in named.items() if name in names}
-        kept.update({name: rest for name in names if name not in kept})
-        return kept, {}, False
-    pattern = _name_pattern(rule)
-    if pattern is None or patterns:
-        raise _unclear(rewriter, spot)
-    matcher = _matcher(pattern)
-    for name in dict.fromkeys((*named, *required)):
-        fits = None if matcher is None else matcher.matches(name)
-        if fits is None:
-            raise _unclear(rewriter, spot)
-        if not fits:
-            named[name] = False
-    return named, {} if rest is False else {pattern: rest}, False
-
-
-def _matcher(pattern: str) -> automata.Matcher | None:
-    """None for patterns that only the backend can read."""
-    try:
-        return automata.Matcher(read(pattern)[0], automata.Budget())
-    except PatternFault:
-        return None
-
-
-def _name_pattern(rule: Schema) -> str | None:
-    """A schema of strings as one pattern."""
-    if not isinstance(rule, dict):
-        return None
-    rule = {key: value for key, value in rule.items() if key != "type" or value != "string"}
-    if set(rule) == {"pattern"}:
-        return rule["pattern"]
-    if rule and set(rule) <= {"minLength", "maxLength"}:
-        least, most = rule.get("minLength", 0), rule.get("maxLength", "")
-        return f"^(?s:.){{{least},{most}}}$" if most == "" or most >= least else None
-    return None
-
-
-def _unclear(rewriter: Rewriter, spot: str) -> Exception:
-    message = (
-        "can be enforced as one pattern or as an enum beside `properties`; list the properties"
-    )
-    return rewriter.context.unsupported(spot, message)

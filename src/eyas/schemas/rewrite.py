@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 from eyas.core import GrammarError
 from eyas.schemas.arrays import rewrite_array
@@ -40,6 +40,7 @@ _OBJECT = frozenset(
 )
 
 
+_Found = TypeVar("_Found")
 _MAX_STEP = 2**16 - 1
 """Of all multipleOf of a document, without their decimal point."""
 
@@ -94,13 +95,15 @@ class Rewriter:
                     raise
         return _joined(out, conditions)
 
-    def attempt(self, write: Callable[[], None]) -> None:
-        """Does it, or leaves it out where it cannot be enforced and the request is lenient."""
+    def attempt(self, write: Callable[[], _Found], otherwise: _Found) -> _Found:
+        """What `write` returns, or `otherwise` where that cannot be enforced and the request is
+        lenient."""
         try:
-            write()
+            return write()
         except GrammarError as error:
             if error.fault != "unsupported" or not self.context.lenient:
                 raise
+            return otherwise
 
     def complement(
         self, schema: Schema, place: str, around: list[Schema], keyword: str, remedy: str
