@@ -8,7 +8,7 @@ import pytest
 
 from eyas.core import GrammarError
 from eyas.schemas import prepare
-from tests.schemas.enforcing import allowed, check
+from tests.schemas.enforcing import allowed, check, matcher
 
 COUNTED: list[tuple[Any, list[Any], list[Any]]] = [
     (
@@ -191,3 +191,108 @@ def test_a_condition_on_names_that_is_unclear_is_refused_or_left_out(name: Any) 
     assert left == prepare(
         {k: v for k, v in schema.items() if k != "propertyNames"}, param="schema"
     )
+
+
+ABOVE: list[tuple[Any, list[Any], list[Any]]] = [
+    (
+        {"type": "object", "allOf": [{"properties": {"a": WHOLE}}], "minProperties": 1},
+        [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}],
+        [{}, {"a": "x"}],
+    ),
+    (
+        {"type": "object", "anyOf": [{"properties": {"a": WHOLE}, "required": ["b"]}, {}]}
+        | {"minProperties": 1},
+        [{"a": 1}, {"c": 1}, {"b": 1}],
+        [{}],
+    ),
+    (
+        {"type": "object", "properties": {"a": WHOLE}, "$ref": "#/$defs/some"}
+        | {"$defs": {"some": {"minProperties": 1}}},
+        [{"a": 1}, {"b": "x"}],
+        [{}, {"a": "x"}],
+    ),
+    (
+        {"type": "object", "allOf": [{"properties": {"a": WHOLE}, "required": ["a"]}]}
+        | {"maxProperties": 2},
+        [{"a": 1}, {"a": 1, "b": 1}],
+        [{}, {"a": 1, "b": 1, "c": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": WHOLE}, "allOf": [{"maxProperties": 0}]},
+        [{}],
+        [{"a": 1}, {"b": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"b": WHOLE}, "if": {"required": ["b"]}}
+        | {"then": {"patternProperties": {"^a": {"type": "string"}}}},
+        [{}, {"a": 1}, {"b": 1}, {"b": 1, "a": "x", "c": 2}],
+        [{"b": "x"}, {"b": 1, "a": 1}],
+    ),
+    (
+        {"type": "object", "patternProperties": {"^x": WHOLE}, "$ref": "#/$defs/base"}
+        | {"$defs": {"base": {"properties": {"a": WHOLE}, "required": ["a"]}}}
+        | {"properties": {"c": {"$ref": "#/$defs/base"}}},
+        [{"a": 1}, {"a": 1, "c": {"a": 1, "x": "s"}, "x": 1}],
+        [{"a": "x"}, {"a": 1, "x": "s"}, {"a": 1, "c": {"a": "x"}}],
+    ),
+    (
+        {
+            "type": "object",
+            "allOf": [{"properties": {"b": WHOLE}}, {"propertyNames": {"pattern": "^b"}}],
+        },
+        [{}, {"b": 1, "bb": "x"}],
+        [{"b": "x"}, {"a": 1}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), ABOVE)
+def test_schemas_of_one_object_know_each_others_names(
+    schema: Any, valid: list[Any], invalid: list[Any]
+) -> None:
+    check(schema, valid, invalid)
+
+
+@pytest.mark.parametrize("text", [r'{"b":1,"\u0061":1}', r'{"\u0062":"x"}', r'{"b":1,"\u0063":1}'])
+def test_a_name_has_one_spelling_where_a_choice_closes(text: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"b": WHOLE},
+        "if": {"required": ["b"]},
+        "then": {"patternProperties": {"^a": {"type": "string"}}},
+    }
+    assert allowed(schema, [text, '{"b":1,"a":"x"}']) == ['{"b":1,"a":"x"}']
+
+
+CLASHING: list[tuple[dict[str, Any], str]] = [
+    (
+        {"type": "object", "allOf": [{"properties": {"a": WHOLE}}], "maxProperties": 3},
+        "#/maxProperties",
+    ),
+    (
+        {"type": "object", "properties": {"a": WHOLE}, "items": {"$ref": "#/$defs/b"}}
+        | {"allOf": [{"$ref": "#/$defs/b"}], "$defs": {"b": {"maxProperties": 3}}},
+        "#/$defs/b/maxProperties",
+    ),
+    (
+        {"type": "object", "allOf": [{"patternProperties": {"^a": WHOLE}}]}
+        | {"patternProperties": {"b$": WHOLE}},
+        "#/allOf/0/patternProperties",
+    ),
+    (
+        {"type": "object", "propertyNames": {"maxLength": 3}}
+        | {"if": {"required": ["a"]}, "then": {"propertyNames": {"pattern": "^a"}}},
+        "#/propertyNames",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), CLASHING)
+def test_what_cannot_be_joined_is_refused_with_its_place_or_left_out(
+    schema: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        prepare(schema, param="schema")
+    assert caught.value.fault == "unsupported"
+    assert f" {place}: " in caught.value.message
+    assert matcher(prepare(schema, param="schema", lenient=True)) is not None

@@ -38,6 +38,7 @@ def check_document(context: Context) -> None:
     for node in nodes:
         if isinstance(node.get("required"), bool):
             del node["required"]  # it says nothing here
+    context.schemas = nodes
 
 
 def _reachable(context: Context) -> list[tuple[Any, str]]:

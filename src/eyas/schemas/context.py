@@ -19,7 +19,9 @@ class Context:
     """One schema on its way through.
 
     param: the request's field, for errors. draft: the year or number of the schema's draft.
-    lenient: what cannot be enforced is left out instead of refused.
+    lenient: what cannot be enforced is left out instead of refused. schemas: the objects among the
+    schemas that the root leads to, once they are checked. places: where a definition of the result
+    stood.
     """
 
     def __init__(self, document: Schema, param: str, draft: int, lenient: bool) -> None:
@@ -27,6 +29,8 @@ class Context:
         self.draft = draft
         self.lenient = lenient
         self.references = References(document, draft, param)
+        self.places: dict[str, str] = {"#": "#"}
+        self.schemas: list[dict[str, Any]] = []
         self._cases_left = MAX_CASES
         self._schemas_left = MAX_SCHEMAS
 

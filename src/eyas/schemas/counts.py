@@ -2,7 +2,7 @@
 
 Promises: equivalences only; what remains is refused. Numbers of properties are counted over names that
 the schema lists, because a text may repeat a name that it does not list. The backend counts names
-itself where the schema leaves none of those that it lists open.
+itself where none of those that this schema or one beside it lists is optional.
 Does not know: other keywords than those that are written already.
 """
 
@@ -12,6 +12,7 @@ from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING, Any
 
+from eyas.schemas.beside import Said
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import under
 from eyas.schemas.patterns import none_of
@@ -27,6 +28,7 @@ def at_most(
     rewriter: Rewriter,
     most: int,
     place: str,
+    beside: Said,
     group: dict[str, Any],
     conditions: list[Schema],
 ) -> None:
@@ -39,7 +41,11 @@ def at_most(
         return
     if is_closed and kept >= len(optional):
         return
-    if not optional:
+    if most == 0:
+        group.clear()
+        group["additionalProperties"] = False
+        return
+    if not is_closed and not optional and not beside.optional - set(group.get("required", ())):
         group["maxProperties"] = most
         return
     if not is_closed or comb(len(optional), kept) > _MAX_CASES:
@@ -60,6 +66,7 @@ def at_least(
     rewriter: Rewriter,
     least: int,
     place: str,
+    beside: Said,
     group: dict[str, Any],
     conditions: list[Schema],
 ) -> None:
@@ -68,6 +75,9 @@ def at_least(
     spot = under(place, "minProperties")
     required: list[str] = group.get("required", [])
     optional, is_closed = _optional(group)
+    listed = optional
+    if not is_closed and (optional or beside.optional.difference(required)):
+        listed = [*optional, *sorted(beside.names.difference(required, optional))]
     missing = least - len(required)
     if missing <= 0:
         return
@@ -83,19 +93,19 @@ def at_least(
     if missing > 1 and comb(len(optional), missing) > _MAX_CASES:
         message = "allows too many choices of properties; make some required"
         raise rewriter.context.unsupported(spot, message)
-    if not optional:
+    if not listed:
         group["minProperties"] = least
         return
-    chosen = [list(names) for names in combinations(optional, missing)]
+    chosen = [list(names) for names in combinations(listed, missing)]
     rewriter.context.spend(spot, len(chosen) * missing)
     cases: list[Schema] = [{"type": _NOT_OBJECT}]
     if is_closed:
         cases += [{"required": names} for names in chosen]
     else:
         whole = {"type": "object", **group}
-        rewriter.context.spend(spot, len(chosen) * len(optional))
+        rewriter.context.spend(spot, len(chosen) * len(listed))
         cases += [{**whole, "required": [*required, *names]} for names in chosen]
-        cases.append(_one_more(rewriter, place, group))
+        cases.append(_one_more(rewriter, place, beside, group))
         group.clear()
     conditions.append({"anyOf": cases})
 
@@ -108,12 +118,12 @@ def _optional(group: dict[str, Any]) -> tuple[list[str], bool]:
     return [n for n, child in named if n not in required and child is not False], is_closed
 
 
-def _one_more(rewriter: Rewriter, place: str, group: dict[str, Any]) -> Schema:
+def _one_more(rewriter: Rewriter, place: str, beside: Said, group: dict[str, Any]) -> Schema:
     """The required properties alone, and at least one that is not listed."""
     named, required = group.get("properties", {}), group.get("required", [])
-    names = list(dict.fromkeys((*named, *required)))
+    names = list(dict.fromkeys((*named, *required, *sorted(beside.names))))
     pattern = none_of(names)
-    if pattern is None or "patternProperties" in group:
+    if pattern is None or "patternProperties" in group or beside.patterns:
         message = "cannot be enforced beside these properties; make one of them required"
         raise rewriter.context.unsupported(under(place, "minProperties"), message)
     rest = group.get("additionalProperties", True)

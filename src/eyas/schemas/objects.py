@@ -8,7 +8,7 @@ Does not know: arrays, references.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from eyas.schemas.counts import at_least, at_most
 from eyas.schemas.keywords import Schema
@@ -51,6 +51,9 @@ def rewrite_object(
         rest = everywhere
     if len(patterns) > 1:
         _spell_out(patterns, named)
+    if patterns and rewriter.beside.has_others(schema):
+        clash = under(place, "patternProperties")
+        patterns, rest = rewriter.attempt(lambda: _refuse(rewriter, clash), ({}, True))
     patterns = _translated(rewriter, patterns, under(place, "patternProperties"))
     required = list(dict.fromkeys(schema.get("required", ())))
     if "propertyNames" in schema:
@@ -58,6 +61,7 @@ def rewrite_object(
         named, patterns, rest = rewriter.attempt(
             lambda: restricted(rewriter, schema, place, members, required), members
         )
+    beside = rewriter.beside.of(schema)
     group: dict[str, Any] = {}
     if named:
         group["properties"] = named
@@ -69,10 +73,10 @@ def rewrite_object(
         group["required"] = required
     if "maxProperties" in schema:
         most = int(schema["maxProperties"])
-        rewriter.attempt(lambda: at_most(rewriter, most, place, group, conditions), None)
+        rewriter.attempt(lambda: at_most(rewriter, most, place, beside, group, conditions), None)
     if schema.get("minProperties"):
         least = int(schema["minProperties"])
-        rewriter.attempt(lambda: at_least(rewriter, least, place, group, conditions), None)
+        rewriter.attempt(lambda: at_least(rewriter, least, place, beside, group, conditions), None)
     out.update(group)
 
 
@@ -97,6 +101,12 @@ def _spell_out(patterns: dict[str, Schema], named: dict[str, Schema]) -> None:
             child = patterns.pop(pattern)
             for name in names:
                 named[name] = both(named.get(name, True), child)
+
+
+def _refuse(rewriter: Rewriter, spot: str) -> NoReturn:
+    message = "cannot be enforced beside other patterns for names of the same object; write all of "
+    message += "them into one patternProperties, or list the properties"
+    raise rewriter.context.unsupported(spot, message)
 
 
 def _unevaluated(

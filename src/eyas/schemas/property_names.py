@@ -82,6 +82,8 @@ def restricted(
             raise fail(rewriter.context.param, spot, message, "too_complex")
         order = [*(name for name in named if name in allowed), *rule.names]
         return {name: of_name(name) for name in dict.fromkeys(order)}, {}, False
+    if rewriter.beside.has_others(schema):
+        raise _unclear(rewriter, spot)
     known = dict.fromkeys((*named, *required))
     kept = {name: of_name(name) for name in known}
     if len(texts) == 1 and (is_anything(rest) or not any(fits(texts[0], name) for name in known)):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from eyas.core import GrammarError
 from eyas.schemas.arrays import rewrite_array
+from eyas.schemas.beside import Beside
 from eyas.schemas.complement import Complements
 from eyas.schemas.context import Context
 from eyas.schemas.disjoint import Disjointness
@@ -50,6 +51,7 @@ class Rewriter:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.beside = Beside(context)
         self.disjointness = Disjointness(context)
         self.complements = Complements(context, self.schema)
         self._names: dict[int, str] = {}
@@ -206,6 +208,7 @@ class Rewriter:
         if name is None:
             name = f"#/$defs/{len(self._names)}"
             self._names[id(target)] = name
+            self.context.places[name] = place
             self._waiting.append((name.rpartition("/")[2], target, place))
         out["$ref"] = name
 
