@@ -33,3 +33,15 @@ def test_a_reference_stays_in_its_resource(
     inner = {"$id": "sub", "$defs": {"a": {"type": "integer"}, "b": {"const": 3}}, **inner}
     root = {"$id": ROOT, "$ref": "sub", "$defs": {"a": {"enum": [1, 9]}, "s": inner}}
     check(root, valid, invalid)
+
+
+def test_a_type_beside_a_reference_that_says_as_much_is_left_out() -> None:
+    """The backend cannot join a schema that it is in the middle of with anything."""
+    schema = {
+        "type": "object",
+        "properties": {"c": {"$ref": "#", "type": ["object", "null"]}, "v": {"type": "integer"}},
+    }
+    check(schema, [{}, {"c": {"c": {}, "v": 1}}], [{"c": None}, {"c": {"v": "x"}}])
+    beside = {"$defs": {"a": {"type": "integer"}}, "$ref": "#/$defs/a", "type": "number"}
+    check(beside, [1], [1.5, "x"])
+    check({**beside, "$defs": {"a": {"type": "number"}}, "type": "integer"}, [1], [1.5, "x"])

@@ -110,7 +110,7 @@ class Disjointness:
         if any(schema is False for schema in (*one, *other)):
             return True
         a, b = self._facts(one), self._facts(other)
-        types = _common(a.types, b.types)
+        types = common_types(a.types, b.types)
         if not types or self._values_apart(a, b):
             return True
         if all(self._of_type_apart(name, a, b, depth) for name in types):
@@ -189,7 +189,7 @@ class Disjointness:
 
     def _read(self, schema: dict[str, Any], facts: _Facts) -> None:
         types = types_of(schema)
-        facts.types = _common(facts.types, types)
+        facts.types = common_types(facts.types, types)
         for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
             if isinstance(values, list):
                 keys = {canonical(value) for value in values}
@@ -222,7 +222,7 @@ class Disjointness:
             facts.items.append(first)
 
 
-def _common(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
     """Types that both let through; number covers integer."""
     both = one & other
     if ("integer" in one and "number" in other) or ("number" in one and "integer" in other):

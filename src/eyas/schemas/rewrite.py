@@ -20,7 +20,7 @@ from eyas.schemas.arrays import rewrite_array
 from eyas.schemas.beside import Beside
 from eyas.schemas.complement import Complements
 from eyas.schemas.context import Context
-from eyas.schemas.disjoint import Disjointness
+from eyas.schemas.disjoint import Disjointness, common_types
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
 from eyas.schemas.keywords import Schema, types_of
 from eyas.schemas.limits import MAX_ENUM_VALUES, fail, shortened, under
@@ -122,6 +122,13 @@ class Rewriter:
         return found.schema()
 
     def _type(self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions) -> None:
+        """But where a reference beside it says as much: the backend cannot join what leads back to
+        itself with anything."""
+        if "$ref" in schema:
+            target = self.context.resolve(schema, spot.removesuffix("/type"))[0]
+            types = self.disjointness.types([target])
+            if common_types(types, types_of(schema)) == types:
+                return
         named = schema["type"]
         out["type"] = named if isinstance(named, str) else sorted(types_of(schema))
 
