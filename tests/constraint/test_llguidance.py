@@ -92,6 +92,31 @@ def test_ebnf_escapes_and_comments(llguidance_backend: Any, tokenizer: Tokenizer
     assert not takes(grammar, letters_of(tokenizer, "eA"))
 
 
+def test_ebnf_rules_may_have_any_names(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
+    """Those of Lark's own start, names that are one in Lark's, and alternatives on their own lines."""
+    ebnf = 'root ::= start\nstart ::= "1" a-b\n  # between\n  | "2" aB AB\n\na-b ::= a_b\n'
+    ebnf += 'a_b ::= "c" ab?\naB ::= "3"\nAB ::= root | "4"\nab ::= "5" root'
+    grammar = compiled(llguidance_backend, Source("ebnf", ebnf))
+    for text in ("1c", "1c51c", "234", "231c"):
+        assert ends(grammar, letters_of(tokenizer, text))
+    assert not takes(grammar, letters_of(tokenizer, "14"))
+
+
+@pytest.mark.parametrize(
+    ("ebnf", "message"),
+    [
+        ('root ::= "a"\nx ::= "c"\nroot ::= "b"', "Rule 'root' is there twice.*line 3"),
+        ('root ::= "a" (root | [b] root){1,2}', "refers to itself on every path"),
+    ],
+)
+def test_ebnf_that_means_nothing_is_invalid(
+    llguidance_backend: Any, ebnf: str, message: str
+) -> None:
+    with pytest.raises(GrammarError, match=message) as caught:
+        compiled(llguidance_backend, Source("ebnf", ebnf))
+    assert caught.value.fault == "invalid"
+
+
 def test_thousands_of_options_are_one_terminal(
     llguidance_backend: Any, tokenizer: Tokenizer
 ) -> None:

@@ -9,12 +9,10 @@ Does not know: matchers, vocabularies, time.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llguidance import gbnf_to_lark
-
+from eyas.constraint.ebnf import lark_of
 from eyas.constraint.freetext import free_text_regex
 from eyas.constraint.regexes import told
 from eyas.constraint.sources import check_source, check_text, checked_lark, parsed_json
@@ -250,7 +248,7 @@ def _sources(name: str, node: Source) -> list[str]:
     """The grammars of a user's source, the first of them called `name`."""
     check_source(node.text)
     if node.syntax == "ebnf":
-        return [_lark_grammar(name, _from_ebnf(node.text))]
+        return [_lark_grammar(name, checked_lark(lark_of(node.text), {}))]
     if node.syntax == "lark":
         return [_lark_grammar(name, checked_lark(node.text, {}))]
     return _from_llguidance(name, node.text)
@@ -283,48 +281,3 @@ def _from_llguidance(name: str, text: str) -> list[str]:
         else:
             raise GrammarError(f"the grammar is not of the form {shape}", "invalid")
     return written
-
-
-def _from_ebnf(text: str) -> str:
-    """GBNF as Lark. A root that is a regular text becomes a terminal like any other rule."""
-    readable = re.sub(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", _character, text)
-    try:
-        rules = gbnf_to_lark.GrammarParser().parse(readable)
-        root = rules.pop("root", None)
-        if root is not None:
-            root.name = "eyas-root"
-            while root.name in rules:
-                root.name += "-"
-            rules[root.name] = root
-            for rule in list(rules.values()):
-                _rename(rule.alternatives, root.name)
-            rules["root"] = gbnf_to_lark.RuleNode("root", gbnf_to_lark.RuleRefNode(root.name), "")
-        gbnf_to_lark.resolve(rules)
-    except gbnf_to_lark.GbnfToLarkError as error:
-        raise GrammarError(str(error), "invalid") from None
-    except RecursionError:
-        raise GrammarError(
-            "the grammar is nested too deeply; split it into rules", "too_complex"
-        ) from None
-    except IndexError:
-        raise GrammarError("the grammar ends in the middle of a text", "invalid") from None
-    except Exception as error:  # the converter raises bare Exception
-        raise GrammarError(str(error), "invalid") from None
-    return "\n".join(str(rule) for rule in rules.values())
-
-
-def _rename(node: gbnf_to_lark.ASTNode, root: str) -> None:
-    if isinstance(node, gbnf_to_lark.RuleRefNode) and node.name == "root":
-        node.name = root
-    for child in node.children():
-        _rename(child, root)
-
-
-def _character(found: re.Match[str]) -> str:
-    digits = found[1] or found[2]
-    if digits is None:
-        return found[0]
-    code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise GrammarError(f"{found[0]} is no character", "invalid")
-    return f"\\x{code:02x}" if code < 0x80 else chr(code)
