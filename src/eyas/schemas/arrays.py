@@ -38,7 +38,7 @@ def rewrite_array(
     else:
         prefix, prefix_key = schema.get("prefixItems", []), "prefixItems"
         rest, rest_key = items, "items"
-    if "unevaluatedItems" in schema and rest is True:
+    if "unevaluatedItems" in schema and rest_key not in schema:
         if _has_applicators(schema):
             rewriter.attempt(lambda: _refuse(rewriter, place, "unevaluatedItems"), None)
         else:
@@ -85,7 +85,8 @@ def _unique(
             listed = [list(a) for n in range(least, most + 1) for a in permutations(values, n)]
             rewriter.context.spend(spot, len(listed) * max(most, 1))
             other = ["null", "boolean", "number", "string", "object"]
-            conditions.append({"anyOf": [{"type": other}, {"enum": listed}]} if listed else False)
+            arrays: list[Schema] = [{"enum": listed}] if listed else []
+            conditions.append({"anyOf": [{"type": other}, *arrays]})
             return
     message = "cannot be enforced for items with many values; set maxItems to 1, or leave it out"
     raise rewriter.context.unsupported(spot, message)

@@ -6,6 +6,7 @@ Does not know: what can be enforced.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from eyas.schemas.limits import under
@@ -113,6 +114,19 @@ def children(schema: dict[str, Any], place: str) -> list[tuple[Any, str]]:
             members = [m for m in members if not (is_mixed and isinstance(m[1], list))]
             found += [(child, under(place, keyword, name)) for name, child in members]
     return found
+
+
+def with_children(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema that is written already, with `change` done to the schemas directly below it."""
+    out: dict[str, Any] = {}
+    for keyword, child in schema.items():
+        if keyword in ("properties", "patternProperties", "$defs"):
+            out[keyword] = {name: change(each) for name, each in child.items()}
+        elif keyword in ("allOf", "anyOf", "prefixItems"):
+            out[keyword] = [change(each) for each in child]
+        else:
+            out[keyword] = change(child) if keyword in ("items", "additionalProperties") else child
+    return out
 
 
 def has_type(value: Any, types: frozenset[str]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from eyas.schemas import automata
 from eyas.schemas.context import Context
 from eyas.schemas.ecma import read
-from eyas.schemas.keywords import Schema, canonical, types_of
+from eyas.schemas.keywords import Schema, canonical, types_of, with_children
 from eyas.schemas.limits import under
 from eyas.schemas.patterns import ANYTHING, none_of
 from eyas.schemas.trees import Node, PatternFault
@@ -39,17 +39,12 @@ def spelled(document: Schema, context: Context) -> Schema:
 
 def unspelled(schema: Any) -> Any:
     """Without the patterns for any name, for backends whose names have one spelling already."""
-    if isinstance(schema, list):
-        return [unspelled(child) for child in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("patternProperties") == {_ANY_NAME: True}:
         left_out = ("patternProperties", "additionalProperties")
         schema = {key: child for key, child in schema.items() if key not in left_out}
-    return {
-        key: child if key in ("enum", "const") else unspelled(child)
-        for key, child in schema.items()
-    }
+    return with_children(schema, unspelled)
 
 
 def both(one: Schema, other: Schema) -> Schema:

@@ -22,9 +22,9 @@ from eyas.schemas.complement import Complements
 from eyas.schemas.context import Context
 from eyas.schemas.disjoint import Disjointness, common_types
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
-from eyas.schemas.keywords import Schema, types_of
+from eyas.schemas.keywords import ALL, BOUNDS, Schema, types_of
 from eyas.schemas.limits import MAX_ENUM_VALUES, fail, shortened, under
-from eyas.schemas.numbers import is_exact, least, most
+from eyas.schemas.numbers import is_exact, least, most, on_multiples
 from eyas.schemas.objects import rewrite_object
 
 _ARRAY = frozenset(
@@ -95,6 +95,13 @@ class Rewriter:
             except GrammarError as error:
                 if error.fault != "unsupported" or not self.context.lenient:
                     raise
+        if "multipleOf" in out:
+            bounds = {keyword: out.pop(keyword) for keyword in BOUNDS if keyword in out}
+            between = on_multiples(bounds, out["multipleOf"])
+            if between is None:
+                conditions.append({"type": sorted(ALL - {"number"})})
+            else:
+                out |= between
         return _joined(out, conditions)
 
     def attempt(self, write: Callable[[], _Found], otherwise: _Found) -> _Found:
