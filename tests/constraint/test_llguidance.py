@@ -67,6 +67,49 @@ def test_lenient_leaves_out_what_cannot_be_enforced(
     )
 
 
+SCHEMA_IN_LARK: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^a": {"type": "integer"}},
+}
+
+
+def written_with(schema: Any) -> list[Source]:
+    """A schema inside both forms of grammars that can hold one."""
+    own = json.dumps({"grammars": [{"name": "x", "json_schema": schema}]})
+    return [Source("lark", f"start: %json {json.dumps(schema)}"), Source("llguidance", own)]
+
+
+def test_a_schema_in_a_grammar_is_enforced_like_any_other(
+    llguidance_backend: Any, tokenizer: Tokenizer
+) -> None:
+    for source in written_with(
+        {**SCHEMA_IN_LARK, "oneOf": [{"required": ["ab"]}, {"minItems": 1}]}
+    ):
+        grammar = compiled(llguidance_backend, source)
+        assert ends(grammar, letters_of(tokenizer, '{"a":1}'))
+        for text in (r'{"\u0061":"x"}', '{"a":"x"}', '{"ab":1}', '{     "a":1}'):
+            assert not ends(grammar, letters_of(tokenizer, text))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "fault", "place"),
+    [
+        ({"x-guidance": {"lenient": True}}, "unsupported", "x-guidance is not supported"),
+        ({"properties": {"a": {"type": "strin"}}}, "invalid", "#/properties/a/type"),
+        ({"format": "regex", "type": "string"}, "unsupported", "#/format"),
+    ],
+)
+def test_a_schema_in_a_grammar_is_refused_like_any_other(
+    llguidance_backend: Any, keywords: dict[str, Any], fault: str, place: str
+) -> None:
+    for source in written_with({**SCHEMA_IN_LARK, **keywords}):
+        with pytest.raises(
+            GrammarError, match=f"(line 1, column 8: %json|json_schema): {place}"
+        ) as caught:
+            compiled(llguidance_backend, source)
+        assert caught.value.fault == fault
+
+
 def test_llguidances_own_form_with_names_that_clash(
     llguidance_backend: Any, tokenizer: Tokenizer
 ) -> None:

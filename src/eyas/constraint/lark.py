@@ -29,6 +29,7 @@ from eyas.grammar import (
     Series,
     Source,
 )
+from eyas.schemas import prepare
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
 """Masks allow every spelling of a text; otherwise they would call the tokenizer for the usual one."""
@@ -158,16 +159,29 @@ def json_grammar(name: str, node: Json) -> str:
         raise GrammarError("the schema is false, so no output could match it", "invalid")
     if not isinstance(value, dict) and value is not True:
         raise GrammarError("a schema must be a JSON object", "invalid")
+    return f'{{"name":{json.dumps(name)},"json_schema":{_with_options(node)}}}'
+
+
+def _with_options(node: Json) -> str:
+    """The schema's text with what the library is told beside it."""
     options: dict[str, Any] = {"lenient": node.lenient}
     if node.separators is None:
         options["whitespace_pattern"] = WHITE_SPACE
     else:
         item, key = node.separators
         options |= {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
-    schema = "{}" if value is True else node.schema.strip()
+    schema = node.schema.strip()
+    schema = "{}" if schema == "true" else schema
     comma = "," if schema[1:-1].strip() else ""
-    schema = f'{schema[:-1]}{comma}"x-guidance":{json.dumps(options)}}}'
-    return f'{{"name":{json.dumps(name)},"json_schema":{schema}}}'
+    return f'{schema[:-1]}{comma}"x-guidance":{json.dumps(options)}}}'
+
+
+def _users_schema(schema: Any, what: str) -> str:
+    """A schema inside a user's grammar, enforced like any other."""
+    if isinstance(schema, dict) and "x-guidance" in schema:
+        message = f"{what}: x-guidance is not supported; leave it out"
+        raise GrammarError(message, "unsupported")
+    return _with_options(Json(prepare(schema, param=what)))
 
 
 def _terminal(node: Node) -> str | None:
@@ -248,9 +262,9 @@ def _sources(name: str, node: Source) -> list[str]:
     """The grammars of a user's source, the first of them called `name`."""
     check_source(node.text)
     if node.syntax == "ebnf":
-        return [_lark_grammar(name, checked_lark(lark_of(node.text), {}))]
+        return [_lark_grammar(name, checked_lark(lark_of(node.text), {}, _users_schema))]
     if node.syntax == "lark":
-        return [_lark_grammar(name, checked_lark(node.text, {}))]
+        return [_lark_grammar(name, checked_lark(node.text, {}, _users_schema))]
     return _from_llguidance(name, node.text)
 
 
@@ -275,9 +289,10 @@ def _from_llguidance(name: str, text: str) -> list[str]:
         own = f"{name}_{i}" if i else name
         lark, schema = part.get("lark_grammar"), part.get("json_schema")
         if isinstance(lark, str) and schema is None:
-            written.append(_lark_grammar(own, checked_lark(lark, names)))
+            written.append(_lark_grammar(own, checked_lark(lark, names, _users_schema)))
         elif isinstance(schema, (dict, bool)) and lark is None:
-            written.append(json.dumps({"name": own, "json_schema": schema}))
+            text = _users_schema(schema, f"grammars[{i}].json_schema")
+            written.append(f'{{"name":{json.dumps(own)},"json_schema":{text}}}')
         else:
             raise GrammarError(f"the grammar is not of the form {shape}", "invalid")
     return written

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from eyas.constraint.endless import check_ends, end_of_json
@@ -73,9 +74,9 @@ _PIECE = re.compile(
 )
 
 
-def checked_lark(text: str, names: dict[str, str]) -> str:
-    """A user's Lark with its references renamed. Control tokens, options that would do nothing and
-    grammars that no text ends are refused."""
+def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str], str]) -> str:
+    """A user's Lark with its references renamed and each schema as `json_text` writes it. Control
+    tokens, options that would do nothing and grammars that no text ends are refused."""
     written, place = [], 0
     while found := _PIECE.search(text, place):
         end = found.end()
@@ -94,6 +95,9 @@ def checked_lark(text: str, names: dict[str, str]) -> str:
         if found["json"]:
             end = end_of_json(text, end)
         piece = text[found.start() : end]
+        if found["json"] == "%json" and end > found.end():
+            schema = parsed_json(text[found.end() : end], "%json")
+            piece = f"%json {json_text(schema, f'{_line_of(text, found.start())}: %json')}"
         if found["reference"]:
             if piece[1:] not in names:
                 raise GrammarError(
