@@ -45,3 +45,18 @@ def test_a_type_beside_a_reference_that_says_as_much_is_left_out() -> None:
     beside = {"$defs": {"a": {"type": "integer"}}, "$ref": "#/$defs/a", "type": "number"}
     check(beside, [1], [1.5, "x"])
     check({**beside, "$defs": {"a": {"type": "number"}}, "type": "integer"}, [1], [1.5, "x"])
+
+
+@pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07"])
+def test_an_older_draft_takes_nothing_from_what_a_schema_says(draft: str) -> None:
+    """Later keywords hold, and so does what stands beside a reference."""
+    schema = {
+        "$schema": f"http://json-schema.org/{draft}/schema#",
+        "type": "object",
+        "properties": {"a": {"$ref": "#/definitions/whole", "minimum": 2}},
+        "dependentRequired": {"a": ["b"]},
+        "definitions": {"whole": {"type": "integer"}},
+    }
+    check(
+        schema, [{}, {"b": 1}, {"a": 2, "b": 1}], [{"a": 2}, {"a": 1, "b": 1}, {"a": "x", "b": 1}]
+    )
