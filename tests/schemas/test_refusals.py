@@ -39,6 +39,8 @@ def refusal(schema: Any, **settings: bool) -> GrammarError:
         ({"properties": {"a\0": {}}}, "#/properties"),
         ({"$ref": "#"}, "#"),
         ({"not": {}}, "#"),
+        ({"type": "object", "required": ["a", "b"], "maxProperties": 1}, "#"),
+        ({"type": "number", "multipleOf": 0.5, "minimum": 0.1, "maximum": 0.2}, "#"),
         (False, "#"),
         ([], "#"),
     ],

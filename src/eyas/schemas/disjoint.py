@@ -15,7 +15,7 @@ from typing import Any
 from eyas.core import GrammarError
 from eyas.schemas.complement import Around
 from eyas.schemas.context import Context
-from eyas.schemas.keywords import ALL, Schema, canonical, has_type, types_of
+from eyas.schemas.keywords import ALL, Schema, canonical, common_types, has_type, types_of
 
 _MAX_CALLS = 3_000
 _MAX_DEPTH = 8
@@ -220,14 +220,6 @@ class Disjointness:
         first = prefix[0] if isinstance(prefix, list) and prefix else schema.get("items")
         if isinstance(first, (dict, bool)):
             facts.items.append(first)
-
-
-def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """Types that both let through; number covers integer."""
-    both = one & other
-    if ("integer" in one and "number" in other) or ("number" in one and "integer" in other):
-        both |= {"integer"}
-    return both
 
 
 def _max_bound(name: str, a: _Facts, b: _Facts) -> tuple[float, float] | None:

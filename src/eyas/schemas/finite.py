@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from eyas.schemas.keywords import Schema, types_of, with_children
+from eyas.schemas.keywords import Schema, common_types, types_of, with_children
 
 _MAX_ROUNDS = 40
 
@@ -56,6 +56,8 @@ def _can_end(schema: Schema, finite: set[str]) -> bool:
     if "anyOf" in schema and not any(_can_end(option, finite) for option in schema["anyOf"]):
         return False
     types = types_of(schema)
+    for part in schema.get("allOf", ()):
+        types = common_types(types, types_of(part)) if isinstance(part, dict) else types
     if types - {"object", "array"}:
         return True
     return ("object" in types and _object_can_end(schema, finite)) or (

@@ -80,6 +80,14 @@ def types_of(schema: dict[str, Any]) -> frozenset[str]:
     return types - {"integer"} if "number" in types else types
 
 
+def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+    """Types that both let through; number covers integer."""
+    both = one & other
+    if ("integer" in one and "number" in other) or ("number" in one and "integer" in other):
+        both |= {"integer"}
+    return both
+
+
 def type_of(value: Any) -> str:
     """The type of a JSON value; integral numbers are integers."""
     match value:

@@ -20,9 +20,9 @@ from eyas.schemas.arrays import rewrite_array
 from eyas.schemas.beside import Beside
 from eyas.schemas.complement import Complements
 from eyas.schemas.context import Context
-from eyas.schemas.disjoint import Disjointness, common_types
+from eyas.schemas.disjoint import Disjointness
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
-from eyas.schemas.keywords import ALL, BOUNDS, Schema, types_of
+from eyas.schemas.keywords import ALL, BOUNDS, Schema, common_types, types_of
 from eyas.schemas.limits import MAX_ENUM_VALUES, fail, shortened, under
 from eyas.schemas.numbers import is_exact, least, most, on_multiples
 from eyas.schemas.objects import rewrite_object
