@@ -51,6 +51,11 @@ REWRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
     ),
     ({"type": "string", "not": {"enum": ["log", "logs"]}}, ["lo", "logss", ""], ["log", "logs"]),
     ({"type": "integer", "not": {"const": 3}}, [2, 4], [3]),
+    (
+        {"not": {"not": {"type": "integer"}, "required": ["a"]}},
+        [3, {}],
+        ["x", 1.5, {"a": 1}],
+    ),
     ({"not": {"type": "array"}}, [1, "a", {}], [[]]),
     (
         {"type": "object", "dependencies": {"a": ["b"]}, "properties": {"a": {}, "b": {}}},

@@ -6,7 +6,7 @@ Does not know: what can be enforced.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from eyas.schemas.limits import under
@@ -80,7 +80,7 @@ def types_of(schema: dict[str, Any]) -> frozenset[str]:
     return types - {"integer"} if "number" in types else types
 
 
-def common_types(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+def common_types(one: frozenset[str], other: Set[str]) -> frozenset[str]:
     """Types that both let through; number covers integer."""
     both = one & other
     if ("integer" in one and "number" in other) or ("number" in one and "integer" in other):
