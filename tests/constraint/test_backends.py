@@ -291,6 +291,33 @@ def test_a_grammar_that_nothing_matches_is_refused(backend: Any) -> None:
         assert caught.value.fault == "invalid"
 
 
+@pytest.mark.parametrize(
+    "lark",
+    [
+        'start: "a" start',
+        "start: a\na: b+ | (c | a)\nb: a\nc: b~1..2",
+        '// a: "x"\nstart: "a:" [X] start\nX: "x"',
+    ],
+)
+def test_a_grammar_that_no_text_ends_is_refused(backend: Any, lark: str) -> None:
+    with pytest.raises(GrammarError, match="refers to itself on every path") as caught:
+        compiled(backend, Source("lark", lark))
+    assert caught.value.fault == "invalid"
+
+
+@pytest.mark.parametrize(
+    "lark",
+    [
+        'start: "a" start?',
+        "start: b~0..3 /a:/\nb: b",
+        'start: ("a" | start "b")',
+        'start: "start: "',
+    ],
+)
+def test_a_grammar_that_some_text_ends_is_taken(llguidance_backend: Any, lark: str) -> None:
+    assert compiled(llguidance_backend, Source("lark", lark))
+
+
 def test_an_error_names_the_field(backend: Any) -> None:
     with pytest.raises(GrammarError, match=r"^guided_regex: .*position") as caught:
         backend.compile(OutputSpec(root=Regex("(Paris|Amsterdam}"), param="guided_regex"))

@@ -67,6 +67,49 @@ def test_lenient_leaves_out_what_cannot_be_enforced(
     )
 
 
+SCHEMA_IN_LARK: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {"^a": {"type": "integer"}},
+}
+
+
+def written_with(schema: Any) -> list[Source]:
+    """A schema inside both forms of grammars that can hold one."""
+    own = json.dumps({"grammars": [{"name": "x", "json_schema": schema}]})
+    return [Source("lark", f"start: %json {json.dumps(schema)}"), Source("llguidance", own)]
+
+
+def test_a_schema_in_a_grammar_is_enforced_like_any_other(
+    llguidance_backend: Any, tokenizer: Tokenizer
+) -> None:
+    for source in written_with(
+        {**SCHEMA_IN_LARK, "oneOf": [{"required": ["ab"]}, {"minItems": 1}]}
+    ):
+        grammar = compiled(llguidance_backend, source)
+        assert ends(grammar, letters_of(tokenizer, '{"a":1}'))
+        for text in (r'{"\u0061":"x"}', '{"a":"x"}', '{"ab":1}', '{     "a":1}'):
+            assert not ends(grammar, letters_of(tokenizer, text))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "fault", "place"),
+    [
+        ({"x-guidance": {"lenient": True}}, "unsupported", "x-guidance is not supported"),
+        ({"properties": {"a": {"type": "strin"}}}, "invalid", "#/properties/a/type"),
+        ({"format": "regex", "type": "string"}, "unsupported", "#/format"),
+    ],
+)
+def test_a_schema_in_a_grammar_is_refused_like_any_other(
+    llguidance_backend: Any, keywords: dict[str, Any], fault: str, place: str
+) -> None:
+    for source in written_with({**SCHEMA_IN_LARK, **keywords}):
+        with pytest.raises(
+            GrammarError, match=f"(line 1, column 8: %json|json_schema): {place}"
+        ) as caught:
+            compiled(llguidance_backend, source)
+        assert caught.value.fault == fault
+
+
 def test_llguidances_own_form_with_names_that_clash(
     llguidance_backend: Any, tokenizer: Tokenizer
 ) -> None:
@@ -90,6 +133,31 @@ def test_ebnf_escapes_and_comments(llguidance_backend: Any, tokenizer: Tokenizer
     grammar = compiled(llguidance_backend, Source("ebnf", ebnf))
     assert ends(grammar, letters_of(tokenizer, "éA7//éA0"))
     assert not takes(grammar, letters_of(tokenizer, "eA"))
+
+
+def test_ebnf_rules_may_have_any_names(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
+    """Those of Lark's own start, names that are one in Lark's, and alternatives on their own lines."""
+    ebnf = 'root ::= start\nstart ::= "1" a-b\n  # between\n  | "2" aB AB\n\na-b ::= a_b\n'
+    ebnf += 'a_b ::= "c" ab?\naB ::= "3"\nAB ::= root | "4"\nab ::= "5" root'
+    grammar = compiled(llguidance_backend, Source("ebnf", ebnf))
+    for text in ("1c", "1c51c", "234", "231c"):
+        assert ends(grammar, letters_of(tokenizer, text))
+    assert not takes(grammar, letters_of(tokenizer, "14"))
+
+
+@pytest.mark.parametrize(
+    ("ebnf", "message"),
+    [
+        ('root ::= "a"\nx ::= "c"\nroot ::= "b"', "Rule 'root' is there twice.*line 3"),
+        ('root ::= "a" (root | [b] root){1,2}', "refers to itself on every path"),
+    ],
+)
+def test_ebnf_that_means_nothing_is_invalid(
+    llguidance_backend: Any, ebnf: str, message: str
+) -> None:
+    with pytest.raises(GrammarError, match=message) as caught:
+        compiled(llguidance_backend, Source("ebnf", ebnf))
+    assert caught.value.fault == "invalid"
 
 
 def test_thousands_of_options_are_one_terminal(

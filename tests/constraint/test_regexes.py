@@ -21,6 +21,8 @@ from eyas.grammar import OutputSpec, Regex
         (r"[\](]\((a)", r"/[\](]\((?:a)/"),
         (r"[\w](a)\\d", r"/[[0-9A-Za-z_]](?:a)\\d/"),
         ("(?ix) [a # ]\n(] (b)", "/(?ix) [a # ]\n(] (b)/"),
+        (r"[-\d][^-\w][a-c-\d]", r"/[-[0-9]][^-[0-9A-Za-z_]][a-c-[0-9]]/"),
+        (r"[\d--[1]][+-/](a)[+-[](a)", r"/[[0-9]--[1]][+-\/](?:a)[+-[](?:a)/"),
     ],
 )
 def test_groups_capture_nothing_and_classes_are_ascii(pattern: str, expected: str) -> None:
@@ -37,7 +39,16 @@ def test_a_place_is_found_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "position"), [(r"\d/\w(b|c}", 5), ("((a))(?P<name>b)[z-a]", 17), ("(a)b)", 4)]
+    ("pattern", "position"),
+    [
+        (r"\d/\w(b|c}", 5),
+        ("((a))(?P<name>b)[z-a]", 17),
+        ("(a)b)", 4),
+        (r"[+-\d]+", 3),
+        (r"(a)[A-\w]", 6),
+        (r"[\x{41}-\D]", 8),
+        (r"(?x)[+ - \d]", 9),
+    ],
 )
 def test_a_complaint_points_into_the_users_pattern(pattern: str, position: int) -> None:
     letters = [bytes([i]) for i in range(256)]

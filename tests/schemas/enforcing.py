@@ -42,3 +42,11 @@ def spellings(char: str) -> list[str]:
     if char not in '"\\' and ord(char) >= 0x20:
         found.append(char)
     return found
+
+
+def check(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
+    """Of these values the schema's grammar takes the valid ones and no other."""
+    automaton = matcher(prepare(schema, param="schema"))
+    assert automaton is not None
+    taken = [value for value in (*valid, *invalid) if lets_through(automaton, json.dumps(value))]
+    assert json.dumps(taken) == json.dumps(valid)

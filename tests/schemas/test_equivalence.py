@@ -4,7 +4,9 @@ backend that enforces it."""
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import json
+import random
 from typing import Any
 
 import jsonschema
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from eyas.core import GrammarError
 from eyas.schemas import prepare
 from tests.schemas.drawn import schemas, values
-from tests.schemas.enforcing import lets_through, matcher
+from tests.schemas.enforcing import check, lets_through, matcher
 
 
 def prepared(schema: Any) -> str:
@@ -49,6 +51,11 @@ REWRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
     ),
     ({"type": "string", "not": {"enum": ["log", "logs"]}}, ["lo", "logss", ""], ["log", "logs"]),
     ({"type": "integer", "not": {"const": 3}}, [2, 4], [3]),
+    (
+        {"not": {"not": {"type": "integer"}, "required": ["a"]}},
+        [3, {}],
+        ["x", 1.5, {"a": 1}],
+    ),
     ({"not": {"type": "array"}}, [1, "a", {}], [[]]),
     (
         {"type": "object", "dependencies": {"a": ["b"]}, "properties": {"a": {}, "b": {}}},
@@ -145,6 +152,27 @@ REWRITTEN: list[tuple[Any, list[Any], list[Any]]] = [
         [1],
         ["a"],
     ),
+    ({"type": "number", "maximum": 0.16, "multipleOf": 0.1}, [0.1, -0.5, 0], [0.2, 0.15]),
+    (
+        {"type": "number", "minimum": 0.05, "maximum": 0.95, "multipleOf": 0.1},
+        [0.1, 0.5, 0.9],
+        [0, 0.05, 1],
+    ),
+    (
+        {"type": "number", "exclusiveMinimum": 0.1, "exclusiveMaximum": 0.3, "multipleOf": 0.1},
+        [0.2],
+        [0.1, 0.25, 0.3],
+    ),
+    ({"multipleOf": 0.1, "minimum": 0.11, "maximum": 0.19}, ["a"], [0.1, 0.15, 0.2]),
+    ({"items": {"enum": [1]}, "uniqueItems": True, "minItems": 2}, ["a", {}], [[1], [1, 1]]),
+    ({"items": True, "unevaluatedItems": False}, [[1], []], []),
+    ({"prefixItems": [{}], "unevaluatedItems": False}, [[1], []], [[1, 2]]),
+    (
+        {"properties": {"enum": {"$ref": "#/$defs/e"}, "const": {"$ref": "#/$defs/e"}, "a": {}}}
+        | {"$defs": {"e": {"allOf": [{"$ref": "#/$defs/e"}]}}},
+        [{"a": 1}, 1],
+        [{"enum": 1}, {"const": 1}],
+    ),
     ({"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}, [1.25, 1.5], [1, 1.75]),
     ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, [0.25, 0.375], [0, 0.5]),
     ({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, [-1.25], [-1, -0.5]),
@@ -185,6 +213,19 @@ def test_the_backend_enforces_what_is_rewritten(
         assert not lets_through(automaton, json.dumps(instance)), instance
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [(1, True), (0, False), ([1], [True]), ({"a": 0}, {"a": False})]
+)
+def test_true_is_not_one(one: Any, other: Any) -> None:
+    """Not where schemas are compared either, in whose values they stand."""
+    both = {"^(a)$": {"const": one}, "^(a|b)$": {"const": other}}
+    check({"patternProperties": both}, [{"b": other}, {}], [{"a": one}, {"a": other}, {"b": one}])
+    denied = {"properties": {"a": {"enum": [one, "x"]}}, "required": ["a"]}
+    known = {"type": "object", "properties": {"a": {"enum": [other, "x"]}}}
+    if not isinstance(one, (list, dict)):
+        check({**known, "not": denied}, [{}, {"a": other}], [{"a": one}, {"a": "x"}])
+
+
 def test_dates_are_those_of_the_calendar() -> None:
     automaton = matcher(prepare({"type": "string", "format": "date"}, param="schema"))
     assert automaton is not None
@@ -198,6 +239,22 @@ def test_dates_are_those_of_the_calendar() -> None:
                     is_date = False
                 text = f'"{year:04}-{month:02}-{day:02}"'
                 assert lets_through(automaton, text) == is_date, text
+
+
+def test_ipv6_addresses_are_those_of_the_standard() -> None:
+    automaton = matcher(prepare({"type": "string", "format": "ipv6"}, param="schema"))
+    assert automaton is not None
+    drawn = random.Random(3)
+    texts = ["::ffff:192.168.0.1", "1::d6:192.168.0.1", "1:2:3:4:5:6:1.2.3.4", "1:2:3:4:5:6:7::"]
+    for num in range(3000):
+        parts = ["", "1", "ab", "FFFF", "10000", "1.2.3.4", "256.1.1.1"]
+        texts.append(":".join(drawn.choice(parts[: 2 + num % 6]) for _ in range(num % 10 + 1)))
+    for text in texts:
+        try:
+            is_address = bool(ipaddress.IPv6Address(text))
+        except ValueError:
+            is_address = False
+        assert lets_through(automaton, json.dumps(text)) == is_address, text
 
 
 def test_options_that_reference_different_types_are_told_apart() -> None:

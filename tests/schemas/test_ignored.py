@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.core import GrammarError
-from eyas.schemas import check_ignored, prepare
+from eyas.schemas import check_ignored, prepare, unspelled
 
 IGNORED: list[tuple[dict[str, Any], str]] = [
     ({"allOf": [{"type": "object"}, {"required": ["a"]}]}, "#/allOf"),
@@ -34,6 +34,12 @@ def test_a_keyword_that_would_be_ignored_is_named(schema: dict[str, Any], place:
         check_ignored(prepare(schema, param="schema"))
     assert caught.value.fault == "unsupported"
     assert caught.value.message.startswith(place)
+
+
+def test_properties_may_be_called_like_keywords() -> None:
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"enum": inner, "const": inner}}
+    assert unspelled(json.loads(prepare(schema, param="schema"))) == schema
 
 
 def test_what_is_enforced_passes() -> None:

@@ -39,11 +39,42 @@ def refusal(schema: Any, **settings: bool) -> GrammarError:
         ({"properties": {"a\0": {}}}, "#/properties"),
         ({"$ref": "#"}, "#"),
         ({"not": {}}, "#"),
+        ({"type": "object", "required": ["a", "b"], "maxProperties": 1}, "#"),
+        ({"type": "number", "multipleOf": 0.5, "minimum": 0.1, "maximum": 0.2}, "#"),
         (False, "#"),
         ([], "#"),
     ],
 )
 def test_malformed_schemas_are_invalid(schema: Any, place: str) -> None:
+    for lenient in (False, True):
+        error = refusal(schema, lenient=lenient)
+        assert error.fault == "invalid"
+        assert f" {place}: " in error.message
+
+
+UNREAD: list[tuple[dict[str, Any], str]] = [
+    ({"oneOf": [{"type": 5}, {"type": "string"}]}, "#/oneOf/0/type"),
+    ({"oneOf": [{"type": [{}]}, {"type": "string"}]}, "#/oneOf/0/type"),
+    ({"oneOf": [{"minimum": "a"}, {"type": "string"}]}, "#/oneOf/0/minimum"),
+    ({"oneOf": [{"required": [[1]]}, {"type": "string"}]}, "#/oneOf/0/required"),
+    ({"oneOf": [{"properties": 5}, {"type": "string"}]}, "#/oneOf/0/properties"),
+    ({"oneOf": [{"enum": [{"a": 1}]}, {"enum": 5}]}, "#/oneOf/1/enum"),
+    ({"not": {"type": "string"}, "allOf": [{"minimum": "x"}]}, "#/allOf/0/minimum"),
+    ({"not": {"dependencies": {"a": {"type": 5}}}}, "#/not/dependencies/a/type"),
+    ({"unevaluatedProperties": False, "allOf": [{"properties": 5}]}, "#/allOf/0/properties"),
+    ({"unevaluatedProperties": False, "allOf": [{"$ref": 5}]}, "#/allOf/0/$ref"),
+    ({"dependentRequired": {"a": ["b"]}, "allOf": [{"properties": 5}]}, "#/allOf/0/properties"),
+    ({"else": {"type": 5}}, "#/else/type"),
+    *(
+        ({reader: {"$ref": "#/$defs/a"}, "then": {}, "$defs": {"a": part}}, f"#/$defs/a/{keyword}")
+        for reader in ("not", "if", "items", "propertyNames")
+        for keyword, part in (("type", {"type": 5}), ("properties", {"properties": [1]}))
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), UNREAD, ids=[json.dumps(s) for s, _ in UNREAD])
+def test_what_is_malformed_is_found_before_it_is_read(schema: Any, place: str) -> None:
     for lenient in (False, True):
         error = refusal(schema, lenient=lenient)
         assert error.fault == "invalid"

@@ -162,6 +162,23 @@ def deep(levels: int) -> dict[str, Any]:
     return form
 
 
+@pytest.mark.parametrize(
+    ("tags", "place"),
+    [
+        ([{"begin": "y", "schema": {}, "end": "y"}], r"structures\[0\]\.begin"),
+        ([{"begin": "x", "schema": {}, "end": 5}], r"structures\[0\]\.end"),
+    ],
+)
+def test_a_refusal_names_the_field_of_the_written_form(
+    spelling: Spelling, tags: list[Any], place: str
+):
+    with pytest.raises(GrammarError, match=rf"^field\.{place}: "):
+        structural_tag({"structures": tags, "triggers": ["x"]}, spelling, "field")
+    form = {"type": "triggered_tags", "triggers": ["x"], "tags": [tag("y", SCHEMA, "y")]}
+    with pytest.raises(GrammarError, match=r"^field\.format\.tags\[0\]\.begin: "):
+        of(spelling, form)
+
+
 REFUSED: list[tuple[Any, str]] = [
     (5, "invalid"),
     ({"type": "structural_tag"}, "invalid"),

@@ -108,10 +108,17 @@ def _about_schema(words: str) -> str:
     remote = re.search(r"Resource '([^']*)' is not present in a registry", words)
     if remote:
         return f"the schema refers to {remote[1]!r}, which is not fetched; put it under $defs"
+    if "circular references" in words:
+        return (
+            "the schema has keywords beside a $ref that leads back to where it stands, which is not "
+            "supported"
+        )
     if "unable to determine if regex" in words.lower():
         return "the schema has patterns and lengths that are too much together"
     if "disjoint" in words:
-        return "the schema has patterns for names of properties that overlap"
+        return (
+            "the schema has patterns for names of properties that overlap, which is not supported"
+        )
     if "regex parse error" in words:
         return f"the schema has a pattern that is refused: {_about_pattern(words)}"
     return (

@@ -9,12 +9,10 @@ Does not know: matchers, vocabularies, time.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llguidance import gbnf_to_lark
-
+from eyas.constraint.ebnf import lark_of
 from eyas.constraint.freetext import free_text_regex
 from eyas.constraint.regexes import told
 from eyas.constraint.sources import check_source, check_text, checked_lark, parsed_json
@@ -31,6 +29,7 @@ from eyas.grammar import (
     Series,
     Source,
 )
+from eyas.schemas import prepare
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
 """Masks allow every spelling of a text; otherwise they would call the tokenizer for the usual one."""
@@ -160,16 +159,29 @@ def json_grammar(name: str, node: Json) -> str:
         raise GrammarError("the schema is false, so no output could match it", "invalid")
     if not isinstance(value, dict) and value is not True:
         raise GrammarError("a schema must be a JSON object", "invalid")
+    return f'{{"name":{json.dumps(name)},"json_schema":{_with_options(node)}}}'
+
+
+def _with_options(node: Json) -> str:
+    """The schema's text with what the library is told beside it."""
     options: dict[str, Any] = {"lenient": node.lenient}
     if node.separators is None:
         options["whitespace_pattern"] = WHITE_SPACE
     else:
         item, key = node.separators
         options |= {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
-    schema = "{}" if value is True else node.schema.strip()
+    schema = node.schema.strip()
+    schema = "{}" if schema == "true" else schema
     comma = "," if schema[1:-1].strip() else ""
-    schema = f'{schema[:-1]}{comma}"x-guidance":{json.dumps(options)}}}'
-    return f'{{"name":{json.dumps(name)},"json_schema":{schema}}}'
+    return f'{schema[:-1]}{comma}"x-guidance":{json.dumps(options)}}}'
+
+
+def _users_schema(schema: Any, what: str) -> str:
+    """A schema inside a user's grammar, enforced like any other."""
+    if isinstance(schema, dict) and "x-guidance" in schema:
+        message = f"{what}: x-guidance is not supported; leave it out"
+        raise GrammarError(message, "unsupported")
+    return _with_options(Json(prepare(schema, param=what)))
 
 
 def _terminal(node: Node) -> str | None:
@@ -250,9 +262,9 @@ def _sources(name: str, node: Source) -> list[str]:
     """The grammars of a user's source, the first of them called `name`."""
     check_source(node.text)
     if node.syntax == "ebnf":
-        return [_lark_grammar(name, _from_ebnf(node.text))]
+        return [_lark_grammar(name, checked_lark(lark_of(node.text), {}, _users_schema))]
     if node.syntax == "lark":
-        return [_lark_grammar(name, checked_lark(node.text, {}))]
+        return [_lark_grammar(name, checked_lark(node.text, {}, _users_schema))]
     return _from_llguidance(name, node.text)
 
 
@@ -277,54 +289,10 @@ def _from_llguidance(name: str, text: str) -> list[str]:
         own = f"{name}_{i}" if i else name
         lark, schema = part.get("lark_grammar"), part.get("json_schema")
         if isinstance(lark, str) and schema is None:
-            written.append(_lark_grammar(own, checked_lark(lark, names)))
+            written.append(_lark_grammar(own, checked_lark(lark, names, _users_schema)))
         elif isinstance(schema, (dict, bool)) and lark is None:
-            written.append(json.dumps({"name": own, "json_schema": schema}))
+            text = _users_schema(schema, f"grammars[{i}].json_schema")
+            written.append(f'{{"name":{json.dumps(own)},"json_schema":{text}}}')
         else:
             raise GrammarError(f"the grammar is not of the form {shape}", "invalid")
     return written
-
-
-def _from_ebnf(text: str) -> str:
-    """GBNF as Lark. A root that is a regular text becomes a terminal like any other rule."""
-    readable = re.sub(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", _character, text)
-    try:
-        rules = gbnf_to_lark.GrammarParser().parse(readable)
-        root = rules.pop("root", None)
-        if root is not None:
-            root.name = "eyas-root"
-            while root.name in rules:
-                root.name += "-"
-            rules[root.name] = root
-            for rule in list(rules.values()):
-                _rename(rule.alternatives, root.name)
-            rules["root"] = gbnf_to_lark.RuleNode("root", gbnf_to_lark.RuleRefNode(root.name), "")
-        gbnf_to_lark.resolve(rules)
-    except gbnf_to_lark.GbnfToLarkError as error:
-        raise GrammarError(str(error), "invalid") from None
-    except RecursionError:
-        raise GrammarError(
-            "the grammar is nested too deeply; split it into rules", "too_complex"
-        ) from None
-    except IndexError:
-        raise GrammarError("the grammar ends in the middle of a text", "invalid") from None
-    except Exception as error:  # the converter raises bare Exception
-        raise GrammarError(str(error), "invalid") from None
-    return "\n".join(str(rule) for rule in rules.values())
-
-
-def _rename(node: gbnf_to_lark.ASTNode, root: str) -> None:
-    if isinstance(node, gbnf_to_lark.RuleRefNode) and node.name == "root":
-        node.name = root
-    for child in node.children():
-        _rename(child, root)
-
-
-def _character(found: re.Match[str]) -> str:
-    digits = found[1] or found[2]
-    if digits is None:
-        return found[0]
-    code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise GrammarError(f"{found[0]} is no character", "invalid")
-    return f"\\x{code:02x}" if code < 0x80 else chr(code)

@@ -18,13 +18,22 @@ _ASCII_CLASSES = {
     r"\w": "[0-9A-Za-z_]",
     r"\W": "[^0-9A-Za-z_]",
 }
-_PIECE = re.compile(
-    r"\\.|(?P<open>\[\^?\]?)|(?P<group>\((?:\?P?<[\w.\[\]]+>|(?!\?)))|[\]/]|[^\\\[\](/]+|.",
-    re.DOTALL,
+_GROUP = r"(?P<group>\((?:\?P?<[\w.\[\]]+>|(?!\?)))"
+_OPEN = r"(?P<open>\[\^?(?:-+|\])?)"
+"""A bracket or hyphens right behind the bracket that opens a class are members of it."""
+_OUTSIDE = re.compile(rf"\\.|{_OPEN}|{_GROUP}|[^\\\[(/]+|.", re.DOTALL)
+_ESCAPE = r"\\(?:[xuU](?:\{[^}]*\}|[0-9a-fA-F]+)|[pP]\{[^}]*\}|.)"
+_IN_CLASS = (
+    rf"(?P<close>\])|\\[dDwW]|&&|--|~~|(?:{_ESCAPE}|[^\\\[\]])"
+    rf"(?:BLANKS-(?!BLANKS[\]-])BLANKS(?:{_ESCAPE}|[^\\\]]))?|{_OPEN}|."
 )
-"""A bracket right behind the one that opens a class is a member of it."""
+"""A range is one piece: a class such as \\d at its end means nothing, and stays for the library to
+refuse."""
+_STRICT = re.compile(_IN_CLASS.replace("BLANKS", ""), re.DOTALL)
+_LOOSE = re.compile(_IN_CLASS.replace("BLANKS", r"\s*"), re.DOTALL)
 _HAS_COMMENTS = re.compile(r"\(\?[a-zA-Z]*x")
-"""Where anything may stand in comments, groups are left as they are."""
+"""Where anything may stand in comments, groups are left as they are, and blanks mean nothing."""
+_SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
 def told(pattern: str) -> str:
@@ -45,16 +54,16 @@ def place_in(pattern: str, position: int) -> int:
 
 def _pieces(pattern: str) -> Iterator[tuple[str, str]]:
     """What stands there, and what is told."""
-    depth, keeps_groups = 0, _HAS_COMMENTS.search(pattern) is not None
-    for found in _PIECE.finditer(pattern):
-        piece = found[0]
-        if found["open"]:
-            depth += 1
-        elif piece == "]":
-            depth = max(0, depth - 1)
-        if piece == "/":
-            yield piece, r"\/"
-        elif found["group"] and not depth and not keeps_groups:
+    is_loose = _HAS_COMMENTS.search(pattern) is not None
+    inside = _LOOSE if is_loose else _STRICT
+    depth = place = 0
+    while found := (inside if depth else _OUTSIDE).match(pattern, place):
+        piece, place = found[0], found.end()
+        part = found.lastgroup
+        if part == "group" and not is_loose:
             yield piece, "(?:"
+        elif piece in _ASCII_CLASSES:
+            yield piece, _ASCII_CLASSES[piece]
         else:
-            yield piece, _ASCII_CLASSES.get(piece, piece)
+            yield piece, _SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], piece)
+        depth += (part == "open") - (part == "close")

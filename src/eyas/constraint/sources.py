@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
+from eyas.constraint.endless import check_ends, end_of_json
 from eyas.core import GrammarError
 
 MAX_SOURCE_CHARS = 256 * 1024
@@ -72,9 +74,9 @@ _PIECE = re.compile(
 )
 
 
-def checked_lark(text: str, names: dict[str, str]) -> str:
-    """A user's Lark with its references renamed. Control tokens and options that would do nothing are
-    refused."""
+def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str], str]) -> str:
+    """A user's Lark with its references renamed and each schema as `json_text` writes it. Control
+    tokens, options that would do nothing and grammars that no text ends are refused."""
     written, place = [], 0
     while found := _PIECE.search(text, place):
         end = found.end()
@@ -91,8 +93,11 @@ def checked_lark(text: str, names: dict[str, str]) -> str:
                 "unsupported",
             )
         if found["json"]:
-            end = _end_of_json(text, end)
+            end = end_of_json(text, end)
         piece = text[found.start() : end]
+        if found["json"] == "%json" and end > found.end():
+            schema = parsed_json(text[found.end() : end], "%json")
+            piece = f"%json {json_text(schema, f'{_line_of(text, found.start())}: %json')}"
         if found["reference"]:
             if piece[1:] not in names:
                 raise GrammarError(
@@ -102,16 +107,9 @@ def checked_lark(text: str, names: dict[str, str]) -> str:
             piece = "@" + names[piece[1:]]
         written += [text[place : found.start()], piece]
         place = end
-    return "".join([*written, text[place:]])
-
-
-def _end_of_json(text: str, place: int) -> int:
-    """Where the JSON value after a keyword ends; malformed values are left to the compiler."""
-    begin = place + len(text[place:]) - len(text[place:].lstrip())
-    try:
-        return json.JSONDecoder().raw_decode(text, begin)[1]
-    except (ValueError, RecursionError):
-        return place
+    whole = "".join([*written, text[place:]])
+    check_ends(whole)
+    return whole
 
 
 def _line_of(text: str, place: int) -> str:

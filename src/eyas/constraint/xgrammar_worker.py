@@ -132,10 +132,17 @@ def _source(node: Source, xgrammar: Any) -> dict[str, Any]:
         case "ebnf":
             return _ebnf(str(xgrammar.Grammar.from_ebnf(node.text)))
         case "lark":
-            return _ebnf(str(xgrammar.Grammar.from_lark(checked_lark(node.text, {}))))
+            return _ebnf(
+                str(xgrammar.Grammar.from_lark(checked_lark(node.text, {}, _refuse_schema)))
+            )
     raise GrammarError(
         "llguidance's own grammars need that backend; write it as lark", "unsupported"
     )
+
+
+def _refuse_schema(schema: Any, what: str) -> str:
+    message = f"{what}: xgrammar ignores parts of it; use the llguidance backend, or json_schema"
+    raise GrammarError(message, "unsupported")
 
 
 def _ebnf(grammar: str) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from itertools import permutations
 from math import perm
 from typing import TYPE_CHECKING, Any
 
-from eyas.schemas.disjoint import canonical
-from eyas.schemas.keywords import Schema, types_of
+from eyas.schemas.keywords import Schema, canonical, types_of
 from eyas.schemas.limits import under
 
 if TYPE_CHECKING:
@@ -39,9 +38,9 @@ def rewrite_array(
     else:
         prefix, prefix_key = schema.get("prefixItems", []), "prefixItems"
         rest, rest_key = items, "items"
-    if "unevaluatedItems" in schema and rest is True:
+    if "unevaluatedItems" in schema and rest_key not in schema:
         if _has_applicators(schema):
-            rewriter.attempt(lambda: _refuse(rewriter, place, "unevaluatedItems"))
+            rewriter.attempt(lambda: _refuse(rewriter, place, "unevaluatedItems"), None)
         else:
             rest, rest_key = schema["unevaluatedItems"], "unevaluatedItems"
     if prefix:
@@ -58,9 +57,11 @@ def rewrite_array(
     if "array" not in types_of(schema):
         return
     if schema.get("uniqueItems"):
-        rewriter.attempt(lambda: _unique(rewriter, schema, place, rest, bool(prefix), conditions))
+        rewriter.attempt(
+            lambda: _unique(rewriter, schema, place, rest, bool(prefix), conditions), None
+        )
     if "contains" in schema:
-        rewriter.attempt(lambda: _contains(rewriter, schema, place, out, conditions))
+        rewriter.attempt(lambda: _contains(rewriter, schema, place, out, conditions), None)
 
 
 def _unique(
@@ -84,7 +85,8 @@ def _unique(
             listed = [list(a) for n in range(least, most + 1) for a in permutations(values, n)]
             rewriter.context.spend(spot, len(listed) * max(most, 1))
             other = ["null", "boolean", "number", "string", "object"]
-            conditions.append({"anyOf": [{"type": other}, {"enum": listed}]} if listed else False)
+            arrays: list[Schema] = [{"enum": listed}] if listed else []
+            conditions.append({"anyOf": [{"type": other}, *arrays]})
             return
     message = "cannot be enforced for items with many values; set maxItems to 1, or leave it out"
     raise rewriter.context.unsupported(spot, message)

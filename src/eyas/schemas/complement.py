@@ -14,7 +14,15 @@ from typing import Any
 
 from eyas.schemas.context import Context
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
-from eyas.schemas.keywords import ALL, KEYWORD_TYPES, SINCE, Schema, types_of
+from eyas.schemas.keywords import (
+    ALL,
+    KEYWORD_TYPES,
+    SINCE,
+    Schema,
+    canonical,
+    common_types,
+    types_of,
+)
 from eyas.schemas.limits import under
 from eyas.schemas.numbers import least, most
 from eyas.schemas.patterns import none_of
@@ -70,13 +78,7 @@ class Complements:
         self._context = context
         self._rewritten = rewritten
 
-    def of(
-        self,
-        schema: Schema,
-        place: str,
-        around: Around,
-        depth: int = 0,
-    ) -> Complement:
+    def of(self, schema: Schema, place: str, around: Around, depth: int = 0) -> Complement:
         """What `schema` does not allow, among values that `around` allows."""
         self._context.spend(place)
         found = Complement()
@@ -163,8 +165,8 @@ class Complements:
     ) -> None:
         around, depth = inner
         for name, child in schema["properties"].items():
-            known = around.properties.get(name, [])
-            if any(child == other for other in known):
+            known = map(canonical, around.properties.get(name, ()))
+            if canonical(child) in known:
                 continue
             failed = self.of(child, under(spot, name), Around(), depth)
             if failed.alternatives:
@@ -246,8 +248,7 @@ def _can_come(alternative: Schema, types: frozenset[str]) -> bool:
     """Could a value of these types satisfy it, as far as its own `type` says?"""
     if isinstance(alternative, bool) or not isinstance(alternative.get("type"), str):
         return alternative is not False
-    name = alternative["type"]
-    return name in types or (name == "number" and "integer" in types)
+    return bool(common_types(types, {alternative["type"]}))
 
 
 def _with_property(name: str, schema: Schema) -> Schema:
@@ -256,8 +257,7 @@ def _with_property(name: str, schema: Schema) -> Schema:
 
 def _meet(own: frozenset[str], types: frozenset[str], kind: str) -> bool:
     """Are values of `kind` among both?"""
-    kinds = {"number", "integer"} if kind == "number" else {kind}
-    return bool(own & kinds) and bool(types & kinds)
+    return bool(common_types(own, {kind}) and common_types(types, {kind}))
 
 
 def _other_types(schema: dict[str, Any], place: str, types: frozenset[str]) -> Complement:
@@ -276,7 +276,11 @@ def _values(values: list[Any], spot: str, found: Complement) -> None:
     """All values but these."""
     strings = [value for value in values if isinstance(value, str)]
     numbers = sorted(
-        {value for value in values if isinstance(value, (int, float)) and not _is_bool(value)}
+        {
+            value
+            for value in values
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
     )
     for name, listed in (("array", list), ("object", dict)):
         if any(isinstance(value, listed) for value in values):
@@ -301,10 +305,6 @@ def _values(values: list[Any], spot: str, found: Complement) -> None:
     others = [v for v in (False, True, None) if not any(value is v for value in values)]
     if others:
         found.alternatives.append({"enum": others})
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
 
 
 def _below(kind: str, bound: str) -> _Simple:
@@ -361,10 +361,6 @@ def _enum(schema: dict[str, Any], spot: str, found: Complement) -> None:
     _values(schema["enum"], spot, found)
 
 
-def _nothing(*_: Any) -> None:
-    """What `items` has said already."""
-
-
 _Simple = Callable[[dict[str, Any], str, Complement], None]
 _SIMPLE: dict[str, _Simple] = {
     "minLength": _below("string", "maxLength"),
@@ -394,7 +390,7 @@ _HANDLERS: dict[str, Callable[..., None]] = {
     "prefixItems": Complements._prefix,
     "contains": Complements._contains,
     "dependentRequired": Complements._dependent,
-    "additionalItems": _nothing,
+    "additionalItems": lambda *_: None,  # `items` has said it already
 }
 _ASSERTING = {"type", *KEYWORD_TYPES, *_SIMPLE, *_HANDLERS}
 _UNKNOWN = ("$dynamicRef", "$recursiveRef", "extends", "disallow")

@@ -19,20 +19,29 @@ class Context:
     """One schema on its way through.
 
     param: the request's field, for errors. draft: the year or number of the schema's draft.
-    lenient: what cannot be enforced is left out instead of refused.
+    lenient: what cannot be enforced is left out instead of refused. schemas: the objects among the
+    schemas that the root leads to, once they are checked. places: where a definition of the result
+    stood.
     """
 
-    def __init__(self, root: Schema, param: str, draft: int, lenient: bool) -> None:
+    def __init__(self, document: Schema, param: str, draft: int, lenient: bool) -> None:
         self.param = param
         self.draft = draft
         self.lenient = lenient
-        self.references = References(root, draft, param)
+        self.references = References(document, draft, param)
+        self.places: dict[str, str] = {"#": "#"}
+        self.schemas: list[dict[str, Any]] = []
         self._cases_left = MAX_CASES
         self._schemas_left = MAX_SCHEMAS
 
+    @property
+    def root(self) -> Schema:
+        """The document, its references absolute."""
+        return self.references.root
+
     def resolve(self, schema: dict[str, Any], place: str) -> tuple[Any, str]:
         """The target of the schema's $ref, and where it stands."""
-        return self.references.resolve(schema["$ref"], schema, place)
+        return self.references.resolve(schema["$ref"], place)
 
     def count(self) -> None:
         """One more schema is rewritten."""

@@ -8,7 +8,6 @@ Does not know: how schemas are rewritten.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from eyas.core import GrammarError
 from eyas.schemas.complement import Around
 from eyas.schemas.context import Context
-from eyas.schemas.keywords import ALL, Schema, has_type, types_of
+from eyas.schemas.keywords import ALL, Schema, canonical, common_types, has_type, types_of
 
 _MAX_CALLS = 3_000
 _MAX_DEPTH = 8
@@ -111,7 +110,7 @@ class Disjointness:
         if any(schema is False for schema in (*one, *other)):
             return True
         a, b = self._facts(one), self._facts(other)
-        types = _common(a.types, b.types)
+        types = common_types(a.types, b.types)
         if not types or self._values_apart(a, b):
             return True
         if all(self._of_type_apart(name, a, b, depth) for name in types):
@@ -190,7 +189,7 @@ class Disjointness:
 
     def _read(self, schema: dict[str, Any], facts: _Facts) -> None:
         types = types_of(schema)
-        facts.types = _common(facts.types, types)
+        facts.types = common_types(facts.types, types)
         for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
             if isinstance(values, list):
                 keys = {canonical(value) for value in values}
@@ -221,26 +220,6 @@ class Disjointness:
         first = prefix[0] if isinstance(prefix, list) and prefix else schema.get("items")
         if isinstance(first, (dict, bool)):
             facts.items.append(first)
-
-
-def canonical(value: Any) -> str:
-    """Equal for values that JSON Schema calls equal."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, list):
-        return f"[{','.join(canonical(item) for item in value)}]"
-    if isinstance(value, dict):
-        members = sorted(f"{json.dumps(key)}:{canonical(item)}" for key, item in value.items())
-        return f"{{{','.join(members)}}}"
-    return json.dumps(value)
-
-
-def _common(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """Types that both let through; number covers integer."""
-    both = one & other
-    if ("integer" in one and "number" in other) or ("number" in one and "integer" in other):
-        both |= {"integer"}
-    return both
 
 
 def _max_bound(name: str, a: _Facts, b: _Facts) -> tuple[float, float] | None:

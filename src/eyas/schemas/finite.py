@@ -7,9 +7,10 @@ Does not know: keywords that the rewriter does not write.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
-from eyas.schemas.keywords import Schema, types_of
+from eyas.schemas.keywords import Schema, common_types, types_of, with_children
 
 _MAX_ROUNDS = 40
 
@@ -55,6 +56,8 @@ def _can_end(schema: Schema, finite: set[str]) -> bool:
     if "anyOf" in schema and not any(_can_end(option, finite) for option in schema["anyOf"]):
         return False
     types = types_of(schema)
+    for part in schema.get("allOf", ()):
+        types = common_types(types, types_of(part)) if isinstance(part, dict) else types
     if types - {"object", "array"}:
         return True
     return ("object" in types and _object_can_end(schema, finite)) or (
@@ -76,14 +79,9 @@ def _array_can_end(schema: dict[str, Any], finite: set[str]) -> bool:
     return all(_can_end(child, finite) for child in needed)
 
 
-def _cut(node: Any, endless: set[str] | frozenset[str]) -> Any:
-    if isinstance(node, list):
-        return [_cut(child, endless) for child in node]
+def _cut(node: Any, endless: Set[str]) -> Any:
     if not isinstance(node, dict):
         return node
-    if isinstance(node.get("$ref"), str) and node["$ref"] in endless:
+    if node.get("$ref") in endless:
         return False
-    return {
-        key: child if key in ("enum", "const") else _cut(child, endless)
-        for key, child in node.items()
-    }
+    return with_children(node, lambda child: _cut(child, endless))

@@ -6,7 +6,7 @@ Does not know: how schemas are walked.
 
 from __future__ import annotations
 
-NATIVE = frozenset((*("duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),))
+NATIVE = frozenset((*("duration", "email", "hostname", "ipv4", "uuid", "uri"),))
 """llguidance has a grammar for these."""
 
 INEXPRESSIBLE = frozenset(("regex", "idn-email", "idn-hostname"))
@@ -61,9 +61,26 @@ _TIME = (
     r"|23:59:60(?:\.[0-9]+)?[zZ])"
 )
 """RFC 3339's full-time; leap seconds at the end of a UTC day, written so."""
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_HEX = "[0-9a-fA-F]{1,4}"
+
+
+def _ipv6() -> str:
+    """RFC 4291 2.2, as RFC 3986 3.2.2 spells it out: eight groups, of which the last two may be an IPv4
+    address and one run of any number may be left out."""
+    last = f"(?:{_HEX}:{_HEX}|{_OCTET}(?:\\.{_OCTET}){{3}})"
+    forms = [f"(?:{_HEX}:){{6}}{last}", f"::(?:{_HEX}:){{5}}{last}"]
+    for before in range(7):
+        first = f"(?:(?:{_HEX}:){{0,{before}}}{_HEX})?"
+        behind = {5: _HEX, 6: ""}.get(before, f"(?:{_HEX}:){{{max(0, 4 - before)}}}{last}")
+        forms.append(f"{first}::{behind}")
+    return f"^(?:{'|'.join(forms)})$"
+
+
 _POINTER = r"(?:/(?:[^/\~]|\~[01])*)*"
 
 PATTERNS = {
+    "ipv6": _ipv6(),
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}[tT]{_TIME}$",

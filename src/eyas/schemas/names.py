@@ -12,42 +12,39 @@ Does not know: keywords that the rewriter does not write.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from eyas.schemas import automata
 from eyas.schemas.context import Context
 from eyas.schemas.ecma import read
-from eyas.schemas.keywords import Schema
+from eyas.schemas.keywords import Schema, canonical, types_of, with_children
 from eyas.schemas.limits import under
 from eyas.schemas.patterns import ANYTHING, none_of
 from eyas.schemas.trees import Node, PatternFault
 
 _ANY_NAME = f"^{ANYTHING}$"
 _CONTROL = re.compile("[\0-\x1f\x7f]")
-_MAPS = ("properties", "patternProperties", "$defs")
-_LISTS = ("allOf", "anyOf", "prefixItems")
+_OF_OBJECTS = (
+    *("properties", "patternProperties", "additionalProperties", "required"),
+    *("minProperties", "maxProperties"),
+)
 
 
 def spelled(document: Schema, context: Context) -> Schema:
     """The document with one spelling for each name."""
-    if isinstance(document, bool):
-        return document
-    return _Names(document, context).schema(document, "#", False)
+    return document if isinstance(document, bool) else _Names(document, context).document()
 
 
 def unspelled(schema: Any) -> Any:
     """Without the patterns for any name, for backends whose names have one spelling already."""
-    if isinstance(schema, list):
-        return [unspelled(child) for child in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("patternProperties") == {_ANY_NAME: True}:
         left_out = ("patternProperties", "additionalProperties")
         schema = {key: child for key, child in schema.items() if key not in left_out}
-    return {
-        key: child if key in ("enum", "const") else unspelled(child)
-        for key, child in schema.items()
-    }
+    return with_children(schema, unspelled)
 
 
 def both(one: Schema, other: Schema) -> Schema:
@@ -56,7 +53,9 @@ def both(one: Schema, other: Schema) -> Schema:
         return False
     if is_anything(one):
         return other
-    return one if is_anything(other) or one == other else {"allOf": [one, other]}
+    return (
+        one if is_anything(other) or canonical(one) == canonical(other) else {"allOf": [one, other]}
+    )
 
 
 def is_anything(schema: Schema) -> bool:
@@ -64,66 +63,137 @@ def is_anything(schema: Schema) -> bool:
     return schema is True or schema == {}
 
 
+class _Closing(Enum):
+    """Who lets no name through that it does not spell; the value marks definitions that are read so."""
+
+    AS_NEEDED = ""
+    ELSEWHERE = "-open"
+    """Something that must hold as well."""
+    HERE = "-closed"
+
+
 class _Names:
     def __init__(self, document: dict[str, Any], context: Context) -> None:
         self._context = context
         self._budget = automata.Budget()
-        self._closing: dict[int, bool] = {}
-        self._targets: dict[str, Schema] = {"#": document}
+        self._root = {key: child for key, child in document.items() if key != "$defs"}
+        self._targets: dict[str, Schema] = {"#": self._root}
         for name, node in document.get("$defs", {}).items():
             self._targets[f"#/$defs/{name}"] = node
+        self._known: dict[tuple[Callable[[Any], bool], bool, int], bool] = {}
+        self._asked: dict[str, tuple[str, _Closing]] = {}
 
-    def schema(self, node: Any, place: str, is_closed: bool) -> Any:
-        """is_closed: something that must hold as well lets no name through that it does not spell."""
+    def document(self) -> Schema:
+        """The root, with the definitions that it comes to."""
+        out = self._schema(self._root, "#", _Closing.AS_NEEDED)
+        definitions: dict[str, Schema] = {}
+        while len(definitions) < len(self._asked):
+            name = list(self._asked)[len(definitions)]
+            reference, closing = self._asked[name]
+            place = self._context.places.get(reference, reference)
+            definitions[name] = self._schema(self._targets[reference], place, closing)
+        return {**out, "$defs": definitions} if definitions else out
+
+    def _schema(self, node: Any, place: str, closing: _Closing) -> Any:
+        if node is True and closing is _Closing.HERE:
+            node = {}
         if not isinstance(node, dict):
             return node
-        has_patterns = "patternProperties" in node
-        if has_patterns or ("properties" in node and not is_closed):
-            parts = [*node.get("allOf", ()), self._targets.get(node.get("$ref", ""), True)]
-            is_closed = is_closed or any(map(self._closes, parts))
-            needs = _is_open(node) and not is_closed
-            if needs or has_patterns:
-                node = self._written(node, place, needs)
-        is_closed = is_closed or node.get("additionalProperties") is False
+        closings = self._closings(node, closing)
+        needs = closings[""] is _Closing.HERE
+        if needs or "patternProperties" in node:
+            node = self._written(node, place, needs)
         out: dict[str, Any] = {}
-        for key, child in node.items():
+        for key, child in _together(node):
             spot = under(place, key)
             if key == "allOf":
-                out[key] = self._together(child, spot, is_closed)
+                spots = [(under(spot, i), closings[f"allOf/{i}"]) for i in range(len(child))]
+                out[key] = [self._schema(c, *how) for c, how in zip(child, spots, strict=True)]
             elif key == "anyOf":
-                out[key] = [self.schema(c, under(spot, i), is_closed) for i, c in enumerate(child)]
+                how = closings[key]
+                out[key] = [self._schema(c, under(spot, i), how) for i, c in enumerate(child)]
+            elif key == "$ref":
+                out[key] = self._reference(child, closings[key])
             elif key == "prefixItems":
-                out[key] = [self.schema(c, under(spot, i), False) for i, c in enumerate(child)]
-            elif key in _MAPS:
-                out[key] = {n: self.schema(c, under(spot, n), False) for n, c in child.items()}
+                out[key] = [self._alone(c, under(spot, i)) for i, c in enumerate(child)]
+            elif key in ("properties", "patternProperties"):
+                out[key] = {n: self._alone(c, under(spot, n)) for n, c in child.items()}
             elif key in ("items", "additionalProperties"):
-                out[key] = self.schema(child, spot, False)
+                out[key] = self._alone(child, spot)
             else:
                 out[key] = child
         return out
 
-    def _together(self, parts: list[Any], spot: str, is_closed: bool) -> list[Any]:
-        """Of the parts that must all hold the first that can closes for the others."""
-        closing = [i for i, part in enumerate(parts) if self._closes(part)]
-        first = None if is_closed or not closing else closing[0]
-        return [
-            self.schema(part, under(spot, i), is_closed or (first is not None and i != first))
-            for i, part in enumerate(parts)
-        ]
+    def _alone(self, node: Any, place: str) -> Any:
+        """A schema of values that no other one beside it judges."""
+        return self._schema(node, place, _Closing.AS_NEEDED)
+
+    def _reference(self, reference: str, closing: _Closing) -> str:
+        """The definition, read so that it closes for others or leaves that to them."""
+        target = self._targets[reference]
+        is_same = closing is _Closing.HERE and self._closes(target)
+        if is_same or (closing is _Closing.ELSEWHERE and not self._any(_is_open, target)):
+            closing = _Closing.AS_NEEDED
+        if reference == "#" and closing is _Closing.AS_NEEDED:
+            return reference
+        name = f"{reference.rpartition('/')[2].replace('#', 'root')}{closing.value}"
+        self._asked.setdefault(name, (reference, closing))
+        return f"#/$defs/{name}"
+
+    def _closings(self, node: dict[str, Any], closing: _Closing) -> dict[str, _Closing]:
+        """How the schema itself ("") closes, what it refers to, each of its allOf, its choice. One of
+        them does it for all: the one with patterns, which those for any name would overlap."""
+        parts = self._parts(node)
+        keys = ["", *parts]
+        if closing is _Closing.ELSEWHERE:
+            return dict.fromkeys(keys, closing)
+        rest = node.get("additionalProperties", True)
+        if rest is False or "enum" in node or "const" in node:
+            return dict.fromkeys(keys, _Closing.ELSEWHERE)
+        opening = [key for key in parts if any(self._any(_is_open, part) for part in parts[key])]
+        closer = None
+        if closing is _Closing.HERE or opening or _is_open(node):
+            closes = [""] * _is_open(node)
+            closes += [key for key in parts if key != "anyOf" and self._closes(parts[key][0])]
+            patterned = [""] * _has_patterns(node)
+            patterned += [k for k in parts if any(self._any(_has_patterns, p) for p in parts[k])]
+            own = [""] * (closing is _Closing.HERE)
+            closer = next(iter((*patterned, *closes, *own)), None)
+        if closer is None:
+            return dict.fromkeys(keys, _Closing.AS_NEEDED)
+        if "object" not in types_of(node):
+            return dict.fromkeys(keys, _Closing.ELSEWHERE)
+        return {key: _Closing.HERE if key == closer else _Closing.ELSEWHERE for key in keys}
+
+    def _parts(self, node: dict[str, Any]) -> dict[str, list[Any]]:
+        """The schemas that a schema applies to the same value."""
+        found: dict[str, list[Any]] = {}
+        if "$ref" in node:
+            found["$ref"] = [self._targets[node["$ref"]]]
+        found |= {f"allOf/{i}": [part] for i, part in enumerate(node.get("allOf", ()))}
+        if "anyOf" in node:
+            found["anyOf"] = node["anyOf"]
+        return found
 
     def _closes(self, node: Any) -> bool:
         """Does it let no name through that it does not spell, once it is written by itself?"""
+        return self._any(_is_closing, node, of_choices=False)
+
+    def _any(self, test: Callable[[Any], bool], node: Any, *, of_choices: bool = True) -> bool:
+        """Is it so for a schema, or for one that it applies to the same value?"""
         if not isinstance(node, dict):
             return False
-        if id(node) not in self._closing:
-            self._closing[id(node)] = False  # what leads back to itself adds nothing
-            target = self._targets.get(node.get("$ref", ""), True)
-            self._closing[id(node)] = (
-                node.get("additionalProperties") is False
-                or _is_open(node)
-                or any(map(self._closes, [*node.get("allOf", ()), target]))
+        key = (test, of_choices, id(node))
+        if key not in self._known:
+            self._known[key] = False  # what leads back to itself adds nothing
+            parts = self._parts(node)
+            self._known[key] = test(node) or any(
+                self._any(test, part, of_choices=of_choices)
+                for name, listed in parts.items()
+                if of_choices or name != "anyOf"
+                for part in listed
             )
-        return self._closing[id(node)]
+        return self._known[key]
 
     def _written(self, node: dict[str, Any], place: str, needs: bool) -> dict[str, Any]:
         """needs: other names than its patterns' come as well, and must be spelled."""
@@ -170,6 +240,16 @@ class _Names:
         return out
 
 
+def _together(node: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The members of a schema, those of objects side by side where the first of them stands: the
+    backend reads what stands before and behind an applicator apart, each with what is left out of
+    the other as open as it stands."""
+    group = [key for key in _OF_OBJECTS if key in node]
+    first = "properties" if "properties" in group else next((k for k in node if k in group), None)
+    keys = [k for key in node for k in (group if key == first else () if key in group else (key,))]
+    return [(key, node[key]) for key in keys]
+
+
 _none = object()
 """No pattern could be found."""
 
@@ -181,6 +261,14 @@ def _is_open(node: dict[str, Any]) -> bool:
         return False
     named = [*node.get("properties", {}).values(), *node.get("patternProperties", {}).values()]
     return any(not is_anything(child) for child in named) or (bool(named) and not is_anything(rest))
+
+
+def _is_closing(node: dict[str, Any]) -> bool:
+    return node.get("additionalProperties") is False or _is_open(node)
+
+
+def _has_patterns(node: dict[str, Any]) -> bool:
+    return "patternProperties" in node
 
 
 def _trees(patterns: dict[str, Schema]) -> list[Node] | None:

@@ -13,12 +13,17 @@ Does not know: schemas.
 from __future__ import annotations
 
 import math
-from decimal import ROUND_FLOOR, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
 LARGEST = 10**18
 MAX_EXACT = 2**53
 _SMALLEST = 1e-60
+_SIDES = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum"), ROUND_CEILING),
+    **dict.fromkeys(("maximum", "exclusiveMaximum"), ROUND_FLOOR),
+}
+_WIDE = Context(prec=100)
 _DIGITS = Context(prec=15, rounding=ROUND_FLOOR)
 
 
@@ -36,6 +41,31 @@ def most(bound: float, *, excluded: bool, integer: bool) -> dict[str, Any] | Non
         return {"exclusiveMaximum": bound}
     high = _upper(bound, excluded=excluded, integer=integer)
     return None if high < -LARGEST else {"maximum": min(high, LARGEST)}
+
+
+def on_multiples(bounds: dict[str, Any], step: float) -> dict[str, Any] | None:
+    """The bounds (keyword -> number) on the multiples of `step` that are next to them, which have no
+    more decimals than these; None where no multiple is between them."""
+    unit = Decimal(repr(step))
+    places: dict[str, Decimal] = {}
+    for keyword, rounding in _SIDES.items():
+        if keyword not in bounds:
+            continue
+        bound = Decimal(repr(bounds[keyword]))
+        count = _WIDE.divide(bound, unit).to_integral_value(rounding)
+        if keyword.startswith("exclusive") and count * unit == bound:
+            count += 1 if rounding == ROUND_CEILING else -1
+        side = "minimum" if rounding == ROUND_CEILING else "maximum"
+        narrower = max if side == "minimum" else min
+        places[side] = narrower(count, places.get(side, count))
+    if len(places) == 2 and places["minimum"] > places["maximum"]:
+        return None
+    found = {side: _plain(_WIDE.multiply(count, unit)) for side, count in places.items()}
+    return found if all(map(is_exact, found.values())) else bounds
+
+
+def _plain(value: Decimal) -> float:
+    return int(value) if value == value.to_integral_value() else float(value)
 
 
 def is_exact(value: float) -> bool:

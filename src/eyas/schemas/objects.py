@@ -2,30 +2,23 @@
 
 A listed property that a pattern matches too has both schemas in the backend.
 
-Promises: equivalences only; what remains is refused. Numbers of properties are counted over names that
-the schema lists, because a text may repeat a name that it does not list.
+Promises: equivalences only; what remains is refused.
 Does not know: arrays, references.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
-from math import comb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from eyas.schemas import automata
-from eyas.schemas.ecma import read
+from eyas.schemas.counts import at_least, at_most
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import under
 from eyas.schemas.names import both
-from eyas.schemas.patterns import is_universal, listed_names, none_of
-from eyas.schemas.trees import PatternFault
+from eyas.schemas.patterns import is_universal, listed_names
+from eyas.schemas.property_names import Members, restricted
 
 if TYPE_CHECKING:
     from eyas.schemas.rewrite import Rewriter
-
-_MAX_CASES = 64
-_NOT_OBJECT = ["null", "boolean", "number", "string", "array"]
 
 
 def rewrite_object(
@@ -48,7 +41,7 @@ def rewrite_object(
     if "additionalProperties" in schema:
         rest = rewriter.schema(schema["additionalProperties"], under(place, "additionalProperties"))
     elif "unevaluatedProperties" in schema:
-        rest, seen = _unevaluated(rewriter, schema, place)
+        rest, seen = rewriter.attempt(lambda: _unevaluated(rewriter, schema, place), (True, {}))
         if rest is not True:
             named = {**named, **{name: True for name in seen if name not in named}}
     for pattern in [pattern for pattern in patterns if is_universal(pattern)]:
@@ -58,11 +51,17 @@ def rewrite_object(
         rest = everywhere
     if len(patterns) > 1:
         _spell_out(patterns, named)
+    if patterns and rewriter.beside.has_others(schema):
+        clash = under(place, "patternProperties")
+        patterns, rest = rewriter.attempt(lambda: _refuse(rewriter, clash), ({}, True))
     patterns = _translated(rewriter, patterns, under(place, "patternProperties"))
-    required = schema.get("required", [])
-    required = list(dict.fromkeys(required)) if isinstance(required, list) else []
+    required = list(dict.fromkeys(schema.get("required", ())))
     if "propertyNames" in schema:
-        named, patterns, rest = _names(rewriter, schema, place, named, patterns, rest, required)
+        members: Members = (named, patterns, rest)
+        named, patterns, rest = rewriter.attempt(
+            lambda: restricted(rewriter, schema, place, members, required), members
+        )
+    beside = rewriter.beside.of(schema)
     group: dict[str, Any] = {}
     if named:
         group["properties"] = named
@@ -74,10 +73,10 @@ def rewrite_object(
         group["required"] = required
     if "maxProperties" in schema:
         most = int(schema["maxProperties"])
-        rewriter.attempt(lambda: _at_most(rewriter, most, place, group, conditions))
+        rewriter.attempt(lambda: at_most(rewriter, most, place, beside, group, conditions), None)
     if schema.get("minProperties"):
         least = int(schema["minProperties"])
-        rewriter.attempt(lambda: _at_least(rewriter, least, place, group, conditions))
+        rewriter.attempt(lambda: at_least(rewriter, least, place, beside, group, conditions), None)
     out.update(group)
 
 
@@ -90,7 +89,7 @@ def _translated(rewriter: Rewriter, patterns: dict[str, Schema], spot: str) -> d
         found[text] = both(found.get(text, True), child)
 
     for pattern, child in patterns.items():
-        rewriter.attempt(lambda pattern=pattern, child=child: add(pattern, child))
+        rewriter.attempt(lambda pattern=pattern, child=child: add(pattern, child), None)
     return found
 
 
@@ -102,6 +101,12 @@ def _spell_out(patterns: dict[str, Schema], named: dict[str, Schema]) -> None:
             child = patterns.pop(pattern)
             for name in names:
                 named[name] = both(named.get(name, True), child)
+
+
+def _refuse(rewriter: Rewriter, spot: str) -> NoReturn:
+    message = "cannot be enforced beside other patterns for names of the same object; write all of "
+    message += "them into one patternProperties, or list the properties"
+    raise rewriter.context.unsupported(spot, message)
 
 
 def _unevaluated(
@@ -131,168 +136,3 @@ def _unevaluated(
         if "$ref" in node:
             waiting.append((rewriter.context.resolve(node, place)[0], depth + 1))
     return rest, seen
-
-
-def _names(
-    rewriter: Rewriter,
-    schema: dict[str, Any],
-    place: str,
-    named: dict[str, Schema],
-    patterns: dict[str, Schema],
-    rest: Schema,
-    required: list[str],
-) -> tuple[dict[str, Schema], dict[str, Schema], Schema]:
-    """The properties under a condition on their names."""
-    spot = under(place, "propertyNames")
-    rule = rewriter.schema(schema["propertyNames"], spot)
-    if rule is True or rule == {}:
-        return named, patterns, rest
-    raw = schema["propertyNames"]
-    listed = rewriter.disjointness.values([raw])
-    if listed is not None or rule is False:
-        names = [name for name in listed or () if isinstance(name, str)]
-        if patterns and names:
-            raise _unclear(rewriter, spot)
-        if not all(set(part) <= {"enum", "const", "type"} for part in (raw,) if part):
-            raise _unclear(rewriter, spot)
-        kept = {name: child for name, child in named.items() if name in names}
-        kept.update({name: rest for name in names if name not in kept})
-        return kept, {}, False
-    pattern = _name_pattern(rule)
-    if pattern is None or patterns:
-        raise _unclear(rewriter, spot)
-    matcher = _matcher(pattern)
-    for name in dict.fromkeys((*named, *required)):
-        fits = None if matcher is None else matcher.matches(name)
-        if fits is None:
-            raise _unclear(rewriter, spot)
-        if not fits:
-            named[name] = False
-    return named, {} if rest is False else {pattern: rest}, False
-
-
-def _matcher(pattern: str) -> automata.Matcher | None:
-    """None for patterns that only the backend can read."""
-    try:
-        return automata.Matcher(read(pattern)[0], automata.Budget())
-    except PatternFault:
-        return None
-
-
-def _name_pattern(rule: Schema) -> str | None:
-    """A schema of strings as one pattern."""
-    if not isinstance(rule, dict):
-        return None
-    rule = {key: value for key, value in rule.items() if key != "type" or value != "string"}
-    if set(rule) == {"pattern"}:
-        return rule["pattern"]
-    if rule and set(rule) <= {"minLength", "maxLength"}:
-        least, most = rule.get("minLength", 0), rule.get("maxLength", "")
-        return f"^(?s:.){{{least},{most}}}$" if most == "" or most >= least else None
-    return None
-
-
-def _unclear(rewriter: Rewriter, spot: str) -> Exception:
-    message = (
-        "can be enforced as one pattern or as an enum beside `properties`; list the properties"
-    )
-    return rewriter.context.unsupported(spot, message)
-
-
-def _at_least(
-    rewriter: Rewriter,
-    least: int,
-    place: str,
-    group: dict[str, Any],
-    conditions: list[Schema],
-) -> None:
-    """minProperties: which of the optional properties are there."""
-    spot = under(place, "minProperties")
-    required: list[str] = group.get("required", [])
-    optional, is_closed = _optional(group)
-    missing = least - len(required)
-    if missing <= 0:
-        return
-    if missing > 1 and not is_closed:
-        message = (
-            "more than one property beyond the required ones cannot be counted, because a text may "
-            "repeat a name; list the properties, with additionalProperties false"
-        )
-        raise rewriter.context.unsupported(spot, message)
-    if missing > 1 and comb(len(optional), missing) > _MAX_CASES:
-        message = "allows too many choices of properties; make some required"
-        raise rewriter.context.unsupported(spot, message)
-    if not is_closed and all(name in required for name in group.get("properties", {})):
-        group["minProperties"] = least
-        return
-    chosen = [list(names) for names in combinations(optional, missing)]
-    rewriter.context.spend(spot, len(chosen) * missing)
-    cases: list[Schema] = [{"type": _NOT_OBJECT}]
-    if is_closed:
-        cases += [{"required": names} for names in chosen]
-    else:
-        whole = {"type": "object", **group}
-        rewriter.context.spend(spot, len(chosen) * len(optional))
-        cases += [{**whole, "required": [*required, *names]} for names in chosen]
-        cases.append(_one_more(rewriter, place, group))
-        group.clear()
-    conditions.append({"anyOf": cases})
-
-
-def _at_most(
-    rewriter: Rewriter,
-    most: int,
-    place: str,
-    group: dict[str, Any],
-    conditions: list[Schema],
-) -> None:
-    """maxProperties: which of the optional properties are not there."""
-    spot = under(place, "maxProperties")
-    required: list[str] = group.get("required", [])
-    optional, is_closed = _optional(group)
-    kept = most - len(required)
-    if is_closed and kept >= len(optional):
-        return
-    if not optional:
-        group["maxProperties"] = most
-        return
-    if not is_closed or kept < 0 or comb(len(optional), kept) > _MAX_CASES:
-        message = "cannot be enforced beside optional properties; list fewer, or leave it out"
-        raise rewriter.context.unsupported(spot, message)
-    rewriter.context.spend(spot, comb(len(optional), kept) * len(optional))
-    conditions.append(
-        {
-            "anyOf": [
-                {"properties": {name: False for name in optional if name not in names}}
-                for names in combinations(optional, kept)
-            ]
-        }
-    )
-
-
-def _optional(group: dict[str, Any]) -> tuple[list[str], bool]:
-    """The listed properties that may be there or not, and whether no other may."""
-    required = group.get("required", ())
-    named = group.get("properties", {}).items()
-    is_closed = group.get("additionalProperties") is False and "patternProperties" not in group
-    return [n for n, child in named if n not in required and child is not False], is_closed
-
-
-def _one_more(rewriter: Rewriter, place: str, group: dict[str, Any]) -> Schema:
-    """The required properties alone, and at least one that is not listed."""
-    named, required = group.get("properties", {}), group.get("required", [])
-    names = list(dict.fromkeys((*named, *required)))
-    pattern = none_of(names)
-    if pattern is None or "patternProperties" in group:
-        message = "cannot be enforced beside these properties; make one of them required"
-        raise rewriter.context.unsupported(under(place, "minProperties"), message)
-    rest = group.get("additionalProperties", True)
-    alone = {name: named.get(name, rest) for name in required}
-    return {
-        "type": "object",
-        "properties": alone,
-        "required": required,
-        "patternProperties": {pattern: rest},
-        "additionalProperties": False,
-        "minProperties": len(required) + 1,
-    }

@@ -1,4 +1,4 @@
-"""The way of a schema through this room: limits, rewriting, what can never end, names.
+"""The way of a schema through this room: limits, malformed parts, rewriting, endless parts, names.
 
 Does not know: what the rewrites are.
 """
@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from eyas.core import GrammarError
+from eyas.schemas.checking import check_document
 from eyas.schemas.context import Context
 from eyas.schemas.finite import without_endless
 from eyas.schemas.keywords import draft_of
@@ -32,7 +33,8 @@ def prepare(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = 
         raise fail(param, "#", message, "invalid")
     try:
         context = Context(schema, param, draft_of(schema), lenient)
-        result = spelled(without_endless(Rewriter(context).document(schema)), context)
+        check_document(context)
+        result = spelled(without_endless(Rewriter(context).document(context.root)), context)
     except RecursionError:
         message = f"{param}: the schema is nested too deeply; move parts into $defs"
         raise GrammarError(message, "too_complex", param=param) from None

@@ -1,12 +1,14 @@
 """Where a `$ref` leads.
 
 Promises: finds JSON pointers, anchors and embedded resources ($id) within one document; says so where
-a reference leads out of it or to nothing.
+a reference leads out of it or to nothing. References of `root` are absolute, so that parts of it mean
+the same wherever they are written.
 Does not know: what schemas mean.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -18,25 +20,22 @@ _ROOT = "https://schema.invalid/"
 
 
 class References:
-    """The targets of one document's references."""
+    """The targets of one document's references. root: a copy of the document."""
 
-    def __init__(self, root: Any, draft: int, param: str) -> None:
-        self.root = root
+    def __init__(self, document: Any, draft: int, param: str) -> None:
+        self.root = _copied(document)
         self.param = param
         self._draft = draft
         self._id = "$id" if draft >= 6 else "id"
-        self._bases: dict[int, str] = {}
         self._resources: dict[str, tuple[Any, str]] = {}
         self._anchors: dict[str, tuple[Any, str]] = {}
-        self._resources[_ROOT] = (root, "#")
+        self._resources[_ROOT] = (self.root, "#")
         self._scan()
 
-    def resolve(self, reference: str, schema: dict[str, Any], place: str) -> tuple[Any, str]:
-        """The target of `reference`, which stands in `schema`, and its place."""
-        base = self._bases.get(id(schema), _ROOT)
+    def resolve(self, reference: str, place: str) -> tuple[Any, str]:
+        """The target of `reference`, which stands at `place`, and its place."""
         try:
-            target = f"{base}{reference}" if reference.startswith("#") else urljoin(base, reference)
-            address, fragment = urldefrag(target)
+            address, fragment = urldefrag(_absolute(reference, _ROOT))
         except ValueError:
             raise self._nowhere(reference, place) from None
         fragment = unquote(fragment)
@@ -47,7 +46,7 @@ class References:
         else:
             found = self._resources.get(address)
         if found is None:
-            message = f"{shortened(reference)} leads out of the schema; put its target under $defs"
+            message = f"{_shown(reference)} leads out of the schema; put its target under $defs"
             raise fail(self.param, under(place, "$ref"), message, "unsupported")
         node, spot = found
         for step in fragment.split("/")[1:] if fragment.startswith("/") else ():
@@ -60,12 +59,12 @@ class References:
                 raise self._nowhere(reference, place)
             spot = under(spot, step)
         if not isinstance(node, (dict, bool)):
-            message = f"{shortened(reference)} leads to {shortened(node)}, which is no schema"
+            message = f"{_shown(reference)} leads to {shortened(node)}, which is no schema"
             raise fail(self.param, under(place, "$ref"), message, "invalid")
         return node, spot
 
     def _nowhere(self, reference: str, place: str) -> GrammarError:
-        message = f"{shortened(reference)} leads nowhere; define its target under $defs"
+        message = f"{_shown(reference)} leads nowhere; define its target under $defs"
         return fail(self.param, under(place, "$ref"), message, "invalid")
 
     def _scan(self) -> None:
@@ -85,8 +84,9 @@ class References:
                     spot = under(place, self._id)
                     raise fail(self.param, spot, message, "invalid") from None
                 self._resources.setdefault(base, (node, place))
-            if base != _ROOT:
-                self._bases[id(node)] = base
+            if isinstance(node.get("$ref"), str):
+                with suppress(ValueError):  # told where it is followed
+                    node["$ref"] = _absolute(node["$ref"], base)
             for keyword in ("$anchor", self._id):
                 anchor = node.get(keyword)
                 if isinstance(anchor, str) and (keyword == "$anchor" or anchor.startswith("#")):
@@ -102,3 +102,17 @@ class References:
                 if isinstance(node.get(keyword), dict):
                     members = node[keyword].items()
                     waiting.extend((child, under(place, keyword, k), base) for k, child in members)
+
+
+def _copied(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _copied(child) for key, child in node.items()}
+    return [_copied(child) for child in node] if isinstance(node, (list, tuple)) else node
+
+
+def _absolute(reference: str, base: str) -> str:
+    return f"{base}{reference}" if reference.startswith("#") else urljoin(base, reference)
+
+
+def _shown(reference: str) -> str:
+    return shortened(reference.removeprefix(_ROOT))

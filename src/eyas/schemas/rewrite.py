@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 from eyas.core import GrammarError
 from eyas.schemas.arrays import rewrite_array
+from eyas.schemas.beside import Beside
 from eyas.schemas.complement import Complements
 from eyas.schemas.context import Context
 from eyas.schemas.disjoint import Disjointness
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
-from eyas.schemas.keywords import Checker, Schema, children, types_of
+from eyas.schemas.keywords import ALL, BOUNDS, Schema, common_types, types_of
 from eyas.schemas.limits import MAX_ENUM_VALUES, fail, shortened, under
-from eyas.schemas.numbers import is_exact, least, most
+from eyas.schemas.numbers import is_exact, least, most, on_multiples
 from eyas.schemas.objects import rewrite_object
 
 _ARRAY = frozenset(
@@ -40,6 +41,7 @@ _OBJECT = frozenset(
 )
 
 
+_Found = TypeVar("_Found")
 _MAX_STEP = 2**16 - 1
 """Of all multipleOf of a document, without their decimal point."""
 
@@ -49,9 +51,9 @@ class Rewriter:
 
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.beside = Beside(context)
         self.disjointness = Disjointness(context)
         self.complements = Complements(context, self.schema)
-        self._checker = Checker(context.param)
         self._names: dict[int, str] = {}
         self._waiting: list[tuple[str, Schema, str]] = []
         self._num_values = 0
@@ -72,7 +74,6 @@ class Rewriter:
     def schema(self, schema: Schema, place: str) -> Schema:
         """One schema and all below it, as it must hold."""
         self.context.count()
-        self._checker.check(schema, place)
         if isinstance(schema, bool):
             return schema
         out: dict[str, Any] = {}
@@ -94,25 +95,24 @@ class Rewriter:
             except GrammarError as error:
                 if error.fault != "unsupported" or not self.context.lenient:
                     raise
+        if "multipleOf" in out:
+            bounds = {keyword: out.pop(keyword) for keyword in BOUNDS if keyword in out}
+            between = on_multiples(bounds, out["multipleOf"])
+            if between is None:
+                conditions.append({"type": sorted(ALL - {"number"})})
+            else:
+                out |= between
         return _joined(out, conditions)
 
-    def check_all(self, schema: Schema, place: str) -> None:
-        """Raises where something below is malformed that is not rewritten as it stands."""
-        waiting = [(schema, place)]
-        while waiting:
-            node, spot = waiting.pop()
-            self.context.spend(spot)
-            self._checker.check(node, spot)
-            if isinstance(node, dict):
-                waiting += children(node, spot)
-
-    def attempt(self, write: Callable[[], None]) -> None:
-        """Does it, or leaves it out where it cannot be enforced and the request is lenient."""
+    def attempt(self, write: Callable[[], _Found], otherwise: _Found) -> _Found:
+        """What `write` returns, or `otherwise` where that cannot be enforced and the request is
+        lenient."""
         try:
-            write()
+            return write()
         except GrammarError as error:
             if error.fault != "unsupported" or not self.context.lenient:
                 raise
+            return otherwise
 
     def complement(
         self, schema: Schema, place: str, around: list[Schema], keyword: str, remedy: str
@@ -129,6 +129,13 @@ class Rewriter:
         return found.schema()
 
     def _type(self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions) -> None:
+        """But where a reference beside it says as much: the backend cannot join what leads back to
+        itself with anything."""
+        if "$ref" in schema:
+            target = self.context.resolve(schema, spot.removesuffix("/type"))[0]
+            types = self.disjointness.types([target])
+            if common_types(types, types_of(schema)) == types:
+                return
         named = schema["type"]
         out["type"] = named if isinstance(named, str) else sorted(types_of(schema))
 
@@ -215,6 +222,7 @@ class Rewriter:
         if name is None:
             name = f"#/$defs/{len(self._names)}"
             self._names[id(target)] = name
+            self.context.places[name] = place
             self._waiting.append((name.rpartition("/")[2], target, place))
         out["$ref"] = name
 
@@ -259,7 +267,6 @@ class Rewriter:
     def _not(
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
     ) -> None:
-        self.check_all(schema["not"], spot)
         around: list[Schema] = [{k: v for k, v in schema.items() if k != "not"}]
         remedy = "say what is allowed instead"
         conditions.append(self.complement(schema["not"], spot, around, "not", remedy))

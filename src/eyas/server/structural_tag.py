@@ -27,7 +27,8 @@ def structural_tag(value: Any, spelling: Spelling, param: str) -> Node:
     with it."""
     if isinstance(value, str):
         value = json_object(value, param)
-    reader = _Reader(spelling, param)
+    is_older = isinstance(value, dict) and "structures" in value
+    reader = _Reader(spelling, param, "structures" if is_older else "tags")
     if not isinstance(value, dict):
         raise reader.refusal(param, "must be an object, or an object's JSON text")
     if value.get("type", "structural_tag") != "structural_tag":
@@ -47,8 +48,11 @@ def structural_tag(value: Any, spelling: Spelling, param: str) -> Node:
 
 
 class _Reader:
-    def __init__(self, spelling: Spelling, param: str) -> None:
+    """tags: what the user calls them."""
+
+    def __init__(self, spelling: Spelling, param: str, tags: str) -> None:
         self._spelling = spelling
+        self._tags = tags
         self._free = FreeTexts(spelling, param)
         self._param = param
         self._num_formats = 0
@@ -210,7 +214,7 @@ class _Reader:
         without = tuple(self._free.marker(text) for text in excluded)
         tags_of: dict[str, list[Node]] = {trigger: [] for trigger in triggers}
         for place, tag in enumerate(self.list_of(fields, "tags", path)):
-            at = f"{path}.tags[{place}]"
+            at = f"{path}.{self._tags}[{place}]"
             tag = self._tag_fields(tag, at)
             begin = self._text(dict(tag), "begin", at)
             fitting = [trigger for trigger in triggers if begin.startswith(trigger)]
@@ -238,7 +242,7 @@ class _Reader:
         separator = self._spelling.pieces(self._text(fields, "separator", path))
         tags = []
         for place, tag in enumerate(self.list_of(fields, "tags", path)):
-            at = f"{path}.tags[{place}]"
+            at = f"{path}.{self._tags}[{place}]"
             tags.append(self.read(self._tag_fields(tag, at), at, depth, "tag"))
         one = one_of(tags)
         if ends_open(one):

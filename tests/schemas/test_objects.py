@@ -1,0 +1,298 @@
+"""The keywords of objects together: counts, names, patterns, and the schemas beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eyas.core import GrammarError
+from eyas.schemas import prepare
+from tests.schemas.enforcing import allowed, check, matcher
+
+COUNTED: list[tuple[Any, list[Any], list[Any]]] = [
+    (
+        {"type": "object", "properties": {"a": False}, "minProperties": 1, "maxProperties": 1},
+        [{"b": 1}],
+        [{}, {"a": 1}, {"b": 1, "c": 2}],
+    ),
+    (
+        {"type": "object", "required": ["a"], "properties": {"a": {}, "b": False}}
+        | {"minProperties": 2, "maxProperties": 2},
+        [{"a": 1, "c": 2}],
+        [{"a": 1}, {"a": 1, "b": 2}, {"a": 1, "c": 2, "d": 3}],
+    ),
+    (
+        {"type": "object", "properties": {"a": False, "b": {}}, "minProperties": 1},
+        [{"b": 1}, {"c": 1}, {"b": 1, "c": 1}],
+        [{}, {"a": 1}],
+    ),
+    ({"required": ["a", "b"], "maxProperties": 1}, [1, []], [{}, {"a": 1}, {"a": 1, "b": 2}]),
+    (
+        {"properties": {"a": {}}, "additionalProperties": False, "minProperties": 2},
+        [1, []],
+        [{}, {"a": 1}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), COUNTED)
+def test_both_limits_on_the_number_of_properties_hold(
+    schema: Any, valid: list[Any], invalid: list[Any]
+) -> None:
+    check(schema, valid, invalid)
+
+
+DRAFT_3 = {"$schema": "http://json-schema.org/draft-03/schema#"}
+
+
+@pytest.mark.parametrize("named", [{}, DRAFT_3])
+def test_a_property_that_says_required_of_itself_is_required(named: dict[str, str]) -> None:
+    properties = {
+        "a": {"type": "string", "required": True},
+        "b": {"type": "object", "required": True, "properties": {"c": {"required": False}}},
+    }
+    check(
+        {**named, "type": "object", "properties": properties},
+        [{"a": "x", "b": {}}],
+        [{}, {"a": "x"}, {"b": {}}],
+    )
+
+
+def test_in_draft_3_required_says_nothing_elsewhere() -> None:
+    check({**DRAFT_3, "items": {"type": "object", "required": True}}, [[], [{}]], [[1]])
+    with pytest.raises(GrammarError, match="#/items/required: must be a list of property names"):
+        prepare({"items": {"type": "object", "required": True}}, param="schema")
+
+
+NAMED = {"type": "object", "patternProperties": {"^x-": {"type": "string"}}}
+BESIDE: list[tuple[Any, list[Any], list[Any]]] = [
+    (
+        {**NAMED, "dependentRequired": {"a": ["b"]}},
+        [{}, {"c": 1}, {"b": 1}, {"a": 1, "b": 1}, {"x-a": "s"}],
+        [{"a": 1}, {"x-a": 1}],
+    ),
+    ({**NAMED, "allOf": [{"maxProperties": 1}]}, [{}, {"c": 1}], [{"c": 1, "d": 1}, {"x-": 1}]),
+    ({**NAMED, "allOf": [{"required": ["name"]}]}, [{"name": 1}], [{}, {"name": 1, "x-": 1}]),
+    (
+        {**NAMED, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+        [{}, {"c": 1}, {"a": 1, "b": 1}],
+        [{"a": 1}, {"x-a": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {"type": "integer"}}}
+        | {"additionalProperties": {"type": "string"}}
+        | {"anyOf": [{"required": ["z"]}, {"required": ["a"]}]},
+        [{"z": "x"}, {"a": 1}, {"a": 1, "z": "x"}],
+        [{}, {"z": 1}, {"b": "x"}, {"a": "x"}],
+    ),
+    (
+        {"type": "object", "required": ["b"], "allOf": [{"required": ["a"]}], "maxProperties": 2}
+        | {"additionalProperties": {"type": "integer"}},
+        [{"b": 1, "a": 1}],
+        [{"b": 1}, {"b": 1, "a": "x"}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), BESIDE)
+def test_an_object_stays_open_beside_other_schemas(
+    schema: Any, valid: list[Any], invalid: list[Any]
+) -> None:
+    check(schema, valid, invalid)
+
+
+def test_properties_come_in_the_order_of_the_schemas_that_list_them() -> None:
+    """An applicator before `properties` has its own first."""
+    first: dict[str, Any] = {"allOf": [{"properties": {"a": {"type": "integer"}}}]}
+    last: dict[str, Any] = {"properties": {"b": {"type": "integer"}}}
+    for schema, order in (({**first, **last}, "ab"), ({**last, **first}, "ba")):
+        texts = [f'{{"{one}":1,"{other}":1}}' for one, other in ("ab", "ba")]
+        assert allowed(schema, texts) == [f'{{"{order[0]}":1,"{order[1]}":1}}']
+
+
+WHOLE = {"type": "integer"}
+ON_NAMES: list[tuple[Any, list[Any], list[Any]]] = [
+    (
+        {"type": "object", "properties": {"a": WHOLE}, "additionalProperties": {"type": "string"}}
+        | {"propertyNames": {"pattern": "^[a-z]+$"}},
+        [{}, {"a": 1}, {"a": 1, "b": "x"}],
+        [{"a": "x"}, {"b": 1}, {"B": "x"}, {"a": 1, "a1": "x"}],
+    ),
+    (
+        {"type": "object", "required": ["ab"], "additionalProperties": WHOLE}
+        | {"propertyNames": {"maxLength": 2}},
+        [{"ab": 1}, {"ab": 1, "c": 2}],
+        [{}, {"ab": "x"}, {"ab": 1, "abc": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x": WHOLE}}
+        | {"additionalProperties": {"type": "string"}, "propertyNames": {"pattern": "^[a-z]$"}},
+        [{"a": []}, {"x": 1}, {"b": "x"}],
+        [{"x": "x"}, {"xy": 1}, {"b": 1}],
+    ),
+    (
+        {"type": "object", "patternProperties": {"^a": WHOLE}, "properties": {"ab": {"minimum": 2}}}
+        | {"propertyNames": {"enum": ["a", "ab", "c", 3]}},
+        [{"ab": 2, "a": 1, "c": "x"}],
+        [{"ab": 1}, {"a": "x"}, {"d": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": WHOLE},
+        [{}, {"a": 1}],
+        [{"a": "x"}],
+    ),
+    (
+        {
+            "type": "object",
+            "propertyNames": {"$ref": "#/$defs/Color"},
+            "additionalProperties": WHOLE,
+        }
+        | {"$defs": {"Color": {"enum": ["red", "blue"], "title": "Color", "type": "string"}}},
+        [{}, {"red": 1, "blue": 2}],
+        [{"red": "x"}, {"green": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^a", "maxLength": 2, "description": "x"}},
+        [{}, {"a": 1, "ab": 1}],
+        [{"b": 1}, {"abc": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"allOf": [{"minLength": 2}, {"pattern": "^/"}]}},
+        [{"/a": 1}],
+        [{"/": 1}, {"aa": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"format": "json-pointer"}},
+        [{"/a~0b": 1}, {"": 1}],
+        [{"a": 1}, {"/~2": 1}],
+    ),
+    ({"type": "object", "propertyNames": {"type": "integer"}}, [{}], [{"1": 1}]),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), ON_NAMES)
+def test_a_condition_on_names_leaves_their_schemas(
+    schema: Any, valid: list[Any], invalid: list[Any]
+) -> None:
+    check(schema, valid, invalid)
+
+
+@pytest.mark.parametrize(
+    "name", [{"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}, {"format": "email"}, {"not": {}}]
+)
+def test_a_condition_on_names_that_is_unclear_is_refused_or_left_out(name: Any) -> None:
+    """And nothing else of the object with it."""
+    schema = {"type": "object", "properties": {"a": WHOLE}, "propertyNames": name}
+    with pytest.raises(GrammarError, match="#/propertyNames") as caught:
+        prepare(schema, param="schema")
+    assert caught.value.fault == "unsupported"
+    left = prepare(schema, param="schema", lenient=True)
+    assert left == prepare(
+        {k: v for k, v in schema.items() if k != "propertyNames"}, param="schema"
+    )
+
+
+ABOVE: list[tuple[Any, list[Any], list[Any]]] = [
+    (
+        {"type": "object", "allOf": [{"properties": {"a": WHOLE}}], "minProperties": 1},
+        [{"a": 1}, {"b": 1}, {"a": 1, "b": 1}],
+        [{}, {"a": "x"}],
+    ),
+    (
+        {"type": "object", "anyOf": [{"properties": {"a": WHOLE}, "required": ["b"]}, {}]}
+        | {"minProperties": 1},
+        [{"a": 1}, {"c": 1}, {"b": 1}],
+        [{}],
+    ),
+    (
+        {"type": "object", "properties": {"a": WHOLE}, "$ref": "#/$defs/some"}
+        | {"$defs": {"some": {"minProperties": 1}}},
+        [{"a": 1}, {"b": "x"}],
+        [{}, {"a": "x"}],
+    ),
+    (
+        {"type": "object", "allOf": [{"properties": {"a": WHOLE}, "required": ["a"]}]}
+        | {"maxProperties": 2},
+        [{"a": 1}, {"a": 1, "b": 1}],
+        [{}, {"a": 1, "b": 1, "c": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"a": WHOLE}, "allOf": [{"maxProperties": 0}]},
+        [{}],
+        [{"a": 1}, {"b": 1}],
+    ),
+    (
+        {"type": "object", "properties": {"b": WHOLE}, "if": {"required": ["b"]}}
+        | {"then": {"patternProperties": {"^a": {"type": "string"}}}},
+        [{}, {"a": 1}, {"b": 1}, {"b": 1, "a": "x", "c": 2}],
+        [{"b": "x"}, {"b": 1, "a": 1}],
+    ),
+    (
+        {"type": "object", "patternProperties": {"^x": WHOLE}, "$ref": "#/$defs/base"}
+        | {"$defs": {"base": {"properties": {"a": WHOLE}, "required": ["a"]}}}
+        | {"properties": {"c": {"$ref": "#/$defs/base"}}},
+        [{"a": 1}, {"a": 1, "c": {"a": 1, "x": "s"}, "x": 1}],
+        [{"a": "x"}, {"a": 1, "x": "s"}, {"a": 1, "c": {"a": "x"}}],
+    ),
+    (
+        {
+            "type": "object",
+            "allOf": [{"properties": {"b": WHOLE}}, {"propertyNames": {"pattern": "^b"}}],
+        },
+        [{}, {"b": 1, "bb": "x"}],
+        [{"b": "x"}, {"a": 1}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), ABOVE)
+def test_schemas_of_one_object_know_each_others_names(
+    schema: Any, valid: list[Any], invalid: list[Any]
+) -> None:
+    check(schema, valid, invalid)
+
+
+@pytest.mark.parametrize("text", [r'{"b":1,"\u0061":1}', r'{"\u0062":"x"}', r'{"b":1,"\u0063":1}'])
+def test_a_name_has_one_spelling_where_a_choice_closes(text: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"b": WHOLE},
+        "if": {"required": ["b"]},
+        "then": {"patternProperties": {"^a": {"type": "string"}}},
+    }
+    assert allowed(schema, [text, '{"b":1,"a":"x"}']) == ['{"b":1,"a":"x"}']
+
+
+CLASHING: list[tuple[dict[str, Any], str]] = [
+    (
+        {"type": "object", "allOf": [{"properties": {"a": WHOLE}}], "maxProperties": 3},
+        "#/maxProperties",
+    ),
+    (
+        {"type": "object", "properties": {"a": WHOLE}, "items": {"$ref": "#/$defs/b"}}
+        | {"allOf": [{"$ref": "#/$defs/b"}], "$defs": {"b": {"maxProperties": 3}}},
+        "#/$defs/b/maxProperties",
+    ),
+    (
+        {"type": "object", "allOf": [{"patternProperties": {"^a": WHOLE}}]}
+        | {"patternProperties": {"b$": WHOLE}},
+        "#/allOf/0/patternProperties",
+    ),
+    (
+        {"type": "object", "propertyNames": {"maxLength": 3}}
+        | {"if": {"required": ["a"]}, "then": {"propertyNames": {"pattern": "^a"}}},
+        "#/propertyNames",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), CLASHING)
+def test_what_cannot_be_joined_is_refused_with_its_place_or_left_out(
+    schema: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(GrammarError) as caught:
+        prepare(schema, param="schema")
+    assert caught.value.fault == "unsupported"
+    assert f" {place}: " in caught.value.message
+    assert matcher(prepare(schema, param="schema", lenient=True)) is not None

@@ -1,0 +1,62 @@
+"""References lead to what they name where they stand, wherever a schema is written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.schemas.enforcing import check
+
+ROOT = "https://x.org/root"
+APART: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    (
+        {"$ref": "#/$defs/a", "oneOf": [{"enum": [1, 3]}, {"enum": [3, 9]}]},
+        [1, 9],
+        [3],
+    ),
+    ({"$ref": "#/$defs/a", "type": "integer", "not": {"enum": [3]}}, [1, 9], [3, "a"]),
+    (
+        {"$ref": "#/$defs/a", "if": {"enum": [1, 3]}, "then": {"maximum": 2}},
+        [1, 9],
+        [3, "a"],
+    ),
+    ({"allOf": [{"$ref": "#/$defs/a"}], "not": {"$ref": "#/$defs/b"}}, [1, 9], [3]),
+]
+
+
+@pytest.mark.parametrize(("inner", "valid", "invalid"), APART)
+def test_a_reference_stays_in_its_resource(
+    inner: dict[str, Any], valid: list[Any], invalid: list[Any]
+) -> None:
+    """The root's own `a` would tell options apart that are not."""
+    inner = {"$id": "sub", "$defs": {"a": {"type": "integer"}, "b": {"const": 3}}, **inner}
+    root = {"$id": ROOT, "$ref": "sub", "$defs": {"a": {"enum": [1, 9]}, "s": inner}}
+    check(root, valid, invalid)
+
+
+def test_a_type_beside_a_reference_that_says_as_much_is_left_out() -> None:
+    """The backend cannot join a schema that it is in the middle of with anything."""
+    schema = {
+        "type": "object",
+        "properties": {"c": {"$ref": "#", "type": ["object", "null"]}, "v": {"type": "integer"}},
+    }
+    check(schema, [{}, {"c": {"c": {}, "v": 1}}], [{"c": None}, {"c": {"v": "x"}}])
+    beside = {"$defs": {"a": {"type": "integer"}}, "$ref": "#/$defs/a", "type": "number"}
+    check(beside, [1], [1.5, "x"])
+    check({**beside, "$defs": {"a": {"type": "number"}}, "type": "integer"}, [1], [1.5, "x"])
+
+
+@pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07"])
+def test_an_older_draft_takes_nothing_from_what_a_schema_says(draft: str) -> None:
+    """Later keywords hold, and so does what stands beside a reference."""
+    schema = {
+        "$schema": f"http://json-schema.org/{draft}/schema#",
+        "type": "object",
+        "properties": {"a": {"$ref": "#/definitions/whole", "minimum": 2}},
+        "dependentRequired": {"a": ["b"]},
+        "definitions": {"whole": {"type": "integer"}},
+    }
+    check(
+        schema, [{}, {"b": 1}, {"a": 2, "b": 1}], [{"a": 2}, {"a": 1, "b": 1}, {"a": "x", "b": 1}]
+    )
