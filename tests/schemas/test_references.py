@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from eyas.core import GrammarError
+from eyas.schemas import prepare
 from tests.schemas.enforcing import check
 
 ROOT = "https://x.org/root"
@@ -45,6 +47,21 @@ def test_a_type_beside_a_reference_that_says_as_much_is_left_out() -> None:
     beside = {"$defs": {"a": {"type": "integer"}}, "$ref": "#/$defs/a", "type": "number"}
     check(beside, [1], [1.5, "x"])
     check({**beside, "$defs": {"a": {"type": "number"}}, "type": "integer"}, [1], [1.5, "x"])
+
+
+@pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07"])
+def test_later_keywords_allow_nothing_that_an_older_draft_refuses(draft: str) -> None:
+    named = {"$schema": f"http://json-schema.org/{draft}/schema#", "type": "array"}
+    prefixed = {"prefixItems": [{"type": "string"}], "items": {"type": "integer"}}
+    rare = {"contains": {"const": 1}, "minContains": 0, "maxItems": 2}
+    for keyword, schema in (("prefixItems", prefixed), ("minContains", rare)):
+        with pytest.raises(GrammarError, match=f"#/{keyword}: is not known to the draft") as caught:
+            prepare({**named, **schema}, param="schema")
+        assert caught.value.fault == "unsupported"
+        check({"type": "array", **schema}, [[]], [])
+    check({**named, "prefixItems": [{"type": "string"}]}, [["a", 1]], [[1]])
+    left_out = prepare({**named, **prefixed}, param="schema", lenient=True)
+    assert "prefixItems" not in left_out and '"integer"' in left_out
 
 
 @pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07"])

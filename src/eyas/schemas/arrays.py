@@ -11,7 +11,7 @@ from itertools import permutations
 from math import perm
 from typing import TYPE_CHECKING, Any
 
-from eyas.schemas.keywords import Schema, canonical, types_of
+from eyas.schemas.keywords import SINCE, Schema, canonical, types_of
 from eyas.schemas.limits import under
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ def rewrite_array(
     else:
         prefix, prefix_key = schema.get("prefixItems", []), "prefixItems"
         rest, rest_key = items, "items"
+        if (
+            prefix
+            and "items" in schema
+            and not rewriter.attempt(lambda: _is_known(rewriter, "prefixItems", place), False)
+        ):
+            prefix = []
     if "unevaluatedItems" in schema and rest_key not in schema:
         if _has_applicators(schema):
             rewriter.attempt(lambda: _refuse(rewriter, place, "unevaluatedItems"), None)
@@ -102,6 +108,10 @@ def _contains(
     spot = under(place, "contains")
     wanted = rewriter.schema(schema["contains"], spot)
     least = int(schema.get("minContains", 1))
+    if least == 0 and not rewriter.attempt(
+        lambda: _is_known(rewriter, "minContains", place), False
+    ):
+        least = 1
     if "maxContains" in schema or least > 1:
         keyword = "maxContains" if "maxContains" in schema else "minContains"
         message = "how often an item occurs cannot be enforced; use prefixItems"
@@ -120,6 +130,17 @@ def _contains(
         first = [True] * i + [wanted]
         places.append({"type": "array", "minItems": i + 1, "prefixItems": first})
     conditions.append({"anyOf": places})
+
+
+def _is_known(rewriter: Rewriter, keyword: str, place: str) -> bool:
+    """Does the schema's draft know a keyword that lets more through than its draft would without it?"""
+    if SINCE[keyword] <= rewriter.context.draft:
+        return True
+    message = (
+        f"is not known to the draft that $schema names, and would allow what that refuses; name "
+        f"draft {SINCE[keyword]} or a later one"
+    )
+    raise rewriter.context.unsupported(under(place, keyword), message)
 
 
 def _has_applicators(schema: dict[str, Any]) -> bool:
