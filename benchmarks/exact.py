@@ -84,7 +84,7 @@ class Rooms:
         total, longest = sum(lengths), max(lengths)
         kv = KVStore(spec.stores, 2 * total + MOST_NODES, dtype=parts.dtype, device=self.device)
         attention = open_attention(kv)
-        self.runner = ModelRunner(parts.model, attention, parts.order.order)
+        self.runner = ModelRunner(parts.model, attention)
         self.first = np.concatenate(([0], np.cumsum(lengths)))
         self.tokens_XC = self.draw.integers(0, self.vocab, size=(len(lengths), longest))
         self.slots_2XC = np.zeros((2, len(lengths), longest), dtype=np.int64)

@@ -185,6 +185,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {scheduler.flights!r}")
 
 
+DEFAULTS = EngineConfig()
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a started engine says of itself; the server and the commands show it."""
 
@@ -203,7 +206,5 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_flights: int
     grammar_backend: GrammarBackend | None = None
     """What enforces grammars; None where nothing does."""
-    tokenizer_size: int = 0
-    """Tokens of the tokenizer; 0 where there is none."""
     directory: str = ""
     """Where the model's tokenizer, chat template and generation config are."""

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from eyas.config import (
+    DEFAULTS,
     Auto,
     CacheConfig,
     DeviceConfig,
@@ -52,30 +53,29 @@ class Asked:
 class LLM:
     """A model and its engine.
 
-    model: "builtin", a directory, or a hub name. drafter: "auto", "root" (plain decoding), "ngram",
-    "model", "head", some of them joined by "+", or a `Drafter` of your own; it and the other draft
-    keywords are those of `eyas.config.DraftConfig`. config: every setting there is, instead of the
-    keywords (but for a drafter of one's own).
+    model: "builtin", a directory, or a hub name. drafter: as in `eyas.config.DraftConfig`, which tells
+    of the other draft keywords as well, or a `Drafter` of your own. config: every setting there is,
+    instead of the keywords (but for a drafter of one's own).
     """
 
     def __init__(
         self,
-        model: str = "builtin",
+        model: str = DEFAULTS.model.path,
         *,
-        drafter: str | Drafter = "auto",
-        draft_model: str | None = None,
-        draft_steps: int | Auto = "auto",
-        draft_topk: int = 4,
-        draft_nodes: int | Auto = "auto",
-        draft_token_map: str | None = None,
-        dtype: DtypeName = "auto",
-        max_model_len: int | None = None,
-        device: str = "auto",
-        num_threads: int | None = None,
-        max_num_seqs: int = 64,
-        num_slots: int | None = None,
-        prefix_cache: bool = True,
-        offline: bool = False,
+        drafter: str | Drafter = DEFAULTS.draft.drafter,
+        draft_model: str | None = DEFAULTS.draft.model,
+        draft_steps: int | Auto = DEFAULTS.draft.steps,
+        draft_topk: int = DEFAULTS.draft.topk,
+        draft_nodes: int | Auto = DEFAULTS.draft.nodes,
+        draft_token_map: str | None = DEFAULTS.draft.token_map,
+        dtype: DtypeName = DEFAULTS.model.dtype,
+        max_model_len: int | None = DEFAULTS.model.max_model_len,
+        device: str = DEFAULTS.device.device,
+        num_threads: int | None = DEFAULTS.device.num_threads,
+        max_num_seqs: int = DEFAULTS.scheduler.max_num_seqs,
+        num_slots: int | None = DEFAULTS.cache.num_slots,
+        prefix_cache: bool = DEFAULTS.cache.prefix_cache,
+        offline: bool = DEFAULTS.model.offline,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> None:

@@ -165,7 +165,7 @@ class FourLetters:
 
 def test_a_long_answer_keeps_little_text_and_still_finds_its_stop() -> None:
     params = SamplingParams(stop=("cdend.abcden",), logprobs=0)
-    checker = StopChecker(params, frozenset(), 10**9, FourLetters)
+    checker = StopChecker(params, frozenset(), 10**9, FourLetters())
     text, num_tokens = "", 0
     for token_id in [0] * 5000 + [1] + [0] * 3000 + [1, 0, 1, 0, 0]:
         shown = checker.push([token_id])

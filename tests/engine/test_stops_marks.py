@@ -27,7 +27,7 @@ def checker(params: SamplingParams, max_tokens: int = 100) -> StopChecker:
         params,
         frozenset({EOS}),
         max_tokens,
-        lambda: Detokenizer(names, params.skip_special_tokens),
+        Detokenizer(names, params.skip_special_tokens),
         MARKED,
     )
 
@@ -85,7 +85,7 @@ def test_offsets_are_of_the_deltas_own_text() -> None:
 
 
 def test_tokens_that_nobody_asked_about_are_not_marked() -> None:
-    unmarked = StopChecker(plain(), frozenset({EOS}), 9, lambda: Detokenizer(tokenizer(), False))
+    unmarked = StopChecker(plain(), frozenset({EOS}), 9, Detokenizer(tokenizer(), False))
     assert unmarked.push([97, MARK_ID]).marks == []
 
 

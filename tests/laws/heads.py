@@ -147,7 +147,7 @@ def head_network(kind: str, dtype: torch.dtype, num_slots: int, *, is_lucky: boo
     head = new_head(kind, dtype, is_lucky=is_lucky)
     scratch = MAX_SEATS * num_scratch(Shape(8, 4, 33))
     kv = KVStore(head.spec.stores, num_slots + scratch, dtype=dtype, device=torch.device("cpu"))
-    return HeadNetwork(head, ReferenceAttention(kv), head.order, num_slots)
+    return HeadNetwork(head, ReferenceAttention(kv), num_slots)
 
 
 def head_drafter(

@@ -329,10 +329,9 @@ def test_a_detokenizer_that_fails_ends_its_request(
     undisturbed: Answers, flights: int, drafter: str, calls: int, at_finish: bool
 ) -> None:
     engine = faulty_engine(drafter, flights, undisturbed)
-    make_sink = engine._make_sink
-    assert make_sink is not None
-    engine._make_sink = lambda skip: (
-        make_sink(skip) if skip else BadSink(calls, at_finish=at_finish)
+    new_sink = engine._new_sink
+    engine._new_sink = lambda params: (
+        new_sink(params) if params.skip_special_tokens else BadSink(calls, at_finish=at_finish)
     )
     answers = run(engine, [victim(skip_special_tokens=False), *neighbours()])
     assert answers["victim", 0].finish_reason == "error"

@@ -102,7 +102,7 @@ def feed(
         params,
         frozenset({EOS}),
         max_tokens,
-        lambda: Detokenizer(names, params.skip_special_tokens),
+        Detokenizer(names, params.skip_special_tokens),
     )
     shown: list[Shown] = []
     position = 0
@@ -203,9 +203,7 @@ def test_what_is_held_back_comes_out_when_the_engine_ends_a_text(
 ) -> None:
     params, _, tokens, pieces = stream
     names = tokenizer()
-    checker = StopChecker(
-        params, frozenset(), 1000, lambda: Detokenizer(names, params.skip_special_tokens)
-    )
+    checker = StopChecker(params, frozenset(), 1000, Detokenizer(names, params.skip_special_tokens))
     text, ids = "", []
     for piece in pieces:
         shown = checker.push(piece)

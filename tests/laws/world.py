@@ -231,7 +231,7 @@ def new_runner(dtype: torch.dtype, num_slots: int, which: str = "target") -> Mod
     loaded = weights(dtype)
     model = loaded.target if which == "target" else loaded.other
     kv = KVStore(model.spec.stores, num_slots, dtype=dtype, device=torch.device("cpu"))
-    return ModelRunner(model, ReferenceAttention(kv), loaded.order.order)
+    return ModelRunner(model, ReferenceAttention(kv))
 
 
 def model_drafter(
@@ -244,7 +244,7 @@ def model_drafter(
     shape = shape.within(shape.nodes)
     scratch = MAX_SEATS * num_scratch(shape)
     kv = KVStore(model.spec.stores, num_slots + scratch, dtype=dtype, device=torch.device("cpu"))
-    network = ModelNetwork(model, ReferenceAttention(kv), loaded.order.order)
+    network = ModelNetwork(model, ReferenceAttention(kv))
     return TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=MAX_BATCH)
 
 

@@ -18,7 +18,6 @@ import torch
 
 from eyas.attention.base import AttentionBackend
 from eyas.cache.kv import zeros_on_demand
-from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder
 from eyas.models.heads import DraftHead
 from eyas.runner.rows import ForwardRows
@@ -61,8 +60,8 @@ class ModelNetwork:
     taps: tuple[int, ...] = ()
     target_ids_U: torch.Tensor | None = None
 
-    def __init__(self, model: Decoder, backend: AttentionBackend, order: RowOrder) -> None:
-        self._model, self._backend, self._order = model, backend, order
+    def __init__(self, model: Decoder, backend: AttentionBackend) -> None:
+        self._model, self._backend, self._order = model, backend, model.order
         self.draft_vocab_size = model.spec.vocab_size
 
     def remember(self, output: Output) -> None:
@@ -93,10 +92,8 @@ class HeadNetwork:
 
     first_position = 1
 
-    def __init__(
-        self, head: DraftHead, backend: AttentionBackend, order: RowOrder, num_slots: int
-    ) -> None:
-        self._head, self._backend, self._order = head, backend, order
+    def __init__(self, head: DraftHead, backend: AttentionBackend, num_slots: int) -> None:
+        self._head, self._backend, self._order = head, backend, head.order
         self.taps = head.spec.taps
         self.target_ids_U = head.target_ids_V
         self.draft_vocab_size = head.spec.draft_vocab_size

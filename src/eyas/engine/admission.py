@@ -5,18 +5,14 @@ Promises: a RequestError names the field and the remedy. Does not know: what els
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from eyas.config import EngineInfo
 from eyas.core import Request, RequestError
+from eyas.text import Tokenizer
 from eyas.text.tokenizer import NO_TOKENIZER
 
 
-def check_request(
-    request: Request, info: EngineInfo, token_bytes: Callable[[int], bytes], *, has_text: bool
-) -> None:
-    """Refuse what can never be served. has_text: tokens can be turned into text, that of one by
-    token_bytes."""
+def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | None) -> None:
+    """Refuse what can never be served."""
     prompt, params = request.prompt_token_ids, request.params
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
@@ -27,7 +23,7 @@ def check_request(
             param="prompt",
         )
     if strange := [i for i in prompt if not (type(i) is int and 0 <= i < info.vocab_size)]:
-        raise RequestError(_told(strange[0], info, token_bytes), param="prompt")
+        raise RequestError(_told(strange[0], info, tokenizer), param="prompt")
     for name, ids in (
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
@@ -37,7 +33,7 @@ def check_request(
                 f"{name}: token ids must be below the vocabulary size {info.vocab_size}",
                 param=name,
             )
-    if params.stop and not has_text:
+    if params.stop and tokenizer is None:
         raise RequestError(
             f"stop: {NO_TOKENIZER}; token ids that end an answer go into stop_token_ids",
             param="stop",
@@ -49,12 +45,13 @@ def check_request(
         )
 
 
-def _told(token_id: object, info: EngineInfo, token_bytes: Callable[[int], bytes]) -> str:
+def _told(token_id: object, info: EngineInfo, tokenizer: Tokenizer | None) -> str:
     """What is wrong with an id that is none of the model's."""
-    if type(token_id) is int and info.vocab_size <= token_id < info.tokenizer_size:
-        text = token_bytes(token_id).decode("utf-8", "replace")
+    num_known = 0 if tokenizer is None else tokenizer.vocab_size
+    if tokenizer and type(token_id) is int and info.vocab_size <= token_id < num_known:
+        text = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
         return (
-            f"prompt: the tokenizer has {info.tokenizer_size} tokens and the model {info.vocab_size}, "
+            f"prompt: the tokenizer has {num_known} tokens and the model {info.vocab_size}, "
             f"to which {text!r} ({token_id}) does not belong; leave it out, or take the tokenizer that "
             "the model was trained with"
         )

@@ -42,7 +42,7 @@ from eyas.runner.device import Device, cache_budget, memory_bytes, open_device
 from eyas.runner.graphs import bucket_of, length_of
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
-from eyas.text import Detokenizer, Tokenizer
+from eyas.text import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def assemble(
         scratch += step_bytes(spec, config, width, max_length, dtype)
     num_slots, max_length = _size_cache(config, per_slot, scratch, place.device, max_length, width)
     kv = KVStore(spec.stores, num_slots, dtype=dtype, device=place.device)
-    runner = ModelRunner(parts.model, open_attention(kv), order.order)
+    runner = ModelRunner(parts.model, open_attention(kv))
     drafter = own_drafter
     if drafter is None:
         assert drafting is not None
@@ -181,7 +181,6 @@ def assemble(
         model=config.model.path,
         directory="" if parts.directory is None else str(parts.directory),
         grammar_backend=config.grammar.backend if has_grammars else None,
-        tokenizer_size=0 if parts.tokenizer is None else parts.tokenizer.vocab_size,
         architecture=spec.architecture,
         num_parameters=spec.num_parameters,
         device=str(place.device),
@@ -277,10 +276,6 @@ def connect(
         wish=drafter.wish,
         shares_prompts=config.cache.prefix_cache,
     )
-    make_sink = None
-    if tokenizer is not None:
-        text = tokenizer
-        make_sink = lambda skip: Detokenizer(text, skip, continues=True)  # noqa: E731
     return Engine(
         runner=runner,
         cache=cache,
@@ -288,12 +283,9 @@ def connect(
         drafter=drafter,
         scheduler=scheduler,
         info=info,
-        num_flights=info.num_flights,
-        make_sink=make_sink,
         grammars=grammars,
         mask_seconds=config.grammar.mask_seconds,
-        token_bytes=tokenizer.token_bytes if tokenizer is not None else lambda token: b"",
-        control_ids=tokenizer.control_ids if tokenizer is not None else frozenset(),
+        tokenizer=tokenizer,
     )
 
 

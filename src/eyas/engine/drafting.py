@@ -279,8 +279,8 @@ def _network(
     )
     backend = open_attention(kv)
     if isinstance(loaded, DraftHead):
-        return HeadNetwork(loaded, backend, loaded.order, num_slots)
-    return ModelNetwork(loaded, backend, loaded.order)
+        return HeadNetwork(loaded, backend, num_slots)
+    return ModelNetwork(loaded, backend)
 
 
 def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> ForwardRows:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from eyas.cache import CacheManager
 from eyas.config import EngineInfo
 from eyas.constraint import CompilePool, Grammar
 from eyas.constraint.automaton import Automaton
-from eyas.core import Delta, Request, RequestError
+from eyas.core import Delta, Request, RequestError, SamplingParams
 from eyas.draft import Drafter
 from eyas.engine.admission import check_request
 from eyas.engine.commit import Committer
@@ -35,15 +34,15 @@ from eyas.engine.stops import StopChecker, TextSink
 from eyas.grammar import OutputSpec
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
+from eyas.text import Detokenizer, Tokenizer
 from eyas.text.tokenizer import NO_TOKENIZER
 from eyas.wire import EngineStats
 
 
 class Engine:
-    """add, abort, step. make_sink: makes an incremental detokenizer that skips special tokens or
-    not; None without a tokenizer. grammars: compiles what outputs are to be; None where none can be.
-    mask_seconds: when a step's masks take longer, the rest of its draft is left out. token_bytes: what
-    a token stands for. control_ids: tokens that a request can have marked in its text."""
+    """add, abort, step. tokenizer: None where prompts and answers are token ids. grammars: compiles
+    what outputs are to be; None where none can be. mask_seconds: when a step's masks take longer, the
+    rest of its draft is left out."""
 
     def __init__(
         self,
@@ -54,12 +53,9 @@ class Engine:
         drafter: Drafter,
         scheduler: Scheduler,
         info: EngineInfo,
-        num_flights: int,
-        make_sink: Callable[[bool], TextSink] | None = None,
-        grammars: CompilePool | None = None,
+        tokenizer: Tokenizer | None,
+        grammars: CompilePool | None,
         mask_seconds: float,
-        token_bytes: Callable[[int], bytes] = lambda token: b"",
-        control_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -67,12 +63,10 @@ class Engine:
         self.drafter = drafter
         self.scheduler = scheduler
         self.info = info
-        self.num_flights = num_flights
+        self.num_flights = info.num_flights
         self.metrics = Metrics()
-        self._make_sink = make_sink
+        self._tokenizer = tokenizer
         self._grammars = grammars
-        self._token_bytes = token_bytes
-        self._control_ids = control_ids
         self.launcher = Launcher(
             runner, table, drafter, info, self.metrics, mask_seconds, self._land_before
         )
@@ -129,7 +123,7 @@ class Engine:
         GrammarError."""
         if self._grammars is None:
             lacks = "this model has no end-of-sequence token, with which an output would end"
-            lacks = NO_TOKENIZER if self._make_sink is None else lacks
+            lacks = NO_TOKENIZER if self._tokenizer is None else lacks
             raise RequestError(
                 f"{spec.param}: outputs cannot be constrained: {lacks}", param=spec.param
             )
@@ -154,7 +148,8 @@ class Engine:
         first = None
         if grammar is not None:
             assert request.output is not None
-            first = Automaton(grammar, request.output.budget, self._token_bytes)
+            of_tokens = () if self._tokenizer is None else (self._tokenizer.token_bytes,)
+            first = Automaton(grammar, request.output.budget, *of_tokens)
         sequences: list[Sequence] = []
         for index in range(params.n):
             sequences.append(
@@ -204,20 +199,25 @@ class Engine:
         self.launcher.masking.close()
 
     def _stop_checker(self, request: Request, max_length: int) -> StopChecker:
-        make_sink = self._make_sink
-        skip = request.params.skip_special_tokens
+        marked: frozenset[int] = frozenset()
+        if request.with_marks and self._tokenizer is not None:
+            marked = self._tokenizer.control_ids
         return StopChecker(
             request.params,
             frozenset(self.info.eos_token_ids),
             max_length - len(request.prompt_token_ids),
-            None if make_sink is None else lambda: make_sink(skip),
-            self._control_ids if request.with_marks else frozenset(),
+            self._new_sink(request.params),
+            marked,
         )
+
+    def _new_sink(self, params: SamplingParams) -> TextSink | None:
+        if self._tokenizer is None:
+            return None
+        return Detokenizer(self._tokenizer, params.skip_special_tokens, continues=True)
 
     def check_request(self, request: Request) -> None:
         """Everything that can be refused is refused here, before any work."""
-        has_text = self._make_sink is not None
-        check_request(request, self.info, self._token_bytes, has_text=has_text)
+        check_request(request, self.info, self._tokenizer)
 
     def _forget_if_done(self, delta: Delta) -> None:
         sequences = self._requests.get(delta.request_id)

@@ -9,7 +9,6 @@ Does not know: how tokens were chosen, who drafted them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -41,7 +40,7 @@ class Shown:
 
 class StopChecker:
     """max_tokens: the output's cap, the context's included. eos_token_ids: what the model ends with.
-    make_sink: None when the engine has no tokenizer (then there is no text and no stop string).
+    sink: makes the text; None without a tokenizer (then there is no text and no stop string).
     marked_ids: tokens whose places in the text are wanted."""
 
     def __init__(
@@ -49,7 +48,7 @@ class StopChecker:
         params: SamplingParams,
         eos_token_ids: frozenset[int],
         max_tokens: int,
-        make_sink: Callable[[], TextSink] | None,
+        sink: TextSink | None,
         marked_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._marked = marked_ids
@@ -58,7 +57,7 @@ class StopChecker:
         self._eos = frozenset() if params.ignore_eos else eos_token_ids
         self._stop_ids = frozenset(params.stop_token_ids)
         self._max_tokens = max_tokens
-        self._sink = make_sink() if make_sink is not None else None
+        self._sink = sink
         self._text = ""
         self._num_shown = 0
         self._num_searched = 0

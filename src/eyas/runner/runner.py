@@ -78,10 +78,10 @@ class ModelRunner:
     """One model behind one attention backend. On a device all forwards write their logits to the same
     memory: those of one are read before the next one runs."""
 
-    def __init__(self, model: Decoder, backend: AttentionBackend, order: RowOrder) -> None:
+    def __init__(self, model: Decoder, backend: AttentionBackend) -> None:
         self.model = model
         self.backend = backend
-        self.order = order
+        self.order = model.order
         self._logits_RV: torch.Tensor | None = None
 
     @torch.inference_mode()
