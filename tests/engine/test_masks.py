@@ -66,11 +66,11 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 def sequence(backend: Any, root: Node | None, *pieces: str, **more: Any) -> Any:
     """What of a sequence the masks look at, behind a text."""
-    constraint = None
+    automaton = None
     if root is not None:
-        constraint = Automaton(backend.compile(OutputSpec(root=root)), **more)
-        constraint.advance(tokens_of(TOKENIZER, *pieces))
-    return SimpleNamespace(constraint=constraint, status=Status.RUNNING, failure=None)
+        automaton = Automaton(backend.compile(OutputSpec(root=root)), **more)
+        automaton.advance(tokens_of(TOKENIZER, *pieces))
+    return SimpleNamespace(automaton=automaton, status=Status.RUNNING, failure=None)
 
 
 def chains(rows: Sequence[Sequence[int]]) -> DraftTree:
@@ -119,7 +119,7 @@ def some_steps(backend: Any, draw: random.Random) -> tuple[DraftTree, list[Any]]
         grammar = OBJECT if place % 3 else Json(TEXT.replace("12", "1.5").join(('{"const":', "}")))
         end = 0 if grammar is not OBJECT else place
         held = sequence(backend, grammar)
-        held.constraint.advance(tokens[:end])
+        held.automaton.advance(tokens[:end])
         rooted.append(held)
         row = tokens[end : end + draw.randrange(6)]
         if row and draw.random() < 0.5:
@@ -158,8 +158,8 @@ def test_a_chain_that_is_not_walked_has_the_masks_of_one_that_is(backend: Any, s
     assert not mask_BWK[-1].any(), "it has ended"
     assert stats.num_masks >= counts.num_masks > len(rooted) / 2
     for b, held in enumerate(rooted):  # what it looked at did not move it
-        if held.constraint is not None and held.status is Status.RUNNING:
-            assert held.constraint.root.ahead is None, b
+        if held.automaton is not None and held.status is Status.RUNNING:
+            assert held.automaton.root.ahead is None, b
             assert held.failure is None
 
 
@@ -171,7 +171,7 @@ def test_a_budget_has_its_say_in_a_chain(backend: Any) -> None:
     held = sequence(backend, root, budget=budget, token_bytes=TOKENIZER.token_bytes)
     tokens = tokens_of(TOKENIZER, "some words here")[:2]
     tree = chains([[*tokens, *closing], [*tokens, tokens[0]]])
-    twin = SimpleNamespace(constraint=held.constraint.fork(), status=held.status, failure=None)
+    twin = SimpleNamespace(automaton=held.automaton.fork(), status=held.status, failure=None)
     mask_BWK, refusals, _ = filled(tree, [held, twin], backend)
     bits = np.unpackbits(mask_BWK[0, 2].view(np.uint8), bitorder="little")
     assert np.nonzero(bits)[0].tolist() == [closing[0]]
@@ -191,15 +191,15 @@ def test_a_draft_that_hits_a_limit_loses_only_what_hits_it(backend: Any) -> None
         assert mask_BWK[[0, 2]].any(axis=2).all()
         if not mask_BWK[1].any(axis=1).all():
             break
-        heavy.constraint.advance([letter])
+        heavy.automaton.advance([letter])
     has_mask = mask_BWK[1].any(axis=1).tolist()
     assert has_mask == sorted(has_mask, reverse=True) and has_mask[0]
     assert heavy.failure is None and refusals.num_nodes == 0
     while heavy.failure is None:
-        heavy.constraint.advance([letter])
+        heavy.automaton.advance([letter])
         mask_BWK, refusals, _ = filled(tree, rooted, backend)
     assert heavy.failure == FAILED and not mask_BWK[1].any()
-    assert heavy.constraint.num_replays > 0
+    assert heavy.automaton.num_replays > 0
     assert [held.failure for held in rooted] == [None, FAILED, None]
     assert mask_BWK[[0, 2]].any(axis=2).all() and refusals.illegal[1] == set()
     mask_BWK, _, _ = filled(tree, rooted, backend)
@@ -210,7 +210,7 @@ def test_twins_share_what_is_made_for_one_of_them(backend: Any) -> None:
     tokens = tokens_of(TOKENIZER, TEXT)[:4]
     first = sequence(backend, OBJECT)
     twins = [
-        SimpleNamespace(constraint=first.constraint.fork(), status=first.status, failure=None)
+        SimpleNamespace(automaton=first.automaton.fork(), status=first.status, failure=None)
         for _ in range(3)
     ]
     one_1WK, _, stats = filled(chains([tokens]), [first], backend)
@@ -218,7 +218,7 @@ def test_twins_share_what_is_made_for_one_of_them(backend: Any) -> None:
     mask_BWK, _, stats = filled(chains([tokens] * 3), twins, backend)
     assert stats.num_masks == 0 and (mask_BWK == one_1WK).all()
     for each in twins:
-        each.constraint.advance(tokens)
+        each.automaton.advance(tokens)
     _, _, stats = filled(chains([[], [], []]), twins, backend)
     assert stats.num_masks == 1
 
@@ -294,7 +294,7 @@ def several(backend: Any, num: int, num_slow: int) -> tuple[DraftTree, list[Any]
 
 
 def slowness(held: Any) -> float:
-    found: float = held.constraint.root.state.grammar.slowness
+    found: float = held.automaton.root.state.grammar.slowness
     return found
 
 
@@ -331,7 +331,7 @@ def test_a_sequence_whose_draft_is_slow_is_asked_apart_or_looks_less_far_ahead(
     weight = SLOW_WEIGHT if is_noted else 0.0
     assert [slowness(held) for held in rooted[:num_slow]] == [weight] * num_slow
     is_alone = is_noted and num == 1
-    assert [held.constraint.reach.limit for held in rooted] == [0 if is_alone else None] * num
+    assert [held.automaton.reach.limit for held in rooted] == [0 if is_alone else None] * num
     for looked_at in (1, 1, 1, 2, 3, 4, 4) if is_alone else [4] * is_noted:
         mask_BWK, refusals, stats = filled(tree, rooted, backend)
         assert refusals.num_nodes == 0 and stats.num_late == 0
@@ -353,7 +353,7 @@ def test_who_has_a_grammar_that_is_often_slow_sits_out_unless_these_are_most(
     tree, rooted, tokens = several(backend, num, num_slow)
     expected_BWK, _, _ = filled(tree, rooted, backend)
     for held in rooted[:num_slow]:
-        held.constraint.was_slow()
+        held.automaton.was_slow()
     go = slow(tokens)
     with ThreadPoolExecutor(10) as threads, pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "thread", threads)
@@ -368,11 +368,11 @@ def test_who_has_a_grammar_that_is_often_slow_sits_out_unless_these_are_most(
             assert (stats.num_sat_out, go.num_held) == (num_slow, num_slow)
             assert refusals.num_nodes == 0 and not mask_BWK[:num_slow].any()
             assert np.array_equal(mask_BWK[num_slow:], expected_BWK[num_slow:])
-            assert all(held.constraint.reach.limit is None for held in rooted)
+            assert all(held.automaton.reach.limit is None for held in rooted)
             mask_BWK, refusals, stats = filled(tree, rooted, backend, step_seconds=0.01)
         go.set()
         for held in rooted[:num_slow]:
-            while not held.constraint.root.under_way.is_done:
+            while not held.automaton.root.under_way.is_done:
                 time.sleep(0.001)
         shorter = replace(tree, tokens_BW=tree.tokens_BW.clone())
         shorter.tokens_BW[:num_slow, 3] = 7
@@ -393,16 +393,16 @@ def test_who_shares_a_grammar_with_masks_under_way_is_asked_apart_as_well_if_the
     """It would wait for the same lock. What has ended is no longer under way."""
     num = 8 if has_room else 4
     tree, rooted, tokens = several(backend, num, 1)
-    shared = rooted[0].constraint.root.state.grammar
+    shared = rooted[0].automaton.root.state.grammar
     expected_BWK, _, _ = filled(tree, rooted, backend)
     shared.slowness = 1.0
     go = slow(tokens)
     with ThreadPoolExecutor(10) as threads, pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "thread", threads)
         filled(tree, rooted, backend, step_seconds=0.01)
-        assert rooted[0].constraint.root.under_way is not None
+        assert rooted[0].automaton.root.under_way is not None
         for held in rooted[1:3]:
-            held.constraint = Automaton(shared)
+            held.automaton = Automaton(shared)
         apart = told_apart(patch)
         mask_BWK, _, stats = filled(tree, rooted, backend, step_seconds=0.01)
         assert apart == ([0, 1, 2] if has_room else [0])
@@ -410,7 +410,7 @@ def test_who_shares_a_grammar_with_masks_under_way_is_asked_apart_as_well_if_the
         assert np.array_equal(mask_BWK[3], expected_BWK[3])
         go.set()
         for held in rooted[:3]:
-            while held.constraint.root.under_way and not held.constraint.root.under_way.is_done:
+            while held.automaton.root.under_way and not held.automaton.root.under_way.is_done:
                 time.sleep(0.001)
         shared.slowness = 0.0
         for _ in range(2):
@@ -424,15 +424,15 @@ def test_a_grammar_of_too_many_is_not_asked_apart(
 ) -> None:
     """Who is slow among them looks less far ahead."""
     tree, rooted, _ = several(backend, 16, 0)
-    shared = rooted[0].constraint.root.state.grammar
+    shared = rooted[0].automaton.root.state.grammar
     for held in rooted[:7]:
-        held.constraint = Automaton(shared)
+        held.automaton = Automaton(shared)
     shared.slowness = 1.0
-    rooted[9].constraint.root.state.grammar.slowness = 0.5
+    rooted[9].automaton.root.state.grammar.slowness = 0.5
     apart = told_apart(monkeypatch)
     filled(tree, rooted, backend)
     assert apart == [9]
-    rooted[6].constraint = sequence(backend, OBJECT).constraint
+    rooted[6].automaton = sequence(backend, OBJECT).automaton
     filled(tree, rooted, backend)
     assert apart == [0, 1, 2, 3, 4, 5]
 
@@ -456,8 +456,8 @@ def test_a_root_at_rest_that_is_slow_is_asked_apart_too(
 ) -> None:
     """By a matcher of its own: what else is asked of its state meanwhile is answered."""
     tree, rooted, tokens = several(backend, 4, 0)
-    rooted[1].constraint.reach.held_up(5)
-    rooted[1].constraint.was_slow()
+    rooted[1].automaton.reach.held_up(5)
+    rooted[1].automaton.was_slow()
     go, make = threading.Event(), backend.job
 
     def waiting(states: Any, mask_RK: Any, rows: Any, drafts: Any, **more: Any) -> MaskJob:
@@ -476,13 +476,13 @@ def test_a_root_at_rest_that_is_slow_is_asked_apart_too(
         patch.setattr(backend, "thread", threads)
         mask_BWK, _, stats = filled(tree, rooted, backend, step_seconds=0.01)
         assert stats.num_sat_out == 1 and not mask_BWK[1].any()
-        assert rooted[1].constraint.root.state.after(tokens[0]) is not None
+        assert rooted[1].automaton.root.state.after(tokens[0]) is not None
         go.set()
 
 
 def test_a_grammar_that_was_slow_once_is_trusted_again(backend: Any) -> None:
     """What one output shows of it holds for all; a rest shows nothing."""
-    first = sequence(backend, OBJECT).constraint
+    first = sequence(backend, OBJECT).automaton
     grammar = first.root.state.grammar
     first.held_up(5, is_slow=False)
     assert grammar.slowness == 0.0
@@ -504,7 +504,7 @@ def test_the_slowest_half_is_what_is_asked_apart(
 ) -> None:
     tree, rooted, _ = several(backend, 5, 0)
     for held, slowness in zip(rooted, (0.03, 0.5, OFTEN_SLOW, 0.04, 0.02), strict=True):
-        held.constraint.root.state.grammar.slowness = slowness
+        held.automaton.root.state.grammar.slowness = slowness
     apart = told_apart(monkeypatch)
     filled(tree, rooted, backend)
     assert apart == [1, 3]
@@ -521,7 +521,7 @@ def test_who_was_too_late_waits_before_the_next_try(
     _, _, stats = filled(tree, rooted, backend, deadline=0.1, step_seconds=0.01)
     assert stats.num_late == 8
     num = num_slow if num_slow == 1 else 8
-    assert [held.constraint.reach.limit for held in rooted] == [0] * num + [None] * (8 - num)
+    assert [held.automaton.reach.limit for held in rooted] == [0] * num + [None] * (8 - num)
     go.set()
     for looked_at in (1, 1, 1, 2, 3, 4, 5):
         mask_BWK, _, stats = filled(tree, rooted, backend)
@@ -544,7 +544,7 @@ def test_a_sequence_goes_on_while_its_last_draft_is_still_under_way(
     before_BWK = mask_BWK.copy()
     rooted[1].status = Status.FINISHED
     for held in rooted:
-        held.constraint.advance(tokens[:1])
+        held.automaton.advance(tokens[:1])
     roots_BWK, _, stats = filled(tree, rooted, backend, deadline=0.05)
     assert stats.num_late == 0 and stats.num_masks == 7, (
         "its thread is busy, and only roots are asked"
@@ -571,7 +571,7 @@ def test_when_time_is_over_only_roots_have_masks(
     held = [
         b
         for b, each in enumerate(rooted)
-        if each.constraint is not None and each.status is Status.RUNNING
+        if each.automaton is not None and each.status is Status.RUNNING
     ]
     long = next(b for b in held if in_time_BWK[b, 2].any())
     go = slow(tree.tokens_BW[long, 1 : int(tree.sizes_B[long])].tolist())
@@ -590,7 +590,7 @@ def test_when_time_is_over_only_roots_have_masks(
 def at_rest(backend: Any) -> Any:
     """A sequence of which only the root is looked at, and whose text may end here."""
     held = sequence(backend, Regex("[ab]{1,50}"), "ab")
-    held.constraint.reach.limit, held.constraint.reach._rest = 0, 9
+    held.automaton.reach.limit, held.automaton.reach._rest = 0, 9
     return held
 
 
@@ -647,7 +647,7 @@ def test_a_root_at_rest_is_not_to_blame_for_drafts_that_are_late(
     go.set()
     backend.thread.submit(int).result()
     assert stats.num_late == 7
-    assert [held.constraint.reach.limit for held in rooted] == [0] * 8
+    assert [held.automaton.reach.limit for held in rooted] == [0] * 8
 
 
 @pytest.mark.parametrize("library", BACKENDS)

@@ -105,7 +105,7 @@ class Committer:
         output = sequence.request.output
         if error == FAILED and output is not None and output.param is not None:
             delta.error, delta.param = f"{output.param}: {error}", output.param
-        self._finish(sequence, reason)
+        self._finish(sequence)
         return delta
 
     def _settle_slots(
@@ -158,7 +158,7 @@ class Committer:
                 count_draft(counts, draft, num_accepted)
         delta = self._delta(sequence, shown)
         if shown.finish_reason is not None:
-            self._finish(sequence, shown.finish_reason)
+            self._finish(sequence)
         elif not (delta.token_ids or delta.text or delta.marks or delta.prompt_logprobs):
             return None
         return delta
@@ -195,9 +195,8 @@ class Committer:
             delta.seed = sequence.seed
         return delta
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _finish(self, sequence: Sequence) -> None:
         sequence.status = Status.FINISHED
-        self._metrics.count_finish(reason)
         self._scheduler.retire(sequence)
 
 

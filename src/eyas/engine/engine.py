@@ -162,7 +162,7 @@ class Engine:
                     num_prompt_tokens=len(request.prompt_token_ids),
                     max_length=max_length,
                     stops=self._stop_checker(request, max_length),
-                    constraint=first.fork() if first is not None and index else first,
+                    automaton=first.fork() if first is not None and index else first,
                     leader=sequences[0] if sequences else None,
                 )
             )

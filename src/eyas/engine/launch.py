@@ -143,7 +143,7 @@ class Launcher:
         flight.drafted = proposed = drafter.propose(batch, plan.shape)
         tree = batch.hold(proposed)
         masks = None
-        if any(sequence.constraint is not None for sequence in plan.rooted):
+        if any(sequence.automaton is not None for sequence in plan.rooted):
             masks = TreeMasks(self.masking, tree)
             if self.masking.walks_ahead:
                 self._walk(flight, masks)
@@ -245,12 +245,12 @@ class Launcher:
     def _planned(self, flight: Flight, drafter: Drafter) -> PlannedBatch:
         plan = flight.plan
         params = self._batch_params(plan)
-        is_constrained = any(sequence.constraint is not None for sequence in plan.rooted)
+        is_constrained = any(sequence.automaton is not None for sequence in plan.rooted)
 
         def automata() -> list[Automaton | None]:
             self._land_before(flight)
             return [
-                sequence.constraint if sequence.status is Status.RUNNING else None
+                sequence.automaton if sequence.status is Status.RUNNING else None
                 for sequence in plan.rooted
             ]
 

@@ -126,14 +126,14 @@ class TreeMasks:
             self._parents = host["parents"][:num].tolist()
         for b, sequence in enumerate(rooted):
             self.walked.append(None)
-            if sequence.constraint is None:
+            if sequence.automaton is None:
                 continue
             if sequence.status is not Status.RUNNING or sequence.failure is not None:
                 self.silent.add(b)
                 continue
-            if not walks_ahead and self.tree.is_chain and not sequence.constraint.has_budget:
-                tokens = self._tokens[b][1 : self._sizes[b]][: sequence.constraint.reach.limit]
-                self.walked[b] = Walked(sequence, [sequence.constraint.root], tuple(tokens))
+            if not walks_ahead and self.tree.is_chain and not sequence.automaton.has_budget:
+                tokens = self._tokens[b][1 : self._sizes[b]][: sequence.automaton.reach.limit]
+                self.walked[b] = Walked(sequence, [sequence.automaton.root], tuple(tokens))
             else:
                 self._walk(b, sequence)
         if walks_ahead:
@@ -142,13 +142,13 @@ class TreeMasks:
 
     def _expect(self, rooted: Series[Sequence]) -> None:
         """Before the drafts are here."""
-        automata = [each.constraint for each in rooted if each.status is Status.RUNNING]
+        automata = [each.automaton for each in rooted if each.status is Status.RUNNING]
         states = [each.root.state for each in automata if each is not None and not each.has_budget]
         if states:
             states[0].grammar.backend.expect(states)
 
     def _walk(self, b: int, sequence: Sequence) -> None:
-        automaton, size = sequence.constraint, self._sizes[b]
+        automaton, size = sequence.automaton, self._sizes[b]
         assert automaton is not None
         try:
             points = automaton.walk(self._tokens[b][:size], self._parents[b][:size])
@@ -272,7 +272,7 @@ class TreeMasks:
         live = self._live()
         has_culprit = any(each.is_slow and each.requests[-1].tokens for _, each in live)
         for _, each in live:
-            automaton = each.sequence.constraint
+            automaton = each.sequence.automaton
             assert automaton is not None
             if each.is_apart and (each.sits_out or each.is_late):
                 if each.root.under_way is not None and each.root.under_way.has_begun:
@@ -296,7 +296,7 @@ class TreeMasks:
 
     def _retry(self, each: Walked, mask_RK: np.ndarray, row: int) -> None:
         """A root without a mask hit a limit: once more in a fresh automaton."""
-        automaton = each.sequence.constraint
+        automaton = each.sequence.automaton
         assert automaton is not None
         try:
             automaton.replay()
@@ -322,7 +322,7 @@ class TreeMasks:
 
 def advance(sequence: Sequence, tokens: list[int], stats: GrammarStats) -> bool:
     """Move a sequence's automaton over chosen tokens; can it go on?"""
-    automaton = sequence.constraint
+    automaton = sequence.automaton
     if automaton is None:
         return True
     before = automaton.num_replays

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from eyas.cache import CacheManager
 from eyas.constraint import CompilePool
-from eyas.core import DraftCounts, FinishReason
+from eyas.core import DraftCounts
 from eyas.engine.scheduler import Scheduler
 from eyas.wire import EngineStats, GrammarStats
 
@@ -24,7 +24,6 @@ class Metrics:
         self.num_failed_steps = 0
         self.drafts = DraftCounts()
         self.grammar = GrammarStats()
-        self.finished: dict[str, int] = {}
 
     def count_step(self, num_drafted: int, num_accepted: int, num_taken: int) -> None:
         """One sequence's part of a landed step."""
@@ -32,9 +31,6 @@ class Metrics:
         if num_drafted:
             self.num_draft_tokens += num_drafted
             self.num_accepted_tokens += num_accepted
-
-    def count_finish(self, reason: FinishReason) -> None:
-        self.finished[reason] = self.finished.get(reason, 0) + 1
 
     def stats(
         self, scheduler: Scheduler, cache: CacheManager, grammars: CompilePool | None

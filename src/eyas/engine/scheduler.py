@@ -82,7 +82,7 @@ class Scheduler:
         budget = self.max_batch_tokens
         share = budget * 3 // 4 if storing or self.waiting else budget
         candidates = (*self.running, *self.waiting[: self.max_num_seqs])
-        wish = self.wish(len(stepping), sum(s.constraint is not None for s in candidates))
+        wish = self.wish(len(stepping), sum(s.automaton is not None for s in candidates))
         width = max(1, min(wish.width, self.max_width, share // max(1, len(stepping))))
         plan = Plan([], [], width, 1, wish.within(width))
         starved: Sequence | None = None

@@ -38,7 +38,7 @@ class Sequence:
     num_prompt_tokens: int
     max_length: int
     stops: StopChecker
-    constraint: Automaton | None = None
+    automaton: Automaton | None = None
     leader: Sequence | None = None
     status: Status = Status.WAITING
     seat: int = -1

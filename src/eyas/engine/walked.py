@@ -42,8 +42,8 @@ class Walked:
 
     def ask(self, row: int, size: int) -> None:
         """For masks from `row` on; `size` rows are its own."""
-        assert self.sequence.constraint is not None
-        keeps, has_room = self.sequence.constraint.has_twins, self.tokens is not None and size > 1
+        assert self.sequence.automaton is not None
+        keeps, has_room = self.sequence.automaton.has_twins, self.tokens is not None and size > 1
         self.requests = [
             MaskRequest(point, self.tokens or (), row + node, keeps, has_room)
             for node, point in enumerate(self.points)
