@@ -396,14 +396,40 @@ def test_another_draft_has_the_masks_that_it_shares_with_the_one_that_was_asked_
     draft = [*tokens[:num_same], tokens[0 if num_same else 1]]
     assert draft[:num_same] == tokens[:num_same] and draft[num_same] != tokens[num_same]
     wanted = asked_of(one, draft, 1)
-    one.root.under_way = SimpleNamespace(is_done=False, wait=lambda: None)  # type: ignore[assignment]
+    call: Any = SimpleNamespace(is_done=False, has_begun=True, num_masks=0, seconds=0.0)
+    call.wait, call.settle = lambda: setattr(call, "is_done", True), lambda: None
+    one.root.under_way = call
     backend.num = 0
     filling, mask_RK = begun([], backend, None, apart=[wanted])
-    assert filling.wait(math.inf, math.inf, 0.0, 1)
+    assert filling.wait()
     assert (wanted.num_masks, wanted.num_legal, wanted.is_late) == (1 + num_same, num_same, True)
     shared = [asked_of(one, draft[:num_same], 1)]
     assert np.array_equal(mask_RK, expected_of(shared, backend.backend, len(mask_RK)))
     assert backend.num == 0
+
+
+def test_a_grammar_of_which_a_call_is_under_way_sits_out_as_a_whole(
+    faulty: tuple[Faulty, Any, list[int]],
+) -> None:
+    """Whoever moved an automaton of it would wait for the call, with the interpreter's lock in hand."""
+    backend, new_grammar, tokens = faulty
+    grammar, backend.slow = new_grammar(), tuple(tokens)
+    known, slow = Automaton(grammar), Automaton(grammar)
+    filling, _ = begun([], backend, None, apart=[asked_of(known, tokens[:2], 0)])
+    assert filling.wait()
+    with ThreadPoolExecutor(4) as threads:
+        asked = [asked_of(known, tokens[:2], 0), asked_of(slow, tokens, 3)]
+        filling, mask_RK = begun([], backend, threads, apart=asked)
+        filling.start_apart()
+        assert backend.is_waiting.wait(30)
+        assert filling.wait(math.inf, math.inf, 0.0, 2)
+        assert [(each.is_late, each.num_masks) for each in asked] == [(True, 0)] * 2
+        assert not mask_RK.any()
+        backend.go.set()
+    asked = [asked_of(known, tokens[:2], 0), asked_of(slow, tokens, 3)]
+    filling, mask_RK = begun([], backend, None, apart=asked)
+    assert filling.wait() and [each.num_masks for each in asked] == [3, 5]
+    assert np.array_equal(mask_RK, expected_of(asked, backend.backend, len(mask_RK)))
 
 
 def test_no_more_are_left_for_later_than_may_be(faulty: tuple[Faulty, Any, list[int]]) -> None:

@@ -27,7 +27,7 @@ from eyas.draft.catch_up import RowBook
 from eyas.engine.masks import FAILED, Masking, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
-from eyas.engine.walked import OFTEN_SLOW
+from eyas.engine.walked import MOST_APART, OFTEN_SLOW
 from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
 from eyas.llm import Asked
 from eyas.runner.batch import Batch
@@ -48,7 +48,8 @@ END = engine("root").info.eos_token_ids[0]
 
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left out of a tree before the forward."""
+    """Nothing is left out of a tree before the forward; slow grammars are asked apart."""
+    monkeypatch.setattr(Masking, "most_apart", MOST_APART)
     monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
 
 

@@ -12,6 +12,7 @@ from eyas.constraint.base import MaskJob
 from eyas.constraint.llguidance import LlguidanceGrammar
 from eyas.constraint.xgrammar import XgrammarGrammar
 from eyas.engine.engine import Engine
+from eyas.engine.walked import MOST_APART
 
 
 def make_masks_late(monkeypatch: pytest.MonkeyPatch, engine: Engine, seed: int = 0) -> None:
@@ -32,6 +33,7 @@ def make_masks_late(monkeypatch: pytest.MonkeyPatch, engine: Engine, seed: int =
 
         return MaskJob(run, made.settle)
 
+    monkeypatch.setattr(engine.launcher.masking, "most_apart", MOST_APART)
     always = property(lambda grammar: 1.0, lambda grammar, slowness: None)
     for grammar in (LlguidanceGrammar, XgrammarGrammar):
         monkeypatch.setattr(grammar, "slowness", always)

@@ -30,6 +30,7 @@ from threading import Event
 import numpy as np
 
 from eyas.constraint.automaton import Point
+from eyas.constraint.base import Grammar
 from eyas.constraint.mask_batch import (
     MaskBatch,
     MaskRequest,
@@ -77,7 +78,13 @@ class Filling:
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [MaskBatch(piece, mask_RK) for piece in pieces]
         self._batches = [self._first, *self._pieces]
-        self._apart = [request for request in apart if not self._fill_at_once(request)]
+        self._all_apart = list(apart)
+        busy = self._busy()
+        self._apart = [
+            request
+            for request in self._all_apart
+            if grammar_of(request) in busy or not self._fill_at_once(request)
+        ]
         self._apart_threads: ThreadPoolExecutor | None = None
         self._apart_begun_at = 0.0
         self._call: _Call | None = None
@@ -164,7 +171,15 @@ class Filling:
             is_in_time = self._is_done(self._call, slow_after, root_slow_after)
         self._begin_apart(self._apart)
         self._wait_apart(leave_after, most_late)
+        busy = self._busy()
+        for request in self._all_apart:
+            if grammar_of(request) in busy:
+                request.wipe(self._mask_RK)
+                request.note(None)
+                request.is_late = True
         for request in self._apart:
+            if request.is_late:
+                continue
             self._settle_apart(request.point)
             has_failed = request.point.under_way is None and request.point.ahead is None
             if not has_failed and not fill_known(request, self._mask_RK, part=True):
@@ -177,13 +192,22 @@ class Filling:
         return is_in_time
 
     def _wait_apart(self, leave_after: float, most_late: int) -> None:
-        under_way = [each.point.under_way for each in self._apart]
+        calls = [call for each in self._all_apart if (call := each.point.under_way) is not None]
         until = max(self._begun_at + leave_after, self._apart_begun_at + LEAST_SECONDS)
-        while True:
-            late = [each for each in under_way if each is not None and not each.is_done]
-            if not late or (time.perf_counter() > until and len(late) <= most_late):
-                return
-            late[0].wait()
+        while busy := self._busy():
+            num_late = sum(grammar_of(each) in busy for each in self._all_apart)
+            if time.perf_counter() > until and num_late <= most_late:
+                break
+            for call in [call for call in calls if not call.is_done][:1]:
+                call.wait()
+        for call in calls:
+            call.is_late = call.has_begun and not call.is_done
+
+    def _busy(self) -> set[Grammar]:
+        """Grammars of which a call apart is under way. Who moves an automaton of such a grammar waits
+        for the call, and with it whoever wants the interpreter: so all of its sequences sit out."""
+        calls = ((each, each.point.under_way) for each in self._all_apart)
+        return {grammar_of(each) for each, call in calls if call is not None and not call.is_done}
 
     def _settle_apart(self, point: Point) -> None:
         """Masks that are there are the point's from now on."""
@@ -251,12 +275,14 @@ class Filling:
 
 class MasksUnderWay:
     """Masks of a point and of a draft behind it, by a thread of their own, which nobody needs to wait
-    for; without `threads` at once. num_masks: made, once settled, in `seconds`."""
+    for; without `threads` at once. num_masks: made, once settled, in `seconds`. is_late: it had begun,
+    and was not done when the step left."""
 
     def __init__(
         self, request: MaskRequest, num_words: int, threads: ThreadPoolExecutor | None
     ) -> None:
         self.num_masks, self.seconds = 0, 0.0
+        self.is_late = False
         self._tokens = request.tokens
         self._batch = on_own_page(request, num_words)
         self._call: _Call | None = None

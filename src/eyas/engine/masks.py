@@ -59,7 +59,10 @@ FAILED = "the output's grammar hit a resource limit while it was enforced; simpl
 class Masking:
     """What the masks of all steps share. time_limit: seconds after which the rest of a step's drafts is
     left out. outbox: trees go to the host in it. pages: for masks. threads: fill what is waited for;
-    apart_threads: fill what need not be. step_seconds: of the last steps."""
+    apart_threads: fill what need not be. step_seconds: of the last steps. most_apart: sequences that
+    are asked apart in one step; nobody is, since that was measured to be slower (decision 0015)."""
+
+    most_apart = 0
 
     def __init__(
         self, vocab_size: int, time_limit: float, stats: GrammarStats, outbox: Outbox
@@ -186,7 +189,7 @@ class TreeMasks:
         mask = masking.pages.take(shape)
         mask_RK = mask.numpy()
         live = self._live()
-        set_apart((each for _, each in live), len(self._sizes))
+        set_apart((each for _, each in live), len(self._sizes), masking.most_apart)
         for row, each in live:
             each.ask(row, self.tree.width)
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
@@ -275,7 +278,7 @@ class TreeMasks:
             automaton = each.sequence.automaton
             assert automaton is not None
             if each.is_apart and (each.sits_out or each.is_late):
-                if each.root.under_way is not None and each.root.under_way.has_begun:
+                if each.root.under_way is not None and each.root.under_way.is_late:
                     automaton.was_slow()
             elif each.is_slow and not each.is_late and each.may_be_apart:
                 automaton.was_slow()  # it is asked apart from now on

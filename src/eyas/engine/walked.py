@@ -21,7 +21,8 @@ from eyas.engine.sequence import Sequence
 OFTEN_SLOW = 1 / 64
 """A grammar is asked apart when a larger share of its last drafts was slow."""
 MOST_APART = 6
-"""Sequences that are asked apart in one step, at most: each call wants the interpreter's lock."""
+"""Threads for calls apart: more sequences are not asked so in one step, since each call wants the
+interpreter's lock."""
 APART_PARTS = 2
 """At most one in so many of a step's sequences is asked apart, so that most of a step goes on."""
 
@@ -94,12 +95,13 @@ def most_out(num_sequences: int) -> int:
     return num_sequences // APART_PARTS
 
 
-def set_apart(live: Iterable[Walked], num_sequences: int) -> None:
+def set_apart(live: Iterable[Walked], num_sequences: int, most: int) -> None:
     """Decide who is asked apart in a step of so many sequences: those whose calls are under way, then
-    whole grammars: first those of these calls, since their locks are held, then the slowest."""
+    whole grammars: first those of these calls, since their locks are held, then the slowest. most:
+    sequences, at most."""
     groups: dict[Grammar, list[Walked]] = {}
     busy: set[Grammar] = set()
-    room = min(MOST_APART, most_out(num_sequences))
+    room = min(most, most_out(num_sequences))
     for each in live:
         grammar, under_way = each.root.state.grammar, each.root.under_way
         if under_way is not None and not under_way.is_done:
