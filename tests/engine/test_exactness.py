@@ -84,7 +84,7 @@ def make(
     kv = KVStore(SPEC.stores, num_slots, dtype=dtype, device=CPU)
     if max_rows is not None:
         report = replace(report, order=replace(order, products=Products(True, CPU, max_rows)))
-    return Spoiled(model, open_attention(kv), order), report
+    return Spoiled(model, open_attention(kv)), report
 
 
 @pytest.mark.parametrize("max_rows", [None, 64, 512, 1024])
