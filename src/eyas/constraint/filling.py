@@ -198,7 +198,7 @@ class Filling:
             num_late = sum(grammar_of(each) in busy for each in self._all_apart)
             if time.perf_counter() > until and num_late <= most_late:
                 break
-            for call in [call for call in calls if not call.is_done][:1]:
+            if call := next((call for call in calls if not call.is_done), None):
                 call.wait()
         for call in calls:
             call.is_late = call.has_begun and not call.is_done

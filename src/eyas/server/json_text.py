@@ -16,9 +16,8 @@ from itertools import islice
 from typing import Any
 
 from eyas.server.errors import ApiError
+from eyas.text.arguments import MAX_STRUCTURE
 
-MAX_STRUCTURE = 200_000
-"""Objects, arrays and members of one text."""
 MAX_VALUES = 1_200_000
 """Values of one text, strings and numbers included: one call reads them all, and all else waits."""
 MAX_DIGITS = 400

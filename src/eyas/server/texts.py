@@ -20,7 +20,6 @@ from eyas.server import errors
 from eyas.server.free_text import Spelling
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template
-from eyas.text.tokenizer import NO_TOKENIZER
 
 MAX_WAITING = 256
 NUM_THREADS = 2
@@ -59,8 +58,8 @@ class ModelTexts:
     @property
     def dialect(self) -> Dialect:
         """How the model writes reasoning and calls. RequestError without a tokenizer."""
-        if self._dialect is None:
-            raise RequestError(f"messages: {NO_TOKENIZER}", param="messages")
+        require_tokenizer(self.tokenizer, "messages")
+        assert self._dialect is not None
         return self._dialect
 
     def prompt_ids(self, prompt: str | Sequence[int], param: str) -> list[int]:
