@@ -20,7 +20,6 @@ class GrammarStats(msgspec.Struct, kw_only=True):
     """Output grammars since the engine started. num_refused: by fault. mask_seconds: that grammar
     libraries took for num_masks rows of masks. num_pruned: drafted tokens that a grammar refused before
     the forward. num_late: drafts that were cut short because a step did not wait for their masks.
-    num_sat_out: times that a sequence sat a step out because others would have waited for its masks.
     num_replays: automata built anew because a resource limit was hit."""
 
     num_compiled: int = 0
@@ -33,7 +32,6 @@ class GrammarStats(msgspec.Struct, kw_only=True):
     mask_seconds: float = 0.0
     num_pruned: int = 0
     num_late: int = 0
-    num_sat_out: int = 0
     num_replays: int = 0
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -224,7 +222,7 @@ def test_a_limit_hit_in_a_draft_leaves_its_rows_empty(
 
 class Faulty(Backend):
     """A backend that counts what it is asked for, breaks over `spoilt`, whose rows it leaves full of
-    rubbish, and in `slow` waits for `go` before its last row; after that all wait for `slow_again`."""
+    rubbish, and in `slow` waits for `go` before its last row."""
 
     name = "faulty"
     vocabulary: Any
@@ -238,7 +236,6 @@ class Faulty(Backend):
         self.error: BaseException = MemoryError("on purpose")
         self.go = threading.Event()
         self.is_waiting = threading.Event()
-        self.slow_again: threading.Event | None = None
 
     def job(
         self, states: Any, mask_RK: Any, rows: Any = None, drafts: Any = None, **more: Any
@@ -254,8 +251,6 @@ class Faulty(Backend):
                 raise self.error
             self.num += len(drafts)
             job.run()
-            if self.slow_again is not None and self.go.is_set():
-                assert self.slow_again.wait(30)
             if self.slow in drafts:
                 end = rows[drafts.index(self.slow)] + 1 + len(self.slow)
                 last = mask_RK[end - 1].copy()
@@ -307,21 +302,13 @@ def begun(
     thread: ThreadPoolExecutor | None,
     later: Sequence[MaskRequest] = (),
     time_limit: float = 60.0,
-    apart: Sequence[MaskRequest] = (),
 ) -> tuple[Filling, np.ndarray]:
-    """Under way, where somebody fills beside it; what is apart begins when the others' masks are there,
-    or half a second later."""
-    num_rows = max(each.row + len(each.tokens) + 1 for each in (*first, *later, *apart))
+    """Under way, where somebody fills beside it."""
+    num_rows = max(each.row + len(each.tokens) + 1 for each in (*first, *later))
     mask_RK = np.zeros((num_rows, backend.vocabulary.num_mask_words), dtype=np.int32)
-    filling = Filling(first, later, mask_RK, time_limit, apart)
+    filling = Filling(first, later, mask_RK, time_limit)
     if thread is not None:
-        filling.start(thread, thread)
-        if apart:
-            until = time.monotonic() + 0.5
-            last = [each.row + len(each.tokens) for each in first]
-            while time.monotonic() < until and not mask_RK[last].any(axis=1).all():
-                time.sleep(0.001)
-        filling.start_apart()
+        filling.start(thread)
     return filling, mask_RK
 
 
@@ -331,197 +318,6 @@ def filled(requests: Sequence[MaskRequest], backend: Any, thread: Any) -> tuple[
     assert filling.wait()
     assert not any(each.is_late or each.is_slow for each in requests)
     return filling.num_masks, mask_RK
-
-
-@pytest.mark.parametrize("name", WALKS)
-def test_what_is_asked_for_apart_has_the_masks_of_one_among_others(
-    backend: Any, tokenizer: Tokenizer, thread: ThreadPoolExecutor | None, name: str
-) -> None:
-    grammar, tokens = walk_of(backend, tokenizer, name)
-    asked: list[MaskRequest] = []
-    plain, row = [], 0
-    for place, draft in enumerate(some_drafts(tokenizer, tokens, random.Random(name))):
-        automaton, other = Automaton(grammar), Automaton(grammar)
-        for each, into in ((automaton, asked), (other, plain)):
-            each.advance(tokens[:place])
-            into.append(asked_of(each, draft, row))
-        row += 1 + len(draft)
-    _, wanted_RK = filled(plain, backend, thread)
-    filling, mask_RK = begun(asked[::2], backend, thread, apart=asked[1::2])
-    assert filling.wait()
-    assert np.array_equal(mask_RK, wanted_RK)
-    told = {each.row: (each.num_legal, each.num_masks) for each in asked}
-    assert told == {each.row: (each.num_legal, each.num_masks) for each in plain}
-    assert not any(each.is_late or each.is_slow for each in asked)
-    assert all(each.point.under_way is None for each in asked)
-
-
-def test_masks_apart_are_left_for_later_and_are_there_when_asked_for_again(
-    faulty: tuple[Faulty, Any, list[int]],
-) -> None:
-    """By whoever stands there; what goes on meanwhile is not asked for once more."""
-    backend, grammar, tokens = faulty
-    backend.slow = tuple(tokens)
-    one, other = Automaton(grammar()), Automaton(grammar())
-    with ThreadPoolExecutor(4) as threads:
-        for num in (2, 3):
-            slow, plain = asked_of(one, tokens, 0), asked_of(other, tokens[:3], 5)
-            filling, mask_RK = begun([plain], backend, threads, apart=[slow])
-            assert backend.is_waiting.wait(30)
-            assert filling.wait(0.5, math.inf, 0.01, 1)
-            assert slow.is_late and not slow.num_masks and one.root.under_way is not None
-            assert not plain.is_late and not plain.is_slow and backend.num == num
-            assert not mask_RK[:5].any(), "it has a page of its own"
-            assert np.array_equal(mask_RK, expected_of([plain], backend.backend, len(mask_RK)))
-        backend.go.set()
-        again = asked_of(one, tokens, 0)
-        filling, mask_RK = begun([asked_of(other, tokens[:3], 5)], backend, threads, apart=[again])
-        assert filling.wait(math.inf, math.inf, math.inf, 1)
-    assert not again.is_late and one.root.under_way is None
-    assert again.num_masks == 1 + len(tokens) and again.num_legal == len(tokens)
-    wanted = [again, asked_of(other, tokens[:3], 5)]
-    assert np.array_equal(mask_RK, expected_of(wanted, backend.backend, len(mask_RK)))
-
-
-@pytest.mark.parametrize("num_same", [0, 1, 3])
-def test_another_draft_has_the_masks_that_it_shares_with_the_one_that_was_asked_for(
-    faulty: tuple[Faulty, Any, list[int]], num_same: int
-) -> None:
-    """What lies behind is late, not refused; without threads nothing is."""
-    backend, grammar, tokens = faulty
-    one = Automaton(grammar())
-    known = asked_of(one, tokens, 0)
-    filling, _ = begun([], backend, None, apart=[known])
-    assert filling.wait() and known.num_masks == 5
-    draft = [*tokens[:num_same], tokens[0 if num_same else 1]]
-    assert draft[:num_same] == tokens[:num_same] and draft[num_same] != tokens[num_same]
-    wanted = asked_of(one, draft, 1)
-    call: Any = SimpleNamespace(is_done=False, has_begun=True, num_masks=0, seconds=0.0)
-    call.wait, call.settle = lambda: setattr(call, "is_done", True), lambda: None
-    one.root.under_way = call
-    backend.num = 0
-    filling, mask_RK = begun([], backend, None, apart=[wanted])
-    assert filling.wait()
-    assert (wanted.num_masks, wanted.num_legal, wanted.is_late) == (1 + num_same, num_same, True)
-    shared = [asked_of(one, draft[:num_same], 1)]
-    assert np.array_equal(mask_RK, expected_of(shared, backend.backend, len(mask_RK)))
-    assert backend.num == 0
-
-
-def test_a_grammar_of_which_a_call_is_under_way_sits_out_as_a_whole(
-    faulty: tuple[Faulty, Any, list[int]],
-) -> None:
-    """Whoever moved an automaton of it would wait for the call, with the interpreter's lock in hand."""
-    backend, new_grammar, tokens = faulty
-    grammar, backend.slow = new_grammar(), tuple(tokens)
-    known, slow = Automaton(grammar), Automaton(grammar)
-    filling, _ = begun([], backend, None, apart=[asked_of(known, tokens[:2], 0)])
-    assert filling.wait()
-    with ThreadPoolExecutor(4) as threads:
-        asked = [asked_of(known, tokens[:2], 0), asked_of(slow, tokens, 3)]
-        filling, mask_RK = begun([], backend, threads, apart=asked)
-        filling.start_apart()
-        assert backend.is_waiting.wait(30)
-        assert filling.wait(math.inf, math.inf, 0.0, 2)
-        assert [(each.is_late, each.num_masks) for each in asked] == [(True, 0)] * 2
-        assert not mask_RK.any()
-        backend.go.set()
-    asked = [asked_of(known, tokens[:2], 0), asked_of(slow, tokens, 3)]
-    filling, mask_RK = begun([], backend, None, apart=asked)
-    assert filling.wait() and [each.num_masks for each in asked] == [3, 5]
-    assert np.array_equal(mask_RK, expected_of(asked, backend.backend, len(mask_RK)))
-
-
-def test_no_more_are_left_for_later_than_may_be(faulty: tuple[Faulty, Any, list[int]]) -> None:
-    backend, grammar, tokens = faulty
-    backend.slow = tuple(tokens)
-    slow = [asked_of(Automaton(grammar()), tokens, 5 * i) for i in range(2)]
-    quick = asked_of(Automaton(grammar()), tokens[:2], 10)
-    with ThreadPoolExecutor(4) as threads:
-        threading.Timer(0.2, backend.go.set).start()
-        begin = time.perf_counter()
-        filling, mask_RK = begun([quick], backend, threads, apart=slow)
-        assert filling.wait(math.inf, math.inf, 0.0, 1)
-        assert time.perf_counter() - begin > 0.15
-    assert sum(each.is_late for each in slow) <= 1 and not quick.is_late
-    there = [each for each in (*slow, quick) if not each.is_late]
-    assert np.array_equal(mask_RK, expected_of(there, backend.backend, len(mask_RK)))
-
-
-def test_twins_wait_for_the_same_masks(faulty: tuple[Faulty, Any, list[int]]) -> None:
-    backend, grammar, tokens = faulty
-    one = Automaton(grammar())
-    both = [asked_of(each, tokens, 5 * i) for i, each in enumerate((one, one.fork()))]
-    with ThreadPoolExecutor(4) as threads:
-        filling, mask_RK = begun([], backend, threads, apart=both)
-        assert filling.wait()
-    assert backend.num == 1
-    assert [each.num_masks for each in both] == [5, 5]
-    assert np.array_equal(mask_RK, expected_of(both, backend.backend, len(mask_RK)))
-
-
-@pytest.mark.parametrize("is_in_time", [True, False])
-def test_masks_apart_do_not_begin_while_others_of_their_grammar_are_missing(
-    faulty: tuple[Faulty, Any, list[int]], is_in_time: bool
-) -> None:
-    """They would take the lock that those wait for; other grammars' begin. Once the others are there
-    they begin as well, and may be left for later like any."""
-    backend, grammar, tokens = faulty
-    backend.slow = tuple(tokens)
-    shared, own = grammar(), grammar()
-    with ThreadPoolExecutor(4) as threads:
-        slow = asked_of(Automaton(shared), tokens, 0)
-        behind = asked_of(Automaton(shared), tokens if not is_in_time else tokens[:3], 6)
-        ready = asked_of(Automaton(own), tokens[:3], 12)
-        filling, mask_RK = begun([slow], backend, threads, apart=[behind, ready])
-        assert backend.num == 2 and behind.point.under_way is None
-        if not is_in_time:
-            threading.Timer(0.1, backend.go.set).start()
-            backend.slow_again = threading.Event()
-        else:
-            backend.go.set()
-        assert filling.wait(math.inf, math.inf, 60.0 if is_in_time else 0.0, 1)
-        assert backend.num == 3
-        assert behind.is_late != is_in_time and behind.num_masks == 4 * is_in_time
-        if backend.slow_again is not None:
-            backend.slow_again.set()
-    assert (slow.num_masks, ready.num_masks) == (1 + len(tokens), 4)
-    wanted = [slow, *([behind] if is_in_time else []), ready]
-    assert np.array_equal(mask_RK, expected_of(wanted, backend.backend, len(mask_RK)))
-
-
-def test_when_time_is_over_for_all_what_is_apart_may_still_be_there(
-    faulty: tuple[Faulty, Any, list[int]],
-) -> None:
-    backend, grammar, tokens = faulty
-    backend.slow = tuple(tokens)
-    quick, slow = asked_of(Automaton(grammar()), tokens[:2], 5), Automaton(grammar())
-    with ThreadPoolExecutor(4) as threads:
-        late = asked_of(slow, tokens, 0)
-        filling, mask_RK = begun([late], backend, threads, (), 0.05, [quick])
-        assert not filling.wait(math.inf, math.inf, 60.0, 0)
-        assert late.is_late and quick.num_masks == 3
-        left_RK = mask_RK.copy()
-        late.wipe(left_RK)
-        assert np.array_equal(left_RK, expected_of([quick], backend.backend, len(mask_RK)))
-        backend.go.set()
-
-
-def test_what_fails_apart_costs_itself_alone(
-    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
-) -> None:
-    backend, grammar, tokens = faulty
-    backend.spoilt = tuple(tokens)
-    bad, good = (
-        asked_of(Automaton(grammar()), tokens, 0),
-        asked_of(Automaton(grammar()), tokens[:3], 5),
-    )
-    plain = asked_of(Automaton(grammar()), tokens[:2], 10)
-    filling, mask_RK = begun([plain], backend, thread, apart=[bad, good])
-    assert filling.wait()
-    assert (bad.num_masks, good.num_masks, plain.num_masks) == (0, 4, 3)
-    assert not bad.is_late and bad.point.under_way is None, "it is no wait that helps"
-    assert np.array_equal(mask_RK, expected_of([good, plain], backend.backend, len(mask_RK)))
 
 
 def test_a_draft_is_filled_once_however_often_it_is_asked_for(
@@ -801,7 +597,7 @@ def test_nobody_waits_for_what_another_step_has_left_behind(
     mask_RK = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
     filling = Filling(roots, (), mask_RK, 0.01)
     begin = time.perf_counter()
-    filling.start(beside, beside)
+    filling.start(beside)
     assert filling.wait() != has_root
     assert time.perf_counter() - begin < 20
     assert [each.is_late for each in roots] == [True] * len(roots)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,24 +16,17 @@ import pytest
 import torch
 
 from eyas.constraint import Vocabulary, build_backend, filling
-from eyas.constraint.automaton import LEAST_REST, SLOW_WEIGHT, Automaton
+from eyas.constraint.automaton import LEAST_REST, Automaton
 from eyas.constraint.base import MaskJob
 from eyas.constraint.filling import Filling
-from eyas.core import DraftTree, SamplingParams
-from eyas.draft import tree as trees
-from eyas.draft.base import Shape
-from eyas.draft.catch_up import RowBook
+from eyas.core import DraftTree
 from eyas.engine.masks import FAILED, Masking, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
-from eyas.engine.walked import MOST_APART, OFTEN_SLOW
 from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
-from eyas.llm import Asked
-from eyas.runner.batch import Batch
 from eyas.transfer import Outbox
 from eyas.wire import GrammarStats
 from tests.constraint.walking import tokens_of
-from tests.laws.late_masks import make_masks_late
 from tests.laws.structured import BACKENDS, ask, engine, told
 
 QUESTION = "What is the capital of France? Think about it."
@@ -48,8 +40,7 @@ END = engine("root").info.eos_token_ids[0]
 
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left out of a tree before the forward; slow grammars are asked apart."""
-    monkeypatch.setattr(Masking, "most_apart", MOST_APART)
+    """Nothing is left out of a tree before the forward."""
     monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
 
 
@@ -102,7 +93,7 @@ def filled(
     outbox = Outbox(tree.tokens_BW.device)
     masking = Masking(backend.vocabulary.vocab_size, deadline, stats, outbox)
     masking.step_seconds.append(step_seconds)
-    masking.threads = masking.apart_threads = backend.thread
+    masking.threads = backend.thread
     masks = TreeMasks(masking, tree)
     masks.walk(rooted)
     masks.begin()
@@ -294,15 +285,10 @@ def several(backend: Any, num: int, num_slow: int) -> tuple[DraftTree, list[Any]
     return chains(rows), [sequence(backend, OBJECT) for _ in rows], tokens[:3]
 
 
-def slowness(held: Any) -> float:
-    found: float = held.automaton.root.state.grammar.slowness
-    return found
-
-
 @pytest.mark.parametrize("backend", [3], indirect=True)
 @pytest.mark.parametrize(("num", "num_slow"), [(8, 1), (16, 2), (8, 5), (2, 1), (1, 1)])
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_a_sequence_whose_draft_is_slow_is_asked_apart_or_looks_less_far_ahead(
+def test_a_sequence_whose_draft_is_slow_looks_less_far_ahead_for_a_while(
     backend: Any,
     slow: Callable[[Sequence[int]], Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -329,186 +315,15 @@ def test_a_sequence_whose_draft_is_slow_is_asked_apart_or_looks_less_far_ahead(
     mask_BWK, refusals, stats = filled(tree, rooted, backend, step_seconds=step_seconds)
     assert np.array_equal(mask_BWK, expected_BWK) and stats.num_late == 0
     is_noted = is_slow and num_slow <= max(1, num // 4)
-    weight = SLOW_WEIGHT if is_noted else 0.0
-    assert [slowness(held) for held in rooted[:num_slow]] == [weight] * num_slow
-    is_alone = is_noted and num == 1
-    assert [held.automaton.reach.limit for held in rooted] == [0 if is_alone else None] * num
-    for looked_at in (1, 1, 1, 2, 3, 4, 4) if is_alone else [4] * is_noted:
+    limits = [0 if is_noted and b < num_slow else None for b in range(num)]
+    assert [held.automaton.reach.limit for held in rooted] == limits
+    for looked_at in (1, 1, 1, 2, 3, 4, 4) if is_noted else ():
         mask_BWK, refusals, stats = filled(tree, rooted, backend)
         assert refusals.num_nodes == 0 and stats.num_late == 0
         assert mask_BWK[:num_slow].any(axis=2).sum(axis=1).tolist() == [looked_at] * num_slow
         assert np.array_equal(mask_BWK[:num_slow, :looked_at], expected_BWK[:num_slow, :looked_at])
         assert np.array_equal(mask_BWK[num_slow:], expected_BWK[num_slow:])
     assert all(held.failure is None for held in rooted)
-
-
-@pytest.mark.parametrize("backend", [3], indirect=True)
-@pytest.mark.parametrize(
-    ("num", "num_slow", "is_left"),
-    [(8, 1, True), (8, 4, True), (8, 5, False), (2, 1, True), (2, 2, False), (1, 1, False)],
-)
-def test_who_has_a_grammar_that_is_often_slow_sits_out_unless_these_are_most(
-    backend: Any, slow: Callable[[Sequence[int]], Any], num: int, num_slow: int, is_left: bool
-) -> None:
-    """Steps go on meanwhile; then all is there, whatever was drafted in between."""
-    tree, rooted, tokens = several(backend, num, num_slow)
-    expected_BWK, _, _ = filled(tree, rooted, backend)
-    for held in rooted[:num_slow]:
-        held.automaton.was_slow()
-    go = slow(tokens)
-    with ThreadPoolExecutor(10) as threads, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "thread", threads)
-        if not is_left:
-            threading.Timer(0.2, go.set).start()
-        mask_BWK, refusals, stats = filled(tree, rooted, backend, step_seconds=2.0)
-        if not is_left:
-            assert stats.num_late == stats.num_sat_out == refusals.num_nodes == 0
-            assert np.array_equal(mask_BWK, expected_BWK)
-            return
-        for _ in range(3):
-            assert (stats.num_sat_out, go.num_held) == (num_slow, num_slow)
-            assert refusals.num_nodes == 0 and not mask_BWK[:num_slow].any()
-            assert np.array_equal(mask_BWK[num_slow:], expected_BWK[num_slow:])
-            assert all(held.automaton.reach.limit is None for held in rooted)
-            mask_BWK, refusals, stats = filled(tree, rooted, backend, step_seconds=0.01)
-        go.set()
-        for held in rooted[:num_slow]:
-            while not held.automaton.root.under_way.is_done:
-                time.sleep(0.001)
-        shorter = replace(tree, tokens_BW=tree.tokens_BW.clone())
-        shorter.tokens_BW[:num_slow, 3] = 7
-        mask_BWK, refusals, stats = filled(shorter, rooted, backend)
-        assert stats.num_sat_out == stats.num_late == 0
-        assert np.array_equal(mask_BWK[:num_slow, :3], expected_BWK[:num_slow, :3])
-        assert np.array_equal(mask_BWK[num_slow:], expected_BWK[num_slow:])
-        mask_BWK, _, stats = filled(tree, rooted, backend)
-        assert np.array_equal(mask_BWK, expected_BWK) and stats.num_late == 0
-    assert all(held.failure is None for held in rooted)
-
-
-@pytest.mark.parametrize("backend", [3], indirect=True)
-@pytest.mark.parametrize("has_room", [True, False])
-def test_who_shares_a_grammar_with_masks_under_way_is_asked_apart_as_well_if_there_is_room(
-    backend: Any, slow: Callable[[Sequence[int]], Any], has_room: bool
-) -> None:
-    """It would wait for the same lock. What has ended is no longer under way."""
-    num = 8 if has_room else 4
-    tree, rooted, tokens = several(backend, num, 1)
-    shared = rooted[0].automaton.root.state.grammar
-    expected_BWK, _, _ = filled(tree, rooted, backend)
-    shared.slowness = 1.0
-    go = slow(tokens)
-    with ThreadPoolExecutor(10) as threads, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "thread", threads)
-        filled(tree, rooted, backend, step_seconds=0.01)
-        assert rooted[0].automaton.root.under_way is not None
-        for held in rooted[1:3]:
-            held.automaton = Automaton(shared)
-        apart = told_apart(patch)
-        mask_BWK, _, stats = filled(tree, rooted, backend, step_seconds=0.01)
-        assert apart == ([0, 1, 2] if has_room else [0])
-        assert stats.num_sat_out >= 1 and not mask_BWK[0].any()
-        assert np.array_equal(mask_BWK[3], expected_BWK[3])
-        go.set()
-        for held in rooted[:3]:
-            while held.automaton.root.under_way and not held.automaton.root.under_way.is_done:
-                time.sleep(0.001)
-        shared.slowness = 0.0
-        for _ in range(2):
-            mask_BWK, _, stats = filled(tree, rooted, backend, step_seconds=0.01)
-            assert np.array_equal(mask_BWK, expected_BWK) and stats.num_sat_out == 0
-            assert apart == []
-
-
-def test_a_grammar_of_too_many_is_not_asked_apart(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who is slow among them looks less far ahead."""
-    tree, rooted, _ = several(backend, 16, 0)
-    shared = rooted[0].automaton.root.state.grammar
-    for held in rooted[:7]:
-        held.automaton = Automaton(shared)
-    shared.slowness = 1.0
-    rooted[9].automaton.root.state.grammar.slowness = 0.5
-    apart = told_apart(monkeypatch)
-    filled(tree, rooted, backend)
-    assert apart == [9]
-    rooted[6].automaton = sequence(backend, OBJECT).automaton
-    filled(tree, rooted, backend)
-    assert apart == [0, 1, 2, 3, 4, 5]
-
-
-def told_apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Whose masks the last step asked for apart."""
-    apart: list[int] = []
-    make = TreeMasks.begin_apart
-
-    def told(masks: TreeMasks) -> None:
-        walked = enumerate(masks.walked)
-        apart[:] = [b for b, each in walked if each is not None and each.is_apart]
-        make(masks)
-
-    monkeypatch.setattr(TreeMasks, "begin_apart", told)
-    return apart
-
-
-def test_a_root_at_rest_that_is_slow_is_asked_apart_too(
-    backend: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a matcher of its own: what else is asked of its state meanwhile is answered."""
-    tree, rooted, tokens = several(backend, 4, 0)
-    rooted[1].automaton.reach.held_up(5)
-    rooted[1].automaton.was_slow()
-    go, make = threading.Event(), backend.job
-
-    def waiting(states: Any, mask_RK: Any, rows: Any, drafts: Any, **more: Any) -> MaskJob:
-        job = make(states, mask_RK, rows, drafts, **more)
-
-        def run() -> None:
-            if more.get("apart"):
-                clock.start()
-                assert go.wait(30)
-            job.run()
-
-        return MaskJob(run, job.settle)
-
-    monkeypatch.setattr(backend, "job", waiting)
-    with ThreadPoolExecutor(10) as threads, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "thread", threads)
-        mask_BWK, _, stats = filled(tree, rooted, backend, step_seconds=0.01)
-        assert stats.num_sat_out == 1 and not mask_BWK[1].any()
-        assert rooted[1].automaton.root.state.after(tokens[0]) is not None
-        go.set()
-
-
-def test_a_grammar_that_was_slow_once_is_trusted_again(backend: Any) -> None:
-    """What one output shows of it holds for all; a rest shows nothing."""
-    first = sequence(backend, OBJECT).automaton
-    grammar = first.root.state.grammar
-    first.held_up(5, is_slow=False)
-    assert grammar.slowness == 0.0
-    Automaton(grammar).held_up(5, is_slow=True)
-    first.in_time(5, has_shown=False)
-    assert grammar.slowness == SLOW_WEIGHT
-    num = 0
-    while grammar.slowness > OFTEN_SLOW:
-        first.in_time(5)
-        num += 1
-    assert 10 < num < 40
-    for _ in range(1000):
-        first.held_up(5, is_slow=True)
-    assert 0.99 < grammar.slowness <= 1.0
-
-
-def test_the_slowest_half_is_what_is_asked_apart(
-    backend: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree, rooted, _ = several(backend, 5, 0)
-    for held, slowness in zip(rooted, (0.03, 0.5, OFTEN_SLOW, 0.04, 0.02), strict=True):
-        held.automaton.root.state.grammar.slowness = slowness
-    apart = told_apart(monkeypatch)
-    filled(tree, rooted, backend)
-    assert apart == [1, 3]
 
 
 @pytest.mark.parametrize("backend", [3], indirect=True)
@@ -714,76 +529,6 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
     assert stats.num_late > before
 
 
-@pytest.mark.parametrize("library", BACKENDS)
-@pytest.mark.parametrize("drafter", ["chain", "auto"])
-@pytest.mark.parametrize("seed", range(3))
-def test_an_engine_says_the_same_however_often_sequences_sit_out(
-    monkeypatch: pytest.MonkeyPatch, library: str, drafter: str, seed: int
-) -> None:
-    """Beside one that is not constrained, and whatever ends meanwhile; no slot is lost."""
-    if library == "xgrammar":
-        pytest.importorskip("xgrammar")
-    llm = engine(drafter, library, flights=seed % 2)
-    stats = llm.engine.metrics.grammar
-    params = SamplingParams(temperature=seed / 2, seed=seed, max_tokens=30, logprobs=1, n=2)
-    wanted = (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}"), None, LIST, HEAVY)
-    prompts = [llm.encode_chat([{"role": "user", "content": f"{QUESTION} {i}"}]) for i in range(5)]
-    asked = [
-        Asked(prompt, None if root is None else OutputSpec(root=root))
-        for prompt, root in zip(prompts, wanted, strict=True)
-    ]
-    with monkeypatch.context() as ahead:
-        ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
-        plain = llm._run(asked, params)
-    before = stats.num_sat_out
-    make_masks_late(monkeypatch, llm.engine, seed)
-    answers = llm._run(asked, params)
-    assert [told(answer) for answer in answers] == [told(answer) for answer in plain]
-    assert not any(choice.error for answer in answers for choice in answer.choices)
-    assert stats.num_sat_out > before + (5 if drafter == "chain" else 0)
-    for choice in (choice for answer in answers for choice in answer.choices):
-        used = choice.usage
-        assert used.num_steps + used.num_accepted_tokens - used.num_output_tokens in (0, 1)
-    llm.engine.check()
-
-
-def test_a_network_makes_up_for_the_rows_of_roots_that_sat_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also where the next step does not draft: the root's row went with the slots of its step."""
-    llm = engine("chain", "llguidance", flights=1)
-    book, make = llm.engine.drafter._book, trees.tail_rows  # type: ignore[attr-defined]
-    wish, draw = llm.engine.scheduler.wish, random.Random(1)
-    num_drafts, missing = 0, []
-
-    def noted(own: RowBook, batch: Batch, longest: int, drafts_B: torch.Tensor | None) -> Any:
-        nonlocal num_drafts
-        made = make(own, batch, longest, drafts_B)
-        own.made_slots(made.rows.write_slots_T)
-        for b, span in enumerate(batch.rooted):
-            if drafts_B is None or drafts_B[b]:
-                slots_AC, root = batch.table.slots_AC, int(batch.roots_B[b])
-                slots = slots_AC[span.seat, own.first_position : root + 1].numpy()
-                num_drafts += 1
-                missing.append(int((~own._is_made_S[slots]).sum()))
-        return made
-
-    monkeypatch.setattr(trees, "tail_rows", noted)
-    monkeypatch.setattr(
-        llm.engine.scheduler,
-        "wish",
-        lambda *asked: Shape(0, 1, 1) if draw.random() < 0.2 else wish(*asked),
-    )
-    make_masks_late(monkeypatch, llm.engine)
-    asked = [
-        Asked(llm.encode_chat([{"role": "user", "content": f"What? {i}"}]), OutputSpec(root=root))
-        for i, root in enumerate((OBJECT, Regex("[a-z ]{50,90}"), LIST))
-    ]
-    llm._run(asked, SamplingParams(temperature=0.8, seed=1, max_tokens=50))
-    assert llm.engine.metrics.grammar.num_sat_out > 10 and num_drafts > 50
-    assert book.first_position == 1 and not any(missing)
-
-
 @pytest.mark.parametrize("flights", [0, 1])
 def test_notes_that_are_lost_cost_nobody_an_answer(
     monkeypatch: pytest.MonkeyPatch, flights: int
@@ -803,35 +548,3 @@ def test_notes_that_are_lost_cost_nobody_an_answer(
     answer = ask(llm, QUESTION, OBJECT, **options)  # type: ignore[arg-type]
     assert told(answer) == told(plain) and answer.choices[0].error is None
     assert len(lost) > 2
-
-
-def test_what_is_learned_of_masks_may_be_lost_where_sequences_sit_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    llm = engine("chain", "llguidance", 1)
-    params = SamplingParams(temperature=0.0, max_tokens=30)
-    asked = [
-        Asked(llm.encode_chat([{"role": "user", "content": QUESTION}]), OutputSpec(root=root))
-        for root in (OBJECT, Regex("(Paris|Amsterdam)[a-z ]{4,9}"), LIST)
-    ]
-    with monkeypatch.context() as ahead:
-        ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
-        plain = llm._run(asked, params)
-
-    def lose(masks: TreeMasks) -> None:
-        raise RuntimeError("on purpose")
-
-    monkeypatch.setattr(TreeMasks, "learn", lose)
-    make_masks_late(monkeypatch, llm.engine)
-    sat_out: set[int] = set()
-    finish = TreeMasks.finish
-
-    def noted(masks: TreeMasks) -> torch.Tensor:
-        mask_RK = finish(masks)
-        sat_out.update(masks.sitting_out)
-        return mask_RK
-
-    monkeypatch.setattr(TreeMasks, "finish", noted)
-    answers = llm._run(asked, params)
-    assert [told(answer) for answer in answers] == [told(answer) for answer in plain]
-    assert sat_out and not any(answer.choices[0].error for answer in answers)

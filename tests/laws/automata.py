@@ -121,7 +121,6 @@ class ToyGrammar:
     new: Callable[[ToyGrammar], State]
     num_bytes: int = 100
     canonical: Sequence[Grammar] = ()
-    slowness: float = 0.0
     shared: dict[str, list[int]] = field(default_factory=dict)
 
     def start(self, *, fresh: bool = False) -> State:
@@ -167,8 +166,6 @@ class Toys(Backend):
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
-        *,
-        apart: bool = False,
     ) -> MaskJob:
         asked = [()] * len(states) if drafts is None else drafts
         failed: list[int] = []

@@ -389,13 +389,6 @@ MUTATIONS = [
         FILLING + "roots_are_filled_first_and_the_rest_while_there_is_time[here]",
     ),
     Mutation(
-        "a draft takes the lock that a root waits for",
-        "constraint/filling.py",
-        "if grammar_of(each) not in held]",
-        "if grammar_of(each) not in ()]",
-        FILLING + "masks_apart_do_not_begin_while_others_of_their_grammar_are_missing[True]",
-    ),
-    Mutation(
         "roots do not wait for their masks",
         "constraint/filling.py",
         "        self._first.run()\n",
@@ -405,7 +398,7 @@ MUTATIONS = [
     Mutation(
         "a draft's masks are waited for",
         "engine/masks.py",
-        "first = [each.requests[0] for _, each in live if not each.is_apart]",
+        "first = [each.requests[0] for _, each in live]",
         "first = [request for _, each in live for request in each.requests]",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),

@@ -40,8 +40,7 @@ SPENT = ("masks", "walks", "wait for trees", "wait for results")
 class Round:
     """One pass over the instances. seconds: of the steps that count; spent: within them, by SPENT;
     num_masks: filled within them. num_steps, num_uncounted: all, and those that do not count.
-    draft_lengths: tokens that each verdict on a draft yielded, 0 for a draft that sat its step out,
-    which was num_sat_out times. errors: of requests that failed."""
+    draft_lengths: tokens that each verdict on a draft yielded. errors: of requests that failed."""
 
     seconds: list[float] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
@@ -50,7 +49,6 @@ class Round:
     num_uncounted: int = 0
     num_tokens: int = 0
     draft_lengths: list[int] = field(default_factory=list)
-    num_sat_out: int = 0
     errors: list[str] = field(default_factory=list)
 
 
@@ -81,7 +79,6 @@ def run_round(
     due = list(enumerate(numbers))[::-1]
     num_open, is_full = 0, False
     num_failed = engine.metrics.num_failed_steps
-    sat_out_before = engine.metrics.grammar.num_sat_out
     spent = dict.fromkeys(SPENT, 0.0)
     launched: list[Flight | None] = []
     with (
@@ -118,8 +115,6 @@ def run_round(
                         run.errors.append(delta.error or delta.finish_reason)
         while engine.has_work():
             engine.step()
-    run.num_sat_out = engine.metrics.grammar.num_sat_out - sat_out_before
-    run.draft_lengths += [0] * run.num_sat_out
     if engine.metrics.num_failed_steps > num_failed:
         raise RuntimeError("a step failed while it was measured; the log says how")
     return run
@@ -156,7 +151,7 @@ def take_turns(
 
 def summarise(held: Sequence[Round], free: Sequence[Round]) -> dict[str, Any]:
     """Steps with schemas and without, and one over the other; speed: of their tokens a second, where
-    a draft yields what all drafts do in the mean, those that sat out included."""
+    a draft yields what all drafts do in the mean."""
     with_schemas, without = _summary(held), _summary(free)
     ratios = {
         name: round(with_schemas["step_ms"][name] / without["step_ms"][name], 4)
@@ -197,7 +192,6 @@ def _summary(runs: Sequence[Round]) -> dict[str, Any]:
         },
         "masks_per_step": round(sum(run.num_masks for run in runs) / num, 2),
         "tokens_per_draft": round(mean(lengths), 3) if lengths else None,
-        "sat_out": sum(run.num_sat_out for run in runs),
         "failed": len(errors),
         "errors": sorted(set(errors)),
     }

@@ -249,9 +249,9 @@ class Teacher:
         accepted_B = agrees_BW.to(torch.int64).cumprod(dim=1).sum(dim=1)
         has_last_B = chosen_BW.gather(1, accepted_B.unsqueeze(1)).squeeze(1) >= 0
         counts_B = accepted_B + has_last_B.to(torch.int64)
-        real_B = verdict.counts_B  # -1 where the root's mask allows nothing: it sits the step out
-        self._count(batch, names_B, accepted_B, has_last_B | (real_B < 0))
+        self._count(batch, names_B, accepted_B, has_last_B)
         verdict.tokens_BW.copy_(chosen_BW.clamp(min=0))
+        real_B = verdict.counts_B
         real_B.copy_(torch.where(real_B > 0, torch.where(counts_B > 0, counts_B, -1), real_B))
         return verdict
 

@@ -257,7 +257,7 @@ def _ratios(entry: dict[str, Any]) -> str:
     return (
         f"batch {entry['batch']}: with schemas / without: {ratios}, tokens a second "
         f"{number(entry['speed'])}; refused {entry['refused']}, cut by late masks "
-        f"{entry['cut_by_masks']}, sat out {entry['with_schemas']['sat_out']}"
+        f"{entry['cut_by_masks']}"
     )
 
 

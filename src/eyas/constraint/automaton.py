@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,14 +23,9 @@ from eyas.constraint.base import ConstraintFailure, Grammar, State
 from eyas.constraint.budget import BudgetPoint
 from eyas.grammar import Budget
 
-if TYPE_CHECKING:
-    from eyas.constraint.filling import MasksUnderWay
-
 LEAST_REST, MOST_REST = 2, 64
 """After a draft that was late: in how many further steps only the root is looked at, at first and at
 most."""
-SLOW_WEIGHT = 1 / 32
-"""How much one draft counts in the slowness of its grammar."""
 SLOW_START, SLOW_EACH = 0.02, 0.0005
 """Seconds that looking for forced spans may take, once and for each time it is asked. A text that is
 forced over many thousand characters is slow to find, each time anew."""
@@ -39,16 +33,14 @@ forced over many thousand characters is slow to find, each time anew."""
 
 class Point:
     """A place in an output. ahead: tokens that may come next, and the masks here and after each of
-    them, where somebody may ask for these again. under_way: such masks that are being filled, for as
-    long as it takes."""
+    them, where somebody may ask for these again."""
 
-    __slots__ = ("ahead", "budget", "later", "state", "under_way")
+    __slots__ = ("ahead", "budget", "later", "state")
 
     def __init__(self, state: State, budget: BudgetPoint | None) -> None:
         self.state = state
         self.budget = budget
         self.ahead: tuple[tuple[int, ...], np.ndarray] | None = None
-        self.under_way: MasksUnderWay | None = None
         self.later: dict[int | tuple[int, ...], Point] = {}
 
     def after(self, token: int) -> Point | None:
@@ -155,23 +147,6 @@ class Automaton:
     def has_budget(self) -> bool:
         """Does a budget still have a say? Then masks alone do not tell what is legal."""
         return self.root.budget is not None
-
-    def was_slow(self) -> None:
-        """Its masks took long."""
-        self._grammar.slowness += SLOW_WEIGHT * (1 - self._grammar.slowness)
-
-    def held_up(self, size: int, *, is_slow: bool) -> None:
-        """Its draft of so many tokens was late; is_slow: by its own fault."""
-        if is_slow:
-            self.was_slow()
-        self.reach.held_up(size)
-
-    def in_time(self, size: int, *, has_shown: bool = True) -> None:
-        """Of its draft of so many tokens all was there that it had asked for; has_shown: which was
-        something."""
-        if has_shown:
-            self._grammar.slowness *= 1 - SLOW_WEIGHT
-        self.reach.in_time(size)
 
     def walk(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[Point | None]:
         """Where each node of a draft stands; None for one that is not legal here or has hit a limit,

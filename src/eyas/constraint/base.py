@@ -129,11 +129,9 @@ class Grammar(Protocol):
 
     num_bytes: about how much memory it takes. canonical: grammars that allow less, with the usual white
     space only, so that more of the text is forced; their states overlook white space that is another.
-    slowness: the share of the last drafts, in whoever's output, whose masks took long.
     """
 
     num_bytes: int
-    slowness: float
 
     @property
     def backend(self) -> Backend: ...
@@ -178,14 +176,10 @@ class Backend(Protocol):
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
-        *,
-        apart: bool = False,
     ) -> MaskJob:
         """Write the mask of states[i] into the zeroed int32 row rows[i] (without `rows`: i), and those
         after each token of drafts[i] into the rows behind it, as far as tokens are legal: over all
         cores. What is left of these rows after an end, or where a resource limit is hit, stays zero.
-        apart: nobody waits for it, so that jobs without it share no threads with it where the library
-        has any, and its states may be asked for other things meanwhile.
         """
         ...
 

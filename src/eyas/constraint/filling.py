@@ -1,16 +1,12 @@
 """Masks of one step, filled beside whoever waits for them.
 
 Roots, alone or with drafts behind them, are filled by one call of the library, which works on many
-cores; then, in pieces, the nodes behind roots that are alone, as long as there is time. Masks that
-may take long are filled *apart*: by a call each, on threads of their own. The step does not wait
-for these calls; what is not there in time goes on, and a later step that asks for the same point
-finds it done. A call apart begins only when no other mask of its grammar is missing, because a
-grammar is locked while it is used.
+cores; then, in pieces, the nodes behind roots that are alone, as long as there is time.
 What needs the interpreter's lock is done by whoever asks, before and after, as far as the library
 allows it: two threads that both want the lock wait for each other more often than they work.
 
-A call cannot be ended, and it holds locks that the next step needs. So the step's own call is
-waited for, and slow drafts are noted, so that the next step asks for less, or asks apart.
+A call cannot be ended, and it holds locks that the next step needs. So it is waited for, and slow
+drafts are noted, so that the next step asks for less.
 
 Promises: masks are those of a walk through the draft; what is asked for twice is filled once. What is
 written after the deadline nobody reads.
@@ -29,16 +25,7 @@ from threading import Event
 
 import numpy as np
 
-from eyas.constraint.automaton import Point
-from eyas.constraint.base import Grammar
-from eyas.constraint.mask_batch import (
-    MaskBatch,
-    MaskRequest,
-    fill_known,
-    fill_only,
-    grammar_of,
-    on_own_page,
-)
+from eyas.constraint.mask_batch import MaskBatch, MaskRequest, fill_known, fill_only
 
 PIECE = 32
 """Masks that are filled between two looks at the clock."""
@@ -46,8 +33,6 @@ FEW = 4
 """One in so many drafts may be slow."""
 BEGIN_SECONDS = 0.001
 """At most so long the caller stands aside for the threads that are to fill."""
-LEAST_SECONDS = 0.001
-"""What has begun so lately is waited for."""
 POLL_SECONDS = 0.0005
 """Between two looks at whether what is missing is late."""
 
@@ -61,11 +46,9 @@ class Filling:
         later: Iterable[MaskRequest],
         mask_RK: np.ndarray,
         time_limit: float,
-        apart: Iterable[MaskRequest] = (),
     ) -> None:
         """mask_RK: zeros in the rows of all requests. time_limit: seconds after which no more of
-        `later` is begun, and the drafts of `first` are not waited for. All are of one library.
-        apart: may be left for later, root and draft."""
+        `later` is begun, and the drafts of `first` are not waited for. All are of one library."""
         self._mask_RK = mask_RK
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
@@ -78,22 +61,16 @@ class Filling:
         pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
         self._pieces = [MaskBatch(piece, mask_RK) for piece in pieces]
         self._batches = [self._first, *self._pieces]
-        self._all_apart = list(apart)
-        busy = self._busy()
-        self._apart = [
-            request
-            for request in self._all_apart
-            if grammar_of(request) in busy or not self._fill_at_once(request)
-        ]
-        self._apart_threads: ThreadPoolExecutor | None = None
-        self._apart_begun_at = 0.0
         self._call: _Call | None = None
 
     def _new(self, requests: Iterable[MaskRequest]) -> list[MaskRequest]:
         """Those that nobody has filled or asked for."""
         new: list[MaskRequest] = []
         for request in requests:
-            if self._fill_at_once(request):
+            if fill_known(request, self._mask_RK):
+                continue
+            if fill_only(request, self._mask_RK):
+                self.num_masks += 1
                 continue
             same = self._same.setdefault((id(request.point), request.tokens), [])
             if not same:
@@ -101,42 +78,13 @@ class Filling:
             same.append(request)
         return new
 
-    def _fill_at_once(self, request: MaskRequest) -> bool:
-        self._settle_apart(request.point)
-        if fill_known(request, self._mask_RK):
-            return True
-        is_only = fill_only(request, self._mask_RK)
-        self.num_masks += is_only
-        return is_only
-
-    def start(self, threads: ThreadPoolExecutor, apart_threads: ThreadPoolExecutor) -> None:
+    def start(self, threads: ThreadPoolExecutor) -> None:
         """Fill beside the caller; without this it is done when it is waited for. Returns once the
         thread is about to enter the library: a caller at work would not soon let it."""
-        if self._same or self._apart:
+        if self._same:
             self._begin_counting()
-            self._apart_threads = apart_threads
             self._call = _Call(threads, self._run)
             self._call.wait_for_begin(BEGIN_SECONDS)
-
-    def start_apart(self) -> None:
-        """The same for what is apart, but where it would take a lock for which another mask waits;
-        this begins when it is waited for."""
-        if self._apart_threads is not None and self._apart:
-            held = {grammar_of(each) for each in self._first.behind(self._first.requests)}
-            self._begin_apart([each for each in self._apart if grammar_of(each) not in held])
-
-    def _begin_apart(self, requests: Iterable[MaskRequest]) -> None:
-        """Where nothing is under way yet."""
-        begun: list[MasksUnderWay] = []
-        for request in requests:
-            if request.point.under_way is None:
-                made = MasksUnderWay(request, self._mask_RK.shape[1], self._apart_threads)
-                request.point.under_way = made
-                begun.append(made)
-        if begun:
-            now = self._apart_begun_at = time.perf_counter()
-            for made in begun:
-                made.wait_for_begin(now + BEGIN_SECONDS - time.perf_counter())
 
     def _begin_counting(self) -> None:
         self._begun_at = time.perf_counter()
@@ -151,72 +99,23 @@ class Filling:
             piece.run()
         self.seconds += time.perf_counter() - begin
 
-    def wait(
-        self,
-        slow_after: float = math.inf,
-        root_slow_after: float = math.inf,
-        leave_after: float = math.inf,
-        most_late: int = 0,
-    ) -> bool:
+    def wait(self, slow_after: float = math.inf, root_slow_after: float = math.inf) -> bool:
         """Until the masks are there, or time is over; False when the drafts of `first` were not in
         time, or nothing was begun, and the rows of requests that are late may still be written to.
         slow_after: seconds from the start on; of the drafts that take longer, the last few are slow;
-        root_slow_after: the same for roots alone; leave_after: from then on what is apart is waited
-        for only while more than most_late are missing, or it has just begun."""
+        root_slow_after: the same for roots alone."""
         is_in_time = True
         if self._call is None:
             self._begin_counting()
             self._run()
         else:
             is_in_time = self._is_done(self._call, slow_after, root_slow_after)
-        self._begin_apart(self._apart)
-        self._wait_apart(leave_after, most_late)
-        busy = self._busy()
-        for request in self._all_apart:
-            if grammar_of(request) in busy:
-                request.wipe(self._mask_RK)
-                request.note(None)
-                request.is_late = True
-        for request in self._apart:
-            if request.is_late:
-                continue
-            self._settle_apart(request.point)
-            has_failed = request.point.under_way is None and request.point.ahead is None
-            if not has_failed and not fill_known(request, self._mask_RK, part=True):
-                request.is_late = True
         for batch in self._batches:
             if is_in_time and batch.is_done:
                 self._settle(batch)
             else:
                 self._leave_out(batch)
         return is_in_time
-
-    def _wait_apart(self, leave_after: float, most_late: int) -> None:
-        calls = [call for each in self._all_apart if (call := each.point.under_way) is not None]
-        until = max(self._begun_at + leave_after, self._apart_begun_at + LEAST_SECONDS)
-        while busy := self._busy():
-            num_late = sum(grammar_of(each) in busy for each in self._all_apart)
-            if time.perf_counter() > until and num_late <= most_late:
-                break
-            if call := next((call for call in calls if not call.is_done), None):
-                call.wait()
-        for call in calls:
-            call.is_late = call.has_begun and not call.is_done
-
-    def _busy(self) -> set[Grammar]:
-        """Grammars of which a call apart is under way. Who moves an automaton of such a grammar waits
-        for the call, and with it whoever wants the interpreter: so all of its sequences sit out."""
-        calls = ((each, each.point.under_way) for each in self._all_apart)
-        return {grammar_of(each) for each, call in calls if call is not None and not call.is_done}
-
-    def _settle_apart(self, point: Point) -> None:
-        """Masks that are there are the point's from now on."""
-        under_way = point.under_way
-        if under_way is not None and under_way.is_done:
-            point.under_way, known = None, point.ahead
-            point.ahead = under_way.settle() or known
-            self.num_masks += under_way.num_masks
-            self.seconds += under_way.seconds
 
     def _is_done(self, call: _Call, slow_after: float, root_slow_after: float) -> bool:
         """Waits for the thread; False when time is over and drafts are still missing, or it has not
@@ -271,54 +170,6 @@ class Filling:
     def _twins(self, request: MaskRequest) -> list[MaskRequest]:
         """It, and those that ask for the same."""
         return self._same[id(request.point), request.tokens]
-
-
-class MasksUnderWay:
-    """Masks of a point and of a draft behind it, by a thread of their own, which nobody needs to wait
-    for; without `threads` at once. num_masks: made, once settled, in `seconds`. is_late: it had begun,
-    and was not done when the step left."""
-
-    def __init__(
-        self, request: MaskRequest, num_words: int, threads: ThreadPoolExecutor | None
-    ) -> None:
-        self.num_masks, self.seconds = 0, 0.0
-        self.is_late = False
-        self._tokens = request.tokens
-        self._batch = on_own_page(request, num_words)
-        self._call: _Call | None = None
-        if threads is None:
-            self._run()
-        else:
-            self._call = _Call(threads, self._run)
-
-    def _run(self) -> None:
-        begin = time.perf_counter()
-        self._batch.run()
-        self.seconds = time.perf_counter() - begin
-
-    @property
-    def has_begun(self) -> bool:
-        return self._call is None or self._call.has_begun
-
-    @property
-    def is_done(self) -> bool:
-        return self._call is None or self._call.is_done
-
-    def wait_for_begin(self, seconds: float) -> None:
-        """Until its thread is about to enter the library, at most so long."""
-        if self._call is not None:
-            self._call.wait_for_begin(seconds)
-
-    def wait(self) -> None:
-        """For a moment, or until it is done."""
-        if self._call is not None:
-            self._call.wait()
-
-    def settle(self) -> tuple[tuple[int, ...], np.ndarray] | None:
-        """`Point.ahead`, once it is done; None where the automaton has failed."""
-        [filled] = self._batch.settle()
-        self.num_masks = 0 if filled is None else filled.num_masks
-        return (self._tokens, self._batch.mask_RK) if self.num_masks else None
 
 
 class _Call:

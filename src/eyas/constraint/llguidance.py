@@ -61,7 +61,6 @@ class LlguidanceBackend(Backend):
         )
         # A thread that waits for another of its pool helps out with whatever the pool has to do.
         self._executor = llguidance.LLExecutor(num_threads)
-        self._apart_executor = llguidance.LLExecutor(max(1, num_threads // 2))
         self._is_threaded = num_threads > 1
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
@@ -86,8 +85,6 @@ class LlguidanceBackend(Backend):
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
-        *,
-        apart: bool = False,
     ) -> MaskJob:
         assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
         assert mask_RK.shape[1] == self._num_words
@@ -107,8 +104,6 @@ class LlguidanceBackend(Backend):
         has_drafts = any(each.tokens for each in asked.values())
         together = [each for each in asked.values() if has_drafts and each.shown]
         alone = [each for each in asked.values() if not (has_drafts and each.shown)]
-        for each in alone if apart else ():
-            each.matcher = each.state.copy()
         for each in together:
             # Who follows a draft does so with a copy: going back would leave a matcher another one.
             each.matcher = each.state.for_draft()
@@ -127,8 +122,7 @@ class LlguidanceBackend(Backend):
                         mask_RK[other : other + size] = mask_RK[row : row + size]
             return found
 
-        executor = self._apart_executor if apart else self._executor
-        return MaskJob(self._run(executor, together, alone, mask_RK), settle)
+        return MaskJob(self._run(together, alone, mask_RK), settle)
 
     def _settle(self, asked: _Asked, num: int, last_K: np.ndarray) -> Filled | None:
         """Take back the end, which the library allows also where nothing can follow, and where it has
@@ -195,7 +189,6 @@ class LlguidanceBackend(Backend):
 
     def _run(
         self,
-        executor: llguidance.LLExecutor,
         together: Sequence[_Asked],
         alone: Sequence[_Asked],
         mask_RK: np.ndarray,
@@ -209,9 +202,9 @@ class LlguidanceBackend(Backend):
 
         def run() -> None:
             if drafts:
-                executor.unsafe_compute_mask_ptr_with_draft_token(drafts, *rest)
+                self._executor.unsafe_compute_mask_ptr_with_draft_token(drafts, *rest)
             if len(roots) > 1 and self._is_threaded:
-                when_free(lambda: executor.unsafe_compute_mask_ptr(roots, *rest))
+                when_free(lambda: self._executor.unsafe_compute_mask_ptr(roots, *rest))
                 return
             for matcher, row in roots:  # the calling thread is quicker than waking another
                 at = begin + row * num_bytes
@@ -317,7 +310,6 @@ class LlguidanceGrammar:
 
     compile_seconds = 0.0
     first_mask_seconds = 0.0
-    slowness = 0.0
 
     def __init__(
         self,

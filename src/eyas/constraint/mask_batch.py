@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eyas.constraint.automaton import Point
-from eyas.constraint.base import Backend, Filled, Grammar, MaskJob, counted, num_legal
+from eyas.constraint.base import Backend, Filled, MaskJob, counted, num_legal
 from eyas.constraint.borrowed import OF_THE_HOST
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,9 @@ class MaskRequest:
 
 
 class MaskBatch:
-    """Requests that are filled together; they are of one library. is_apart: on threads of its own."""
+    """Requests that are filled together; they are of one library."""
 
-    def __init__(
-        self, requests: Sequence[MaskRequest], mask_RK: np.ndarray, *, is_apart: bool = False
-    ) -> None:
+    def __init__(self, requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> None:
         self.requests = requests
         self.is_done = False
         self.mask_RK = mask_RK
@@ -69,7 +67,7 @@ class MaskBatch:
         self._job: MaskJob | None = None
         if requests:
             with self._watched():
-                self._job = _job(requests, mask_RK, is_apart)
+                self._job = _job(requests, mask_RK)
 
     def run(self) -> None:
         """The long part."""
@@ -109,29 +107,17 @@ class MaskBatch:
             self._has_broken = True
 
 
-def on_own_page(request: MaskRequest, num_words: int) -> MaskBatch:
-    """The same request, on rows of its own and for threads of their own; it knows nothing of its point,
-    which knows of it."""
-    page_LK = np.zeros((1 + len(request.tokens), num_words), dtype=np.int32)
-    same = MaskRequest(Point(request.point.state, None), request.tokens, 0)
-    return MaskBatch([same], page_LK, is_apart=True)
-
-
-def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray, is_apart: bool) -> MaskJob:
+def _job(requests: Sequence[MaskRequest], mask_RK: np.ndarray) -> MaskJob:
     states = [request.point.state for request in requests]
     backend, rows = _backend(requests[0]), [each.row for each in requests]
     # With an end behind it, which has no mask, a point alone goes in the drafts' call.
     end = tuple(backend.eos_token_ids)[:1]
     drafts = [each.tokens or (end if each.has_room else ()) for each in requests]
-    return backend.job(states, mask_RK, rows, drafts, apart=is_apart)
-
-
-def grammar_of(request: MaskRequest) -> Grammar:
-    return request.point.state.grammar
+    return backend.job(states, mask_RK, rows, drafts)
 
 
 def _backend(request: MaskRequest) -> Backend:
-    return grammar_of(request).backend
+    return request.point.state.grammar.backend
 
 
 def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> Filled | None:
@@ -149,20 +135,16 @@ def _fill_alone(request: MaskRequest, mask_RK: np.ndarray) -> Filled | None:
         return None
 
 
-def fill_known(request: MaskRequest, mask_RK: np.ndarray, *, part: bool = False) -> bool:
-    """Does its point know the masks? part: those of the first tokens are enough; the rest is late."""
+def fill_known(request: MaskRequest, mask_RK: np.ndarray) -> bool:
+    """Does its point know the masks?"""
     if request.point.ahead is None:
         return False
     tokens, mask_LK = request.point.ahead
-    num = 0
-    while num < min(len(tokens), len(request.tokens)) and tokens[num] == request.tokens[num]:
-        num += 1
-    is_part = num < len(request.tokens)
-    if is_part and not part:
+    num = len(request.tokens)
+    if tokens[:num] != request.tokens:
         return False
-    request.rows(mask_RK)[: 1 + num] = mask_LK[: 1 + num]
-    request.note(counted(mask_LK, [0], [request.tokens[:num]])[0])
-    request.is_late = is_part and request.num_legal == num
+    request.rows(mask_RK)[:] = mask_LK[: 1 + num]
+    request.note(counted(mask_LK, [0], [request.tokens])[0])
     return True
 
 

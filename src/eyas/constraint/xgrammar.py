@@ -91,8 +91,6 @@ class XgrammarBackend(Backend):
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
-        *,
-        apart: bool = False,
     ) -> MaskJob:
         assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
         assert mask_RK.shape[1] == self.vocabulary.num_mask_words
@@ -155,7 +153,6 @@ class XgrammarGrammar:
     """A compiled grammar. allowed_K: the tokens that may be legal anywhere in it."""
 
     canonical: Sequence[XgrammarGrammar] = ()
-    slowness = 0.0
 
     def __init__(self, backend: XgrammarBackend, compiled: Any, allowed_K: np.ndarray) -> None:
         self._backend = backend

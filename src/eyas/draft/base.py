@@ -111,11 +111,6 @@ class Drafter(ABC):
         """See what the target made of a step; no verdict where no sequence was rooted."""
         return None
 
-    def undo(self, batch: Batch, numbers: Sequence[int]) -> None:
-        """These of the rooted sequences sat the step out: their roots are tried again in other slots,
-        so what was made of them in this step's is gone. It comes right after `observe`."""
-        return None
-
     def learn(self, report: StepReport) -> None:
         """Hear what became of a tree, once its step has landed."""
         return None
@@ -147,9 +142,6 @@ class DrafterWrapper(Drafter):
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         self._inner.observe(batch, output, verdict)
-
-    def undo(self, batch: Batch, numbers: Sequence[int]) -> None:
-        self._inner.undo(batch, numbers)
 
     def learn(self, report: StepReport) -> None:
         self._inner.learn(report)

@@ -62,10 +62,6 @@ class BlendDrafter(Drafter):
         for source in self._sources:
             source.observe(batch, output, verdict)
 
-    def undo(self, batch: Batch, numbers: Sequence[int]) -> None:
-        for source in self._sources:
-            source.undo(batch, numbers)
-
     def learn(self, report: StepReport) -> None:
         for source in self._sources:
             source.learn(report)

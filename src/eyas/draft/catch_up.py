@@ -12,7 +12,6 @@ Legend: A seats, B rooted sequences, P rows of a sequence in the tails, T rows, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,17 +138,6 @@ class RowBook:
                 known.gap = 0
             if known.gap is not None and span.node_slots is not None:
                 known.gap += batch.levels
-
-    def undo(self, batch: Batch, numbers: Sequence[int]) -> None:
-        """The roots of these sequences stay roots, in other slots: their rows are missing again."""
-        table, spans = batch.table, [batch.rooted[b] for b in numbers]
-        seats_X = send([span.seat for span in spans], table.device)
-        made_A = self.next_rows(table)
-        made_A[seats_X] = torch.minimum(made_A[seats_X], table.lengths_A[seats_X] - 1)
-        for span in spans:
-            known = self._known.get(span.seat)
-            if known is not None:
-                known.made = min(known.made, span.root_low)
 
     def next_rows(self, table: SequenceTable) -> torch.Tensor:
         """By seat, the position of the first row that is not made."""

@@ -13,7 +13,6 @@ U draft vocabulary, W nodes, D draft tokens on the way to a node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -120,9 +119,6 @@ class TreeDrafter(Drafter):
         key = (output.write_slots_T.data_ptr(), *(t.data_ptr() for t in output.taps))
         remember = partial(self._network.remember, output)
         batch.stage(("remember", self), key, remember, reads_context=True)
-
-    def undo(self, batch: Batch, numbers: Sequence[int]) -> None:
-        self._book.undo(batch, numbers)
 
     def _make_runs(self, batch: Batch, runs: list[Run]) -> None:
         made = run_rows(self._book, batch, runs)

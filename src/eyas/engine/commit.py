@@ -45,8 +45,6 @@ class Committer:
             sequence = flight.plan.rooted[outcome.b]
             if sequence.failure is not None:
                 outcome.ended = sequence.failure
-            elif outcome.b in flight.sitting_out:
-                outcome.sat_out = True
             elif sequence.status is Status.RUNNING and outcome.tokens:
                 outcome.failure = self._move(sequence, outcome.tokens)
 
@@ -79,7 +77,7 @@ class Committer:
             if is_live:
                 try:
                     self._store(sequence, span, landed.prompt_logprobs.get(i))
-                    if outcome is not None and not outcome.sat_out:
+                    if outcome is not None:
                         delta = self._tell(sequence, outcome, draft)
                 except Exception:
                     log.exception("a request's output could not be handled; it ends")

@@ -43,8 +43,7 @@ class Outcome:
 
     count, tokens, nodes: its verdict, up to the count. size, parents, sources: of its tree; parents are
     None for chains, sources where one drafter proposed everything. ended: what had ended it before;
-    sat_out: nothing has changed for it; failure: what ends it after these tokens, since its automaton
-    stays behind.
+    failure: what ends it after these tokens, since its automaton stays behind.
     """
 
     b: int
@@ -56,7 +55,6 @@ class Outcome:
     sources: list[int] | None
     logprobs: list[TokenLogprob] | None
     ended: str | None = None
-    sat_out: bool = False
     failure: str | None = None
 
     @property
@@ -93,9 +91,9 @@ class Flight:
 
     drafter: whose tree it is. started: when it was boarded (seconds of a monotonic clock).
     drafted: its tree, as it was proposed; tree: what is left of it. masks: what the automata said of
-    it; None where nobody is constrained. sitting_out: for whom it changes nothing. num_failed: drafters
-    with which it failed. planned: until it starts; forward: until it has its verdict. has_departed: its
-    results are on their way to the host. landed: once read.
+    it; None where nobody is constrained. num_failed: drafters with which it failed. planned: until it
+    starts; forward: until it has its verdict. has_departed: its results are on their way to the host.
+    landed: once read.
     """
 
     plan: Plan
@@ -103,7 +101,6 @@ class Flight:
     drafter: Drafter | None = None
     drafted: DraftTree | None = None
     masks: TreeMasks | None = None
-    sitting_out: set[int] = field(default_factory=set)
     landed: Landed | None = None
     tree: DraftTree | None = None
     verdict: Verdict | None = None

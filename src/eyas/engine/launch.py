@@ -118,9 +118,7 @@ class Launcher:
         if masks is not None and not self.masking.walks_ahead:
             if until is Until.STARTED:
                 return False
-            if masks.has_begun:  # the step before has been told to its readers meanwhile
-                masks.begin_apart()
-            else:
+            if not masks.has_begun:
                 self._walk(flight, masks)
             if until is Until.MASKED:
                 return False
@@ -155,10 +153,9 @@ class Launcher:
         batch, tree, masks = forward.batch, forward.tree, forward.masks
         rows, output = forward.rows, forward.output
         mask_RK = None
-        flight.masks, flight.sitting_out = masks, set()
+        flight.masks = masks
         if masks is not None:
             mask_RK = batch.bring_array("mask", masks.finish())
-            flight.sitting_out = masks.sitting_out
         flight.prompt_rows = score_prompts(flight.plan, rows, output, self._table)
         verdict = None
         if batch.rooted:
@@ -166,7 +163,7 @@ class Launcher:
             flight.tree, flight.verdict = tree, verdict
             flight.drafter = self.drafters[flight.num_failed]
         self._depart(flight)  # what the drafter makes of the step need not be waited for
-        self._observe(batch, output, verdict, flight.sitting_out)
+        self._observe(batch, output, verdict)
 
     def _forward(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
         """The rows of a step, and what the model makes of them."""
@@ -200,14 +197,10 @@ class Launcher:
         key = (id(self.verify), logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
         return batch.stage("verdict", key, settle, reads_context=True)
 
-    def _observe(
-        self, batch: Batch, output: Output, verdict: Verdict | None, sitting_out: set[int]
-    ) -> None:
+    def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         """The drafter sees every step, also one that ran without its draft."""
         try:
             self.drafters[0].observe(batch, output, verdict)
-            if sitting_out:
-                self.drafters[0].undo(batch, sorted(sitting_out))
         except Exception:
             log.exception("the drafter failed to observe a step")
 
@@ -293,12 +286,10 @@ def _row_source(sequence: Sequence) -> RowSource:
 
 
 def _sizes(tree: DraftTree, landed: Landed) -> list[int]:
-    """How many nodes the drafter proposed, what a grammar refused included; who sat the step out has
-    shown nothing of its draft."""
+    """How many nodes the drafter proposed, what a grammar refused included."""
     # nothing is left out on a device
     on_cpu = tree.sizes_B.device.type == "cpu"
-    sizes = tree.sizes_B.tolist() if on_cpu else [outcome.size for outcome in landed.outcomes]
-    return [1 if o.sat_out else size for o, size in zip(landed.outcomes, sizes, strict=True)]
+    return tree.sizes_B.tolist() if on_cpu else [outcome.size for outcome in landed.outcomes]
 
 
 def _key(tree: DraftTree) -> tuple[int, bool, int]:

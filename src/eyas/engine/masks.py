@@ -5,10 +5,8 @@ chosen cost no rows; masks are filled while the forward runs.
 
 Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
 refuses, or whose mask did not come in time, allows nothing and is never walked into. A step waits for
-every root's mask, except for those of sequences that are asked apart (`eyas.engine.walked`): such a
-sequence sits the step out when its mask is not there in time, and uses it in a later step. Where a slow
-sequence cannot be asked apart, only the root of its next drafts is looked at for a while. An automaton
-that fails takes its own sequence down and no other.
+every root's mask; of a sequence whose masks are slow only the root of its next drafts is looked at for
+a while. An automaton that fails takes its own sequence down and no other.
 Does not know: what the automata recognise.
 
 Legend: B rooted sequences, W nodes, R node rows, K 32-bit mask words.
@@ -22,18 +20,19 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Series
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
 import torch
 
 from eyas.constraint import ConstraintFailure
+from eyas.constraint.automaton import Point
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, refused, without
 from eyas.engine.sequence import Sequence, Status
-from eyas.engine.walked import MOST_APART, Walked, most_out, set_apart
 from eyas.transfer import BlankPages, Outbox, reachable
 from eyas.wire import GrammarStats
 
@@ -50,19 +49,13 @@ SLOW_PARTS = 3
 one, which delays nobody else, than all of it. Masks further into a string usually take even longer."""
 SLOW_ROOT_PARTS = 6
 """A root that is looked at alone is slow after a sixth of a step: a draft behind it would be slow."""
-LEAVE_PARTS = 2
-"""Sequences that are asked apart sit a step out when their masks are not there after half of it: the
-forward is about to end then."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
 class Masking:
     """What the masks of all steps share. time_limit: seconds after which the rest of a step's drafts is
-    left out. outbox: trees go to the host in it. pages: for masks. threads: fill what is waited for;
-    apart_threads: fill what need not be. step_seconds: of the last steps. most_apart: sequences that
-    are asked apart in one step; nobody is, since that was measured to be slower (decision 0015)."""
-
-    most_apart = 0
+    left out. outbox: trees go to the host in it. pages: for masks. threads: fill. step_seconds: of the
+    last steps."""
 
     def __init__(
         self, vocab_size: int, time_limit: float, stats: GrammarStats, outbox: Outbox
@@ -73,7 +66,6 @@ class Masking:
         self.outbox = outbox
         self.pages = BlankPages(outbox.device)
         self.threads = ThreadPoolExecutor(NUM_CALLS, "masks")
-        self.apart_threads = ThreadPoolExecutor(MOST_APART, "masks-apart")
         self.step_seconds: deque[float] = deque(maxlen=LAST_STEPS)
 
     @property
@@ -84,24 +76,68 @@ class Masking:
 
     def close(self) -> None:
         """What its threads do now they finish."""
-        for threads in (self.threads, self.apart_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-Live = list[tuple[int, Walked]]
+@dataclass(slots=True, eq=False)
+class _Walked:
+    """One sequence's tree: where each node stands. None in `points`: not legal. tokens: of a draft of
+    which only the root was looked at, since its masks will tell the rest. requests: the masks of its
+    points, in order, or that of the root with all behind it."""
+
+    sequence: Sequence
+    points: list[Point | None]
+    tokens: tuple[int, ...] | None = None
+    requests: list[MaskRequest] = field(default_factory=list)
+
+    def ask(self, row: int, size: int) -> None:
+        """For masks from `row` on; `size` rows are its own."""
+        assert self.sequence.automaton is not None
+        keeps, has_room = self.sequence.automaton.has_twins, self.tokens is not None and size > 1
+        self.requests = [
+            MaskRequest(point, self.tokens or (), row + node, keeps, has_room)
+            for node, point in enumerate(self.points)
+            if point is not None
+        ]
+
+    @property
+    def has_root(self) -> bool:
+        """Has the root its mask?"""
+        return self.requests[0].num_masks > 0
+
+    @property
+    def is_late(self) -> bool:
+        """Was there no time for masks behind the root, which is there?"""
+        root, *later = self.requests
+        return (root.is_late and bool(root.tokens)) or any(request.is_late for request in later)
+
+    @property
+    def is_slow(self) -> bool:
+        """Would this sequence's next draft delay the others?"""
+        return any(request.is_slow for request in self.requests)
+
+    def legal(self, size: int) -> list[bool]:
+        """By node; what was not looked at is not refused."""
+        if self.tokens is None:
+            return [point is not None for point in self.points]
+        request = self.requests[0]
+        is_refused = not request.is_late and request.num_legal < len(request.tokens)
+        num = 1 + request.num_legal if is_refused else size
+        return [node < num for node in range(size)]
+
+
+Live = list[tuple[int, _Walked]]
 """Sequences whose automata have a say, with the rows of their roots."""
 
 
 class TreeMasks:
     """The automata of one step: `walk`, `begin`, `finish`, `learn`, `note`. walked[b] is None for a
-    sequence that is not constrained (or has ended: `silent`). sitting_out: those for whom the step
-    changes nothing, known when it is finished. refusals: complete when all is noted."""
+    sequence that is not constrained (or has ended: `silent`). refusals: complete when all is noted."""
 
     def __init__(self, masking: Masking, tree: DraftTree) -> None:
         self.tree = tree
-        self.walked: list[Walked | None] = []
+        self.walked: list[_Walked | None] = []
         self.silent: set[int] = set()
-        self.sitting_out: set[int] = set()
         self.refusals = Refusals()
         self.has_begun = False
         self._masking = masking
@@ -136,7 +172,7 @@ class TreeMasks:
                 continue
             if not walks_ahead and self.tree.is_chain and not sequence.automaton.has_budget:
                 tokens = self._tokens[b][1 : self._sizes[b]][: sequence.automaton.reach.limit]
-                self.walked[b] = Walked(sequence, [sequence.automaton.root], tuple(tokens))
+                self.walked[b] = _Walked(sequence, [sequence.automaton.root], tuple(tokens))
             else:
                 self._walk(b, sequence)
         if walks_ahead:
@@ -159,7 +195,7 @@ class TreeMasks:
             self._fail(sequence)
             self.silent.add(b)
         else:
-            self.walked[b] = Walked(sequence, points)
+            self.walked[b] = _Walked(sequence, points)
 
     def _refuse(self) -> None:
         """Say what is not legal."""
@@ -189,45 +225,33 @@ class TreeMasks:
         mask = masking.pages.take(shape)
         mask_RK = mask.numpy()
         live = self._live()
-        set_apart((each for _, each in live), len(self._sizes), masking.most_apart)
         for row, each in live:
             each.ask(row, self.tree.width)
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
             if self.walked[b] is None and b not in self.silent:
                 mask_RK[row : row + size] = -1
-        first = [each.requests[0] for _, each in live if not each.is_apart]
+        first = [each.requests[0] for _, each in live]
         later = [request for _, each in live for request in each.requests[1:]]
-        apart = [each.requests[0] for _, each in live if each.is_apart]
         self._mask = mask
-        self._filling = Filling(first, later, mask_RK, masking.time_limit, apart)
+        self._filling = Filling(first, later, mask_RK, masking.time_limit)
         if not masking.walks_ahead or mask_RK.size > WORTH_A_THREAD:
-            self._filling.start(masking.threads, masking.apart_threads)
+            self._filling.start(masking.threads)
         if not masking.walks_ahead:
             masking.threads.submit(masking.pages.make, shape)
-
-    def begin_apart(self) -> None:
-        """Start with masks that may be left for later, some time after the others."""
-        assert self._filling is not None
-        self._filling.start_apart()
 
     def finish(self) -> torch.Tensor:
         """[R, K] int32, on the host."""
         assert self._mask is not None and self._filling is not None
-        self.begin_apart()
         mask, live = self._mask, self._live()
         num_drafts = sum(each.tokens is not None for _, each in live)
         step_seconds = min(self._masking.step_seconds, default=math.inf)
         slow_after = step_seconds / min(SLOW_PARTS, max(1, num_drafts))
-        others = (step_seconds / SLOW_ROOT_PARTS, step_seconds / LEAVE_PARTS)
-        if not self._filling.wait(slow_after, *others, most_out(len(self._sizes))):
+        if not self._filling.wait(slow_after, step_seconds / SLOW_ROOT_PARTS):
             mask = self._roots_alone(mask, live)
         mask_RK = mask.numpy()
         for row, each in live:
-            is_due = not each.has_root and not each.sits_out
-            if is_due and each.sequence.status is Status.RUNNING:  # else nobody asks
+            if not each.has_root and each.sequence.status is Status.RUNNING:  # else nobody asks
                 self._retry(each, mask_RK, row)
-        walked = enumerate(self.walked)
-        self.sitting_out = {b for b, each in walked if each is not None and each.sits_out}
         return mask
 
     def note(self) -> None:
@@ -235,7 +259,6 @@ class TreeMasks:
         assert self._filling is not None
         stats = self._masking.stats
         stats.num_late += sum(each.is_late for _, each in self._live())
-        stats.num_sat_out += len(self.sitting_out)
         if not self._masking.walks_ahead:
             self._refuse()
         self._count(self._filling)
@@ -249,14 +272,13 @@ class TreeMasks:
         """Masks where the thread that fills does not write any more: of what is late only the roots."""
         mask = reachable(tuple(unfinished.shape), self.tree.tokens_BW.device)
         mask_RK = mask.numpy()
-        waited = [(row, each) for row, each in live if not each.is_apart]
-        late = [request for _, each in waited for request in each.requests if request.is_late]
+        late = [request for _, each in live for request in each.requests if request.is_late]
         mask_RK[:] = unfinished.numpy()
         for request in late:
             request.wipe(mask_RK)
         again = {
             each.requests[0]: MaskRequest(each.points[0], (), row)
-            for row, each in waited
+            for row, each in live
             if each.requests[0].is_late and each.points[0] is not None
         }
         self._fill_now(again.values(), mask_RK)
@@ -270,22 +292,17 @@ class TreeMasks:
         self._count(filling)
 
     def learn(self) -> None:
-        """Whose masks to ask for apart; and, where there is no room for more or time was over, how far
-        to look into the next drafts. If then nobody stands out, all who were late are to blame."""
+        """How far to look into the next drafts. Where time was over and nobody stands out, all who were
+        late are to blame."""
         live = self._live()
         has_culprit = any(each.is_slow and each.requests[-1].tokens for _, each in live)
         for _, each in live:
             automaton = each.sequence.automaton
             assert automaton is not None
-            if each.is_apart and (each.sits_out or each.is_late):
-                if each.root.under_way is not None and each.root.under_way.is_late:
-                    automaton.was_slow()
-            elif each.is_slow and not each.is_late and each.may_be_apart:
-                automaton.was_slow()  # it is asked apart from now on
-            elif each.is_slow or (each.is_late and not has_culprit):
-                automaton.held_up(self.tree.width - 1, is_slow=each.is_slow)
+            if each.is_slow or (each.is_late and not has_culprit):
+                automaton.reach.held_up(self.tree.width - 1)
             elif not each.is_late:
-                automaton.in_time(self.tree.width - 1, has_shown=each.tokens != ())
+                automaton.reach.in_time(self.tree.width - 1)
 
     def _rows(self) -> list[int]:
         """Where each sequence's begin."""
@@ -297,7 +314,7 @@ class TreeMasks:
         rows = zip(self._rows(), self.walked, strict=True)
         return [(row, each) for row, each in rows if each is not None]
 
-    def _retry(self, each: Walked, mask_RK: np.ndarray, row: int) -> None:
+    def _retry(self, each: _Walked, mask_RK: np.ndarray, row: int) -> None:
         """A root without a mask hit a limit: once more in a fresh automaton."""
         automaton = each.sequence.automaton
         assert automaton is not None

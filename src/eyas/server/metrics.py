@@ -73,10 +73,6 @@ class _EngineCollector(Collector):
                 "Drafts cut short because a step did not wait for their masks",
                 stats.grammar.num_late,
             ),
-            "grammar_steps_sat_out": (
-                "Times that a request sat a step out which did not wait for its masks",
-                stats.grammar.num_sat_out,
-            ),
             "grammar_masks": ("Rows of logits masked", stats.grammar.num_masks),
             "grammar_mask_seconds": ("Spent filling masks", stats.grammar.mask_seconds),
         }
