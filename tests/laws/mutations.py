@@ -98,7 +98,7 @@ MUTATIONS = [
     ),
     Mutation(
         "every node has the root's mask",
-        "engine/walked.py",
+        "engine/masks.py",
         "MaskRequest(point, self.tokens or (), row + node, keeps, has_room)",
         "MaskRequest(self.root, self.tokens or (), row + node, keeps, has_room)",
         NAMED + "each_node_has_its_own_mask[oracle tree]",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eyas.core import GrammarError
 from eyas.schemas import automata, prepare
 from eyas.schemas.ecma import read
-from eyas.schemas.trees import PatternFault
+from eyas.schemas.trees import PatternFault, lengths
 from tests.schemas.enforcing import allowed, lets_through, matcher, spellings
 
 ATOMS = (
@@ -72,11 +72,60 @@ def test_a_pattern_allows_what_it_matches(pattern: str) -> None:
     automaton = matcher(prepare({"type": "string", "pattern": pattern}, param="schema"))
     expected = in_python(pattern)
     for text in TEXTS:
+        passed = ways_through(automaton, text)
+        assert bool(passed) == (expected.search(text) is not None), (text, passed)
+
+
+def ways_through(automaton: Any, text: str) -> list[str]:
+    """The spellings of a text that an automaton takes; None takes none."""
+    ways = ["".join(way) for way in itertools.product(*map(spellings, text))]
+    return [way for way in ways if automaton and lets_through(automaton, f'"{way}"')]
+
+
+@settings(max_examples=120, deadline=None)
+@given(patterns, st.integers(0, 3), st.integers(0, 3))
+@example("^(?:(?:a|b){2})$", 2, 2)
+@example("^(?:a)", 1, 1)
+@example("^|b$", 0, 1)
+def test_lengths_hold_beside_a_pattern_that_may_imply_them(
+    pattern: str, least: int, most: int
+) -> None:
+    assume(least <= most)
+    schema = {"type": "string", "pattern": pattern, "minLength": least, "maxLength": most}
+    automaton = matcher(prepare(schema, param="schema"))
+    expected = in_python(pattern)
+    low, high = lengths(read(pattern)[0])
+    for text in TEXTS:
         is_match = expected.search(text) is not None
-        ways = ["".join(way) for way in itertools.product(*map(spellings, text))]
-        passed = [way for way in ways if automaton and lets_through(automaton, f'"{way}"')]
-        assert not passed or is_match, (text, passed)
-        assert passed or not is_match, text
+        assert not is_match or low <= len(text) <= (len(text) if high is None else high)
+        passed = ways_through(automaton, text)
+        assert bool(passed) == (is_match and least <= len(text) <= most), (text, passed)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("^[a-z]{3}$", (3, 3)),
+        ("[a-z]{3}", (3, None)),
+        (r"^(?:\S+\s+){0,99}\S+$", (1, None)),
+        ("^$|(^ab?$)", (0, 2)),
+        ("^(a|bcd)$", (1, 3)),
+        ("^a|b$", (1, None)),
+        ("^(){2,}$", (0, 0)),
+        (r"^\p{L}{2}-\d{1,4}$", (4, 7)),
+    ],
+)
+def test_a_pattern_tells_how_long_its_texts_are(
+    pattern: str, expected: tuple[int, int | None]
+) -> None:
+    """Bounds that say no more are left out: the backend is slow where both have a say."""
+    assert lengths(read(pattern)[0]) == expected
+    least, most = expected
+    schema = {"type": "string", "pattern": pattern, "minLength": least, "maxLength": most or 9}
+    rest = json.loads(prepare(schema, param="schema"))
+    assert "minLength" not in rest and ("maxLength" in rest) == (most is None)
+    tight = json.loads(prepare(schema | {"minLength": least + 1, "maxLength": 99}, param="schema"))
+    assert tight["minLength"] == least + 1
 
 
 QUOTED: list[tuple[dict[str, Any], list[str], list[str]]] = [

@@ -12,7 +12,7 @@ from eyas.schemas.ecma import read
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, fail
 from eyas.schemas.references import References
-from eyas.schemas.trees import PatternFault
+from eyas.schemas.trees import PatternFault, lengths
 
 
 class Context:
@@ -66,6 +66,13 @@ class Context:
             return read(text)[1]
         except PatternFault as fault:
             raise fail(self.param, place, f"the pattern is refused: {fault}", fault.fault) from None
+
+    def lengths(self, text: str) -> tuple[int, int | None]:
+        """The least and the most characters of a text that a pattern matches; None is any number."""
+        try:
+            return lengths(read(text)[0])
+        except PatternFault:  # whoever writes it says so
+            return 0, None
 
     def unsupported(self, place: str, message: str) -> GrammarError:
         """The error for a keyword that would be ignored."""

@@ -194,8 +194,12 @@ class Rewriter:
     def _length(
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
     ) -> None:
+        """Left out where the pattern implies it: the backend is slow where both have a say."""
         keyword = spot.rpartition("/")[2]
-        out[keyword] = int(schema[keyword])
+        length = int(schema[keyword])
+        least, most = self.context.lengths(schema.get("pattern", ""))
+        if length > least if keyword == "minLength" else most is None or length < most:
+            out[keyword] = length
 
     def _pattern(
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
