@@ -389,6 +389,13 @@ MUTATIONS = [
         FILLING + "roots_are_filled_first_and_the_rest_while_there_is_time[here]",
     ),
     Mutation(
+        "a matcher that has gone back keeps its last mask",
+        "constraint/llguidance.py",
+        "            self._fill_rows([(matcher, i) for i, matcher in enumerate(back)], nobodys_RK)\n",
+        "            pass\n",
+        "tests/constraint/test_readers.py::test_a_mask_of_a_draft_is_not_taken_for_another_texts",
+    ),
+    Mutation(
         "roots do not wait for their masks",
         "constraint/filling.py",
         "        self._first.run()\n",

@@ -24,8 +24,8 @@ SLICES = (
     rf"[^{_OPENERS}]+",
     *llguidance.LLTokenizer.general_slices(),
 )
-"""Classes of tokens whose legality the library may decide at once: its own; before them those in which no
-marker begins (the first mask of free text up to a marker takes 30 microseconds with them and 1,200
+"""Classes of tokens whose legality the library may decide at once: its own; before them those in which
+no marker begins (the first mask of free text up to a marker takes 30 microseconds with them and 1,200
 without; 152k tokens), and words, alone, behind a space and in other scripts, which patterns such as
 `^[a-zA-Z_]\\w*$` and `^[^\\s/]+$` take or refuse as a whole (140 and 340 in place of 340 and 920)."""
 

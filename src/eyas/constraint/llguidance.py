@@ -105,14 +105,16 @@ class LlguidanceBackend(Backend):
         together = [each for each in asked.values() if has_drafts and each.shown]
         alone = [each for each in asked.values() if not (has_drafts and each.shown)]
         for each in together:
-            # Who follows a draft does so with a copy: going back would leave a matcher another one.
-            each.matcher = each.state.for_draft()
+            each.matcher, is_dear = each.state.for_draft()
+            each.comes_back = is_dear and bool(each.tokens)
 
         def settle() -> list[Filled | None]:
             found: list[Filled | None] = [Filled(0, 0)] * len(states)
             every = list(asked.values())
             last = num_legal(mask_RK, [each.row for each in every], [each.tokens for each in every])
             for each, num in zip(every, last, strict=True):
+                if each.comes_back and not when_free(each.matcher.is_error):
+                    each.state.come_back(each.matcher)
                 row, size = each.row, 1 + len(each.tokens)
                 mask_RK[row + size : row + 1 + len(each.shown)] = 0
                 filled = self._settle(each, num, mask_RK[row + num])
@@ -188,31 +190,35 @@ class LlguidanceBackend(Backend):
         return self._tokenizer.tokenize_bytes(data)
 
     def _run(
-        self,
-        together: Sequence[_Asked],
-        alone: Sequence[_Asked],
-        mask_RK: np.ndarray,
+        self, together: Sequence[_Asked], alone: Sequence[_Asked], mask_RK: np.ndarray
     ) -> Callable[[], None]:
         """The library's calls: it has one for matchers with drafts, which must not be empty, and one
-        for those without."""
-        begin, num_bytes = mask_RK.ctypes.data, self._num_words * 4
-        rest = (begin, num_bytes, len(mask_RK))
+        for those without. Matchers that come back from a draft are asked for their first mask again."""
         drafts = [(each.matcher, each.row, each.shown) for each in together]
         roots = [(each.matcher, each.row) for each in alone]
+        back = [each.matcher for each in together if each.comes_back]
+        nobodys_RK = np.empty((len(back), self._num_words), dtype=np.int32)
+        rest = (mask_RK.ctypes.data, self._num_words * 4, len(mask_RK))
 
         def run() -> None:
             if drafts:
                 self._executor.unsafe_compute_mask_ptr_with_draft_token(drafts, *rest)
-            if len(roots) > 1 and self._is_threaded:
-                when_free(lambda: self._executor.unsafe_compute_mask_ptr(roots, *rest))
-                return
-            for matcher, row in roots:  # the calling thread is quicker than waking another
-                at = begin + row * num_bytes
-                when_free(
-                    lambda matcher=matcher, at=at: matcher.unsafe_compute_mask_ptr(at, num_bytes)
-                )
+            self._fill_rows(roots, mask_RK)
+            self._fill_rows([(matcher, i) for i, matcher in enumerate(back)], nobodys_RK)
 
         return run
+
+    def _fill_rows(
+        self, asked: Sequence[tuple[llguidance.LLMatcher, int]], mask_RK: np.ndarray
+    ) -> None:
+        begin, num_bytes = mask_RK.ctypes.data, self._num_words * 4
+        if len(asked) > 1 and self._is_threaded:
+            call = self._executor.unsafe_compute_mask_ptr
+            when_free(lambda: call(list(asked), begin, num_bytes, len(mask_RK)))
+            return
+        for matcher, row in asked:  # the calling thread is quicker than waking another
+            at = begin + row * num_bytes
+            when_free(lambda matcher=matcher, at=at: matcher.unsafe_compute_mask_ptr(at, num_bytes))
 
     def _compile(
         self, root: Node, param: str | None, canonical: Sequence[Node]
@@ -288,12 +294,13 @@ class LlguidanceBackend(Backend):
 @dataclass(slots=True)
 class _Asked:
     """A state and the draft behind it, with all (index, row) that want its masks. shown: the draft as
-    the library sees it, an end where no token is left of it."""
+    the library sees it, an end where no token is left of it. comes_back: the matcher is kept."""
 
     state: LlguidanceState
     tokens: tuple[int, ...]
     shown: list[int]
     matcher: Any = None
+    comes_back: bool = False
     places: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

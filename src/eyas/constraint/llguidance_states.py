@@ -1,13 +1,17 @@
 """Where an output stands in a grammar of llguidance.
 
-Promises: a state is a matcher that nobody advances, so it stays what it is until it is given up;
-end-of-sequence tokens are handled here.
+Promises: a state is a matcher that nobody advances, so it stays what it is until it is given up; what
+goes through a draft is another one, a copy or a *reader*: a matcher that comes back from its drafts and
+then reads what was chosen beside the state's own, since copies grow with the output.
+End-of-sequence tokens are handled here.
 Does not know: masks, drafts.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import llguidance
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_TOKEN_BYTES = 32
 """Longer tokens are no good guess for a forced text."""
+DEAR_SECONDS = 3e-5
+"""Who has been copied for as long has a reader from then on. Nothing but speed hangs on it."""
 _WHITE = b" \t\r\n"
 _LIMIT_HIT = (
     "the output grammar is too complex to go on from here; lower its repetition counts or lengths"
@@ -29,7 +35,7 @@ _LIMIT_HIT = (
 class LlguidanceState:
     """matcher: None after an end-of-sequence token."""
 
-    __slots__ = ("_grammar", "_spare", "matcher", "num_deviations")
+    __slots__ = ("_grammar", "_is_dear", "_reader", "matcher", "num_deviations")
 
     def __init__(
         self,
@@ -38,7 +44,8 @@ class LlguidanceState:
         num_deviations: int = 0,
     ) -> None:
         self._grammar = grammar
-        self._spare: llguidance.LLMatcher | None = None
+        self._reader: llguidance.LLMatcher | None = None
+        self._is_dear = False
         self.matcher = matcher
         self.num_deviations = num_deviations
 
@@ -71,14 +78,26 @@ class LlguidanceState:
         return self._consumed(tokens, self.copy)
 
     def become(self, tokens: Sequence[int]) -> State | None:
-        if self._grammar.is_first(self.matcher):
-            return self.after_all(tokens)
-        return self._consumed(tokens, self._give_up)
+        reader, self._reader = self._reader, None
+        is_shared = self._grammar.is_first(self.matcher)
+        state = self._consumed(tokens, self.copy if is_shared else self._give_up)
+        if reader is not None and isinstance(state, LlguidanceState):
+            state._is_dear = self._is_dear
+            state._follow(reader, self._grammar.backend.spelled(tokens))
+        return state
 
     def _give_up(self) -> llguidance.LLMatcher:
-        matcher, self.matcher, self._spare = self.matcher, None, None
+        matcher, self.matcher = self.matcher, None
         assert matcher is not None
         return matcher
+
+    def _follow(self, reader: llguidance.LLMatcher, tokens: Sequence[int]) -> None:
+        """Have a reader that stood before these tokens stand here; without it a copy is made."""
+        if self.matcher is None:
+            return
+        with suppress(ConstraintFailure), without_panic:
+            if reader.try_consume_tokens(list(tokens)) == len(tokens) and not reader.is_error():
+                self._reader = reader
 
     def _consumed(
         self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
@@ -105,14 +124,23 @@ class LlguidanceState:
         return self._grammar.backend.forced_tokens(data)[:limit] if data else []
 
     def expect_draft(self) -> None:
-        """Have the copy at hand that a draft will go through."""
-        if self.matcher is not None and self._spare is None:
-            self._spare = self.copy()
+        """Have the matcher at hand that a draft will go through."""
+        if self.matcher is not None and self._reader is None:
+            begin = time.perf_counter()
+            self._reader = self.copy()
+            self._is_dear = time.perf_counter() - begin > DEAR_SECONDS
 
-    def for_draft(self) -> llguidance.LLMatcher:
-        """As `copy`, for once made earlier where a draft was expected."""
-        spare, self._spare = self._spare, None
-        return self.copy() if spare is None else spare
+    def for_draft(self) -> tuple[llguidance.LLMatcher, bool]:
+        """A matcher that stands here and is the caller's own, and whether it is to `come_back`."""
+        self.expect_draft()
+        reader, self._reader = self._reader, None
+        assert reader is not None
+        return reader, self._is_dear
+
+    def come_back(self, reader: llguidance.LLMatcher) -> None:
+        """A matcher stands here again. Its last mask must be the one of here: the library keeps it by
+        the lexer's state and the number of the parser's row, also on the way back."""
+        self._reader = reader
 
     def copy(self) -> llguidance.LLMatcher:
         """A matcher that stands here and is the caller's own."""
