@@ -127,12 +127,17 @@ REFUSED: dict[str, tuple[Node, str, str]] = {
     "intersections": (
         Source("lark", "start: A\nA: " + " & ".join(f"/.*a.*{c}.*/" for c in "bcdefghijklmnop")),
         "too_complex",
-        "more than 10 & and ~",
+        "more than 8 & and ~",
     ),
     "endless behind a long chain": (
         Source("lark", LONG_AND_ENDLESS),
         "invalid",
         "refers to itself on every path",
+    ),
+    "a contradiction": (
+        Json('{"const":{"a":1},"type":"string"}'),
+        "invalid",
+        "no value satisfies the schema .*contradict each other",
     ),
     "a reference back with something beside it": (
         Json('{"type":"object","properties":{"next":{"$ref":"#","required":["next"]}}}'),

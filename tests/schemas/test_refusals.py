@@ -180,6 +180,19 @@ def test_hostile_schemas_that_are_small_pass() -> None:
     assert json.loads(prepare(slow, param="schema"))["properties"] == {"a" * 90 + "!": False}
 
 
+@pytest.mark.parametrize(
+    ("schema", "shown"),
+    [
+        ({"enum": []}, "not an empty array"),
+        ({"anyOf": {}}, "not an empty object"),
+        ({"type": None}, "not null"),
+        ({"minLength": True}, "not true"),
+    ],
+)
+def test_a_complaint_shows_values_as_json_has_them(schema: Any, shown: str) -> None:
+    assert refusal(schema).message.endswith(shown)
+
+
 CHAINS: dict[str, Callable[[dict[str, Any], int], Any]] = {
     "bare": lambda link, i: link,
     "with a bound": lambda link, i: {**link, "minimum": i},

@@ -16,7 +16,7 @@ from eyas.core import GrammarError
 
 MAX_CHARS = 1_000_000
 """Of all terminals together."""
-MAX_SETS = 10
+MAX_SETS = 8
 """Intersections and complements of one terminal: the time for them doubles with each."""
 _PIECE = re.compile(
     r"""(?P<skipped> (?:\#|//)[^\n]* | :: | ~\s*\d )

@@ -122,6 +122,12 @@ def _about_schema(schema: str, words: str) -> str:
         return (
             "the schema has patterns for names of properties that overlap, which is not supported"
         )
+    contradiction = re.search(r"Unsatisfiable schema: ([^\n]*)", words)
+    if contradiction:
+        return (
+            f"no value satisfies the schema ({contradiction[1]}); look for parts that contradict each "
+            "other"
+        )
     if "regex parse error" in words:
         return f"the schema has a pattern that is refused: {_about_pattern(words)}"
     return (
