@@ -17,6 +17,21 @@ from eyas.grammar import Json, Literal, Node, OutputSpec, Regex, Repeat, Series,
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, masks, takes, tokens_of, walked
 
+
+def _doubled(depth: int, leaf: str, times: int = 2) -> str:
+    """Terminals, each of which names the next so many times."""
+    links = [f"T{i}: {' '.join([f'T{i + 1}'] * times)}" for i in range(depth)]
+    return "\n".join(["start: T0", *links, f"T{depth}: {leaf}"])
+
+
+LONG_AND_ENDLESS = "\n".join(
+    [
+        "start: r0 endless",
+        *(f"r{i}: r{i + 1}" for i in range(60)),
+        'r60: "a"',
+        'endless: endless "a"',
+    ]
+)
 MAX_SECONDS = 30.0
 """Of one input on a busy machine; what takes longer is stopped by the pool's deadline."""
 
@@ -76,6 +91,58 @@ REFUSED: dict[str, tuple[Node, str, str]] = {
         Source("llguidance", '{"grammars":[{"lark_grammar":"start: @q"}]}'),
         "invalid",
         "line 1, column 8.*@q",
+    ),
+    "doubled terminals": (
+        Source("lark", _doubled(3000, "/[a-z]/")),
+        "too_complex",
+        "name each other",
+    ),
+    "wide terminals": (
+        Source("lark", _doubled(12, "/[a-z]/", 300)),
+        "too_complex",
+        "name each other",
+    ),
+    "doubled rules that are terminals": (
+        Source("ebnf", _doubled(3000, "[a-z]").replace("start:", "root:").replace(":", " ::=")),
+        "too_complex",
+        "in EBNF every rule",
+    ),
+    "doubled in its own form": (
+        Source(
+            "llguidance", json.dumps({"grammars": [{"lark_grammar": _doubled(3000, "/[a-z]/")}]})
+        ),
+        "too_complex",
+        "name each other",
+    ),
+    "a rule that is a terminal": (
+        Source("lark", _doubled(13, '"a"') + "\nr[lazy]: " + "T0 " * 10_000),
+        "too_complex",
+        "name each other",
+    ),
+    "ignored terminals": (
+        Source("lark", _doubled(13, '"a"') + "\n%ignore " + "T0 " * 10_000),
+        "too_complex",
+        "name each other",
+    ),
+    "intersections": (
+        Source("lark", "start: A\nA: " + " & ".join(f"/.*a.*{c}.*/" for c in "bcdefghijklmnop")),
+        "too_complex",
+        "more than 8 & and ~",
+    ),
+    "endless behind a long chain": (
+        Source("lark", LONG_AND_ENDLESS),
+        "invalid",
+        "refers to itself on every path",
+    ),
+    "a contradiction": (
+        Json('{"const":{"a":1},"type":"string"}'),
+        "invalid",
+        "no value satisfies the schema .*contradict each other",
+    ),
+    "a reference back with something beside it": (
+        Json('{"type":"object","properties":{"next":{"$ref":"#","required":["next"]}}}'),
+        "unsupported",
+        "leads back to where it stands .#/properties/next.",
     ),
     "backtracking": (
         Source("lark", 'start: a "x"\na[stop="y"]: /.*/'),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from eyas.constraint import Vocabulary, build_backend
 from eyas.constraint.regexes import place_in, told
 from eyas.core import GrammarError
-from eyas.grammar import OutputSpec, Regex
+from eyas.grammar import Json, OutputSpec, Regex
+from eyas.schemas import prepare
+from eyas.text import Tokenizer
+from tests.constraint.walking import compiled, ends, tokens_of
 
 
 @pytest.mark.parametrize(
@@ -27,6 +32,27 @@ from eyas.grammar import OutputSpec, Regex
 )
 def test_groups_capture_nothing_and_classes_are_ascii(pattern: str, expected: str) -> None:
     assert told(pattern) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "taken"),
+    [
+        (r"\w", "kKsS5"),
+        (r"(?i)\w", "kK\u212asS\u017f5"),
+        ("(?i)k", "kK\u212a"),
+        ("(?i)[s-t]", "sS\u017f"),
+        (r"(?i)\W", "é-"),
+        ("(?i)[^k]", "sS\u017f5é-"),
+    ],
+)
+def test_case_is_folded_alike_in_patterns_and_schemas(
+    llguidance_backend: Any, tokenizer: Tokenizer, pattern: str, taken: str
+) -> None:
+    schema = prepare({"type": "string", "pattern": f"^{pattern}$"}, param="schema")
+    plain, quoted = (compiled(llguidance_backend, node) for node in (Regex(pattern), Json(schema)))
+    for char in "kK\u212asS\u017f5é-":
+        assert ends(plain, tokens_of(tokenizer, char)) == (char in taken)
+        assert ends(quoted, tokens_of(tokenizer, f'"{char}"')) == (char in taken)
 
 
 def test_a_place_is_found_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -177,6 +178,79 @@ def test_hostile_schemas_that_are_small_pass() -> None:
         "properties": {"a" * 90 + "!": {}},
     }
     assert json.loads(prepare(slow, param="schema"))["properties"] == {"a" * 90 + "!": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "shown"),
+    [
+        ({"enum": []}, "not an empty array"),
+        ({"anyOf": {}}, "not an empty object"),
+        ({"type": None}, "not null"),
+        ({"minLength": True}, "not true"),
+    ],
+)
+def test_a_complaint_shows_values_as_json_has_them(schema: Any, shown: str) -> None:
+    assert refusal(schema).message.endswith(shown)
+
+
+CHAINS: dict[str, Callable[[dict[str, Any], int], Any]] = {
+    "bare": lambda link, i: link,
+    "with a bound": lambda link, i: {**link, "minimum": i},
+    "in a choice": lambda link, i: {"anyOf": [link, {"const": str(i)}]},
+    "in a list": lambda link, i: {"allOf": [link, {"minimum": i}]},
+    "with names": lambda link, i: {**link, "properties": {f"p{i}": {"type": "null"}}},
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_of_references_may_be_long(name: str) -> None:
+    num = 950
+    links = [{"$ref": f"#/$defs/d{i + 1}"} for i in range(num)]
+    chain = {f"d{i}": CHAINS[name](link, i) for i, link in enumerate(links)}
+    last = {"type": ["integer", "object"]}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, f"d{num}": last}}
+    assert len(json.loads(prepare(schema, param="schema"))["$defs"]) > num
+
+
+def test_what_never_ends_is_cut_off_behind_a_long_chain() -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(60)}
+    endless = {"type": "array", "items": {"$ref": "#/$defs/e"}, "minItems": 1}
+    options = [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/e"}]
+    schema = {"anyOf": options, "$defs": {"e": endless, **chain, "d60": {"type": "null"}}}
+    assert json.loads(prepare(schema, param="schema"))["anyOf"] == [{"$ref": "#/$defs/1"}, False]
+
+
+def test_patterns_that_one_text_must_match_are_few() -> None:
+    def pattern(i: int) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"a.*{chr(97 + i)}"}
+
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}", **pattern(i)} for i in range(20)}
+    for schema, place in (
+        ({"properties": {"a": {"allOf": [pattern(i) for i in range(20)]}}}, "#/properties/a"),
+        ({"allOf": [{"properties": {"a": pattern(i)}} for i in range(20)]}, "#/properties/a"),
+        ({"allOf": [{"items": pattern(i)} for i in range(20)]}, "#/items"),
+        ({"$ref": "#/$defs/d0", "$defs": {**chain, "d20": {}}}, "#/$defs/d7"),
+    ):
+        error = refusal(schema)
+        assert error.fault == "too_complex"
+        assert error.message.startswith(
+            f"response_format: {place}: one text must match more than 12 patterns"
+        )
+    options = [{"properties": {"a": pattern(i), "b": {"const": i}}} for i in range(20)]
+    prepare({"anyOf": options}, param="schema")
+
+
+def test_a_type_that_a_choice_of_references_has_already_stands_nowhere() -> None:
+    node = {
+        "type": "object",
+        "properties": {
+            "next": {"type": ["object", "null"], "anyOf": [{"$ref": "#"}, {"type": "null"}]},
+            "other": {"type": "object", "anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        },
+    }
+    named = json.loads(prepare(node, param="schema"))["properties"]
+    assert named["next"] == {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+    assert named["other"]["type"] == "object"
 
 
 HOSTILE: dict[str, Any] = {

@@ -69,6 +69,25 @@ def test_a_stream_repeats_the_text_so_far(http: httpx.Client, fake: FakeClient):
     assert {chunk["index"] for chunk in chunks} == {0, 1}
 
 
+def test_a_long_stream_repeats_itself_a_bounded_number_of_times(
+    http: httpx.Client, fake: FakeClient
+):
+    fake.answer = lambda request, index: "one two three four five six seven " * 300
+    params = {"max_new_tokens": 2000}
+    fields = {"text": "Hello", "return_logprob": True, "sampling_params": params}
+    whole = generate(http, **fields)
+    lines = http.post("/generate", json={**fields, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    lengths = [len(chunk["output_ids"]) for chunk in chunks]
+    assert lengths[:100] == list(range(1, 101)), "a short one comes token by token"
+    assert sum(lengths) < 140 * lengths[-1] < lengths[-1] ** 2 / 10
+    for key in ("text", "output_ids"):
+        assert chunks[-1][key] == whole[key]
+    said = [chunk["meta_info"]["output_token_logprobs"] for chunk in chunks]
+    assert said[-1] == whole["meta_info"]["output_token_logprobs"]
+    assert [len(entries) for entries in said] == lengths
+
+
 def test_logprobs_are_triples(http: httpx.Client, fake: FakeClient):
     fields = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
     answer = generate(http, text="Hello", **fields)

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from eyas.core import GrammarError
+from eyas.server.client import EngineOverloaded, EngineUnavailable
 from tests.server.fakes import ANSWER, FakeClient, LiveServer, live_server
 
 CHAT = "/v1/chat/completions"
@@ -303,6 +305,30 @@ def test_a_finished_request_leaves_one_line_without_content(
     lines = [record.getMessage() for record in caplog.records if "mine" in record.getMessage()]
     assert len(lines) == 1
     assert "stop" in lines[0] and "capital" not in lines[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "word"),
+    [
+        (GrammarError("regex: unclosed group", "invalid", param="regex"), "refused"),
+        (EngineOverloaded(), "refused"),
+        (EngineUnavailable(), "unavailable"),
+    ],
+)
+def test_the_log_tells_who_was_refused_from_who_has_left(
+    http: httpx.Client,
+    fake: FakeClient,
+    caplog: pytest.LogCaptureFixture,
+    failure: Exception,
+    word: str,
+    stream: bool,
+):
+    caplog.set_level("INFO", logger="eyas.server")
+    fake.failure = failure
+    http.post(CHAT, json={**BODY, "stream": stream}, headers={"x-request-id": "mine"})
+    lines = [record.getMessage() for record in caplog.records if "mine" in record.getMessage()]
+    assert len(lines) == 1 and f": {word}, prompt" in lines[0]
 
 
 def test_the_log_cannot_be_forged():

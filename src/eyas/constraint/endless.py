@@ -12,7 +12,6 @@ import re
 
 from eyas.core import GrammarError
 
-_MAX_ROUNDS = 40
 _PIECE = re.compile(
     r"""(?P<skipped> \s+ | (?:\#|//)[^\n]* | ->\s*\w+ )
     | (?P<rule> ^[?!]?(?P<name>[a-z_]\w*)(?:\.-?\d+)?[ \t]*: )
@@ -35,18 +34,23 @@ def check_ends(lark: str) -> None:
     if rules is None or "start" not in rules:
         return
     ending: set[str] = set()
-    known = rules.keys()
-    for _ in range(_MAX_ROUNDS):
-        found = {
-            name
-            for name, options in reversed(rules.items())
-            if name not in ending and any(needed & known <= ending for needed in options)
-        }
-        if not found:
-            break
-        ending |= found
-    else:
-        return  # too long a chain to follow
+    users: dict[str, list[tuple[str, set[str]]]] = {name: [] for name in rules}
+    waiting = [
+        name for name, options in rules.items() if not all(o & rules.keys() for o in options)
+    ]
+    for name, options in rules.items():
+        for option in options:
+            needed = option & rules.keys()  # what is left of it
+            for other in option & rules.keys():
+                users[other].append((name, needed))
+    while waiting:
+        name = waiting.pop()
+        if name not in ending:
+            ending.add(name)
+            for user, needed in users[name]:
+                needed.discard(name)
+                if not needed:
+                    waiting.append(user)
     if "start" not in ending:
         raise GrammarError(
             "no output can match: a rule refers to itself on every path; give it an alternative that "

@@ -7,12 +7,14 @@ Does not know: grammar libraries' types, only their words.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
 from eyas.constraint.regexes import place_in
 from eyas.core import GrammarError, GrammarFault
 from eyas.grammar import Json, Node, Regex, Source, leaves
+from eyas.schemas import leading_back
 
 _UNSUPPORTED = re.compile(
     r"unimplemented|not supported|unsupported|look-?around|backreference|not implemented"
@@ -51,8 +53,8 @@ def described(node: Node | None, words: str) -> GrammarError:
     match node:
         case Regex(pattern):
             said = _about_regex(pattern, words)
-        case Json():
-            said = _about_schema(words)
+        case Json(schema):
+            said = _about_schema(schema, words)
         case Source(syntax):
             said = _about_source(words, has_places=syntax == "lark")
         case _:
@@ -101,7 +103,7 @@ def _about_pattern(words: str) -> str:
     return named[1] if named else _first_line(words)
 
 
-def _about_schema(words: str) -> str:
+def _about_schema(schema: str, words: str) -> str:
     unknown = re.search(r"Unimplemented keys: \[([^\]]*)\]", words)
     if unknown:
         return f"the schema uses what cannot be enforced: {unknown[1].replace(chr(34), '')}"
@@ -109,15 +111,22 @@ def _about_schema(words: str) -> str:
     if remote:
         return f"the schema refers to {remote[1]!r}, which is not fetched; put it under $defs"
     if "circular references" in words:
+        place = leading_back(json.loads(schema))
         return (
-            "the schema has keywords beside a $ref that leads back to where it stands, which is not "
-            "supported"
+            "the schema has keywords beside a $ref that leads back to where it stands"
+            f"{f' ({place})' if place else ''}, which is not supported"
         )
     if "unable to determine if regex" in words.lower():
         return "the schema has patterns and lengths that are too much together"
     if "disjoint" in words:
         return (
             "the schema has patterns for names of properties that overlap, which is not supported"
+        )
+    contradiction = re.search(r"Unsatisfiable schema: ([^\n]*)", words)
+    if contradiction:
+        return (
+            f"no value satisfies the schema ({contradiction[1]}); look for parts that contradict each "
+            "other"
         )
     if "regex parse error" in words:
         return f"the schema has a pattern that is refused: {_about_pattern(words)}"

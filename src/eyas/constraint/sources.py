@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eyas.constraint.endless import check_ends, end_of_json
+from eyas.constraint.expansion import check_expansion
 from eyas.core import GrammarError
 
 MAX_SOURCE_CHARS = 256 * 1024
@@ -76,7 +77,8 @@ _PIECE = re.compile(
 
 def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str], str]) -> str:
     """A user's Lark with its references renamed and each schema as `json_text` writes it. Control
-    tokens, options that would do nothing and grammars that no text ends are refused."""
+    tokens, options that would do nothing, grammars that no text ends and terminals that are too large
+    are refused."""
     written, place = [], 0
     while found := _PIECE.search(text, place):
         end = found.end()
@@ -109,6 +111,7 @@ def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str
         place = end
     whole = "".join([*written, text[place:]])
     check_ends(whole)
+    check_expansion(whole)
     return whole
 
 

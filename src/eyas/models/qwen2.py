@@ -36,13 +36,21 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
-"""transformers' values of fields that a file may leave out."""
+"""transformers' values of fields that a file may leave out; Qwen3's are the same."""
+
+
+def read_windows(config: ConfigFile) -> dict[str, Any]:
+    """Which layers attend in a window. config: has the defaults above."""
+    has_window = config.values["sliding_window"] is not None
+    slides = has_window and config.flag("use_sliding_window")
+    return {
+        "window": config.count("sliding_window") if slides else None,
+        "first_windowed_layer": config.index("max_window_layers", DEFAULTS["max_window_layers"]),
+    }
 
 
 def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
-    has_window = config.values["sliding_window"] is not None
-    slides = has_window and config.flag("use_sliding_window")
     return read_dense(
         config,
         family="qwen2",
@@ -51,6 +59,5 @@ def read(config: ConfigFile) -> ModelSpec:
         output_bias=False,
         mlp_bias=False,
         qk_norm=False,
-        window=config.count("sliding_window") if slides else None,
-        first_windowed_layer=config.index("max_window_layers", 28),
+        **read_windows(config),
     )

@@ -6,10 +6,9 @@ Does not know: how either is used.
 
 from __future__ import annotations
 
-from typing import Any
-
 from eyas.models.config_file import ConfigFile
 from eyas.models.dense import read_dense
+from eyas.models.qwen2 import DEFAULTS, read_windows
 from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = {
@@ -33,20 +32,10 @@ CHECKPOINT_NAMES = {
     "head.weight": "lm_head.weight",
 }
 
-DEFAULTS: dict[str, Any] = {
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-"""transformers' values of fields that a file may leave out."""
-
 
 def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
     attention_bias = config.flag("attention_bias")
-    has_window = config.values["sliding_window"] is not None
-    slides = has_window and config.flag("use_sliding_window")
     return read_dense(
         config,
         family="qwen3",
@@ -55,6 +44,5 @@ def read(config: ConfigFile) -> ModelSpec:
         output_bias=attention_bias,
         mlp_bias=False,
         qk_norm=True,
-        window=config.count("sliding_window") if slides else None,
-        first_windowed_layer=config.index("max_window_layers", 28),
+        **read_windows(config),
     )

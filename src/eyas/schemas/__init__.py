@@ -7,8 +7,9 @@ Does not know: grammars, tokenizers, the backends' libraries.
 """
 
 from eyas.schemas.ignored import check_ignored
+from eyas.schemas.joined import leading_back
 from eyas.schemas.languages import grammar_source
 from eyas.schemas.names import unspelled
 from eyas.schemas.prepare import prepare
 
-__all__ = ["check_ignored", "grammar_source", "prepare", "unspelled"]
+__all__ = ["check_ignored", "grammar_source", "leading_back", "prepare", "unspelled"]

@@ -12,7 +12,8 @@ from typing import Any
 
 from eyas.schemas.keywords import Schema, common_types, types_of, with_children
 
-_MAX_ROUNDS = 40
+_MAX_STEPS = 500_000
+"""Schemas that are looked at; only who refers to what has just been found is looked at again."""
 
 
 def without_endless(document: Schema) -> Schema:
@@ -21,19 +22,25 @@ def without_endless(document: Schema) -> Schema:
     if isinstance(document, bool):
         return document
     definitions = document.get("$defs", {})
-    schemas = {"#": document} | {f"#/$defs/{name}": node for name, node in definitions.items()}
+    schemas = {"#": {key: child for key, child in document.items() if key != "$defs"}}
+    schemas |= {f"#/$defs/{name}": node for name, node in definitions.items()}
+    users: dict[str, list[str]] = {name: [] for name in schemas}
+    sizes: dict[str, int] = {}
+    for name, node in schemas.items():
+        named, sizes[name] = _references(node)
+        for other in named:
+            users[other].append(name)
     finite: set[str] = set()
-    for _ in range(_MAX_ROUNDS):
-        found = {
-            name
-            for name, node in reversed(schemas.items())
-            if name not in finite and _can_end(node, finite)
-        }
-        if not found:
-            break
-        finite |= found
-    else:
-        return document  # too long a chain to follow: nothing is taken out
+    waiting = dict.fromkeys(schemas)  # in order, each once
+    steps_left = _MAX_STEPS
+    while waiting:
+        name, _ = waiting.popitem()
+        steps_left -= sizes[name]
+        if steps_left < 0:
+            return document  # too much to follow: nothing is taken out
+        if _can_end(schemas[name], finite):
+            finite.add(name)
+            waiting.update((user, None) for user in users[name] if user not in finite)
     if "#" not in finite:
         return False
     if len(finite) < len(schemas):
@@ -43,6 +50,21 @@ def without_endless(document: Schema) -> Schema:
         if not document["$defs"]:
             del document["$defs"]
     return document
+
+
+def _references(schema: Schema) -> tuple[set[str], int]:
+    """What a schema and those below it refer to, and how many they are."""
+    found: set[str] = set()
+    num_schemas = 0
+    waiting: list[Any] = [schema]
+    while waiting:
+        node = waiting.pop()
+        num_schemas += 1
+        if isinstance(node, dict):
+            if "$ref" in node:
+                found.add(node["$ref"])
+            with_children(node, waiting.append)
+    return found, num_schemas
 
 
 def _can_end(schema: Schema, finite: set[str]) -> bool:

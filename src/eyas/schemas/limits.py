@@ -38,7 +38,11 @@ def fail(param: str, place: str, message: str, fault: GrammarFault) -> GrammarEr
 
 def shortened(value: object) -> str:
     """A value as it stands in an error."""
-    text = repr(value) if not isinstance(value, (dict, list)) else f"{_NAMES[type(value)]}"
+    if isinstance(value, (dict, list)):
+        return _NAMES[type(value)] if value else _NAMES[type(value)].replace("an ", "an empty ")
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

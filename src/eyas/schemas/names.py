@@ -12,7 +12,7 @@ Does not know: keywords that the rewriter does not write.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -180,20 +180,34 @@ class _Names:
         return self._any(_is_closing, node, of_choices=False)
 
     def _any(self, test: Callable[[Any], bool], node: Any, *, of_choices: bool = True) -> bool:
-        """Is it so for a schema, or for one that it applies to the same value?"""
-        if not isinstance(node, dict):
-            return False
-        key = (test, of_choices, id(node))
-        if key not in self._known:
-            self._known[key] = False  # what leads back to itself adds nothing
-            parts = self._parts(node)
-            self._known[key] = test(node) or any(
-                self._any(test, part, of_choices=of_choices)
-                for name, listed in parts.items()
-                if of_choices or name != "anyOf"
-                for part in listed
-            )
-        return self._known[key]
+        """Is it so for a schema, or for one that it applies to the same value? References are followed
+        without recursion: they may form a chain of any length."""
+        seen: set[int] = set()
+        path: list[tuple[int, Iterator[Any]]] = [(0, iter((node,)))]
+        while path:
+            child = next(path[-1][1], None)
+            if child is None:
+                path.pop()
+                continue
+            if not isinstance(child, dict) or id(child) in seen:
+                continue
+            seen.add(id(child))
+            found = self._known.get((test, of_choices, id(child)))
+            if test(child) if found is None else found:
+                above = {id(child), *(key for key, _ in path)}
+                self._known.update(((test, of_choices, key), True) for key in above)
+                return True
+            if found is None:
+                path.append((id(child), iter(self._applied(child, of_choices))))
+        self._known.update(((test, of_choices, key), False) for key in seen)
+        return False
+
+    def _applied(self, node: dict[str, Any], of_choices: bool) -> list[Any]:
+        """The schemas that it applies to the same value."""
+        parts = self._parts(node)
+        return [
+            p for name, listed in parts.items() if of_choices or name != "anyOf" for p in listed
+        ]
 
     def _written(self, node: dict[str, Any], place: str, needs: bool) -> dict[str, Any]:
         """needs: other names than its patterns' come as well, and must be spelled."""

@@ -12,6 +12,7 @@ from eyas.core import GrammarError
 from eyas.schemas.checking import check_document
 from eyas.schemas.context import Context
 from eyas.schemas.finite import without_endless
+from eyas.schemas.joined import check_joined
 from eyas.schemas.keywords import draft_of
 from eyas.schemas.limits import MAX_OUTPUT_DEPTH, check_size, depth_of, fail, read, shortened
 from eyas.schemas.names import spelled
@@ -35,8 +36,11 @@ def prepare(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = 
         context = Context(schema, param, draft_of(schema), lenient)
         check_document(context)
         result = spelled(without_endless(Rewriter(context).document(context.root)), context)
+        check_joined(result, context)
     except RecursionError:
-        message = f"{param}: the schema is nested too deeply; move parts into $defs"
+        message = (
+            f"{param}: the schema is nested too deeply; move parts into $defs, flatten choices"
+        )
         raise GrammarError(message, "too_complex", param=param) from None
     if result is False:
         message = "no value satisfies the schema; look for parts that contradict or need themselves"

@@ -29,11 +29,17 @@ class References:
         self._id = "$id" if draft >= 6 else "id"
         self._resources: dict[str, tuple[Any, str]] = {}
         self._anchors: dict[str, tuple[Any, str]] = {}
+        self._found: dict[str, tuple[Any, str]] = {}
         self._resources[_ROOT] = (self.root, "#")
         self._scan()
 
     def resolve(self, reference: str, place: str) -> tuple[Any, str]:
         """The target of `reference`, which stands at `place`, and its place."""
+        if reference not in self._found:
+            self._found[reference] = self._target(reference, place)
+        return self._found[reference]
+
+    def _target(self, reference: str, place: str) -> tuple[Any, str]:
         try:
             address, fragment = urldefrag(_absolute(reference, _ROOT))
         except ValueError:

@@ -129,15 +129,22 @@ class Rewriter:
         return found.schema()
 
     def _type(self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions) -> None:
-        """But where a reference beside it says as much: the backend cannot join what leads back to
-        itself with anything."""
-        if "$ref" in schema:
-            target = self.context.resolve(schema, spot.removesuffix("/type"))[0]
-            types = self.disjointness.types([target])
-            if common_types(types, types_of(schema)) == types:
+        """But where a reference beside it, or each of a choice with one, says as much: the backend
+        cannot join what leads back to itself with anything."""
+        beside = [schema] if "$ref" in schema else schema.get("anyOf", schema.get("oneOf", []))
+        if any(isinstance(option, dict) and "$ref" in option for option in beside):
+            targets = [self._target(option, spot) for option in beside]
+            types = [self.disjointness.types([target]) for target in targets]
+            if all(common_types(each, types_of(schema)) == each for each in types):
                 return
         named = schema["type"]
         out["type"] = named if isinstance(named, str) else sorted(types_of(schema))
+
+    def _target(self, schema: Schema, spot: str) -> Schema:
+        """What a reference with nothing beside it leads to; another schema is its own."""
+        if isinstance(schema, dict) and "$ref" in schema:
+            return self.context.resolve(schema, spot.removesuffix("/type"))[0]
+        return schema
 
     def _values(
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions

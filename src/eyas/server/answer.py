@@ -61,6 +61,8 @@ class Answer:
         self._num_tokens = 0
         self._reasons: dict[int, str] = {}
         self._request_id = ""
+        self._ending = "left"
+        """Of choices that have no finish reason."""
 
     async def respond(self, http: HttpRequest, *, streams: bool, includes_usage: bool) -> Response:
         """The HTTP response. ApiError for what the engine refuses or fails at."""
@@ -84,10 +86,13 @@ class Answer:
         except ClientLeft:
             return Response(status_code=499)
         except RequestError as error:
+            self._ending = "refused"
             raise ApiError.of(error) from error
         except EngineOverloaded as error:
+            self._ending = "refused"
             raise errors.overloaded() from error
         except EngineUnavailable as error:
+            self._ending = "unavailable"
             raise errors.unavailable(errors.ENGINE_GONE) from error
         finally:
             if not is_handed_on:
@@ -153,6 +158,7 @@ class Answer:
                 yield event(self._shape.usage_chunk(self._usage()))
             yield DONE
         except (RequestError, EngineUnavailable):
+            self._ending = "unavailable"
             yield event(errors.unavailable(errors.ABORTED).body()) + DONE
         except Exception:
             log.exception("answer %s failed", self._id)
@@ -235,7 +241,7 @@ class Answer:
             metrics.per_token.observe(
                 (self._started + seconds - self._first_at) / (self._num_tokens - 1)
             )
-        reasons = [self._reasons.get(place, "left") for place in range(self._num_choices)]
+        reasons = [self._reasons.get(place, self._ending) for place in range(self._num_choices)]
         log.info(
             "%s (%s): %s, prompt %d tokens, output %d tokens, first after %s, whole %.3f s",
             self._id,

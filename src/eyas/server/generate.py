@@ -1,7 +1,8 @@
 """/generate, SGLang's native route: prompts and sampling_params in, texts with their meta_info out.
 
 Promises: SGLang's shapes: one object for one answer, a list for several; a stream repeats all of the
-text so far. A constraint covers the whole output. Does not know: HTTP, chat templates.
+text so far, a long one less often, so that it is never more than a constant times its answer. A
+constraint covers the whole output. Does not know: HTTP, chat templates.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from eyas.server.wanted import constraint_of, whole_output
 from eyas.text import Tokenizer
 
 DEFAULT_MAX_TOKENS = 128
+MAX_REPEATS = 128
+"""An event of a stream comes when the tokens since the one before are this part of what that said, so
+that a stream repeats its answer as often at most; the first so many tokens come one by one."""
 _PREFIX = "sampling_params."
 _NAMES = {
     "max_tokens": "max_new_tokens",
@@ -100,6 +104,7 @@ class _SoFar:
     in every event again."""
 
     choice: Choice
+    num_shown: int = 0
     logprobs: bytearray = field(default_factory=bytearray)
     tops: bytearray = field(default_factory=bytearray)
 
@@ -136,8 +141,11 @@ class GenerateFormat:
         so_far = self._so_far.setdefault(place, _SoFar(Choice(place)))
         self._score(so_far, delta.logprobs or ())
         so_far.choice.add(msgspec.structs.replace(delta, logprobs=None))
-        if not (delta.text or delta.token_ids or delta.finish_reason):
-            return []
+        num_tokens = len(so_far.choice.token_ids)
+        if delta.finish_reason is None:
+            if num_tokens - so_far.num_shown < max(1, so_far.num_shown // MAX_REPEATS):
+                return []
+        so_far.num_shown = num_tokens
         written = self._written(so_far)
         return [{**written, "index": place} if self._is_list else written]
 
