@@ -20,7 +20,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "eyas"
-HEAVY = ["numpy", "torch", "hypothesis", "msgspec", "tokenizers", "safetensors.torch", "psutil"]
+HEAVY = [
+    *("numpy", "torch", "hypothesis", "msgspec", "tokenizers", "safetensors.torch", "psutil"),
+    *("jinja2", "llguidance", "pytest", "pytest_timeout", "triton", "triton.language"),
+]
 NAMED = "tests/laws/test_named_laws.py::test_"
 TREES = "tests/draft/test_tree_drafter.py::test_"
 HEADS = "tests/draft/test_head_rows.py::test_"
