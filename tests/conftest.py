@@ -17,9 +17,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if find_spec("triton") is not None:
-        from tests.interpreter import replace_language_once
+        from tests.interpreter import make_quick
 
-        replace_language_once()
+        make_quick()
 
 
 @pytest.fixture(scope="session", autouse=True)
