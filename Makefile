@@ -26,7 +26,7 @@ demo: $(STAMP)
 	$(BIN)/eyas demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
 check: $(STAMP)
 	$(BIN)/ruff check

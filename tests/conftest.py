@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +19,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     if find_spec("triton") is not None:
-        from tests.interpreter import replace_language_once
+        from tests.interpreter import make_quick
 
-        replace_language_once()
+        make_quick()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +29,26 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     logging.getLogger("eyas").setLevel(logging.CRITICAL)
     yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _orders_are_found_once() -> Iterator[None]:
+    """At which row counts products of some shapes keep their bits is a fact of this machine: engines
+    that are built alike need not measure it again. Its own tests measure it themselves."""
+    from eyas.engine import build
+
+    find = build.find_row_order
+
+    @cache
+    def found(num_threads: int, shapes: Any, heads: Any, *others: Any) -> Any:
+        return find(shapes, *others, heads=heads)
+
+    def find_once(shapes: Any, *others: Any, heads: Any) -> Any:
+        return found(torch.get_num_threads(), tuple(shapes), tuple(heads), *others)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "find_row_order", find_once)
+        yield
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

@@ -262,6 +262,7 @@ def test_the_command_tells_ratios(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema_steps, "STEPS", 10)
+    monkeypatch.setattr(schema_steps, "SETTLING", 4)
     directory = tmp_path / "tokenizer"
     directory.mkdir()
     write_tokenizer(directory)
@@ -279,7 +280,7 @@ def test_the_command_tells_ratios(
         assert 1.5 < entry["with_schemas"]["tokens_per_draft"] < 3.5
     assert result["settings"]["instances"] == 6 and result["settings"]["prompt_tokens"] == 1
     assert result["settings"]["refused_instances"] == ["w"]
-    status, out, _ = run_command(capsys, *asked)
+    status, out, _ = run_command(capsys, *asked, "--batch", "2")
     assert status == 0 and "with schemas / without" in out
 
 

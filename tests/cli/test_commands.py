@@ -1,15 +1,25 @@
-"""The commands as a user meets them: output for people and machines, statuses, one-line errors."""
+"""The commands as a user meets them: output for people and machines, statuses, one-line errors.
+
+Most run in this process, through the function behind the script that is installed; each kind of outcome
+is also seen from outside, where Python and torch start anew.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
+from eyas.cli import main
 from tests.models.tiny import make_model, save_model
 from tests.models.tiny_heads import (
     TARGET_HIDDEN,
@@ -23,7 +33,11 @@ from tests.models.tiny_heads import (
 EYAS = Path(sys.executable).with_name("eyas")
 
 
-def eyas(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+Done = subprocess.CompletedProcess[str]
+
+
+def installed(*arguments: str, stdin: str = "") -> Done:
+    """The script, in a process of its own."""
     return subprocess.run(
         [str(EYAS), *arguments],
         input=stdin,
@@ -34,8 +48,32 @@ def eyas(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
+def eyas(*arguments: str, stdin: str = "") -> Done:
+    """The same command in this process, whose threads and logging stay as they are."""
+    out, err, told = io.StringIO(), io.StringIO(), logging.getLogger("eyas")
+    num_threads, level = torch.get_num_threads(), told.level
+    try:
+        with (
+            redirect_stdout(out),
+            redirect_stderr(err),
+            mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+            mock.patch.dict("os.environ", COLUMNS="80"),
+            pytest.raises(SystemExit) as left,
+        ):
+            main(list(arguments))
+    finally:
+        torch.set_num_threads(num_threads)
+        told.setLevel(level)
+    status = left.value.code
+    assert status is None or isinstance(status, int)
+    return subprocess.CompletedProcess(arguments, status or 0, out.getvalue(), err.getvalue())
+
+
 def ok(*arguments: str, stdin: str = "") -> str:
-    done = eyas(*arguments, stdin=stdin)
+    return succeeded(eyas(*arguments, stdin=stdin))
+
+
+def succeeded(done: Done) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -76,7 +114,21 @@ def ok(*arguments: str, stdin: str = "") -> str:
 def test_what_a_user_can_put_right_is_one_clear_line(
     arguments: list[str], words: list[str]
 ) -> None:
-    done = eyas(*arguments)
+    assert_one_clear_line(eyas(*arguments), words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--port", "99999"], ["--port", "65535"]),
+        (["generate", "x", "--model", "nowhere"], ["nowhere", "hub name"]),
+    ],
+)
+def test_so_it_is_from_outside(arguments: list[str], words: list[str]) -> None:
+    assert_one_clear_line(installed(*arguments), words)
+
+
+def assert_one_clear_line(done: Done, words: list[str]) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     for word in words:
@@ -100,13 +152,13 @@ def test_a_model_without_tokenizer_continues_token_ids(tmp_path: Path) -> None:
 
 
 def test_debug_shows_where_an_error_comes_from() -> None:
-    done = eyas("--debug", "generate", "x", "--model", "nowhere")
+    done = installed("--debug", "generate", "x", "--model", "nowhere")
     assert done.returncode != 0
     assert "Traceback" in done.stderr
 
 
 def test_no_command_shows_the_help() -> None:
-    done = eyas()
+    done = installed()
     assert done.returncode == 2
     assert "serve" in done.stdout + done.stderr
 
@@ -114,7 +166,7 @@ def test_no_command_shows_the_help() -> None:
 def test_version() -> None:
     import eyas as package
 
-    assert ok("--version").split() == ["eyas", package.__version__]
+    assert succeeded(installed("--version")).split() == ["eyas", package.__version__]
 
 
 def test_models_lists_architectures_and_the_builtin() -> None:
@@ -150,10 +202,8 @@ def test_models_tells_the_facts_of_a_head(write: Any, tmp_path: Path) -> None:
 
 
 def test_generate_streams_an_answer() -> None:
-    text = ok(
-        *("generate", "What is the capital of France?", "--no-think", "--temperature", "0"),
-        *("--show-usage", "--show-tokens"),
-    )
+    asked = ("generate", "What is the capital of France?", "--no-think", "--temperature", "0")
+    text = succeeded(installed(*asked, "--show-usage", "--show-tokens"))
     assert "Paris" in text
     assert "tokens:" in text
     assert "usage:" in text
@@ -215,8 +265,23 @@ def test_raw_continues_a_text() -> None:
     assert text.strip()
 
 
-def test_demo_shows_identical_tokens() -> None:
-    result = json.loads(ok("demo", "--json"))
+@pytest.fixture(scope="module")
+def whole_demo() -> dict[str, Any]:
+    """What the demo tells machines, from outside."""
+    return json.loads(succeeded(installed("demo", "--json")))
+
+
+@pytest.fixture
+def few_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the answers that are free, the first two alone."""
+    from eyas.cli import demo
+
+    free_tasks = demo.free_tasks
+    monkeypatch.setattr(demo, "free_tasks", lambda: free_tasks()[:2])
+
+
+def test_demo_shows_identical_tokens(whole_demo: dict[str, Any]) -> None:
+    result = whole_demo
     assert result["identical"] is True
     assert len(result["tasks"]) >= 8
     assert all(task["identical"] and task["answer"] for task in result["tasks"])
@@ -230,9 +295,8 @@ def test_demo_shows_identical_tokens() -> None:
     assert copy["contestants"]["ngram"]["steps"] < 0.3 * copy["num_tokens"]
 
 
-def test_demo_holds_answers_to_their_forms() -> None:
-    result = json.loads(ok("demo", "--json", "--threads", "1"))
-    pattern, schema, call = (task for task in result["tasks"] if task["form"])
+def test_demo_holds_answers_to_their_forms(whole_demo: dict[str, Any]) -> None:
+    pattern, schema, call = (task for task in whole_demo["tasks"] if task["form"])
     assert pattern["content"] in ("Paris", "Amsterdam")
     assert schema["reasoning"]
     assert list(json.loads(schema["content"])) == ["family_name", "years_of_age"]
@@ -258,6 +322,7 @@ def test_demo_colours_what_drafts_had_right() -> None:
     assert [each for each in styles if each[0]] == [("Par", "green"), ("is", "bold")]
 
 
+@pytest.mark.usefixtures("few_tasks")
 def test_demo_shows_one_drafter_where_one_is_asked_for() -> None:
     text = ok("demo", "--drafter", "ngram", "--draft-topk", "1", "--threads", "1")
     assert "ngram; same tokens" in text
@@ -265,11 +330,13 @@ def test_demo_shows_one_drafter_where_one_is_asked_for() -> None:
     assert "tokens are identical, 2 ways" in text
 
 
+@pytest.mark.usefixtures("few_tasks")
 def test_demo_fails_where_a_token_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     from eyas.cli import demo
     from eyas.cli.errors import CheckFailed
 
     compare = demo.compare
+    monkeypatch.setattr(demo, "shaped_tasks", list)
 
     def compare_wrongly(*arguments: Any) -> dict[str, Any]:
         return {**compare(*arguments), "identical": False}

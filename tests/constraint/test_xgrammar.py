@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +73,44 @@ def test_a_listed_name_has_one_spelling_here_too(
         assert ends(grammar, letters_of(tokenizer, text)), text
     for text in ('{"a": "x"}', r'{"\u0061": "x"}', r'{"b": "\u0061"}', r'{"b\/": 1}'):
         assert not takes(grammar, letters_of(tokenizer, text)), text
+
+
+LOADED = """
+import sys
+from eyas.constraint.xgrammar_worker import light_library
+
+library = light_library()
+heavy = [n for n in ("torch", "transformers.utils", "triton") if sys.modules.get(n)]
+print(hasattr(library, "GrammarCompiler"), getattr(library, "is_whole", False), *heavy)
+"""
+
+
+def loaded(*paths: Path) -> list[str]:
+    """Does the library compile, is it the whole package of below, what heavy was imported?"""
+    path = os.pathsep.join([*map(str, paths), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_the_process_that_compiles_goes_without_torch() -> None:
+    pytest.importorskip("xgrammar")
+    assert loaded() == ["True", "False"]
+
+
+def test_a_library_that_wants_torch_to_compile_is_taken_whole(tmp_path: Path) -> None:
+    """As one of another version may."""
+    (tmp_path / "torch.py").write_text("")
+    package = tmp_path / "xgrammar"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .compiler import GrammarCompiler\nis_whole = True")
+    (package / "exception.py").write_text("")
+    (package / "load_binding.py").write_text("")
+    (package / "compiler.py").write_text("import torch\nGrammarCompiler = None")
+    assert loaded(tmp_path) == ["True", "True", "torch"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -73,11 +74,17 @@ def _eager_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exactness, "StepGraphs", EagerGraphs)
 
 
+@cache
+def order_of(dtype: torch.dtype) -> RowOrderReport:
+    """Measured for the row counts of a device; fewer are among them."""
+    return find_row_order(SPEC.linear_shapes, dtype, CPU, 1024, heads=(SPEC.head_shape,))
+
+
 def make(
     num_slots: int = 3000, max_rows: int | None = 1024, dtype: torch.dtype = torch.float32
 ) -> tuple[Spoiled, RowOrderReport]:
     """max_rows: as on a device with kernels; None is a CPU."""
-    report = find_row_order(SPEC.linear_shapes, dtype, CPU, 1024, heads=(SPEC.head_shape,))
+    report = order_of(dtype)
     assert report.exact
     order = report.order
     model = dummy_decoder(SPEC, dtype=dtype, device=CPU, max_model_len=2048, order=order)

@@ -57,20 +57,31 @@ def ask(
     n: int = 1,
     **template_options: bool,
 ) -> GenerationOutput:
-    """One answer. A node or a specification is what the whole output must be, without a dialect."""
-    messages = [{"role": "user", "content": question}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
+    """One answer."""
     params = SamplingParams(
         temperature=temperature, seed=seed, max_tokens=max_tokens, logprobs=1, n=n
     )
+    asked = asked_for(llm, question, wanted, system=system, **template_options)
+    return llm._run([asked], params)[0]
+
+
+def asked_for(
+    llm: LLM,
+    question: str,
+    wanted: Wanted | Node | OutputSpec,
+    *,
+    system: str | None = None,
+    **template_options: bool,
+) -> Asked:
+    """A node or a specification is what the whole output must be, without a dialect."""
+    messages = [{"role": "user", "content": question}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
     prompt = llm.encode_chat(messages, **template_options)
     if isinstance(wanted, Wanted):
-        asked = llm._asked_chat(prompt, wanted)
-    else:
-        spec = wanted if isinstance(wanted, OutputSpec) else OutputSpec(root=wanted)
-        asked = Asked(prompt, spec)
-    return llm._run([asked], params)[0]
+        return llm._asked_chat(prompt, wanted)
+    spec = wanted if isinstance(wanted, OutputSpec) else OutputSpec(root=wanted)
+    return Asked(prompt, spec)
 
 
 def told(output: GenerationOutput) -> list[tuple[object, ...]]:

@@ -6,6 +6,7 @@ can: the answer is plain decoding's to the bit, and it is what was asked for.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import jsonschema
 import pytest
 
-from eyas.core import GrammarError
+from eyas.core import GrammarError, SamplingParams
 from eyas.dialect import Wanted
 from eyas.grammar import (
     Budget,
@@ -27,9 +28,19 @@ from eyas.grammar import (
     Regex,
     Series,
 )
+from eyas.llm import LLM, Asked
 from eyas.outputs import Choice, GenerationOutput
 from eyas.schemas import prepare
-from tests.laws.structured import BACKENDS, DRAFTING, PLAIN, ask, engine, told, weather_tools
+from tests.laws.structured import (
+    BACKENDS,
+    DRAFTING,
+    PLAIN,
+    ask,
+    asked_for,
+    engine,
+    told,
+    weather_tools,
+)
 
 WRONG_FIELDS = {
     "type": "object",
@@ -154,18 +165,15 @@ CASES = {
 }
 
 
-def answer(name: str, drafter: str, backend: str, temperature: float) -> GenerationOutput:
+TEMPERATURES = (0.0, 1.0)
+
+
+def request(llm: LLM, name: str, temperature: float) -> tuple[Asked, SamplingParams]:
     case = CASES[name]
-    return ask(
-        engine(drafter, backend),
-        case.question,
-        case.wanted(),
-        temperature=temperature,
-        seed=7,
-        system=case.system,
-        max_tokens=200,
-        n=2 if temperature else 1,
+    params = SamplingParams(
+        temperature=temperature, seed=7, max_tokens=200, logprobs=1, n=2 if temperature else 1
     )
+    return asked_for(llm, case.question, case.wanted(), system=case.system), params
 
 
 _PLAIN: dict[tuple[str, str, float], GenerationOutput] = {}
@@ -174,7 +182,9 @@ _PLAIN: dict[tuple[str, str, float], GenerationOutput] = {}
 def plain(name: str, backend: str, temperature: float) -> GenerationOutput:
     key = (name, backend, temperature)
     if key not in _PLAIN:
-        _PLAIN[key] = answer(name, PLAIN, backend, temperature)
+        llm = engine(PLAIN, backend)
+        asked, params = request(llm, name, temperature)
+        _PLAIN[key] = llm._run([asked], params)[0]
     return _PLAIN[key]
 
 
@@ -186,21 +196,23 @@ def plain(name: str, backend: str, temperature: float) -> GenerationOutput:
     ],
 )
 def test_birth_cases(drafter: str, backend: str) -> None:
+    """All cases at once; plain decoding answers one after the other."""
     if backend == "xgrammar":
         pytest.importorskip("xgrammar")
+    cases = [name for name, case in CASES.items() if case.both or backend != "xgrammar"]
+    keys = list(itertools.product(cases, TEMPERATURES))
+    llm = engine(drafter, backend)
+    asked, params = zip(*(request(llm, *key) for key in keys), strict=True)
     num_accepted = 0
-    for name, case in CASES.items():
-        if backend == "xgrammar" and not case.both:
-            continue
-        for temperature in (0.0, 1.0):
-            output = answer(name, drafter, backend, temperature)
-            assert told(output) == told(plain(name, backend, temperature)), (name, temperature)
-            for choice in output.choices:
-                num_accepted += choice.usage.num_accepted_tokens
-                if choice.finish_reason == "stop":
-                    assert case.holds(choice), (name, choice.text)
-                else:  # a sampled text may run into its length, never into an error
-                    assert temperature and choice.finish_reason == "length", choice.error
+    for key, output in zip(keys, llm._run(list(asked), params), strict=True):
+        name, temperature = key
+        assert told(output) == told(plain(name, backend, temperature)), key
+        for choice in output.choices:
+            num_accepted += choice.usage.num_accepted_tokens
+            if choice.finish_reason == "stop":
+                assert CASES[name].holds(choice), (name, choice.text)
+            else:  # a sampled text may run into its length, never into an error
+                assert temperature and choice.finish_reason == "length", choice.error
     if drafter != PLAIN:
         assert num_accepted > 0
 

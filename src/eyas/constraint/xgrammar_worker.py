@@ -6,9 +6,11 @@ Does not know: requests, masks. Run as `python -m eyas.constraint.xgrammar_worke
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
+from types import ModuleType
 from typing import IO, Any
 
 import msgspec
@@ -178,10 +180,43 @@ def _answer(line: bytes, compiler: Any, xgrammar: Any) -> Answer:
         return Answer(error=str(error) or type(error).__name__)
 
 
+def light_library() -> Any:
+    """xgrammar's compiler alone. The package imports torch and transformers, which a compiler has no
+    use for: seconds of every start, and hundreds of megabytes for as long as it lives. Where its parts
+    do not go without them, the whole package as it is."""
+    spec = importlib.util.find_spec("xgrammar")
+    if spec is None or spec.submodule_search_locations is None:
+        raise ImportError("xgrammar is not installed")
+    part = ModuleType("xgrammar")
+    part.__spec__, part.__path__ = spec, list(spec.submodule_search_locations)
+    transformers: Any = ModuleType("transformers")
+    transformers.PreTrainedTokenizerBase = transformers.PreTrainedTokenizerFast = type(None)
+    stand_ins: dict[str, Any] = {"xgrammar": part, "torch": None, "transformers": transformers}
+    sys.modules.update(stand_ins)
+    try:
+        import xgrammar.exception  # errors have their names
+        import xgrammar.load_binding
+        from xgrammar.compiler import GrammarCompiler
+        from xgrammar.grammar import Grammar
+        from xgrammar.tokenizer_info import TokenizerInfo, VocabType
+    except Exception:
+        for name in [n for n in sys.modules if n.split(".")[0] in stand_ins]:
+            del sys.modules[name]
+        import xgrammar
+
+        return xgrammar
+    vars(part).update(
+        GrammarCompiler=GrammarCompiler,
+        Grammar=Grammar,
+        TokenizerInfo=TokenizerInfo,
+        VocabType=VocabType,
+    )
+    return part
+
+
 def serve(read: IO[bytes], write: IO[bytes]) -> None:
     """Answer until the input ends."""
-    import xgrammar
-
+    xgrammar = light_library()
     give_way()
     hello = msgspec.json.decode(read.readline(), type=Hello)
     compiler = xgrammar.GrammarCompiler(

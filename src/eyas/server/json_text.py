@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 from eyas.server.errors import ApiError
@@ -23,10 +21,12 @@ MAX_VALUES = 1_200_000
 MAX_DIGITS = 400
 """Of a whole number. Reading one takes the square of them; no double has more."""
 MAX_NAME_CHARS = 64
-_STRUCTURAL = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{:,]', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_PIECE = re.compile(rf'(?:[^"]++|{_STRING.pattern}){{1,8192}}+', re.DOTALL)
+"""Some strings and what stands between them; no string is cut."""
 _MANY_DIGITS = re.compile(rf"[0-9](?<![0-9]{{2}})[0-9]{{{MAX_DIGITS}}}")
 _HALF = re.compile("[\ud800-\udfff]")
-_PIECE_CHARS, _PIECE_MATCHES = 65_536, 8192
+_PIECE_CHARS = 65_536
 
 
 class TooManyValues(ValueError):
@@ -95,13 +95,15 @@ def _check_structure(text: str) -> None:
     nothing, but is looked at only where the whole is suspicious."""
     if sum(map(text.count, "[{:")) <= MAX_STRUCTURE and text.count(",") <= MAX_VALUES:
         return
-    found: Counter[str] = Counter()
-    characters = (text[match.start()] for match in _STRUCTURAL.finditer(text))
-    while some := Counter(islice(characters, _PIECE_MATCHES)):
-        found += some
-        if sum(map(found.__getitem__, "[{:")) > MAX_STRUCTURE:
+    num_structure = num_values = 0
+    piece: re.Match[str] | None = None
+    while piece := _PIECE.match(text, piece.end() if piece else 0):
+        bare = _STRING.sub("", piece[0])
+        num_structure += sum(map(bare.count, "[{:"))
+        num_values += bare.count(",")
+        if num_structure > MAX_STRUCTURE:
             raise TooManyValues(f"{MAX_STRUCTURE} objects, arrays and members")
-        if found[","] > MAX_VALUES:
+        if num_values > MAX_VALUES:
             raise TooManyValues(f"{MAX_VALUES} values")
 
 
