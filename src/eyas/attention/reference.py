@@ -40,8 +40,8 @@ class ReferenceAttention:
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Lanes for the prompt chunks (one each) and for the trees (one a leaf)."""
         groups = context_lanes(layout)
-        if layout.node_rows_BW is not None:
-            groups.extend(split_by_width(node_lanes(layout)))
+        if layout.nodes is not None:
+            groups.extend(split_by_width(node_lanes(layout, layout.nodes)))
         return _Plan(self.kv, self._heights, groups, write_slots_T)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from eyas import builtin
 from eyas.attention import open_attention
-from eyas.attention.base import Layout
+from eyas.attention.base import Layout, NodeGrid
 from eyas.cache import KVStore
 from eyas.cache.store import LayerStore
 from eyas.config import DrafterName, EngineConfig
@@ -288,21 +288,13 @@ def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> Forward
     position = min(COST_POSITION, max_length - 1)
     rows_B1 = torch.arange(num_rows, device=device).unsqueeze(1)
     nothing_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
-    layout = Layout(
-        slots_AC=torch.zeros((1, position + 1), dtype=torch.int64, device=device),
-        seats_B=nothing_T,
-        contexts=(),
-        node_rows_BW=rows_B1,
-        node_slots_BW=torch.zeros_like(rows_B1),
-        root_positions_B=nothing_T + position,
-        parents_BW=None,
-        max_position=position,
-    )
+    slots_AC = torch.zeros((1, position + 1), dtype=torch.int64, device=device)
+    nodes = NodeGrid(rows_B1, torch.zeros_like(rows_B1), nothing_T + position)
     return ForwardRows(
         tokens_T=nothing_T,
         positions_T=nothing_T + position,
         write_slots_T=nothing_T,
-        layout=layout,
+        layout=Layout(slots_AC, nothing_T, position, nodes=nodes),
         logits_rows_R=rows_B1.view(-1),
         num_leading=num_rows,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.attention.base import ContextRun, Layout
+from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.core import DraftTree
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, Span
@@ -111,16 +111,11 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
             nodes.write_slots_R,
             nodes.positions_R,
         )
-    has_nodes = num_rooted > 0
+    parents_BW = None if tree.is_chain else tree.parents_BW
+    grid = NodeGrid(nodes.grid_BW, nodes.slots_BW, batch.roots_B, parents_BW)
+    seats_B = torch.cat([batch.seats_B, send(seats, device)]) if seats else batch.seats_B
     layout = Layout(
-        slots_AC=table.slots_AC,
-        seats_B=torch.cat([batch.seats_B, send(seats, device)]) if seats else batch.seats_B,
-        contexts=tuple(runs),
-        node_rows_BW=nodes.grid_BW if has_nodes else None,
-        node_slots_BW=nodes.slots_BW if has_nodes else None,
-        root_positions_B=batch.roots_B if has_nodes else None,
-        parents_BW=None if tree.is_chain else tree.parents_BW,
-        max_position=batch.max_length - 1,
+        table.slots_AC, seats_B, batch.max_length - 1, tuple(runs), grid if num_rooted else None
     )
     logits_rows_R = torch.cat([nodes.rows_R, *wanted]) if wanted else nodes.rows_R
     return PackedRows(
