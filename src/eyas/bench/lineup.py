@@ -9,7 +9,7 @@ Does not know: prompts, how results are shown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -55,15 +55,11 @@ class FixedDrafter(DrafterWrapper):
 
 
 class SwitchDrafter(DrafterWrapper):
-    """Whichever drafter is in use. width: of the largest tree that any of them proposes."""
+    """Whichever drafter is in use. shape: of the largest tree that any of them proposes."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__(RootDrafter())
-        self._width = width
-
-    @property
-    def width(self) -> int:
-        return self._width
+        self.shape = shape
 
     def use(self, drafter: Drafter) -> None:
         """From now on."""
@@ -83,7 +79,7 @@ class Stage:
         assert config.draft.nodes != "auto" and not config.cache.prefix_cache
         self.llm = llm
         self.built = built
-        self.switch = SwitchDrafter(built.width + MAX_FORCED * with_grammars)
+        self.switch = SwitchDrafter(replace(built.shape, extra=MAX_FORCED * with_grammars))
         tokenizer = llm.tokenizer if llm.has_tokenizer else None
         grammars = compile_pool(config, llm.info, tokenizer) if with_grammars else None
         llm.engine = connect(config, llm.engine.runner, self.switch, llm.info, tokenizer, grammars)

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from eyas.config import DraftConfig, EngineConfig
-from eyas.draft import Shape
 from eyas.engine.build import Parts, assemble, find_order, longest_sequence
 from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
@@ -60,7 +59,7 @@ def dummy_parts(
     )
     head = None
     if drafting.head is not None:
-        draft_order = find_order(config, place, dtype, drafting)
+        draft_order = find_order(config, place, dtype, drafting.head, drafts=True)
         head = dummy_head(drafting.head, model, order=draft_order.order, seed=seed)
     tokenizer, eos_token_ids = None, ()
     if tokenizer_directory is not None:
@@ -88,13 +87,7 @@ def decide(shape: NamedShape, draft: DraftConfig) -> Drafting:
         )
     if draft.token_map is not None:
         raise ValueError("draft.token_map: the head of a named shape has a vocabulary of its own")
-    largest = Shape(draft.max_steps, draft.topk, draft.max_nodes)
-    return Drafting(
-        names,
-        largest.within(largest.nodes),
-        is_paced=draft.nodes == "auto",
-        head=shape.head if "head" in names else None,
-    )
+    return Drafting(names, draft, head=shape.head if "head" in names else None)
 
 
 def about(engine: Engine, name: str) -> dict[str, Any]:

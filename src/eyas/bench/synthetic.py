@@ -175,5 +175,5 @@ def install(
     )
     engine.launcher.verify = synthetic
     if usable(engine.table.device):  # what was captured at start-up ends in the real verdict
-        prepare(engine, engine.drafter.width)
+        prepare(engine)
     return synthetic

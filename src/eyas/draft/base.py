@@ -94,7 +94,7 @@ class Drafter(ABC):
     @property
     def width(self) -> int:
         """Most nodes it ever proposes, the root included."""
-        return self.shape.nodes
+        return self.shape.width
 
     def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
         """How large a tree it wants for a step of so many rooted sequences; one node is not to draft.
@@ -134,10 +134,6 @@ class DrafterWrapper(Drafter):
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:
         return self._inner.networks
-
-    @property
-    def width(self) -> int:
-        return self._inner.width
 
     def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
         return self._inner.wish(num_sequences, num_constrained)

@@ -26,14 +26,17 @@ _NO_SLOTS = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What the next step does: sequences[i] is the owner of spans[i]. width: slots for nodes of each
-    sequence; shape: of the trees that are drafted into them."""
+    """What the next step does: sequences[i] is the owner of spans[i]. shape: of the trees; each
+    sequence has slots for as many nodes."""
 
     sequences: list[Sequence]
     spans: list[Span]
-    width: int
     max_length: int
     shape: Shape
+
+    @property
+    def width(self) -> int:
+        return self.shape.width
 
     @property
     def rooted(self) -> list[Sequence]:
@@ -83,8 +86,9 @@ class Scheduler:
         share = budget * 3 // 4 if storing or self.waiting else budget
         candidates = (*self.running, *self.waiting[: self.max_num_seqs])
         wish = self.wish(len(stepping), sum(s.automaton is not None for s in candidates))
-        width = max(1, min(wish.width, self.max_width, share // max(1, len(stepping))))
-        plan = Plan([], [], width, 1, wish.within(width))
+        most = max(1, min(self.max_width, share // max(1, len(stepping))))
+        plan = Plan([], [], 1, wish.within(most))
+        width = plan.width
         starved: Sequence | None = None
         for sequence in stepping:
             if sequence.status is not Status.RUNNING or budget < width:
