@@ -223,7 +223,7 @@ def test_neither_flights_nor_cuts_nor_preemption_nor_shared_prefixes_change_a_bi
         if "num_slots" in settings and drafter != "blend":  # how wide that one is, time tells
             assert llm.engine.scheduler.num_preemptions > 0
         if settings.get("prefix_cache"):
-            assert llm.engine.cache.num_hit_tokens > 0
+            assert llm.engine.stats().num_prefix_hit_tokens > 0
 
 
 @pytest.mark.parametrize("max_batch_tokens", [64, 200, 2048])

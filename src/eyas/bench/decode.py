@@ -19,6 +19,8 @@ from math import comb
 from statistics import median
 from typing import Any, Protocol
 
+import torch
+
 from eyas.core import DraftCounts, Request, SamplingParams
 from eyas.llm import LLM
 
@@ -164,7 +166,7 @@ class EngineContestant:
     def _wrap(self) -> None:
         """Time the runner's forward and the drafter's proposal inside each step."""
         engine = self._engine
-        wait = _waiter(self.llm.info.device)
+        wait = waiter(engine.table.device)
         forward, propose = engine.runner.forward, engine.drafter.propose
 
         def timed_forward(rows: Any, taps: tuple[int, ...] = ()) -> Any:
@@ -187,13 +189,13 @@ class EngineContestant:
         engine.drafter.propose = timed_propose  # type: ignore[method-assign]
 
 
-def _waiter(device: str) -> Callable[[], None]:
-    if not device.startswith("cuda"):
+def waiter(device: torch.device) -> Callable[[], None]:
+    """Waits for all work under way on `device`; while it is being captured there is none."""
+    if device.type != "cuda":
         return lambda: None
-    import torch
 
     def wait() -> None:
-        if not torch.cuda.is_current_stream_capturing():  # a forward that becomes a graph
+        if not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
 
     return wait

@@ -58,8 +58,6 @@ class CacheManager:
         self._leases: set[Lease] = set()
         self._prefix_cache = prefix_cache
         self.num_slots = num_slots
-        self.num_query_tokens = 0
-        self.num_hit_tokens = 0
 
     def admit(
         self, tokens: list[int], capacity: int, *, namespace: str = "", share: bool = True

@@ -196,7 +196,7 @@ def run_rows(book: RowBook, batch: Batch, runs: list[Run]) -> Rows:
     layout = Layout(table.slots_AC, seats_B, batch.max_length - 1, tuple(contexts))
     rows = ForwardRows(
         tokens_T=table.tokens_AC[seats_T, positions_T],
-        positions_T=positions_T.clamp(max=table.max_length - 1),
+        positions_T=positions_T,
         write_slots_T=table.slots_AC[seats_T, positions_T],
         layout=layout,
         logits_rows_R=None,
@@ -234,7 +234,7 @@ def tail_rows(book: RowBook, batch: Batch, longest: int, drafts_B: torch.Tensor 
     layout = Layout(table.slots_AC, seats_B, batch.max_length - 1, nodes=nodes)
     rows = ForwardRows(
         tokens_T=table.tokens_AC[seats_T, positions_T],
-        positions_T=positions_T.clamp(max=table.max_length - 1),
+        positions_T=positions_T.clamp(max=table.last_position),
         write_slots_T=write_slots_T,
         layout=layout,
         logits_rows_R=root_rows_B,
@@ -259,7 +259,7 @@ def _tail_rows_by_kernel(
         table.tokens_AC,
         table.slots_AC,
         longest,
-        table.max_length - 1,
+        table.last_position,
         NULL_SLOT,
         pdl=table.device.type == "cuda",
     )

@@ -248,7 +248,7 @@ class TreeDrafter(Drafter):
             grid_BW = torch.full_like(parents_BW, -1)
             grid_BW[:, width - topk :] = rows_BK
             nodes = NodeGrid(grid_BW, slots_BW, batch.roots_B, parents_BW)
-        positions_T = positions_B.repeat_interleave(topk).clamp(max=batch.table.max_length - 1)
+        positions_T = positions_B.repeat_interleave(topk).clamp(max=batch.table.last_position)
         return ForwardRows(
             tokens_T=frontier.path_BKD[:, :, -1].reshape(-1),
             positions_T=positions_T,
@@ -279,7 +279,7 @@ class TreeDrafter(Drafter):
             table.slots_AC,
             self._first_scratch,
             self._per_seat,
-            table.max_length - 1,
+            table.last_position,
             pdl=parent_BK.is_cuda,
         )
         growth.places_R = (rows.sequence_R, rows.position_R)

@@ -50,8 +50,8 @@ class Plan:
 
 class Scheduler:
     """max_width: most tree nodes of the drafter in use. wish: the tree that it wants for a step of
-    so many sequences, where so many of those that may step are constrained. namespace is the
-    sequence's cache salt."""
+    so many sequences, where so many of those that may step are constrained. num_query_tokens,
+    num_hit_tokens: looked up in the prefix cache, and found there."""
 
     def __init__(
         self,
@@ -74,6 +74,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_query_tokens = 0
+        self.num_hit_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda s: s.order)
@@ -170,8 +172,8 @@ class Scheduler:
             self.cache.release(lease, sequence.tokens)
             return False
         self.waiting.remove(sequence)
-        self.cache.num_query_tokens += sequence.num_tokens - 1
-        self.cache.num_hit_tokens += lease.num_stored
+        self.num_query_tokens += sequence.num_tokens - 1
+        self.num_hit_tokens += lease.num_stored
         sequence.lease = lease
         sequence.seat = self.table.seat(sequence.tokens, lease.slots[: lease.num_stored])
         sequence.status = Status.RUNNING
