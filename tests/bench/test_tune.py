@@ -66,7 +66,7 @@ def test_the_normal_shape_has_the_same_tree(sizes: tuple[int, int, int]) -> None
 def grown(shape: Shape) -> set[tuple[int, ...]]:
     """The nodes of a tree that is grown as `TreeDrafter` does, over random scores that depend on the
     path alone."""
-    frontier, pool = Frontier.of_roots(1, torch.device("cpu")), Pool()
+    frontier, pool = Frontier.of_roots(1, torch.device("cpu")), Pool(shape.num_candidates)
     shape = shape.within(shape.nodes)
     for _ in range(shape.steps):
         paths = frontier.path_BKD[0].tolist()

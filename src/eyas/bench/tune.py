@@ -58,7 +58,7 @@ def normal(shape: Shape) -> Shape:
     steps, topk = min(steps, nodes - 1), min(topk, nodes - 1)
     if topk == 1:
         return Shape(steps, 1, steps + 1)
-    return Shape(steps, topk, min(nodes, 1 + topk + (steps - 1) * topk * topk))
+    return Shape(steps, topk, min(nodes, 1 + Shape(steps, topk, nodes).num_candidates))
 
 
 def largest(shapes: Sequence[Shape]) -> Shape:

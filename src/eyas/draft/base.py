@@ -43,6 +43,11 @@ class Shape:
         """Most levels of the whole tree, the root's among them, and so most tokens of a step."""
         return min(self.width, 1 + self.steps + self.extra)
 
+    @property
+    def num_candidates(self) -> int:
+        """Nodes that are grown below the root, of which the best are kept."""
+        return self.topk + (self.steps - 1) * self.topk**2 if self.steps else 0
+
     def capped(self, other: Shape) -> Shape:
         """The same, in no respect larger than `other`, and nobody else's."""
         steps, topk = min(self.steps, other.steps), min(self.topk, other.topk)

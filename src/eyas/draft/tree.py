@@ -168,7 +168,7 @@ class TreeDrafter(Drafter):
     ) -> DraftTree:
         shape, num = growth.shape, growth.batch.num_rows
         frontier = Frontier.of_roots(num, logits_RU.device)
-        pool = Pool(shape.topk + (shape.steps - 1) * shape.topk**2)
+        pool = Pool(shape.num_candidates)
         for depth in range(shape.steps):
             rows = self._sampling_rows(growth, frontier, depth)
             ids_RC, scores_RC = rank(

@@ -250,7 +250,7 @@ def pace(
     for network in drafter.networks:
         network_costs = _network_costs(network, runner.model.device, max_length)
         log.info("a pass of the drafter costs %s ms", _as_text(network_costs))
-    shapes = usual_shapes(shape.steps, shape.topk, shape.nodes)
+    shapes = usual_shapes(shape)
     return PacedDrafter(drafter, Pace(shapes, costs, network_costs))
 
 
