@@ -77,7 +77,7 @@ def make(
     num_slots: int = 3000, max_rows: int | None = 1024, dtype: torch.dtype = torch.float32
 ) -> tuple[Spoiled, RowOrderReport]:
     """max_rows: as on a device with kernels; None is a CPU."""
-    report = find_row_order(SPEC.linear_shapes, dtype, CPU, 1024, heads=(SPEC.head_shape,))
+    report = find_row_order(SPEC.linear_shapes, dtype, 1024, heads=(SPEC.head_shape,))
     assert report.exact
     order = report.order
     model = dummy_decoder(SPEC, dtype=dtype, device=CPU, max_model_len=2048, order=order)

@@ -216,7 +216,7 @@ def weights(dtype: torch.dtype) -> Weights:
 
         spec = read_spec(target)
         shapes = list(spec.linear_shapes)
-        order = find_row_order(shapes, dtype, cpu, MAX_BATCH, heads=[spec.head_shape])
+        order = find_row_order(shapes, dtype, MAX_BATCH, heads=[spec.head_shape])
         models = [
             load_model(d, dtype=dtype, device=cpu, order=order.order) for d in (target, other)
         ]

@@ -93,10 +93,8 @@ def node_lanes(layout: Layout, nodes: NodeGrid) -> Lanes:
 
 
 def split_by_width(lanes: Lanes) -> list[Lanes]:
-    """Lanes by the key width of their queries, where the host can read positions without waiting; a
-    lane whose queries straddle a border is answered in two."""
-    if lanes.rows_CQ.device.type != "cpu":
-        return [lanes]
+    """Lanes by the key width of their queries; one whose queries straddle a border is answered in
+    two."""
     rows, positions = lanes.rows_CQ.tolist(), lanes.positions_CQ.tolist()
     picked: dict[int, dict[int, list[int]]] = {}
     for c, (row_Q, position_Q) in enumerate(zip(rows, positions, strict=True)):

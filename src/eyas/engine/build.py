@@ -150,7 +150,7 @@ def find_order(
         if not all(is_supported(num_in) for _, num_in in (*of.linear_shapes, of.head_shape)):
             exact, reason = False, "a product's input features are no multiple of 16"
         return RowOrderReport(RowOrder(products=products), exact, reason)
-    return find_row_order(of.linear_shapes, dtype, place.device, max_rows, heads=(of.head_shape,))
+    return find_row_order(of.linear_shapes, dtype, max_rows, heads=(of.head_shape,))
 
 
 def assemble(

@@ -195,9 +195,8 @@ def _node_rows_by_kernel(batch: Batch, tree: DraftTree) -> _NodeRows:
 
 def ragged_rows(real_BW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """[B, W] the row of each entry of a ragged grid, -1 for padding, and the flat indices of those that
-    are none. Where all are real, or the host cannot see it, everything is a row and the indices None.
-    """
-    if real_BW.device.type == "cpu" and not bool(real_BW.all()):
+    are none; None where all are real."""
+    if not bool(real_BW.all()):
         rows_BW = torch.where(real_BW, (real_BW.view(-1).cumsum(0) - 1).view_as(real_BW), -1)
         return rows_BW, real_BW.view(-1).nonzero().squeeze(1)
     return torch.arange(real_BW.numel(), device=real_BW.device).view(real_BW.shape), None
