@@ -300,15 +300,15 @@ def ratio(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def median_interval(values: Sequence[float], wanted: float = 0.95) -> tuple[float, float, float]:
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The narrowest pair of order statistics, as far from either end, that holds the median of where
-    the values come from with probability `wanted` or more, whatever their distribution; and that
+    the values come from with probability 0.95 or more, whatever their distribution; and that
     probability. Fewer than six values reach no 0.95; then it is their range."""
     ordered, num = sorted(values), len(values)
     cut, outside = 0, 2 / 2**num
     while 2 * (cut + 2) <= num:
         more = outside + 2 * comb(num, cut + 1) / 2**num
-        if 1 - more < wanted:
+        if 1 - more < 0.95:
             break
         cut, outside = cut + 1, more
     return ordered[cut], ordered[num - 1 - cut], max(0.0, 1 - outside)

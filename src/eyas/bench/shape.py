@@ -22,14 +22,14 @@ from eyas.text import Tokenizer, has_tokenizer
 
 
 def dummy_engine(
-    name: str, config: EngineConfig, *, seed: int = 0, tokenizer_directory: Path | None = None
+    name: str, config: EngineConfig, *, tokenizer_directory: Path | None = None
 ) -> Engine:
     """The engine that `config` describes, with random weights of this shape for its model."""
     shape = find_shape(name)
     model = msgspec.structs.replace(config.model, path=f"{name}, dummy weights")
     config = msgspec.structs.replace(config, model=model)
     place = open_device(config.device)
-    parts = dummy_parts(shape, config, place, seed=seed, tokenizer_directory=tokenizer_directory)
+    parts = dummy_parts(shape, config, place, tokenizer_directory=tokenizer_directory)
     return assemble(config, place, parts)
 
 
@@ -38,7 +38,6 @@ def dummy_parts(
     config: EngineConfig,
     place: Device,
     *,
-    seed: int = 0,
     tokenizer_directory: Path | None = None,
 ) -> Parts:
     """Random weights, drawn on the device.
@@ -55,12 +54,11 @@ def dummy_parts(
         device=place.device,
         max_model_len=longest_sequence(config, shape.model),
         order=order.order,
-        seed=seed,
     )
     head = None
     if drafting.head is not None:
         draft_order = find_order(config, place, dtype, drafting.head, drafts=True)
-        head = dummy_head(drafting.head, model, order=draft_order.order, seed=seed)
+        head = dummy_head(drafting.head, model, order=draft_order.order)
     tokenizer, eos_token_ids = None, ()
     if tokenizer_directory is not None:
         tokenizer = _tokenizer(tokenizer_directory, shape)

@@ -183,7 +183,7 @@ def load_network(
     target: Decoder,
     target_directory: Path,
     order: RowOrder,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> Decoder | DraftHead:
     """The weights of the network that drafts, in the target's type and place."""
     if drafting.model is not None:
