@@ -393,5 +393,5 @@ def assert_clean(engine: Engine) -> None:
     stats = engine.cache.stats()
     assert stats.num_held == 0, stats
     assert stats.num_free + stats.num_cached == stats.num_slots
-    assert engine.table.num_free_seats == engine.scheduler.max_num_seqs
+    assert engine.table.num_free_seats == engine.table.num_seats
     assert not engine.scheduler.running and not engine.scheduler.waiting

@@ -214,7 +214,7 @@ def prepare(engine: Engine) -> None:
     """Capture the steps that are sure to come; others are when they are first met."""
     width = engine.drafter.shape.alone.width
     started = time.perf_counter()
-    most = bucket_of(engine.scheduler.max_num_seqs)
+    most = bucket_of(engine.table.num_seats)
     sizes = sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
     lengths = {length_of(min(length, engine.info.max_model_len)) for length in PREPARED_LENGTHS}
     for length in sorted(lengths, reverse=True):
@@ -269,17 +269,14 @@ def connect(
 ) -> Engine:
     """Put an engine together from its parts."""
     device = runner.model.device
-    cache = CacheManager(info.num_slots, prefix_cache=config.cache.prefix_cache)
+    cache = CacheManager(info.num_slots, shares_prefixes=config.cache.prefix_cache)
     scheduling = config.scheduler
     table = SequenceTable(scheduling.max_num_seqs, info.max_model_len, drafter.width, device)
     scheduler = Scheduler(
         cache,
         table,
-        max_num_seqs=scheduling.max_num_seqs,
         max_batch_tokens=scheduling.rows(on_gpu=device.type == "cuda"),
-        max_width=drafter.width,
         wish=drafter.wish,
-        shares_prompts=config.cache.prefix_cache,
     )
     return Engine(
         runner=runner,

@@ -49,8 +49,8 @@ class Plan:
 
 
 class Scheduler:
-    """max_width: most tree nodes of the drafter in use. wish: the tree that it wants for a step of
-    so many sequences, where so many of those that may step are constrained. num_query_tokens,
+    """max_batch_tokens: most rows of a step. wish: the tree that the drafter wants for a step of so
+    many sequences, where so many of those that may step are constrained. num_query_tokens,
     num_hit_tokens: looked up in the prefix cache, and found there."""
 
     def __init__(
@@ -58,18 +58,12 @@ class Scheduler:
         cache: CacheManager,
         table: SequenceTable,
         *,
-        max_num_seqs: int,
         max_batch_tokens: int,
-        max_width: int,
-        shares_prompts: bool,
         wish: Callable[[int, int], Shape],
     ) -> None:
         self.cache = cache
         self.table = table
-        self.max_num_seqs = max_num_seqs
         self.max_batch_tokens = max_batch_tokens
-        self.max_width = max_width
-        self.shares_prompts = shares_prompts
         self.wish = wish
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -86,9 +80,9 @@ class Scheduler:
         storing = [s for s in self.running if s.is_storing_context]
         budget = self.max_batch_tokens
         share = budget * 3 // 4 if storing or self.waiting else budget
-        candidates = (*self.running, *self.waiting[: self.max_num_seqs])
+        candidates = (*self.running, *self.waiting[: self.table.num_seats])
         wish = self.wish(len(stepping), sum(s.automaton is not None for s in candidates))
-        most = max(1, min(self.max_width, share // max(1, len(stepping))))
+        most = max(1, min(self.table.max_width, share // max(1, len(stepping))))
         plan = Plan([], [], 1, wish.within(most))
         width = plan.width
         starved: Sequence | None = None
@@ -149,18 +143,16 @@ class Scheduler:
         """Another choice of the same request is about to store the prompt they share."""
         leader = sequence.leader
         return (
-            self.shares_prompts
+            self.cache.shares_prefixes
             and leader is not None
             and leader.status is not Status.FINISHED
             and not leader.is_prompt_published
         )
 
     def _admit(self, sequence: Sequence, width: int) -> bool:
-        if len(self.running) >= self.max_num_seqs or not self.table.num_free_seats:
+        if not self.table.num_free_seats or self._awaits_leader(sequence):
             return False
-        if self._awaits_leader(sequence):
-            return False
-        capacity = sequence.max_length + 3 * self.max_width
+        capacity = sequence.max_length + 3 * self.table.max_width
         lease = self.cache.admit(
             sequence.tokens,
             capacity,

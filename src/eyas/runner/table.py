@@ -31,7 +31,8 @@ class SequenceTable:
         self.last_position = max_length - 1
         self.num_columns = max_length + 3 * max_width
         self.trash_column = self.num_columns
-        self.nobody = num_seats
+        self.max_width = max_width
+        self.num_seats = self.nobody = num_seats
         shape = (num_seats + 1, self.num_columns + 1)
         self.tokens_AC = torch.zeros(shape, dtype=torch.int64, device=device)
         self.slots_AC = torch.zeros(shape, dtype=torch.int64, device=device)
