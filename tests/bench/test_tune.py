@@ -168,8 +168,9 @@ def test_drafters_change_between_jobs_and_a_broken_one_is_no_result(stage: Stage
     job = Job(PROMPTS[:1], 1, 6)
 
     def run(lineup: Lineup) -> tuple[list[list[int]], DraftCounts]:
-        contestant = LineupContestant(stage, stopwatch, lineup)
-        return contestant.run(job).token_ids, contestant.counts[0]
+        found = LineupContestant(stage, stopwatch, lineup).run(job)
+        (counts,) = found.drafts
+        return found.token_ids, counts
 
     expected, counts = run(stage.plain())
     assert counts.num_drafts == 0

@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from eyas.bench.decode import EngineContestant, Job, Run, acceptance, same_tokens, summarise
+from eyas.bench.decode import EngineContestant, Job, Run, same_tokens, summarise
 from eyas.config import AUTO_NODES
-from eyas.core import DraftCounts
 from eyas.draft import (
     BlendDrafter,
     Drafter,
@@ -125,26 +124,20 @@ class Stage:
 
 
 class LineupContestant:
-    """A lineup on a stage. Jobs of all lineups run through the same stopwatch.
-
-    counts: what became of the drafts of each run.
-    """
+    """A lineup on a stage. Jobs of all lineups run through the same stopwatch."""
 
     def __init__(self, stage: Stage, stopwatch: EngineContestant, lineup: Lineup) -> None:
         self.name = lineup.name
         self.lineup = lineup
-        self.counts: list[DraftCounts] = []
         self._stage, self._stopwatch = stage, stopwatch
 
     def run(self, job: Job) -> Run:
         self._stage.use(self.lineup)
         metrics = self._stage.llm.engine.metrics
-        metrics.drafts = DraftCounts()
         failed = metrics.num_failed_steps
         run = self._stopwatch.run(job)
         if metrics.num_failed_steps > failed:
             raise RuntimeError(f"a step failed with {self.name}; the log says how")
-        self.counts.append(metrics.drafts)
         return run
 
 
@@ -156,7 +149,6 @@ def compare(
     compared: dict[str, dict[str, Any]] = {}
     for contestant in contestants:
         own = runs[contestant.name]
-        counts = contestant.counts[-len(own) :]
         shape = contestant.lineup.shape
         pairs = zip(own, plain, strict=True)
         ratio = median(one.speed / other.speed for one, other in pairs)
@@ -166,7 +158,6 @@ def compare(
             **summarise(own),
             "speed_ratio": round(ratio, 3),
             "same_tokens": is_same,
-            **acceptance(counts),
         }
     return compared
 
