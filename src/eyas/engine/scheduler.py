@@ -13,15 +13,12 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from eyas.cache import CacheManager
+from eyas.cache.slots import NO_SLOTS
 from eyas.draft import Shape
 from eyas.engine.sequence import Sequence, Status
 from eyas.runner.batch import Span
 from eyas.runner.table import SequenceTable
-
-_NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -193,7 +190,7 @@ class Scheduler:
             self.preempt(victim)
         lease = sequence.lease
         assert lease is not None
-        context = self.cache.reserve(lease, count) if count else _NO_SLOTS
+        context = self.cache.reserve(lease, count) if count else NO_SLOTS
         nodes = self.cache.reserve(lease, plan.width) if has_root else None
         start = sequence.num_planned
         if count:
