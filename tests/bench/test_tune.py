@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from eyas.bench import plots
-from eyas.bench.decode import EngineContestant, Job, Run
-from eyas.bench.lineup import Lineup, LineupContestant, Stage, acceptance
+from eyas.bench.decode import EngineContestant, Job, Run, acceptance
+from eyas.bench.lineup import Lineup, LineupContestant, Stage
 from eyas.bench.tune import batch_tokens, distinct_shapes, largest, normal, numbers, sweep
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig

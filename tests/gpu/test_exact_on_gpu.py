@@ -102,10 +102,12 @@ def ask(
         SamplingParams(temperature=temperature, seed=i, max_tokens=NUM_TOKENS, logprobs=logprobs)
         for i in range(len(prompts))
     ]
-    before = llm.engine.scheduler.max_num_seqs
-    llm.engine.scheduler.max_num_seqs = batch or before
-    outputs = llm.generate(prompts, params)
-    llm.engine.scheduler.max_num_seqs = before
+    size = batch or len(prompts)
+    outputs = [
+        output
+        for first in range(0, len(prompts), size)
+        for output in llm.generate(prompts[first : first + size], params[first : first + size])
+    ]
     llm.engine.check()
     assert llm.engine.metrics.num_failed_steps == 0
     return [output.choices[0] for output in outputs]
