@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from eyas.attention.base import ContextRun, Layout
+from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.attention.triton import TritonAttention
 from eyas.bench.machine import describe_run, write_result
 from eyas.cache.kv import KVStore
@@ -87,19 +87,19 @@ def build(
     ]
     num_rows = num * width
     seats_B = torch.arange(num, device=device)
+    contexts = [ContextRun(b, b * width, root - width, width) for b, root in enumerate(roots)]
+    nodes = NodeGrid(
+        rows_BW=torch.arange(num_rows, device=device).view(num, width),
+        slots_BW=node_slots_BW,
+        roots_B=torch.tensor(roots, device=device),
+        parents_BW=torch.tensor(parents, device=device) if is_tree else None,
+    )
     layout = Layout(
         slots_AC=slots_AC,
         seats_B=seats_B,
-        contexts=tuple(
-            ContextRun(b, b * width, root - width, width)
-            for b, root in enumerate(roots)
-            if is_prompt
-        ),
-        node_rows_BW=None if is_prompt else torch.arange(num_rows, device=device).view(num, width),
-        node_slots_BW=None if is_prompt else node_slots_BW,
-        root_positions_B=None if is_prompt else torch.tensor(roots, device=device),
-        parents_BW=torch.tensor(parents, device=device) if is_tree else None,
         max_position=columns - 1 if max_position is None else max_position,
+        contexts=tuple(contexts) if is_prompt else (),
+        nodes=None if is_prompt else nodes,
     )
     shape = (num_rows, store.num_query_heads, store.head_dim)
     q_TNH = torch.randn(shape, generator=generator, device=device).to(dtype)
@@ -218,13 +218,7 @@ def as_prompts(chain: Case) -> Layout:
     """The same rows, told to be chunks of prompts."""
     width = len(chain.parents[0])
     runs = tuple(ContextRun(b, b * width, root, width) for b, root in enumerate(chain.roots))
-    return replace(
-        chain.layout,
-        contexts=runs,
-        node_rows_BW=None,
-        node_slots_BW=None,
-        root_positions_B=None,
-    )
+    return replace(chain.layout, contexts=runs, nodes=None)
 
 
 def check_heights(results: dict[str, Any]) -> None:

@@ -29,9 +29,9 @@ from eyas.config import (
 from eyas.core import Delta, Request, RequestError, SamplingParams
 from eyas.dialect import Dialect, Segmenter, Wanted, find_dialect, tool_specs
 from eyas.draft import Drafter
-from eyas.engine.build import Progress, build_engine
+from eyas.engine.build import build_engine
 from eyas.grammar import OutputSpec
-from eyas.models import locate_model
+from eyas.models import Progress, locate_model
 from eyas.outputs import Choice, GenerationOutput
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.attention.base import ContextRun, Layout, Room, finite
+from eyas.attention.base import ContextRun, Layout, NodeGrid, Room, finite
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
 
@@ -134,15 +134,13 @@ def build(
     scene.k_TGH, scene.v_TGH = content_T[:, 0].contiguous(), content_T[:, 1].contiguous()
     scene.q_TNH = vectors(total, store.num_query_heads)
     roots_B = torch.tensor([lane.root for lane in rooted])
+    nodes = NodeGrid(node_rows_BW, node_slots_BW, roots_B, None if is_chain else parents_BW)
     scene.layout = Layout(
-        slots_AC=slots_AC,
-        seats_B=torch.arange(len(lanes)),
-        contexts=tuple(runs),
-        node_rows_BW=node_rows_BW if rooted else None,
-        node_slots_BW=node_slots_BW if rooted else None,
-        root_positions_B=roots_B if rooted else None,
-        parents_BW=None if is_chain else parents_BW,
+        slots_AC,
+        torch.arange(len(lanes)),
         max_position=length - 1,
+        contexts=tuple(runs),
+        nodes=nodes if rooted else None,
     )
     return scene
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from eyas.bench import plots
-from eyas.bench.decode import EngineContestant, Job, Run
-from eyas.bench.lineup import Lineup, LineupContestant, Stage, acceptance
+from eyas.bench.decode import EngineContestant, Job, Run, acceptance
+from eyas.bench.lineup import Lineup, LineupContestant, Stage
 from eyas.bench.tune import batch_tokens, distinct_shapes, largest, normal, numbers, sweep
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -66,7 +66,7 @@ def test_the_normal_shape_has_the_same_tree(sizes: tuple[int, int, int]) -> None
 def grown(shape: Shape) -> set[tuple[int, ...]]:
     """The nodes of a tree that is grown as `TreeDrafter` does, over random scores that depend on the
     path alone."""
-    frontier, pool = Frontier.of_roots(1, torch.device("cpu")), Pool()
+    frontier, pool = Frontier.of_roots(1, torch.device("cpu")), Pool(shape.num_candidates)
     shape = shape.within(shape.nodes)
     for _ in range(shape.steps):
         paths = frontier.path_BKD[0].tolist()
@@ -168,8 +168,9 @@ def test_drafters_change_between_jobs_and_a_broken_one_is_no_result(stage: Stage
     job = Job(PROMPTS[:1], 1, 6)
 
     def run(lineup: Lineup) -> tuple[list[list[int]], DraftCounts]:
-        contestant = LineupContestant(stage, stopwatch, lineup)
-        return contestant.run(job).token_ids, contestant.counts[0]
+        found = LineupContestant(stage, stopwatch, lineup).run(job)
+        (counts,) = found.drafts
+        return found.token_ids, counts
 
     expected, counts = run(stage.plain())
     assert counts.num_drafts == 0

@@ -7,9 +7,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from eyas import builtin
-from eyas.bench.builtin import evaluate, heldout_examples, transformers_answers
+from eyas.bench.answers import engine_answers
+from eyas.bench.builtin import evaluate, heldout_examples
 from eyas.builtin.families import FAMILIES, ChatRequest
 from eyas.builtin.families.kinds import KINDS
+from eyas.llm import LLM
 from eyas.train.builtin_model import BuiltinShape
 
 MEGABYTE = 1_000_000
@@ -56,7 +58,8 @@ def test_model_names_a_city_and_uses_a_tool() -> None:
             False,
         ),
     ]
-    city, call = transformers_answers(builtin.path(), longest=40)(requests)
+    with LLM("builtin", drafter="root") as llm:
+        city, call = engine_answers(llm)(requests)
     assert city in KINDS["city"][1]
     assert '{"name": "get_weather", "arguments": {"city": "Oslo"}}' in call
 
@@ -70,7 +73,6 @@ def test_evaluation_counts_right_answers_by_family() -> None:
     assert report.overall == pytest.approx(2 / 3)
     assert set(report.families) == set(FAMILIES)
     assert len(report.misses) == len(FAMILIES)
-    assert "| **overall** | **66.7 %** |" in report.table()
 
 
 def test_evaluation_refuses_missing_answers() -> None:

@@ -48,7 +48,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @initialize(prefix_cache=st.sampled_from([True, True, False]))
     def start(self, prefix_cache: bool) -> None:
         self.prefix_cache = prefix_cache
-        self.cache = CacheManager(NUM_SLOTS, prefix_cache=prefix_cache)
+        self.cache = CacheManager(NUM_SLOTS, shares_prefixes=prefix_cache)
         self.content: dict[int, Content] = {}
         self.alive: list[Holder] = []
 

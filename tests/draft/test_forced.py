@@ -310,11 +310,8 @@ class Fixed(Drafter):
 
     def __init__(self, tree: DraftTree) -> None:
         self.tree = tree
+        self.shape = Shape(tree.width - 1, 2, tree.width)
         self.reports: list[StepReport] = []
-
-    @property
-    def width(self) -> int:
-        return self.tree.width
 
     def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
         return Shape(4, 1, 5)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from eyas.core import SamplingParams
+from eyas.draft import Shape
 from eyas.draft.grow import Frontier, Pool, rank
 from eyas.sampling import BatchParams, RowSource, gumbel
 from eyas.sampling.process import Rows
@@ -56,7 +57,8 @@ def grown(
     num = len(roots)
     sources = [source, *others] if others else [source] * num
     params = BatchParams(sources, VOCAB, torch.device("cpu"))
-    frontier, pool = Frontier.of_roots(num, torch.device("cpu")), Pool()
+    shape = Shape(steps, topk, nodes)
+    frontier, pool = Frontier.of_roots(num, torch.device("cpu")), Pool(shape.num_candidates)
     last = torch.tensor(roots).unsqueeze(1)
     for depth in range(steps):
         width = last.shape[1]

@@ -10,7 +10,7 @@ from eyas.draft.base import Shape
 from eyas.draft.costs import NOTHING, Costs, measure_costs
 from eyas.draft.pace import PLAIN, Pace, usual_shapes
 
-SHAPES = usual_shapes(5, 4, 16)
+SHAPES = usual_shapes(Shape(5, 4, 16))
 
 
 def live(
@@ -108,7 +108,7 @@ def test_trying_costs_little() -> None:
 
 def test_drafts_that_few_sequences_get_are_weighed_for_all() -> None:
     """Prompt lookup that finds something for one sequence in twenty, where every node costs."""
-    pace = Pace(usual_shapes(5, 1, 6), Costs((1, 64), (0.006, 0.026)), NOTHING)
+    pace = Pace(usual_shapes(Shape(5, 1, 6)), Costs((1, 64), (0.006, 0.026)), NOTHING)
     chosen: dict[Shape, int] = {}
     for i in range(1500):
         shape = pace.choose(20)

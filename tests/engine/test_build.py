@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from eyas import builtin
-from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig
+from eyas.config import CacheConfig, DeviceConfig, DraftConfig, EngineConfig, ModelConfig
 from eyas.core import RequestError, SamplingParams
 from eyas.draft import RootDrafter
 from eyas.engine import build
 from eyas.llm import LLM
+from eyas.runner import device
 from tests.models.tiny import make_model, save_model
 from tests.text.small_tokenizers import CHATML_TEMPLATE, chatml_spec, write_model_directory
 
@@ -128,6 +130,13 @@ def test_a_token_that_the_model_lacks_is_named(
         first = next(i for i in llm.tokenizer.encode_prompt("The capital of") if i > 255)
         with pytest.raises(RequestError, match=re.escape(f"{llm.tokenizer.token_text(first)!r}")):
             llm.generate("The capital of")
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device, "usable", lambda place: False)
+    with pytest.raises(ValueError, match="device: kernels need Triton"):
+        device.open_device(DeviceConfig(device="cuda"))
 
 
 def test_a_config_is_given_alone_or_with_a_drafter_of_ones_own() -> None:

@@ -77,7 +77,7 @@ def _eager_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def order_of(dtype: torch.dtype) -> RowOrderReport:
     """Measured for the row counts of a device; fewer are among them."""
-    return find_row_order(SPEC.linear_shapes, dtype, CPU, 1024, heads=(SPEC.head_shape,))
+    return find_row_order(SPEC.linear_shapes, dtype, 1024, heads=(SPEC.head_shape,))
 
 
 def make(
@@ -139,15 +139,15 @@ def test_products_that_depend_on_the_rows_are_not_tried_further() -> None:
 
 
 def is_tree(rows: ForwardRows) -> bool:
-    return rows.layout.parents_BW is not None
+    return rows.layout.nodes is not None and rows.layout.nodes.parents_BW is not None
 
 
 def is_nodes(rows: ForwardRows, num: int) -> bool:
-    return rows.layout.node_rows_BW is not None and len(rows.tokens_T) == num
+    return rows.layout.nodes is not None and len(rows.tokens_T) == num
 
 
 def is_mixed(rows: ForwardRows) -> bool:
-    return bool(rows.layout.contexts) and rows.layout.node_rows_BW is not None
+    return bool(rows.layout.contexts) and rows.layout.nodes is not None
 
 
 SPOILED = {
@@ -157,15 +157,15 @@ SPOILED = {
     "wide batches": (lambda rows: len(rows.tokens_T) == 64, "a batch of 64"),
     "a single root": (lambda rows: is_nodes(rows, 1), "a single token"),
     "chains": (
-        lambda rows: is_nodes(rows, 24) and rows.layout.parents_BW is None, "chains 3 x 8"
+        lambda rows: is_nodes(rows, 24) and not is_tree(rows), "chains 3 x 8"
     ),
     "trees": (is_tree, "trees"),
     "the widest trees": (
-        lambda rows: is_tree(rows) and rows.layout.parents_BW.shape[1] == 16, "x 16"
+        lambda rows: is_tree(rows) and rows.layout.nodes.parents_BW.shape[1] == 16, "x 16"
     ),
     "chunks beside nodes": (is_mixed, "a chunk beside others"),
     "a bucket that is filled up": (
-        lambda rows: is_nodes(rows, 6) and rows.layout.node_slots_BW.shape[1] == 1, "a graph"
+        lambda rows: is_nodes(rows, 6) and rows.layout.nodes.slots_BW.shape[1] == 1, "a graph"
     ),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from benchmarks.attention import Case, answer, as_prompts, build, error, reference
 from eyas.attention import triton as backend
+from eyas.attention.base import NodeGrid
 from eyas.attention.triton import TritonAttention
 from eyas.cache.store import LayerStore
 from tests.kernels.test_attention_paths import poisoned
@@ -99,12 +100,13 @@ def hidden_in_a_tree(chain: Case) -> Case:
     slots_BW[:, PATH] = own_BW
     q_BWNH = torch.randn((num, width, *chain.q_TNH.shape[1:]), device=device).to(chain.q_TNH.dtype)
     q_BWNH[:, PATH] = chain.q_TNH.view(num, len(PATH), *chain.q_TNH.shape[1:])
-    layout = replace(
-        chain.layout,
-        node_rows_BW=torch.arange(num * width, device=device).view(num, width),
-        node_slots_BW=slots_BW,
+    nodes = NodeGrid(
+        rows_BW=torch.arange(num * width, device=device).view(num, width),
+        slots_BW=slots_BW,
+        roots_B=torch.tensor(chain.roots, device=device),
         parents_BW=torch.tensor([HIDDEN] * num, device=device),
     )
+    layout = replace(chain.layout, nodes=nodes)
     return replace(
         chain, layout=layout, write_slots_T=slots_BW.reshape(-1), q_TNH=q_BWNH.flatten(0, 1)
     )
@@ -114,12 +116,12 @@ def plain(chain: Case, node: int) -> Case:
     """One node of each chain, as a token of its own."""
     num, width = len(chain.roots), len(chain.parents[0])
     device = chain.q_TNH.device
-    layout = replace(
-        chain.layout,
-        node_rows_BW=torch.arange(num, device=device).unsqueeze(1),
-        node_slots_BW=chain.write_slots_T.view(num, width)[:, node : node + 1],
-        root_positions_B=torch.tensor(chain.roots, device=device) + node,
+    nodes = NodeGrid(
+        rows_BW=torch.arange(num, device=device).unsqueeze(1),
+        slots_BW=chain.write_slots_T.view(num, width)[:, node : node + 1],
+        roots_B=torch.tensor(chain.roots, device=device) + node,
     )
+    layout = replace(chain.layout, nodes=nodes)
     picks = torch.arange(num, device=device) * width + node
     return replace(
         chain, layout=layout, write_slots_T=chain.write_slots_T[picks], q_TNH=chain.q_TNH[picks]
@@ -166,7 +168,8 @@ def test_a_graph_can_be_replayed_with_other_roots(is_tree: bool, pdl: bool) -> N
     table[:, : other.layout.slots_AC.shape[1]] = other.layout.slots_AC[:, :columns]
     num_slots = min(len(first.kv.layers[0]), len(other.kv.layers[0]))
     table.clamp_(max=num_slots - 1)
-    other.layout.node_slots_BW.clamp_(max=num_slots - 1)
+    assert first.layout.nodes is not None and other.layout.nodes is not None
+    other.layout.nodes.slots_BW.clamp_(max=num_slots - 1)
     attention = TritonAttention(first.kv, pdl=pdl)
     q_TNH = first.q_TNH.clone()
 
@@ -180,11 +183,11 @@ def test_a_graph_can_be_replayed_with_other_roots(is_tree: bool, pdl: bool) -> N
         outputs = run()
     graph.replay()
     assert all(map(torch.equal, outputs, expected_first))
-    static, fresh = first.layout, other.layout
-    for name in ("root_positions_B", "node_slots_BW", "parents_BW"):
+    static, fresh = first.layout.nodes, other.layout.nodes
+    for name in ("roots_B", "slots_BW", "parents_BW"):
         if getattr(static, name) is not None:
             getattr(static, name).copy_(getattr(fresh, name))
-    static.slots_AC.copy_(table)
+    first.layout.slots_AC.copy_(table)
     q_TNH.copy_(other.q_TNH)
     graph.replay()
     torch.cuda.synchronize()

@@ -102,10 +102,12 @@ def ask(
         SamplingParams(temperature=temperature, seed=i, max_tokens=NUM_TOKENS, logprobs=logprobs)
         for i in range(len(prompts))
     ]
-    before = llm.engine.scheduler.max_num_seqs
-    llm.engine.scheduler.max_num_seqs = batch or before
-    outputs = llm.generate(prompts, params)
-    llm.engine.scheduler.max_num_seqs = before
+    size = batch or len(prompts)
+    outputs = [
+        output
+        for first in range(0, len(prompts), size)
+        for output in llm.generate(prompts[first : first + size], params[first : first + size])
+    ]
     llm.engine.check()
     assert llm.engine.metrics.num_failed_steps == 0
     return [output.choices[0] for output in outputs]
@@ -223,7 +225,7 @@ def test_neither_flights_nor_cuts_nor_preemption_nor_shared_prefixes_change_a_bi
         if "num_slots" in settings and drafter != "blend":  # how wide that one is, time tells
             assert llm.engine.scheduler.num_preemptions > 0
         if settings.get("prefix_cache"):
-            assert llm.engine.cache.num_hit_tokens > 0
+            assert llm.engine.stats().num_prefix_hit_tokens > 0
 
 
 @pytest.mark.parametrize("max_batch_tokens", [64, 200, 2048])

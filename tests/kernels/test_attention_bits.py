@@ -122,7 +122,8 @@ def test_nodes_that_are_no_queries_are_seen_all_the_same() -> None:
     plan = TritonAttention(scene.kv, heights=(16,)).plan
     rows_BW = torch.full((2, 7), -1)
     rows_BW[:, 4:] = torch.arange(6).view(2, 3)
-    layout = replace(scene.layout, node_rows_BW=rows_BW)
+    assert scene.layout.nodes is not None
+    layout = replace(scene.layout, nodes=replace(scene.layout.nodes, rows_BW=rows_BW))
     picks = [4, 5, 6, 11, 12, 13]
     with poisoned():
         out = plan(layout, scene.write_slots_T[picks])(0, scene.q_TNH[picks])

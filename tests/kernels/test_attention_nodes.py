@@ -182,8 +182,6 @@ def test_layers_of_one_model_may_differ() -> None:
 def test_a_forward_without_rows() -> None:
     store = LayerStore(4, 2, 16)
     scene = build([Lane(3, 0, [-1])], store, torch.float32, 11)
-    layout = replace(
-        scene.layout, node_rows_BW=None, node_slots_BW=None, root_positions_B=None, parents_BW=None
-    )
+    layout = replace(scene.layout, nodes=None)
     out = TritonAttention(scene.kv).plan(layout, scene.write_slots_T[:0])(0, scene.q_TNH[:0])
     assert out.shape == (0, 4, 16)

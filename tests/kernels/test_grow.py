@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eyas.core import DraftTree
-from eyas.draft import grow
+from eyas.draft import Shape, grow
 from eyas.draft.grow import Frontier, Pool
 from eyas.kernels.grow import extend, finish
 from tests.kernels.hopper import Job, compile_for_hopper
@@ -34,11 +34,12 @@ def levels_of(
 
 
 def grown(
-    levels: list[Level], nodes: int, device: torch.device, capacity: int = 0
+    levels: list[Level], nodes: int, device: torch.device
 ) -> tuple[list[torch.Tensor], DraftTree]:
     """Everything the engine's functions say on the way to a tree."""
     num, _, topk = levels[0][0].shape
     said = []
+    capacity = Shape(len(levels), topk, nodes).num_candidates
     frontier, pool = Frontier.of_roots(num, device), Pool(capacity)
     for tokens, scores in levels:
         frontier, parents = pool.add(frontier, tokens.to(device), scores.to(device), topk)
@@ -63,6 +64,7 @@ SHAPES = [
     (2, 2, 2, 50),
     (1, 2, 32, 128),
     (1, 18, 2, 33),
+    (2, 21, 2, 40),
 ]
 GPU_SHAPES = [
     (num, *shape)
@@ -87,24 +89,11 @@ def test_a_tree_is_the_one_of_torch(
     levels = levels_of(steps * nodes + topk, num, steps, topk, ties=ties, legal=legal)
     want_said, want = grown(levels, nodes, torch.device("cpu"))
     monkeypatch.setattr(grow, "usable", lambda device: True)
-    for capacity in (0, topk + (steps - 1) * topk * topk):
-        said, tree = grown(levels, nodes, device, capacity)
-        for got, wanted in zip(said, want_said, strict=True):
-            assert_same(got, wanted)
-        assert tree.is_chain == want.is_chain and tree.source_BW is None
-        assert_same(tree.sizes_B, want.sizes_B)
-        assert_same(tree.tokens_BW, want.tokens_BW)
-        assert_same(tree.parents_BW, want.parents_BW)
-
-
-def test_a_pool_without_a_capacity_grows(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More levels than are thought of at first."""
-    levels = levels_of(4, 2, 21, 2, ties=False, legal=1.0)
-    _, want = grown(levels, 40, torch.device("cpu"))
-    monkeypatch.setattr(grow, "usable", lambda device: True)
-    _, tree = grown(levels, 40, device)
+    said, tree = grown(levels, nodes, device)
+    for got, wanted in zip(said, want_said, strict=True):
+        assert_same(got, wanted)
+    assert tree.is_chain == want.is_chain and tree.source_BW is None
+    assert_same(tree.sizes_B, want.sizes_B)
     assert_same(tree.tokens_BW, want.tokens_BW)
     assert_same(tree.parents_BW, want.parents_BW)
 

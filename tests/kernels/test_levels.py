@@ -16,7 +16,7 @@ from eyas.kernels.levels import level_rows
 from eyas.runner.rows import ForwardRows
 from eyas.sampling.process import Rows as SamplingRows
 from tests.kernels.hopper import Job, compile_for_hopper
-from tests.kernels.test_rows import assert_same, some_batch
+from tests.kernels.test_rows import assert_same, assert_same_layouts, some_batch
 
 FIRST_SCRATCH = 70001
 Level = tuple[ForwardRows, torch.Tensor | None, SamplingRows | None]
@@ -110,18 +110,9 @@ def test_levels_are_those_of_torch(
             assert_same(states, states_)
             for name in ("tokens_T", "positions_T", "write_slots_T", "logits_rows_R"):
                 assert_same(getattr(rows, name), getattr(rows_, name))
-            for name in (
-                "seats_B",
-                "node_rows_BW",
-                "node_slots_BW",
-                "root_positions_B",
-                "parents_BW",
-            ):
-                assert_same(getattr(rows.layout, name), getattr(rows_.layout, name))
-            assert rows.layout.max_position == rows_.layout.max_position
+            assert_same_layouts(rows.layout, rows_.layout)
             assert rows.num_leading == rows_.num_leading == len(rows.tokens_T)
-            assert rows.layout.node_slots_BW is not None
-            assert rows.layout.node_slots_BW.is_contiguous()
+            assert rows.layout.nodes is not None and rows.layout.nodes.slots_BW.is_contiguous()
 
 
 def test_penalties_get_the_way_to_each_node(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from eyas.attention.base import Layout
 from eyas.core import DraftTree, SamplingParams
 from eyas.kernels.rows import node_rows
 from eyas.runner import rows as rows_of_a_step
@@ -92,6 +93,15 @@ def assert_same(got: torch.Tensor | None, want: torch.Tensor | None) -> None:
     assert torch.equal(got.cpu(), want)
 
 
+def assert_same_layouts(got: Layout, want: Layout) -> None:
+    assert_same(got.seats_B, want.seats_B)
+    assert_same(got.slots_AC, want.slots_AC)
+    assert got.contexts == want.contexts and got.max_position == want.max_position
+    assert (got.nodes is None) == (want.nodes is None)
+    for name in ("rows_BW", "slots_BW", "roots_B", "parents_BW") if want.nodes else ():
+        assert_same(getattr(got.nodes, name), getattr(want.nodes, name))
+
+
 def assert_same_rows(got: PackedRows, want: PackedRows) -> None:
     for name in ("tokens_T", "positions_T", "write_slots_T", "logits_rows_R", "node_R"):
         assert_same(getattr(got, name), getattr(want, name))
@@ -104,18 +114,7 @@ def assert_same_rows(got: PackedRows, want: PackedRows) -> None:
         "length_B",
     ):
         assert_same(getattr(got.sampling, name), getattr(want.sampling, name))
-    names = (
-        "seats_B",
-        "node_rows_BW",
-        "node_slots_BW",
-        "root_positions_B",
-        "parents_BW",
-        "slots_AC",
-    )
-    for name in names:
-        assert_same(getattr(got.layout, name), getattr(want.layout, name))
-    assert got.layout.contexts == want.layout.contexts
-    assert got.layout.max_position == want.layout.max_position
+    assert_same_layouts(got.layout, want.layout)
     assert (got.num_leading, got.num_node_rows) == (want.num_leading, want.num_node_rows)
     assert [count for _, count in got.context_runs] == [count for _, count in want.context_runs]
 

@@ -8,7 +8,7 @@ import torch
 from eyas.draft import catch_up
 from eyas.draft.catch_up import RowBook, Rows, tail_rows
 from tests.kernels.hopper import Job, compile_for_hopper
-from tests.kernels.test_rows import assert_same, some_batch
+from tests.kernels.test_rows import assert_same, assert_same_layouts, some_batch
 
 
 @pytest.fixture(autouse=True)
@@ -61,17 +61,7 @@ def tails_both_ways(
     assert_same(got.root_rows_B, want.root_rows_B)
     for name in ("tokens_T", "positions_T", "write_slots_T", "logits_rows_R"):
         assert_same(getattr(got.rows, name), getattr(want.rows, name))
-    names = (
-        "seats_B",
-        "node_rows_BW",
-        "node_slots_BW",
-        "root_positions_B",
-        "parents_BW",
-        "slots_AC",
-    )
-    for name in names:
-        assert_same(getattr(got.rows.layout, name), getattr(want.rows.layout, name))
-    assert got.rows.layout.max_position == want.rows.layout.max_position
+    assert_same_layouts(got.rows.layout, want.rows.layout)
     assert got.rows.num_leading == want.rows.num_leading
 
 

@@ -214,7 +214,7 @@ def new_drafter(case: Case, known: Known) -> Drafter:
 def restless_paced(inner: Drafter) -> PacedDrafter:
     """`inner` at a pace that changes its mind all the time, between nothing and the widest."""
     shape = inner.shape
-    shapes = usual_shapes(shape.steps, shape.topk, shape.nodes)
+    shapes = usual_shapes(shape)
     pace = Pace([*shapes, shape], Costs((1,), (1.0,)), Costs((1,), (0.2,)))
     turns = itertools.cycle(pace.shapes)
     pace.choose = lambda num_sequences: next(turns)  # type: ignore[method-assign]

@@ -216,7 +216,7 @@ def weights(dtype: torch.dtype) -> Weights:
 
         spec = read_spec(target)
         shapes = list(spec.linear_shapes)
-        order = find_row_order(shapes, dtype, cpu, MAX_BATCH, heads=[spec.head_shape])
+        order = find_row_order(shapes, dtype, MAX_BATCH, heads=[spec.head_shape])
         models = [
             load_model(d, dtype=dtype, device=cpu, order=order.order) for d in (target, other)
         ]
@@ -393,5 +393,5 @@ def assert_clean(engine: Engine) -> None:
     stats = engine.cache.stats()
     assert stats.num_held == 0, stats
     assert stats.num_free + stats.num_cached == stats.num_slots
-    assert engine.table.num_free_seats == engine.scheduler.max_num_seqs
+    assert engine.table.num_free_seats == engine.table.num_seats
     assert not engine.scheduler.running and not engine.scheduler.waiting

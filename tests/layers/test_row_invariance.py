@@ -93,7 +93,7 @@ def test_the_embedding_copies_rows(dtype: torch.dtype) -> None:
 def test_a_product_is_row_invariant_at_the_order_found(
     threads: int, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    report = find_row_order([shape], dtype, CPU, NUM_ROWS)
+    report = find_row_order([shape], dtype, NUM_ROWS)
     assert report.exact, report.reason
     linear = Linear(
         shape[1], {"only": shape[0]}, bias=True, dtype=dtype, device=CPU, order=report.order
@@ -110,7 +110,7 @@ def test_a_product_is_row_invariant_at_the_order_found(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_feed_forward_block_is_row_invariant(threads: int, dtype: torch.dtype) -> None:
     shapes = [(2 * 352, 96), (96, 352)]
-    order = find_row_order(shapes, dtype, CPU, NUM_ROWS).order
+    order = find_row_order(shapes, dtype, NUM_ROWS).order
     mlp = GatedMlp(96, 352, bias=False, dtype=dtype, device=CPU, order=order)
     for view in mlp.parameters().values():
         view.copy_(random(*view.shape, dtype=dtype, scale=0.2))
@@ -122,7 +122,7 @@ def test_the_feed_forward_block_is_row_invariant(threads: int, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_head_is_row_invariant_and_gives_float32(threads: int, dtype: torch.dtype) -> None:
-    order = find_row_order([], dtype, CPU, NUM_ROWS, heads=[(999, 96)]).order
+    order = find_row_order([], dtype, NUM_ROWS, heads=[(999, 96)]).order
     head = LogitsHead(999, 96, dtype=dtype, device=CPU, order=order)
     for block in head.parameters():
         block.copy_(random(*block.shape, dtype=dtype))

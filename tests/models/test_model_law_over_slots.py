@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from eyas.attention.base import ContextRun, Layout
+from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache.kv import KVStore
 from eyas.layers.row_order import RowOrder
@@ -59,16 +59,8 @@ class OneSequence:
     def chunk(self, token_ids: list[int], start: int) -> torch.Tensor:
         stop = start + len(token_ids)
         context = ContextRun(sequence=0, row=0, start=start, count=len(token_ids))
-        layout = Layout(
-            slots_AC=self.slots[None, :stop],
-            seats_B=torch.zeros(1, dtype=torch.int64),
-            contexts=(context,),
-            node_rows_BW=None,
-            node_slots_BW=None,
-            root_positions_B=None,
-            parents_BW=None,
-            max_position=stop - 1,
-        )
+        seats_B = torch.zeros(1, dtype=torch.int64)
+        layout = Layout(self.slots[None, :stop], seats_B, stop - 1, contexts=(context,))
         return self.run(token_ids, list(range(start, stop)), self.slots[start:stop], layout)
 
     def nodes(self, token_ids: list[int], start: int, parents: list[int]) -> torch.Tensor:
@@ -77,15 +69,17 @@ class OneSequence:
         for parent in parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         node_slots = self.slots[start : start + len(parents)]
+        nodes = NodeGrid(
+            rows_BW=torch.arange(len(parents)).unsqueeze(0),
+            slots_BW=node_slots.unsqueeze(0),
+            roots_B=torch.tensor([start]),
+            parents_BW=None if is_chain else torch.tensor([parents]),
+        )
         layout = Layout(
             slots_AC=self.slots[None, : start + len(parents)],
             seats_B=torch.zeros(1, dtype=torch.int64),
-            contexts=(),
-            node_rows_BW=torch.arange(len(parents)).unsqueeze(0),
-            node_slots_BW=node_slots.unsqueeze(0),
-            root_positions_B=torch.tensor([start]),
-            parents_BW=None if is_chain else torch.tensor([parents]),
             max_position=start + max(depths),
+            nodes=nodes,
         )
         return self.run(token_ids, [start + depth for depth in depths], node_slots, layout)
 

@@ -1,4 +1,4 @@
-"""The doors of attention: what a layer stores, what a forward covers, how a backend is called.
+"""The door of attention: what a forward covers, how a backend is called.
 
 Promises: a `Layout` describes every forward (prompt chunk, plain token, chain, tree, inner draft
 step); a backend turns it into a plan once and runs the plan for every layer. The output of a row
@@ -16,10 +16,6 @@ from typing import Protocol
 
 import torch
 
-from eyas.cache.store import LayerStore
-
-__all__ = ["Attend", "AttentionBackend", "ContextRun", "LayerStore", "Layout", "Room", "finite"]
-
 
 @dataclass(frozen=True, slots=True)
 class ContextRun:
@@ -32,30 +28,38 @@ class ContextRun:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGrid:
+    """The tree nodes of a forward.
+
+    rows_BW: row of each node, -1 for padding. slots_BW: where its key and value are written to.
+    roots_B: position of node 0. parents_BW: None for chains, whose nodes' slots stand in the layout's
+    slots_AC as well.
+    """
+
+    rows_BW: torch.Tensor
+    slots_BW: torch.Tensor
+    roots_B: torch.Tensor
+    parents_BW: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """What one forward covers.
 
     slots_AC: the sequence table: slot of each stored position, context rows of this forward included
         (int64; entries past a sequence's end are any valid slot).
     seats_B: the row of slots_AC of each sequence. Those with tree nodes come first, in the order of
-        every [B, ...] tensor below; then one for every prompt chunk.
-    contexts: prompt chunks, known to the host.
-    node_rows_BW: row of each tree node, -1 for padding; None when no span reaches its root.
-    node_slots_BW: slot each node's key and value are written to.
-    root_positions_B: position of node 0.
-    parents_BW: None for chains, whose nodes' slots stand in slots_AC as well.
+        `nodes`; then one for every prompt chunk.
     max_position: upper bound of any position in the forward (host), so buffers can be sized
         without asking the device.
+    contexts: prompt chunks, known to the host. nodes: None where no sequence has any.
     """
 
     slots_AC: torch.Tensor
     seats_B: torch.Tensor
-    contexts: tuple[ContextRun, ...]
-    node_rows_BW: torch.Tensor | None
-    node_slots_BW: torch.Tensor | None
-    root_positions_B: torch.Tensor | None
-    parents_BW: torch.Tensor | None
     max_position: int
+    contexts: tuple[ContextRun, ...] = ()
+    nodes: NodeGrid | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from eyas.attention.base import Layout
+from eyas.attention.base import Layout, NodeGrid
 from eyas.cache.slots import NULL_SLOT
 
 KEY_BLOCK = 512
@@ -59,21 +59,19 @@ def context_lanes(layout: Layout) -> list[Lanes]:
     return lanes
 
 
-def node_lanes(layout: Layout) -> Lanes:
+def node_lanes(layout: Layout, nodes: NodeGrid) -> Lanes:
     """One lane a sequence for chains, one a leaf for trees, all as wide as the longest may need."""
-    rows_BW, roots_B = layout.node_rows_BW, layout.root_positions_B
-    assert rows_BW is not None and roots_B is not None
+    rows_BW, roots_B = nodes.rows_BW, nodes.roots_B
     width = key_width(layout.max_position)
     slots_BL = layout.slots_AC[layout.seats_B[: rows_BW.shape[0]], : layout.max_position + 1]
     slots_BL = slots_BL[:, :width]
     slots_BL = pad(slots_BL, (0, width - slots_BL.shape[1]), value=NULL_SLOT)
-    if layout.parents_BW is None:
+    if nodes.parents_BW is None:
         columns_W = torch.arange(rows_BW.shape[1], device=rows_BW.device)
         positions_BW = roots_B.unsqueeze(1) + columns_W
         last_B1 = torch.where(rows_BW >= 0, positions_BW, -1).amax(dim=1, keepdim=True)
         return Lanes(_up_to(slots_BL, last_B1), rows_BW, positions_BW)
-    assert layout.node_slots_BW is not None
-    paths, owned = _leaf_paths(layout.parents_BW, rows_BW)
+    paths, owned = _leaf_paths(nodes.parents_BW, rows_BW)
     device = rows_BW.device
     lane_of = torch.tensor([b for b, _ in paths], device=device)
     depth = max(len(path) for _, path in paths)
@@ -81,9 +79,8 @@ def node_lanes(layout: Layout) -> Lanes:
     # Past a path's end its last node repeats, in columns beyond every query of the lane.
     columns_CD = roots_B[lane_of].unsqueeze(1) + torch.arange(depth, device=device)
     columns_CD = columns_CD.clamp(max=width - 1)
-    slots_CL = slots_BL[lane_of].scatter(
-        1, columns_CD, layout.node_slots_BW[lane_of].gather(1, nodes_CD)
-    )
+    slots_CD = nodes.slots_BW[lane_of].gather(1, nodes_CD)
+    slots_CL = slots_BL[lane_of].scatter(1, columns_CD, slots_CD)
     most = max(len(own) for own in owned)
     depths = [
         [path.index(node) for node in own] for (_, path), own in zip(paths, owned, strict=True)
@@ -96,10 +93,8 @@ def node_lanes(layout: Layout) -> Lanes:
 
 
 def split_by_width(lanes: Lanes) -> list[Lanes]:
-    """Lanes by the key width of their queries, where the host can read positions without waiting; a
-    lane whose queries straddle a border is answered in two."""
-    if lanes.rows_CQ.device.type != "cpu":
-        return [lanes]
+    """Lanes by the key width of their queries; one whose queries straddle a border is answered in
+    two."""
     rows, positions = lanes.rows_CQ.tolist(), lanes.positions_CQ.tolist()
     picked: dict[int, dict[int, list[int]]] = {}
     for c, (row_Q, position_Q) in enumerate(zip(rows, positions, strict=True)):

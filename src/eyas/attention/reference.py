@@ -40,8 +40,8 @@ class ReferenceAttention:
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
         """Lanes for the prompt chunks (one each) and for the trees (one a leaf)."""
         groups = context_lanes(layout)
-        if layout.node_rows_BW is not None:
-            groups.extend(split_by_width(node_lanes(layout)))
+        if layout.nodes is not None:
+            groups.extend(split_by_width(node_lanes(layout, layout.nodes)))
         return _Plan(self.kv, self._heights, groups, write_slots_T)
 
 
@@ -130,7 +130,7 @@ class _Answers:
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         self._num_rows = num_rows
         self._index_T: torch.Tensor | None = None
-        if rows.device.type == "cpu" and len(rows) >= num_rows:
+        if len(rows) >= num_rows:
             if all(row == place or row < 0 for place, row in enumerate(rows.tolist())):
                 return
         places = torch.arange(len(rows), device=rows.device)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.attention.base import Attend, Layout, Room
+from eyas.attention.base import Attend, Layout, NodeGrid, Room
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
 from eyas.kernels.attention import Nodes, attend_nodes
@@ -102,7 +102,7 @@ class _Plan:
         runs = layout.contexts
         self._num_node_rows = runs[0].row if runs else num_rows
         self._stop = runs[-1].row + runs[-1].count if runs else num_rows
-        self._nodes = self._node_work() if layout.node_rows_BW is not None else None
+        self._nodes = None if layout.nodes is None else self._node_work(layout.nodes)
         if self._nodes is None:
             self._num_node_rows = 0
             self._stop = self._stop if runs else 0
@@ -144,14 +144,12 @@ class _Plan:
             out_TNH[self._stop :].zero_()
         return out_TNH
 
-    def _node_work(self) -> Nodes:
+    def _node_work(self, grid: NodeGrid) -> Nodes:
         backend, layout = self._backend, self._layout
-        rows_BW, roots_B = layout.node_rows_BW, layout.root_positions_B
-        assert rows_BW is not None and roots_B is not None and layout.node_slots_BW is not None
-        num, width = rows_BW.shape
+        num, width = grid.rows_BW.shape
         num_rows, pdl = self._num_node_rows, backend.pdl
         positions_BW, nodes_T, paths_BWD = node_paths(
-            rows_BW, roots_B, layout.parents_BW, layout.node_slots_BW, num_rows, pdl=pdl
+            grid.rows_BW, grid.roots_B, grid.parents_BW, grid.slots_BW, num_rows, pdl=pdl
         )
         limit = min(layout.max_position, layout.slots_AC.shape[1] - 1)
         stores = backend.kv.stores
@@ -166,13 +164,13 @@ class _Plan:
         partials = num_rows * num_units
         heads = max(store.num_query_heads for store in stores)
         size = max(store.num_query_heads * store.head_dim for store in stores)
-        scratch = {"dtype": torch.float32, "device": rows_BW.device}
+        scratch = {"dtype": torch.float32, "device": grid.rows_BW.device}
         return Nodes(
-            rows_BW=rows_BW.contiguous(),
+            rows_BW=grid.rows_BW.contiguous(),
             positions_BW=positions_BW,
             nodes_T=nodes_T,
             paths_BWD=paths_BWD,
-            roots_B=roots_B.contiguous(),
+            roots_B=grid.roots_B.contiguous(),
             seats_B=layout.seats_B,
             slots_AC=layout.slots_AC,
             limit=limit,

@@ -5,14 +5,9 @@ occur in training, and that a rate is the share of answers that pass their examp
 know how answers are made: any function from chat requests to texts can be judged.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from eyas import builtin
 from eyas.builtin.families import FAMILIES, ChatRequest, Example, draw_example
 
 AnswerFn = Callable[[Sequence[ChatRequest]], Sequence[str]]
@@ -40,12 +35,6 @@ class BuiltinReport:
     plain: float
     num_examples: int
     misses: tuple[Miss, ...]
-
-    def table(self) -> str:
-        """The rates as a markdown table."""
-        rows = [f"| {family} | {100 * rate:.1f} % |" for family, rate in self.families.items()]
-        rows.append(f"| **overall** | **{100 * self.overall:.1f} %** |")
-        return "\n".join(("| family | exact answers |", "|---|---|", *rows))
 
 
 def heldout_examples(num_per_family: int, seed: str) -> list[Example]:
@@ -82,73 +71,3 @@ def evaluate(answer_fn: AnswerFn, num_per_family: int = 100, seed: str = "0") ->
 
 def _rate(outcomes: Sequence[bool]) -> float:
     return sum(outcomes) / max(1, len(outcomes))
-
-
-def transformers_answers(
-    checkpoint: Path, *, device: str = "cpu", batch_size: int = 64, longest: int = 512
-) -> AnswerFn:
-    """Greedy answers of a checkpoint through transformers, without any constraint."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16)
-    model = loaded.to(device).eval()
-
-    def prompt(request: ChatRequest) -> str:
-        return tokenizer.apply_chat_template(
-            list(request.messages),
-            tools=list(request.tools) or None,
-            add_generation_prompt=True,
-            enable_thinking=request.enable_thinking,
-            tokenize=False,
-        )
-
-    def answer(requests: Sequence[ChatRequest]) -> list[str]:
-        prompts = [prompt(request) for request in requests]
-        answers = [""] * len(prompts)
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            inputs = tokenizer(
-                [prompts[index] for index in chosen],
-                return_tensors="pt",
-                padding=True,
-                add_special_tokens=False,
-                return_token_type_ids=False,
-            ).to(device)
-            with torch.inference_mode():
-                output = model.generate(
-                    **inputs, max_new_tokens=longest, do_sample=False, temperature=None, top_p=None
-                )
-            written = output[:, inputs["input_ids"].shape[1] :]
-            texts = tokenizer.batch_decode(written, skip_special_tokens=False)
-            for index, text in zip(chosen, texts, strict=True):
-                answers[index] = text.split("<|im_end|>")[0].split("<|endoftext|>")[0]
-        return answers
-
-    return answer
-
-
-def main() -> None:
-    """Prints the exact-answer rates of a checkpoint."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--checkpoint", type=Path, default=builtin.path())
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--num-per-family", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--seed", default="0")
-    parser.add_argument("--json", type=Path, default=None)
-    arguments = parser.parse_args()
-    answer_fn = transformers_answers(
-        arguments.checkpoint, device=arguments.device, batch_size=arguments.batch_size
-    )
-    report = evaluate(answer_fn, arguments.num_per_family, arguments.seed)
-    print(report.table())
-    print(f"thinking {100 * report.thinking:.1f} %, without {100 * report.plain:.1f} %")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(asdict(report), indent=1, ensure_ascii=False) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -19,6 +19,8 @@ from math import comb
 from statistics import median
 from typing import Any, Protocol
 
+import torch
+
 from eyas.core import DraftCounts, Request, SamplingParams
 from eyas.llm import LLM
 
@@ -164,7 +166,7 @@ class EngineContestant:
     def _wrap(self) -> None:
         """Time the runner's forward and the drafter's proposal inside each step."""
         engine = self._engine
-        wait = _waiter(self.llm.info.device)
+        wait = waiter(engine.table.device)
         forward, propose = engine.runner.forward, engine.drafter.propose
 
         def timed_forward(rows: Any, taps: tuple[int, ...] = ()) -> Any:
@@ -187,13 +189,13 @@ class EngineContestant:
         engine.drafter.propose = timed_propose  # type: ignore[method-assign]
 
 
-def _waiter(device: str) -> Callable[[], None]:
-    if not device.startswith("cuda"):
+def waiter(device: torch.device) -> Callable[[], None]:
+    """Waits for all work under way on `device`; while it is being captured there is none."""
+    if device.type != "cuda":
         return lambda: None
-    import torch
 
     def wait() -> None:
-        if not torch.cuda.is_current_stream_capturing():  # a forward that becomes a graph
+        if not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
 
     return wait
@@ -298,15 +300,15 @@ def ratio(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def median_interval(values: Sequence[float], wanted: float = 0.95) -> tuple[float, float, float]:
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The narrowest pair of order statistics, as far from either end, that holds the median of where
-    the values come from with probability `wanted` or more, whatever their distribution; and that
+    the values come from with probability 0.95 or more, whatever their distribution; and that
     probability. Fewer than six values reach no 0.95; then it is their range."""
     ordered, num = sorted(values), len(values)
     cut, outside = 0, 2 / 2**num
     while 2 * (cut + 2) <= num:
         more = outside + 2 * comb(num, cut + 1) / 2**num
-        if 1 - more < wanted:
+        if 1 - more < 0.95:
             break
         cut, outside = cut + 1, more
     return ordered[cut], ordered[num - 1 - cut], max(0.0, 1 - outside)

@@ -9,15 +9,14 @@ Does not know: prompts, how results are shown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from eyas.bench.decode import EngineContestant, Job, Run, acceptance, same_tokens, summarise
+from eyas.bench.decode import EngineContestant, Job, Run, same_tokens, summarise
 from eyas.config import AUTO_NODES
-from eyas.core import DraftCounts
 from eyas.draft import (
     BlendDrafter,
     Drafter,
@@ -55,15 +54,11 @@ class FixedDrafter(DrafterWrapper):
 
 
 class SwitchDrafter(DrafterWrapper):
-    """Whichever drafter is in use. width: of the largest tree that any of them proposes."""
+    """Whichever drafter is in use. shape: of the largest tree that any of them proposes."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__(RootDrafter())
-        self._width = width
-
-    @property
-    def width(self) -> int:
-        return self._width
+        self.shape = shape
 
     def use(self, drafter: Drafter) -> None:
         """From now on."""
@@ -83,7 +78,7 @@ class Stage:
         assert config.draft.nodes != "auto" and not config.cache.prefix_cache
         self.llm = llm
         self.built = built
-        self.switch = SwitchDrafter(built.width + MAX_FORCED * with_grammars)
+        self.switch = SwitchDrafter(replace(built.shape, extra=MAX_FORCED * with_grammars))
         tokenizer = llm.tokenizer if llm.has_tokenizer else None
         grammars = compile_pool(config, llm.info, tokenizer) if with_grammars else None
         llm.engine = connect(config, llm.engine.runner, self.switch, llm.info, tokenizer, grammars)
@@ -129,26 +124,20 @@ class Stage:
 
 
 class LineupContestant:
-    """A lineup on a stage. Jobs of all lineups run through the same stopwatch.
-
-    counts: what became of the drafts of each run.
-    """
+    """A lineup on a stage. Jobs of all lineups run through the same stopwatch."""
 
     def __init__(self, stage: Stage, stopwatch: EngineContestant, lineup: Lineup) -> None:
         self.name = lineup.name
         self.lineup = lineup
-        self.counts: list[DraftCounts] = []
         self._stage, self._stopwatch = stage, stopwatch
 
     def run(self, job: Job) -> Run:
         self._stage.use(self.lineup)
         metrics = self._stage.llm.engine.metrics
-        metrics.drafts = DraftCounts()
         failed = metrics.num_failed_steps
         run = self._stopwatch.run(job)
         if metrics.num_failed_steps > failed:
             raise RuntimeError(f"a step failed with {self.name}; the log says how")
-        self.counts.append(metrics.drafts)
         return run
 
 
@@ -160,7 +149,6 @@ def compare(
     compared: dict[str, dict[str, Any]] = {}
     for contestant in contestants:
         own = runs[contestant.name]
-        counts = contestant.counts[-len(own) :]
         shape = contestant.lineup.shape
         pairs = zip(own, plain, strict=True)
         ratio = median(one.speed / other.speed for one, other in pairs)
@@ -170,7 +158,6 @@ def compare(
             **summarise(own),
             "speed_ratio": round(ratio, 3),
             "same_tokens": is_same,
-            **acceptance(counts),
         }
     return compared
 

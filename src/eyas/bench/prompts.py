@@ -104,23 +104,21 @@ COPY_TASKS = tuple(
 """Answers that stand in their prompts: what prompt lookup is for."""
 
 
-def heldout_tasks(
-    count: int, families: Sequence[str] = tuple(FAMILIES), seed: str = "bench"
-) -> tuple[Task, ...]:
+def heldout_tasks(count: int, families: Sequence[str] = tuple(FAMILIES)) -> tuple[Task, ...]:
     """Conversations of the built-in model's own kinds that it was not trained on, every family as
     often as the others, in shuffled order; thinking as they have it."""
     unknown = sorted(set(families) - set(FAMILIES))
     if unknown or not families:
         what = f"{', '.join(unknown)} is none" if unknown else "give at least one"
         raise ValueError(f"--families: {what}; there are {', '.join(FAMILIES)}")
-    shuffle = random.Random(f"heldout/{seed}").shuffle
+    shuffle = random.Random("heldout/bench").shuffle
     tasks: list[Task] = []
     while len(tasks) < count:
         order = list(families)
         shuffle(order)
         number = len(tasks) // len(order)
         for family in order:
-            request = draw_example(family, f"{seed}/{number}", "heldout").request
+            request = draw_example(family, f"bench/{number}", "heldout").request
             thinks = request.enable_thinking
             tasks.append(Task(family, request.messages, request.tools, thinks=thinks))
     return tuple(tasks[:count])

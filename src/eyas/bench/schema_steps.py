@@ -255,8 +255,8 @@ def _noted_time(spent: dict[str, float]) -> Iterator[None]:
     def noted_read(copied: HostCopy) -> Any:
         begin = time.perf_counter()
         found = read(copied)
-        is_result = "report" in found or "counts" in found
-        spent["wait for results" if is_result else "wait for trees"] += time.perf_counter() - begin
+        what = "wait for results" if "report" in found else "wait for trees"
+        spent[what] += time.perf_counter() - begin
         return found
 
     def noted_walk(masks: TreeMasks, rooted: Any) -> None:

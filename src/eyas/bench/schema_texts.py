@@ -78,7 +78,6 @@ def read_texts(
     folder: Path,
     longest: int,
     *,
-    most: int = MOST_TEXTS,
     tell: Callable[[int], None] = lambda number: None,
 ) -> Texts:
     """Valid instances of a folder's schemas of LEAST_TOKENS to `longest` tokens, one of every schema
@@ -86,7 +85,7 @@ def read_texts(
     if engine.info.grammar_backend is None:
         raise ValueError("--schemas: this model cannot be held to schemas")
     end = engine.info.eos_token_ids[0]
-    most = min(most, engine.info.vocab_size)
+    most = min(MOST_TEXTS, engine.info.vocab_size)
     found = Texts()
     cases = read_cases(folder)
     random.Random(0).shuffle(cases)
@@ -300,8 +299,6 @@ def install(
     prompt_tokens: int,
     mean: float | None,
     steps: int,
-    *,
-    seed: int = 0,
 ) -> Teacher:
     """Have this engine write `texts`, `mean` tokens a step on average, the one that every step yields
     included; None where nothing drafts. steps: tokens of its chains."""
@@ -309,7 +306,7 @@ def install(
     if mean is None:
         accepted_AC = torch.zeros((num_seats, num_positions), dtype=torch.int64)
     else:
-        accepted_AC = draw_lengths(mean, steps, num_seats, num_positions, seed)
+        accepted_AC = draw_lengths(mean, steps, num_seats, num_positions)
     teacher = Teacher(engine, texts, prompt_tokens, accepted_AC)
     engine.drafter.propose = teacher.propose  # type: ignore[method-assign]
     engine.launcher.verify = teacher.verify

@@ -161,7 +161,7 @@ def to_warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> list[Arrival]:
     that every number of sequences is stepped. Their schema is none of the load's, whose grammars
     compile when they are first wanted."""
     on_gpu = engine.table.device.type != "cpu"
-    most = min(engine.scheduler.max_num_seqs if on_gpu else FEW, len(arrivals))
+    most = min(engine.table.num_seats if on_gpu else FEW, len(arrivals))
     with_schemas = engine.info.grammar_backend and any(each.schema for each in arrivals)
     return [
         Arrival(

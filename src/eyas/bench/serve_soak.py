@@ -33,6 +33,7 @@ from eyas.bench.soak_requests import Workload, answer_of, drawn_workloads
 
 SAMPLE_SECONDS = 1.0
 MAX_SHOWN = 5
+READY_SECONDS = 120.0
 SERVER_CODE = "from eyas.cli import main; main()"
 
 
@@ -241,8 +242,8 @@ def _family(process_id: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-async def _until_ready(url: str, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
+async def _until_ready(url: str) -> None:
+    deadline = time.monotonic() + READY_SECONDS
     while True:
         try:
             await fetch(url, "GET", "/ready")

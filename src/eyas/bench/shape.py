@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from eyas.config import DraftConfig, EngineConfig
-from eyas.draft import Shape
 from eyas.engine.build import Parts, assemble, find_order, longest_sequence
 from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
@@ -23,14 +22,14 @@ from eyas.text import Tokenizer, has_tokenizer
 
 
 def dummy_engine(
-    name: str, config: EngineConfig, *, seed: int = 0, tokenizer_directory: Path | None = None
+    name: str, config: EngineConfig, *, tokenizer_directory: Path | None = None
 ) -> Engine:
     """The engine that `config` describes, with random weights of this shape for its model."""
     shape = find_shape(name)
     model = msgspec.structs.replace(config.model, path=f"{name}, dummy weights")
     config = msgspec.structs.replace(config, model=model)
     place = open_device(config.device)
-    parts = dummy_parts(shape, config, place, seed=seed, tokenizer_directory=tokenizer_directory)
+    parts = dummy_parts(shape, config, place, tokenizer_directory=tokenizer_directory)
     return assemble(config, place, parts)
 
 
@@ -39,7 +38,6 @@ def dummy_parts(
     config: EngineConfig,
     place: Device,
     *,
-    seed: int = 0,
     tokenizer_directory: Path | None = None,
 ) -> Parts:
     """Random weights, drawn on the device.
@@ -56,12 +54,11 @@ def dummy_parts(
         device=place.device,
         max_model_len=longest_sequence(config, shape.model),
         order=order.order,
-        seed=seed,
     )
     head = None
     if drafting.head is not None:
-        draft_order = find_order(config, place, dtype, drafting)
-        head = dummy_head(drafting.head, model, order=draft_order.order, seed=seed)
+        draft_order = find_order(config, place, dtype, drafting.head, drafts=True)
+        head = dummy_head(drafting.head, model, order=draft_order.order)
     tokenizer, eos_token_ids = None, ()
     if tokenizer_directory is not None:
         tokenizer = _tokenizer(tokenizer_directory, shape)
@@ -88,13 +85,7 @@ def decide(shape: NamedShape, draft: DraftConfig) -> Drafting:
         )
     if draft.token_map is not None:
         raise ValueError("draft.token_map: the head of a named shape has a vocabulary of its own")
-    largest = Shape(draft.max_steps, draft.topk, draft.max_nodes)
-    return Drafting(
-        names,
-        largest.within(largest.nodes),
-        is_paced=draft.nodes == "auto",
-        head=shape.head if "head" in names else None,
-    )
+    return Drafting(names, draft, head=shape.head if "head" in names else None)
 
 
 def about(engine: Engine, name: str) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+NUM_WORKLOADS = 32
+
 _QUESTIONS = (
     "What is the capital of France?",
     "Specify a random city.",
@@ -33,10 +35,10 @@ class Workload:
     body: dict[str, Any]
 
 
-def drawn_workloads(seed: int, count: int = 32) -> list[Workload]:
+def drawn_workloads(seed: int) -> list[Workload]:
     """A mixture: chats and completions, greedy and sampled, stops, several choices, logprobs."""
     draw = random.Random(seed)
-    return [_drawn(draw, index) for index in range(count)]
+    return [_drawn(draw, index) for index in range(NUM_WORKLOADS)]
 
 
 def _drawn(draw: random.Random, index: int) -> Workload:

@@ -21,11 +21,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from eyas import kernels
+from eyas.bench.decode import waiter
 from eyas.core import Delta, Request
 from eyas.engine.engine import Engine
 from eyas.runner.batch import Batch
@@ -116,7 +116,7 @@ def busy_seconds(ran: Sequence[Ran]) -> float:
 def profile_steps(engine: Engine, batch: Sequence[Request]) -> dict[str, Any]:
     """Profile steps in the middle of these requests' answers, which are then abandoned. ValueError
     where the answers are too short for that, RuntimeError where a step fails."""
-    wait = _waiter(engine)
+    wait = waiter(engine.table.device)
     for request in batch:
         engine.add(request)
     try:
@@ -258,12 +258,6 @@ def _marked(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
             return call(*arguments, **named)
 
     return marked
-
-
-def _waiter(engine: Engine) -> Callable[[], None]:
-    if engine.table.device.type == "cuda":
-        return torch.cuda.synchronize
-    return lambda: None
 
 
 def _ms(seconds: float) -> float:

@@ -160,20 +160,18 @@ def _finish(verdict: Verdict, accepted_B: torch.Tensor) -> None:
     counts_B.copy_(torch.where(counts_B > 0, accepted_B + 1, counts_B))
 
 
-def install(
-    engine: Engine, mean: float, steps: int, *, seed: int = 0, alike: bool = False
-) -> SyntheticAcceptance:
+def install(engine: Engine, mean: float, steps: int, *, alike: bool = False) -> SyntheticAcceptance:
     """Have this engine accept `mean` tokens a step on average, the one that every step yields
     included. steps: levels of its drafts. alike: sequences at the same position accept the same
     number, so those that start together with prompts of one length end together; otherwise each
     draws for itself, and a batch ends with its slowest."""
     num_seats, num_positions = engine.table.tokens_AC.shape
-    lengths_AC = draw_lengths(mean, steps, 1 if alike else num_seats, num_positions, seed)
+    lengths_AC = draw_lengths(mean, steps, 1 if alike else num_seats, num_positions)
     lengths_AC = lengths_AC.expand(num_seats, -1).contiguous()
     synthetic = SyntheticAcceptance(
         engine.launcher.verify, lengths_AC.to(engine.table.device), steps
     )
     engine.launcher.verify = synthetic
     if usable(engine.table.device):  # what was captured at start-up ends in the real verdict
-        prepare(engine, engine.drafter.width)
+        prepare(engine)
     return synthetic

@@ -58,7 +58,7 @@ def normal(shape: Shape) -> Shape:
     steps, topk = min(steps, nodes - 1), min(topk, nodes - 1)
     if topk == 1:
         return Shape(steps, 1, steps + 1)
-    return Shape(steps, topk, min(nodes, 1 + topk + (steps - 1) * topk * topk))
+    return Shape(steps, topk, min(nodes, 1 + Shape(steps, topk, nodes).num_candidates))
 
 
 def largest(shapes: Sequence[Shape]) -> Shape:
@@ -96,7 +96,7 @@ def sweep(
     temperature: float,
     repeats: int,
     stops_at_eos: bool = False,
-    on_run: Told | None = None,
+    on_run: Told,
 ) -> list[dict[str, Any]]:
     """One entry a batch size: medians of every contestant, and which of them was fastest.
 
@@ -109,8 +109,8 @@ def sweep(
     for size in sizes:
         count = max(size, len(prompts) if stops_at_eos else 1)
         job = Job(cycle_to(prompts, count), size, max_tokens, stops_at_eos, temperature)
-        tell = None if on_run is None else _of_size(on_run, size)
-        compared = compare(contestants, take_turns(contestants, job, repeats, tell))
+        turns = take_turns(contestants, job, repeats, _of_size(on_run, size))
+        compared = compare(contestants, turns)
         speeds = {name: one["speed_ratio"] for name, one in compared.items()}
         fixed = {name: ratio for name, ratio in speeds.items() if name not in (PLAIN, AUTO)}
         fastest = max(fixed, key=fixed.__getitem__)

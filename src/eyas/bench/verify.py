@@ -24,10 +24,9 @@ from eyas.bench.prompts import cycle_to
 from eyas.bench.tune import batch_tokens, normal
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.draft import Shape
-from eyas.engine.build import Progress
 from eyas.engine.drafting import decide_drafting
 from eyas.llm import LLM
-from eyas.models import locate_model, read_spec
+from eyas.models import Progress, locate_model, read_spec
 
 SPEED_BATCHES = (1, 4)
 MOST_OWN_PARAMETERS = 500_000_000

@@ -47,19 +47,14 @@ class CacheStats:
 
 
 class CacheManager:
-    """admit, reserve, commit, release, check.
+    """admit, reserve, commit, release, check. shares_prefixes: between sequences."""
 
-    prefix_cache: share stored prefixes between sequences.
-    """
-
-    def __init__(self, num_slots: int, *, prefix_cache: bool = True) -> None:
+    def __init__(self, num_slots: int, *, shares_prefixes: bool = True) -> None:
         self._pool = SlotPool(num_slots)
         self._tree = RadixTree()
         self._leases: set[Lease] = set()
-        self._prefix_cache = prefix_cache
+        self.shares_prefixes = shares_prefixes
         self.num_slots = num_slots
-        self.num_query_tokens = 0
-        self.num_hit_tokens = 0
 
     def admit(
         self, tokens: list[int], capacity: int, *, namespace: str = "", share: bool = True
@@ -68,7 +63,7 @@ class CacheManager:
         the last token (the root has to run). `capacity`: the most positions it can ever have."""
         slots = np.zeros(capacity, dtype=np.int64)
         lease = Lease(namespace, slots, 0, 0, None)
-        if self._prefix_cache and share and len(tokens) > 1:
+        if self.shares_prefixes and share and len(tokens) > 1:
             known = np.asarray(tokens[:-1], dtype=np.int64)
             matched, node = self._tree.match(known, namespace)
             if len(matched):
@@ -117,7 +112,7 @@ class CacheManager:
     def publish(self, lease: Lease, tokens: list[int]) -> None:
         """Offer what a live sequence has stored of `tokens` to others (its prompt, once stored)."""
         num_offered = min(lease.num_stored, len(tokens))
-        if not self._prefix_cache or num_offered <= lease.num_shared:
+        if not self.shares_prefixes or num_offered <= lease.num_shared:
             return
         run = np.asarray(tokens[:num_offered], dtype=np.int64)
         if len(self._tree.match(run, lease.namespace)[0]) > lease.num_shared:
@@ -134,7 +129,7 @@ class CacheManager:
         assert not lease.reserved, "released while a flight may still write"
         self._leases.remove(lease)
         num_kept = lease.num_shared
-        if self._prefix_cache:
+        if self.shares_prefixes:
             num_offered = min(lease.num_stored, len(tokens))
             if num_offered > lease.num_shared:
                 run = np.asarray(tokens[:num_offered], dtype=np.int64)

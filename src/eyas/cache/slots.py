@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 NULL_SLOT = 0
+NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 class SlotPool:

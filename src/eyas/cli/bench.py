@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
+from eyas.cli.measuring import Output, run_facts, tell
 from eyas.cli.options import MODEL, engine_config
+
+if TYPE_CHECKING:
+    from eyas.bench.builtin import BuiltinReport
 
 SOAK_SLOTS = 16384
 """Few enough that the prefix cache is full long before memory is compared."""
 
 app = typer.Typer(help="Measure: decoding speed, the built-in model's answers, a long serve.")
-
-TASKS_OF_A_ROUND = 13
-"""Held-out prompts that every round has at least: one of every kind."""
-
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Also write the result to this JSON file.")
-]
-
-
-class Workload(StrEnum):
-    """What the prompts are."""
-
-    tasks = "tasks"
-    chat = "chat"
-    copy = "copy"
-    random = "random"
 
 
 @app.command("builtin")
@@ -53,18 +38,16 @@ def builtin(
 
     from eyas.bench.answers import engine_answers
     from eyas.bench.builtin import evaluate
-    from eyas.bench.machine import describe_run, write_result
     from eyas.cli.loading import open_model
 
     with open_model(engine_config(model=model, drafter=drafter), quiet=as_json) as llm:
         report = evaluate(engine_answers(llm), num_per_family, seed)
     measured = {**asdict(report), "misses": [asdict(miss) for miss in report.misses[:20]]}
-    result = {**describe_run(command_line()), **measured}
-    if output is not None:
-        write_result(result, output)
-    if as_json:
-        print(json.dumps(result, ensure_ascii=False))
-        return
+    result = {**run_facts(), **measured}
+    tell(result, output, as_json, lambda _: _show(report, show_misses))
+
+
+def _show(report: BuiltinReport, num_misses: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -73,7 +56,7 @@ def builtin(
         table.add_row(family, f"{100 * rate:.1f} %")
     table.add_row("[bold]overall[/bold]", f"[bold]{100 * report.overall:.1f} %[/bold]")
     Console().print(table)
-    for miss in report.misses[:show_misses]:
+    for miss in report.misses[:num_misses]:
         print(f"\n{miss.family}: {miss.asked}\n  right: {miss.expected}\n  given: {miss.answered}")
 
 
@@ -96,7 +79,6 @@ def serve_soak(
     import io
 
     from eyas.bench import serve_soak as bench
-    from eyas.bench.machine import describe_run, write_result
 
     printed = io.StringIO()
     arguments = [
@@ -106,15 +88,9 @@ def serve_soak(
     ]
     with contextlib.redirect_stdout(printed):
         status = bench.main(arguments)
-    result = {**describe_run(command_line()), **json.loads(printed.getvalue())}
+    result = {**run_facts(), **json.loads(printed.getvalue())}
     del result["machine"]["threads"]  # those of this process, not the server's
-    if output is not None:
-        write_result(result, output)
-    print(json.dumps(result, indent=1, ensure_ascii=False))
+    printed_again = json.dumps(result, indent=1, ensure_ascii=False)
+    tell(result, output, False, lambda _: print(printed_again))
     if status:
         raise CheckFailed("the soak did not hold; its report says where")
-
-
-def command_line() -> list[str]:
-    """What was typed."""
-    return ["eyas", *sys.argv[1:]]

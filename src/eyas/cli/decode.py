@@ -5,19 +5,28 @@ Promises: status 1 where a drafter changed a token. Does not know: how anything 
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from eyas.cli import options
-from eyas.cli.bench import TASKS_OF_A_ROUND, Output, Workload, command_line
 from eyas.cli.errors import CheckFailed
+from eyas.cli.measuring import (
+    TASKS_OF_A_ROUND,
+    Output,
+    Workload,
+    narrator,
+    number,
+    place,
+    read_inputs,
+    round_name,
+    run_facts,
+    tell,
+)
 from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
 from eyas.cli.shape_decode import decode_shape
 from eyas.cli.shape_options import (
@@ -29,9 +38,6 @@ from eyas.cli.shape_options import (
     ShapeOptions,
     with_aliases,
 )
-
-if TYPE_CHECKING:
-    from eyas.llm import LLM
 
 
 class Peer(StrEnum):
@@ -45,14 +51,6 @@ class Contender(DraftOptions):
     """Drafting that is measured against plain decoding; by default there is none."""
 
     drafter: options.Drafter = "root"
-
-
-def _batch_sizes(text: str) -> list[int]:
-    """The sizes that an option like 1,8,32 names, smallest first."""
-    sizes = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if min(sizes) < 1:
-        raise ValueError(f"--batch: whole numbers from 1 with commas between them, not {text!r}")
-    return sorted(set(sizes))
 
 
 @flattened
@@ -144,9 +142,11 @@ def decode(
     sequence's last one, and the best round is told. With --schemas or --prefill other things are
     measured of it.
     """
+    from eyas.bench.tune import numbers
+
     shaped.check()
     drafting = with_aliases(drafting)
-    batches = _batch_sizes(batch)
+    batches = numbers(batch, "--batch")
     if shaped.shape is not None:
         for option, given in (
             ("--refill", refill),
@@ -173,8 +173,10 @@ def decode(
     max_tokens, repeats = max_tokens or 128, repeats or 5
     prompt_tokens = prompt_tokens or PROMPT_TOKENS
     from eyas.bench.decode import EngineContestant, Job, ratio, same_tokens, summarise, take_turns
-    from eyas.bench.machine import describe_run, write_result
+    from eyas.bench.lineup import about
     from eyas.bench.peers import TransformersContestant
+    from eyas.bench.prompts import cycle_to
+    from eyas.cli.generate import read_entries
     from eyas.cli.loading import open_model
     from eyas.cli.models import model_directory
 
@@ -210,7 +212,10 @@ def decode(
         size: max(least, 2 * size if refill and not num_prompts else size) for size in batches
     }
     most = max(counts.values()) * (repeats + 1 if tasks else 1)
-    prompts = _prompts(llm, workload, prompts_file, prompt_tokens, most)
+    entries = None if prompts_file is None else read_entries(prompts_file)
+    inputs = read_inputs(llm, workload, entries, most, prompt_tokens)
+    prompts = cycle_to(inputs.token_ids, most)
+    say = narrator(as_json)
     results, failed = [], []
     for size, count in counts.items():
         job = Job(
@@ -222,7 +227,7 @@ def decode(
             refills=refill,
             per_round=count if tasks else 0,
         )
-        runs = take_turns(contestants, job, repeats, _narrator(as_json, size))
+        runs = take_turns(contestants, job, repeats, _of_size(say, size))
         names = list(runs)
         entry: dict[str, Any] = {
             "batch": size,
@@ -241,8 +246,8 @@ def decode(
         failed += [n for n, share in entry["same_tokens"].items() if n != compare and share < 1]
         results.append(entry)
     result = {
-        **describe_run(command_line()),
-        "model": _about(llm),
+        **run_facts(),
+        "model": about(llm),
         "settings": {
             "workload": "file" if prompts_file else workload.value,
             "prompt_tokens": _lengths(prompts),
@@ -255,34 +260,10 @@ def decode(
         },
         "results": results,
     }
-    if output is not None:
-        write_result(result, output)
-    print(json.dumps(result)) if as_json else _show(result)
+    say("")
+    tell(result, output, as_json, _show)
     if failed:
         raise CheckFailed("a drafter changed tokens; please report it with this command")
-
-
-def _prompts(
-    llm: LLM, workload: Workload, prompts_file: Path | None, prompt_tokens: int, count: int
-) -> list[list[int]]:
-    """`count` prompts as token ids."""
-    from eyas.bench import prompts as shared
-    from eyas.cli.generate import read_entries
-
-    if prompts_file is not None:
-        texts = [str(entry.get("prompt", "")) for entry in read_entries(prompts_file)]
-        return shared.cycle_to([llm.tokenizer.encode_prompt(text) for text in texts], count)
-    if workload is Workload.random:
-        return shared.random_prompts(count, prompt_tokens, llm.info.vocab_size)
-    if workload is Workload.tasks:
-        tasks = shared.heldout_tasks(count)
-    else:
-        tasks = shared.TASKS if workload is Workload.chat else shared.COPY_TASKS
-    encoded = [
-        llm.encode_chat(task.messages, tools=task.tools or None, enable_thinking=task.thinks)
-        for task in tasks
-    ]
-    return shared.cycle_to(encoded, count)
 
 
 def _lengths(prompts: list[list[int]]) -> dict[str, int]:
@@ -299,38 +280,20 @@ def _pairs(names: list[str], peer: str | None) -> list[tuple[str, str]]:
     return pairs + [(name, peer) for name in ours if peer is not None]
 
 
-def _narrator(quiet: bool, size: int) -> Callable[[str, int], None] | None:
-    if quiet or not sys.stderr.isatty():
-        return None
-
-    def say(name: str, turn: int) -> None:
-        what = f"round {turn}" if turn else "warm-up"
-        print(f"\rbatch {size}: {what}, {name:<14}", end="", file=sys.stderr, flush=True)
-
-    return say
-
-
-def _about(llm: LLM) -> dict[str, Any]:
-    info = llm.info
-    return {
-        "name": Path(info.model).name,
-        "architecture": info.architecture,
-        "parameters": info.num_parameters,
-        "dtype": info.dtype,
-        "device": info.device,
-        "exact": info.exact,
-    }
+def _of_size(say: Callable[[str], None], size: int) -> Callable[[str, int], None]:
+    return lambda name, turn: say(f"batch {size}: {round_name(turn)}, {name}")
 
 
 def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    model, machine = result["model"], result["machine"]
+    model = result["model"]
     table = Table(
         *("batch", "", "tokens/s", "first\ntoken ms", "step\nms", "forward\nms", "rest\nms"),
         *("tokens\na step", "a draft", "same\ntokens"),
-        title=f"{model['name']}, {model['dtype']} on {machine['cpu']}, {machine['threads']} threads",
+        title=f"{model['name']}, {model['dtype']} on {place(result)}, "
+        f"{result['machine']['threads']} threads",
         padding=(0, 0),
     )
     for entry in result["results"]:
@@ -340,17 +303,15 @@ def _show(result: dict[str, Any]) -> None:
                 str(entry["batch"]),
                 name,
                 f"{one['tokens_per_second']:.1f}",
-                _number(one.get("first_token_ms")),
-                _number((one.get("step_ms") or {}).get("median")),
-                _number((one.get("forward_ms") or {}).get("median")),
-                _number((one.get("rest_ms") or {}).get("median")),
-                _number(one.get("tokens_per_step")),
-                _number(one.get("tokens_per_draft")),
+                number(one.get("first_token_ms")),
+                number((one.get("step_ms") or {}).get("median")),
+                number((one.get("forward_ms") or {}).get("median")),
+                number((one.get("rest_ms") or {}).get("median")),
+                number(one.get("tokens_per_step")),
+                number(one.get("tokens_per_draft")),
                 f"{100 * same:.0f} %" if same is not None else "",
             )
     console = Console()
-    if sys.stderr.isatty():
-        print("\r" + " " * 48 + "\r", end="", file=sys.stderr)
     console.print(table)
     for entry in result["results"]:
         for pair, speeds in entry["speed_ratios"].items():
@@ -368,7 +329,3 @@ def _show(result: dict[str, Any]) -> None:
                 console.print(
                     f"batch {entry['batch']}: {name}: accepted by depth {shares}", highlight=False
                 )
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

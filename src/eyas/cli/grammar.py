@@ -5,7 +5,6 @@ Promises: status 1 where an invalid instance was let through. Does not know: how
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from eyas.cli import options
-from eyas.cli.bench import Output, command_line
 from eyas.cli.errors import CheckFailed
+from eyas.cli.measuring import Output, prefixed, run_facts, status, tell
 
 
 class GrammarBackend(StrEnum):
@@ -48,29 +47,21 @@ def grammar(
     as_json: options.Json = False,
 ) -> None:
     """Compile schemas, mask along their instances and whole draft trees, on one core."""
-    from rich.console import Console
-
     from eyas.bench.grammar import measure, read_cases, read_vocabulary, summary
-    from eyas.bench.machine import describe_run, write_result
     from eyas.constraint import build_backend
 
     cases = read_cases(folder, limit)
     reader, vocabulary = read_vocabulary(tokenizer)
     built = build_backend(backend.value, vocabulary, 1)
-    console = Console(stderr=True, quiet=as_json)
-    with console.status("measuring") as status:
-        measured = measure(
-            built, reader, vocabulary, cases, lambda name: status.update(f"measuring {name}")
-        )
+    with status(as_json) as say:
+        measured = measure(built, reader, vocabulary, cases, prefixed(say, "measuring"))
     result: dict[str, Any] = {
-        **describe_run(command_line()),
+        **run_facts(),
         "backend": backend.value,
         "folder": folder.name,
         **summary(measured),
     }
-    if output is not None:
-        write_result(result, output)
-    print(json.dumps(result, ensure_ascii=False)) if as_json else _show(result)
+    tell(result, output, as_json, _show)
     if result["invalid_accepted"]:
         names = sorted({entry["file"] for entry in result["accepted"]})
         raise CheckFailed(f"invalid instances were let through: {', '.join(names[:8])}")

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from eyas.llm import LLM
 
 
-def open_model(config: EngineConfig, *, quiet: bool = False, label: str | None = None) -> LLM:
+def open_model(config: EngineConfig, *, quiet: bool) -> LLM:
     """Load what `config` names; a bar shows the bytes of the weights."""
     from eyas.llm import LLM
 
-    with _bar(label or f"loading {config.model.path}", quiet) as advance:
+    with _bar(f"loading {config.model.path}", quiet) as advance:
         return LLM(config=config, progress=advance)
 
 

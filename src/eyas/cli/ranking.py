@@ -5,16 +5,13 @@ Promises: status 1 where a ranking changed a token. Does not know: how anything 
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from eyas.cli import options
-from eyas.cli.bench import Output
 from eyas.cli.errors import CheckFailed
+from eyas.cli.measuring import Output, prefixed, run_facts, status, tell
 from eyas.cli.options import DEVICE, MODEL, engine_config
 
 if TYPE_CHECKING:
@@ -61,14 +58,12 @@ def ranking(
 ) -> None:
     """Accepted tokens with candidates ranked by the model's noise and by likelihood alone."""
     from eyas.bench import ranking as bench
-    from eyas.bench.inputs import Inputs, check_lengths
+    from eyas.bench.inputs import check_lengths, from_tasks
     from eyas.bench.lineup import Stage, about
-    from eyas.bench.machine import describe_run, write_result
     from eyas.bench.prompts import heldout_tasks
-    from eyas.bench.tune import batch_tokens
+    from eyas.bench.tune import batch_tokens, largest
     from eyas.builtin.families import FAMILIES
     from eyas.cli.loading import open_model
-    from eyas.cli.verify import status
 
     grown = _shapes(shapes)
     settings = [
@@ -81,7 +76,7 @@ def ranking(
         for text in families.split(";")
     }
     tasks = {name: heldout_tasks(num_prompts, chosen) for name, chosen in groups.items()}
-    most = _largest(grown)
+    most = largest(grown)
     config = engine_config(
         model=model,
         dtype=dtype,
@@ -101,25 +96,22 @@ def ranking(
     with open_model(config, quiet=as_json) as llm, status(as_json) as say:
         stage = Stage(llm)
         for name, chosen in tasks.items():
-            prompts = [
-                llm.encode_chat(t.messages, tools=t.tools or None, enable_thinking=t.thinks)
-                for t in chosen
-            ]
-            check_lengths(Inputs("held-out tasks", prompts), llm, max_tokens)
+            inputs = from_tasks(llm, len(chosen), tasks=chosen)
+            check_lengths(inputs, llm, max_tokens)
             counted = bench.measure(
                 stage,
-                prompts,
+                inputs.token_ids,
                 settings,
                 grown,
                 num_seeds=num_seeds,
                 max_tokens=max_tokens,
-                say=_prefixed(say, name),
+                say=prefixed(say, name),
             )
             results += [{"families": name, **entry} for entry in counted]
         assert isinstance(stage.built, bench.TreeDrafter)
         fitted = bench.betas(stage.built, sorted({s.temperature for s in settings}))
         result = {
-            **describe_run(["eyas", *sys.argv[1:]]),
+            **run_facts(),
             "model": about(llm),
             "settings": {
                 "head": draft_model or "the model's own",
@@ -130,15 +122,9 @@ def ranking(
             },
             "results": results,
         }
-    if output is not None:
-        write_result(result, output)
-    print(json.dumps(result)) if as_json else _show(result)
+    tell(result, output, as_json, _show)
     if any(entry["changed_answers"] for entry in results):
         raise CheckFailed("a ranking changed tokens; please report it with this command")
-
-
-def _prefixed(say: Callable[[str], None], name: str) -> Callable[[str], None]:
-    return lambda text: say(f"{name}: {text}")
 
 
 def _names(text: str) -> list[str]:
@@ -177,16 +163,6 @@ def _shapes(text: str) -> list[Shape]:
             )
         shapes.append(normal(Shape(*sizes)))
     return shapes
-
-
-def _largest(shapes: list[Shape]) -> Shape:
-    from eyas.draft import Shape
-
-    return Shape(
-        max(shape.steps for shape in shapes),
-        max(shape.topk for shape in shapes),
-        max(shape.nodes for shape in shapes),
-    )
 
 
 def _show(result: dict[str, Any]) -> None:

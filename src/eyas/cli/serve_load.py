@@ -7,8 +7,6 @@ anything is measured.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eyas.cli import options
-from eyas.cli.bench import Output, command_line
+from eyas.cli.measuring import Output, narrator, run_facts, tell
 from eyas.cli.options import DraftOptions, ResourceOptions, engine_config, flattened
 from eyas.cli.shape_options import SHAPE_PANEL, DummyOptions, unpaced, with_aliases
 
@@ -154,7 +152,6 @@ def serve(
     counts from when a request was due. Prompts are random tokens.
     """
     from eyas.bench.load import Load, draw_load, summarise
-    from eyas.bench.machine import describe_run, write_result
     from eyas.bench.serve_load import run_on_engine, run_on_server
 
     load.check()
@@ -172,10 +169,14 @@ def serve(
         schemas=schemas,
         schema_share=load.schema_share if schemas else 0.0,
     )
-    tell = _narrator(as_json, load.num_requests)
+    say = narrator(as_json)
+
+    def on_turn(arrived: int, ended: int) -> None:
+        say(f"{arrived} of {load.num_requests} arrived, {ended} ended")
+
     if load.url is not None:
         outcomes, queue = asyncio.run(
-            run_on_server(load.url, draw_load(plan), load.temperature, tell)
+            run_on_server(load.url, draw_load(plan), load.temperature, on_turn)
         )
         about: dict[str, Any] = {"url": "a server"}
     else:
@@ -184,12 +185,12 @@ def serve(
         engine, close, about = _engine(config, shaped, tokenizer, as_json)
         try:
             plan = _fitted(plan, engine, needed)
-            outcomes, queue = run_on_engine(engine, draw_load(plan), load.temperature, tell)
+            outcomes, queue = run_on_engine(engine, draw_load(plan), load.temperature, on_turn)
             engine.check()
         finally:
             close()
     result = {
-        **describe_run(command_line()),
+        **run_facts(),
         "model": about,
         "settings": {
             **{k: v for k, v in vars(load).items() if k not in ("url", "schemas", "vocab_size")},
@@ -203,9 +204,8 @@ def serve(
             outcomes, queue, load.slo_first_token_ms / 1000, load.slo_inter_token_ms / 1000
         ),
     }
-    if output is not None:
-        write_result(result, output)
-    print(json.dumps(result, ensure_ascii=False)) if as_json else _show(result)
+    say("")
+    tell(result, output, as_json, _show)
 
 
 def _check_together(load: LoadOptions, shaped: DummyOptions, tokenizer: Path | None) -> None:
@@ -296,21 +296,11 @@ def _fitted(plan: Load, engine: Engine, needed: int) -> Load:
     return replace(plan, vocab_size=max(2, info.vocab_size - 64))
 
 
-def _narrator(quiet: bool, total: int) -> Callable[[int, int], None] | None:
-    if quiet or not sys.stderr.isatty():
-        return None
-    return lambda arrived, ended: print(
-        f"\r{arrived} of {total} arrived, {ended} ended ", end="", file=sys.stderr, flush=True
-    )
-
-
 def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     found, settings = result["results"], result["settings"]
-    if sys.stderr.isatty():
-        print("\r" + " " * 48 + "\r", end="", file=sys.stderr)
     name = result["model"].get("name", "a server")
     title = f"{name}: {found['num_requests']} requests, {settings['rate']:g} a second"
     if settings["synthetic_acceptance"] is not None:

@@ -6,20 +6,19 @@ Promises: synthetic acceptance is named wherever its numbers are; what else is m
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.cli.bench import command_line
 from eyas.cli.errors import CheckFailed
+from eyas.cli.measuring import narrator, number, place, round_name, run_facts, tell
 from eyas.cli.options import DraftOptions
 from eyas.cli.shape_options import Protocol, ShapeOptions, shape_config, unpaced
 
 if TYPE_CHECKING:
     from eyas.bench.synthetic import SyntheticAcceptance
+    from eyas.engine.engine import Engine
 
 
 def decode_shape(
@@ -31,9 +30,8 @@ def decode_shape(
 ) -> None:
     """Measure every batch size in one engine."""
     from eyas.bench import synthetic
-    from eyas.bench.machine import describe_run, write_result
     from eyas.bench.prompts import random_prompts
-    from eyas.bench.shape import about, dummy_engine
+    from eyas.bench.shape import dummy_engine
     from eyas.bench.step_profile import profile_steps
     from eyas.bench.together import repeat, requests, summarise
     from eyas.models.shapes import find_shape
@@ -70,9 +68,7 @@ def decode_shape(
             max_tokens=protocol.max_tokens,
             temperature=protocol.temperature,
             repeats=protocol.repeats,
-            tell=lambda turn, size=size: say(
-                f"batch {size}: " + (f"round {turn}" if turn > 0 else "warm-up")
-            ),
+            tell=turns(say, f"batch {size}"),
         )
         _check_drawn(drawn)
         entry: dict[str, Any] = {
@@ -87,25 +83,57 @@ def decode_shape(
             batch = requests(prompts, most, protocol.temperature, f"profile-{size}")
             entry["profile"] = profile_steps(engine, batch)
         results.append(entry)
-    engine.check()
-    result = {
-        **describe_run(command_line()),
-        "model": about(engine, shape.name),
+    settings = {
+        "protocol": "random prompts that start together; tokens after t_1 over t_n - t_1",
+        "acceptance": _acceptance(options),
+        "max_batch_tokens": config.scheduler.max_batch_tokens,
+    }
+    result = result_of(engine, shape.name, drafting, protocol, settings, results)
+    finish(engine, say)
+    tell(result, output, as_json, _show)
+
+
+def turns(say: Callable[[str], None], what: str) -> Callable[[int], None]:
+    """Says which round of something it is."""
+    return lambda turn: say(f"{what}: {round_name(turn)}")
+
+
+def result_of(
+    engine: Engine,
+    shape: str,
+    drafting: DraftOptions,
+    protocol: Protocol,
+    settings: dict[str, Any],
+    results: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """What is told of a measurement; results may grow."""
+    from eyas.bench.shape import about
+
+    return {
+        **run_facts(),
+        "model": about(engine, shape),
         "settings": {
-            "protocol": "random prompts that start together; tokens after t_1 over t_n - t_1",
-            "acceptance": _acceptance(options),
-            **{k: v for k, v in asdict(protocol).items() if k not in ("batches",)},
+            **settings,
+            **{k: v for k, v in asdict(protocol).items() if k != "batches"},
             "prefix_cache": False,
-            "drafting": vars(drafting) if drafts else None,
-            "max_batch_tokens": config.scheduler.max_batch_tokens,
+            "drafting": None if drafting.drafter == "root" else vars(drafting),
         },
         "results": results,
     }
+
+
+def finish(engine: Engine, say: Callable[[str], None]) -> None:
+    """Nothing more is measured."""
+    engine.check()
     engine.shutdown()
-    if output is not None:
-        write_result(result, output)
     say("")
-    print(json.dumps(result)) if as_json else _show(result)
+
+
+def title_of(result: dict[str, Any]) -> str:
+    """What was run, and where."""
+    model, settings = result["model"], result["settings"]
+    title = f"{model['name']}, dummy weights, {model['dtype']} on {place(result)}"
+    return title if settings["acceptance"] == "real" else f"{title}, {settings['acceptance']}"
 
 
 def _acceptance(options: ShapeOptions) -> str:
@@ -121,26 +149,14 @@ def _check_drawn(drawn: SyntheticAcceptance | None) -> None:
         raise CheckFailed("synthetic acceptance never ran: no step had a draft, or none was asked")
 
 
-def narrator(quiet: bool) -> Callable[[str], None]:
-    """Tells a person what goes on."""
-    if quiet or not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: print(f"\r{text:<48}", end="", file=sys.stderr, flush=True)
-
-
 def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    model, settings, machine = result["model"], result["settings"], result["machine"]
-    where = machine.get("gpu") if model["device"].startswith("cuda") else machine["cpu"]
-    title = f"{model['name']}, dummy weights, {model['dtype']} on {where}"
-    if settings["acceptance"] != "real":
-        title += f", {settings['acceptance']}"
     table = Table(
         *("batch", "drafter", "tokens/s", "step\nms", "asked\ntokens\na step"),
         *("tokens\na step", "tokens\na draft", "first\ntokens ms", "tokens/s of every round"),
-        title=title,
+        title=title_of(result),
         padding=(0, 0),
     )
     for one in result["results"]:
@@ -179,8 +195,3 @@ def _profile_table(batch: int, profile: dict[str, Any]) -> Any:
         table.add_row(f"part: {part}", f"{spent:.3f}", f"{spent / step:.1%}", "")
     table.add_row("busy", f"{profile['busy_ms']:.3f}", "", f"{profile['kernels_per_step']:g}")
     return table
-
-
-def number(value: float | None) -> str:
-    """As tables have it."""
-    return "" if value is None else f"{value:.2f}"

@@ -6,21 +6,19 @@ measured.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.cli.bench import command_line
 from eyas.cli.errors import CheckFailed
+from eyas.cli.measuring import narrator, number, tell
 from eyas.cli.options import DraftOptions
-from eyas.cli.shape_decode import narrator, number
+from eyas.cli.shape_decode import finish, result_of, title_of, turns
 from eyas.cli.shape_options import Protocol, ShapeOptions, shape_config
 
 if TYPE_CHECKING:
-    from eyas.engine.engine import Engine
+    pass
 
 PREFILL_ROWS, INTERFERE_ROWS = 8192, 2048
 
@@ -78,7 +76,7 @@ def schema_steps(
         "grammar_backend": engine.info.grammar_backend,
     }
     results: list[dict[str, Any]] = []
-    result = _result(engine, options.shape, drafting, protocol, settings, results)
+    result = result_of(engine, options.shape, drafting, protocol, settings, results)
     for size in protocol.batches:
         before = teacher.num_2.tolist()
         held, free = bench.take_turns(
@@ -88,7 +86,7 @@ def schema_steps(
             protocol.prompt_tokens,
             accepted or 1.0,
             protocol.repeats,
-            tell=_turn(say, f"batch {size}"),
+            tell=turns(say, f"batch {size}"),
         )
         refused, late = (
             now - then for now, then in zip(teacher.num_2.tolist(), before, strict=True)
@@ -106,7 +104,8 @@ def schema_steps(
             write_result(result, output)  # a run that is cut off keeps the batches that are done
         if not as_json:
             print(_ratios(entry), file=sys.stderr, flush=True)
-    _finish(engine, result, output, as_json, _show_steps, say)
+    finish(engine, say)
+    tell(result, output, as_json, _show_steps)
     failed = sum(entry[one]["failed"] for entry in results for one in ("with_schemas", "without"))
     if failed or any(entry["refused"] for entry in results):
         raise CheckFailed(f"{failed} requests failed; instances' tokens were refused")
@@ -149,7 +148,7 @@ def prefill(
     if accepted is not None:
         synthetic.install(engine, accepted, config.draft.max_steps)
     spec = find_shape(options.shape).model
-    seconds = bench.time_prompts(engine, num_tokens, protocol.repeats, _turn(say, "prompt"))
+    seconds = bench.time_prompts(engine, num_tokens, protocol.repeats, turns(say, "prompt"))
     entry: dict[str, Any] = bench.summarise_prompts(seconds, spec, num_tokens, rows)
     if others is not None:
         gaps = bench.interfere(
@@ -158,7 +157,7 @@ def prefill(
             protocol.prompt_tokens,
             num_tokens,
             protocol.repeats,
-            _turn(say, f"{others} others"),
+            turns(say, f"{others} others"),
         )
         entry["interference"] = bench.summarise_interference(gaps, others, entry)
     settings = {
@@ -167,61 +166,9 @@ def prefill(
         "synthetic_acceptance": accepted,
         "max_batch_tokens": rows,
     }
-    result = _result(engine, options.shape, drafting, protocol, settings, [entry])
-    _finish(engine, result, output, as_json, _show_prefill, say)
-
-
-def _turn(say: Callable[[str], None], what: str) -> Callable[[int], None]:
-    return lambda turn: say(f"{what}: " + (f"round {turn}" if turn > 0 else "warm-up"))
-
-
-def _result(
-    engine: Engine,
-    shape: str,
-    drafting: DraftOptions,
-    protocol: Protocol,
-    settings: dict[str, Any],
-    results: list[dict[str, Any]],
-) -> dict[str, Any]:
-    from eyas.bench.machine import describe_run
-    from eyas.bench.shape import about
-
-    return {
-        **describe_run(command_line()),
-        "model": about(engine, shape),
-        "settings": {
-            **settings,
-            **{k: v for k, v in asdict(protocol).items() if k != "batches"},
-            "prefix_cache": False,
-            "drafting": None if drafting.drafter == "root" else vars(drafting),
-        },
-        "results": results,
-    }
-
-
-def _finish(
-    engine: Engine,
-    result: dict[str, Any],
-    output: Path | None,
-    as_json: bool,
-    show: Callable[[dict[str, Any]], None],
-    say: Callable[[str], None],
-) -> None:
-    from eyas.bench.machine import write_result
-
-    engine.check()
-    engine.shutdown()
-    if output is not None:
-        write_result(result, output)
-    say("")
-    print(json.dumps(result)) if as_json else show(result)
-
-
-def _title(result: dict[str, Any]) -> str:
-    model, settings, machine = result["model"], result["settings"], result["machine"]
-    where = machine.get("gpu") if model["device"].startswith("cuda") else machine["cpu"]
-    title = f"{model['name']}, dummy weights, {model['dtype']} on {where}"
-    return title if settings["acceptance"] == "real" else f"{title}, {settings['acceptance']}"
+    result = result_of(engine, options.shape, drafting, protocol, settings, [entry])
+    finish(engine, say)
+    tell(result, output, as_json, _show_prefill)
 
 
 def _show_steps(result: dict[str, Any]) -> None:
@@ -231,7 +178,7 @@ def _show_steps(result: dict[str, Any]) -> None:
     table = Table(
         *("batch", "", "steps", "mean\nms", "p50\nms", "p99\nms", "tokens\na draft"),
         *("masks\nms", "walks\nms", "wait for\ntrees ms", "wait for\nresults ms", "failed"),
-        title=_title(result),
+        title=title_of(result),
         padding=(0, 0),
     )
     for entry in result["results"]:
@@ -266,7 +213,7 @@ def _show_prefill(result: dict[str, Any]) -> None:
 
     entry = result["results"][0]
     console = Console()
-    console.print(_title(result))
+    console.print(title_of(result))
     console.print(
         f"a prompt of {entry['prompt_tokens']} tokens in {entry['chunks']} chunks: first token after "
         f"{entry['first_token_ms']:.1f} ms (best {entry['best_ms']:.1f}), "

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from eyas.cli.options import DraftOptions, engine_config
+from eyas.config import USUAL_STEPS
 
 Drafting = TypeVar("Drafting", bound=DraftOptions)
 
@@ -193,12 +194,14 @@ def unpaced(drafting: DraftOptions) -> DraftOptions:
     """The tree's size in numbers."""
     if drafting.drafter == "root" or drafting.draft_nodes != "auto":
         return drafting
+    from eyas.draft import Shape
+
     try:
-        steps = 5 if drafting.draft_steps == "auto" else int(drafting.draft_steps)
+        steps = USUAL_STEPS if drafting.draft_steps == "auto" else int(drafting.draft_steps)
     except ValueError:
         return drafting  # engine_config says what is wrong with it
-    levels = 1 + drafting.draft_topk * (1 + (steps - 1) * drafting.draft_topk)
-    nodes = steps + 1 if drafting.draft_topk == 1 else min(MOST_TREE_NODES, levels)
+    most = Shape(steps, drafting.draft_topk, MOST_TREE_NODES).num_candidates
+    nodes = steps + 1 if drafting.draft_topk == 1 else min(MOST_TREE_NODES, 1 + most)
     return replace(drafting, draft_steps=str(steps), draft_nodes=str(nodes))
 
 

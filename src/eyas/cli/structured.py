@@ -6,15 +6,13 @@ anything is measured.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from eyas.cli import options
-from eyas.cli.bench import Output, command_line
 from eyas.cli.errors import CheckFailed
+from eyas.cli.measuring import Output, place, prefixed, run_facts, status, tell
 from eyas.cli.options import DEVICE, MODEL, engine_config
 
 
@@ -50,9 +48,7 @@ def structured(
     from eyas.bench import structured as bench
     from eyas.bench.inputs import Inputs, check_lengths
     from eyas.bench.lineup import Stage, about
-    from eyas.bench.machine import describe_run, write_result
     from eyas.cli.loading import open_model
-    from eyas.cli.verify import status
     from eyas.config import AUTO_NODES, AUTO_STEPS
 
     bench.require_validator()
@@ -83,11 +79,11 @@ def structured(
                 asked,
                 max_tokens=max_tokens,
                 repeats=repeats,
-                say=_prefixed(say, name),
+                say=prefixed(say, name),
             )
             reports[name] = bench.report(lineup, asked, rounds, compile_seconds)
         result = {
-            **describe_run(command_line()),
+            **run_facts(),
             "model": about(llm),
             "settings": {
                 "head": draft_model or "the model's own",
@@ -99,14 +95,8 @@ def structured(
             },
             "groups": reports,
         }
-    if output is not None:
-        write_result(result, output)
-    print(json.dumps(result, ensure_ascii=False)) if as_json else _show(result)
+    tell(result, output, as_json, _show)
     _check(reports)
-
-
-def _prefixed(say: Callable[[str], None], name: str) -> Callable[[str], None]:
-    return lambda text: say(f"{name}: {text}")
 
 
 def _check(reports: dict[str, Any]) -> None:
@@ -133,14 +123,13 @@ def _show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     console, model, machine = Console(), result["model"], result["machine"]
-    where = machine.get("gpu") if model["device"].startswith("cuda") else machine["cpu"]
     for group, found in result["groups"].items():
         columns = ("tokens\na step", "tokens/s", "ms\na step", "steps", "finished", "valid", "same")
         table = Table(
             "",
             *columns,
             title=f"{group}: {found['num_tasks']} prompts, {found['num_schemas']} schemas, "
-            f"{model['name']} on {where}, {machine['threads']} threads",
+            f"{model['name']} on {place(result)}, {machine['threads']} threads",
         )
         for name, one in found["contestants"].items():
             held = [f"{one[key]:.0%}" if key in one else "" for key in ("valid", "same_tokens")]

@@ -5,8 +5,6 @@ Promises: status 1 where a shape changed a token. Does not know: how anything is
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,15 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eyas.cli import options
-from eyas.cli.bench import TASKS_OF_A_ROUND, Output, Workload
 from eyas.cli.errors import CheckFailed
+from eyas.cli.measuring import (
+    TASKS_OF_A_ROUND,
+    Output,
+    Workload,
+    place,
+    read_inputs,
+    round_name,
+    run_facts,
+    tell,
+)
 from eyas.cli.options import DEVICE, MODEL, engine_config
 
 if TYPE_CHECKING:
-    from eyas.bench.inputs import Inputs
     from eyas.bench.lineup import Stage
     from eyas.draft import Shape
-    from eyas.llm import LLM
 
 _DRAFTERS = ("auto", "head", "model", "ngram")
 
@@ -87,8 +92,8 @@ def tune(
 ) -> None:
     """Measure draft trees of all sizes against plain decoding and auto; contestants take turns."""
     from eyas.bench import plots
+    from eyas.bench.inputs import check_lengths
     from eyas.bench.lineup import Stage, about
-    from eyas.bench.machine import describe_run, write_result
     from eyas.bench.tune import (
         batch_tokens,
         distinct_shapes,
@@ -131,10 +136,12 @@ def tune(
         prefix_cache=False,
     )
     with open_model(config, quiet=as_json) as llm:
-        inputs = _inputs(llm, workload, entries, max(sizes), max_tokens)
+        least = TASKS_OF_A_ROUND if workload is Workload.tasks else 1
+        inputs = read_inputs(llm, workload, entries, max(least, *sizes))
+        check_lengths(inputs, llm, max_tokens)
         stage = Stage(llm)
         num_runs = len(sizes) * (repeats + 1) * (len(shapes) + 2)
-        with _progress(as_json, num_runs) as tell:
+        with _progress(as_json, num_runs) as on_run:
             results = sweep(
                 stage,
                 shapes,
@@ -144,10 +151,10 @@ def tune(
                 temperature=temperature,
                 repeats=repeats,
                 stops_at_eos=workload is Workload.tasks and entries is None,
-                on_run=tell,
+                on_run=on_run,
             )
         result = {
-            **describe_run(["eyas", *sys.argv[1:]]),
+            **run_facts(),
             "model": about(llm),
             "drafting": _about_drafting(stage, draft_model, shapes),
             "settings": {
@@ -159,11 +166,9 @@ def tune(
             },
             "results": results,
         }
-    if output is not None:
-        write_result(result, output)
     if plot is not None:
         plots.draw_sweep(result, plot)
-    print(json.dumps(result)) if as_json else _show(result)
+    tell(result, output, as_json, _show)
     changed = {name for entry in results for name in entry["changed_tokens"]}
     if changed:
         raise CheckFailed(
@@ -188,30 +193,6 @@ def _drafter(drafter: str, draft_model: str | None, model: str, offline: bool) -
             "model, or tune --drafter ngram"
         )
     return name
-
-
-def _inputs(
-    llm: LLM,
-    workload: Workload,
-    entries: list[dict[str, Any]] | None,
-    count: int,
-    max_tokens: int,
-) -> Inputs:
-    from eyas.bench import prompts as shared
-    from eyas.bench.inputs import Inputs, check_lengths, from_entries, from_tasks
-
-    if entries is not None:
-        inputs = from_entries(llm, entries)
-    elif workload is Workload.random:
-        inputs = Inputs("random", shared.random_prompts(count, 128, llm.info.vocab_size))
-    elif workload is Workload.tasks:
-        tasks = shared.heldout_tasks(max(count, TASKS_OF_A_ROUND))
-        inputs = from_tasks(llm, len(tasks), tasks=tasks)
-    else:
-        tasks = shared.TASKS if workload is Workload.chat else shared.COPY_TASKS
-        inputs = from_tasks(llm, count, tasks=tasks)
-    check_lengths(inputs, llm, max_tokens)
-    return inputs
 
 
 def _about_drafting(stage: Stage, draft_model: str | None, shapes: list[Shape]) -> dict[str, Any]:
@@ -243,11 +224,11 @@ def _progress(quiet: bool, num_runs: int) -> Iterator[Callable[[int, str, int], 
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
         task = progress.add_task("measuring", total=num_runs)
 
-        def tell(size: int, name: str, turn: int) -> None:
-            what = f"round {turn}" if turn else "warm-up"
-            progress.update(task, advance=1, description=f"batch {size}, {what}: {name}")
+        def on_run(size: int, name: str, turn: int) -> None:
+            what = f"batch {size}, {round_name(turn)}: {name}"
+            progress.update(task, advance=1, description=what)
 
-        yield tell
+        yield on_run
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -255,10 +236,9 @@ def _show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     model, machine = result["model"], result["machine"]
-    where = machine.get("gpu") if model["device"].startswith("cuda") else machine["cpu"]
     table = Table(
         *("batch", "", "steps", "topk", "nodes", "tokens/s", "of plain", "accepted\na step"),
-        title=f"{model['name']}, {model['dtype']} on {where}, {machine['threads']} threads",
+        title=f"{model['name']}, {model['dtype']} on {place(result)}, {machine['threads']} threads",
     )
     for entry in result["results"]:
         named = {"plain": "plain", "best shape": entry["best_shape"], "auto": "auto"}

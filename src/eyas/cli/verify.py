@@ -6,18 +6,14 @@ how anything is checked.
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from eyas.cli import options
-from eyas.cli.bench import Output
 from eyas.cli.errors import CheckFailed
+from eyas.cli.measuring import Output, run_facts, status, tell
 from eyas.cli.options import DEVICE, DRAFT, MODEL, engine_config
 
 _TITLES = {
@@ -78,7 +74,6 @@ def verify(
     as_json: options.Json = False,
 ) -> None:
     """Check a model on your own prompts: exactness, every drafter, transformers, acceptance, speed."""
-    from eyas.bench.machine import describe_run, write_result
     from eyas.bench.verify import Plan
     from eyas.bench.verify import verify as run
     from eyas.cli.generate import read_entries
@@ -100,26 +95,11 @@ def verify(
     plan = Plan(config, head, entries, num_prompts, max_tokens, repeats, parity)
     with status(as_json) as say:
         report = run(plan, say)
-    result = {**describe_run(["eyas", *sys.argv[1:]]), **report}
-    if output is not None:
-        write_result(result, output)
-    print(json.dumps(result)) if as_json else _show(result)
+    result = {**run_facts(), **report}
+    tell(result, output, as_json, _show)
     if not result["passed"]:
         wrong = [_TITLES[n] for n, part in result["parts"].items() if part["status"] == "fail"]
         raise CheckFailed(f"{', '.join(wrong)}: does not hold; the report says where")
-
-
-@contextmanager
-def status(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What is being done, on standard error."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status("") as shown:
-        yield shown.update
 
 
 def _show(result: dict[str, Any]) -> None:

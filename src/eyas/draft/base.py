@@ -43,6 +43,11 @@ class Shape:
         """Most levels of the whole tree, the root's among them, and so most tokens of a step."""
         return min(self.width, 1 + self.steps + self.extra)
 
+    @property
+    def num_candidates(self) -> int:
+        """Nodes that are grown below the root, of which the best are kept."""
+        return self.topk + (self.steps - 1) * self.topk**2 if self.steps else 0
+
     def capped(self, other: Shape) -> Shape:
         """The same, in no respect larger than `other`, and nobody else's."""
         steps, topk = min(self.steps, other.steps), min(self.topk, other.topk)
@@ -94,7 +99,7 @@ class Drafter(ABC):
     @property
     def width(self) -> int:
         """Most nodes it ever proposes, the root included."""
-        return self.shape.nodes
+        return self.shape.width
 
     def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
         """How large a tree it wants for a step of so many rooted sequences; one node is not to draft.
@@ -129,10 +134,6 @@ class DrafterWrapper(Drafter):
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:
         return self._inner.networks
-
-    @property
-    def width(self) -> int:
-        return self._inner.width
 
     def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
         return self._inner.wish(num_sequences, num_constrained)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eyas.attention.base import ContextRun, Layout
+from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.cache.slots import NULL_SLOT
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, Span
@@ -180,19 +180,11 @@ def run_rows(book: RowBook, batch: Batch, runs: list[Run]) -> Rows:
         seats += [run.seat] * count
         positions += range(run.start, run.stop)
     seats_T, positions_T = send(seats, device), send(positions, device)
-    layout = Layout(
-        slots_AC=table.slots_AC,
-        seats_B=send([run.seat for run in runs], device),
-        contexts=tuple(contexts),
-        node_rows_BW=None,
-        node_slots_BW=None,
-        root_positions_B=None,
-        parents_BW=None,
-        max_position=batch.max_length - 1,
-    )
+    seats_B = send([run.seat for run in runs], device)
+    layout = Layout(table.slots_AC, seats_B, batch.max_length - 1, tuple(contexts))
     rows = ForwardRows(
         tokens_T=table.tokens_AC[seats_T, positions_T],
-        positions_T=positions_T.clamp(max=table.max_length - 1),
+        positions_T=positions_T,
         write_slots_T=table.slots_AC[seats_T, positions_T],
         layout=layout,
         logits_rows_R=None,
@@ -226,19 +218,11 @@ def tail_rows(book: RowBook, batch: Batch, longest: int, drafts_B: torch.Tensor 
     if picked is not None:
         seats_T, positions_T = seats_T[picked], positions_T[picked]
         write_slots_T = write_slots_T[picked]
-    layout = Layout(
-        slots_AC=table.slots_AC,
-        seats_B=seats_B,
-        contexts=(),
-        node_rows_BW=grid_BP,
-        node_slots_BW=slots_BP,
-        root_positions_B=starts_B,
-        parents_BW=None,
-        max_position=batch.max_length - 1,
-    )
+    nodes = NodeGrid(grid_BP, slots_BP, starts_B)
+    layout = Layout(table.slots_AC, seats_B, batch.max_length - 1, nodes=nodes)
     rows = ForwardRows(
         tokens_T=table.tokens_AC[seats_T, positions_T],
-        positions_T=positions_T.clamp(max=table.max_length - 1),
+        positions_T=positions_T.clamp(max=table.last_position),
         write_slots_T=write_slots_T,
         layout=layout,
         logits_rows_R=root_rows_B,
@@ -263,20 +247,12 @@ def _tail_rows_by_kernel(
         table.tokens_AC,
         table.slots_AC,
         longest,
-        table.max_length - 1,
+        table.last_position,
         NULL_SLOT,
         pdl=table.device.type == "cuda",
     )
-    layout = Layout(
-        slots_AC=table.slots_AC,
-        seats_B=batch.seats_B,
-        contexts=(),
-        node_rows_BW=made.rows_T.view(shape),
-        node_slots_BW=made.slots_T.view(shape),
-        root_positions_B=roots.starts_B,
-        parents_BW=None,
-        max_position=batch.max_length - 1,
-    )
+    nodes = NodeGrid(made.rows_T.view(shape), made.slots_T.view(shape), roots.starts_B)
+    layout = Layout(table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes)
     rows = ForwardRows(
         tokens_T=made.tokens_T,
         positions_T=made.positions_T,

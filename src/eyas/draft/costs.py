@@ -38,13 +38,11 @@ NOTHING = Costs((1,), (0.0,))
 """The cost of a drafter that runs no network."""
 
 
-def measure_costs(
-    run: Callable[[int], None], max_rows: int, max_seconds: float = MAX_SECONDS
-) -> Costs:
+def measure_costs(run: Callable[[int], None], max_rows: int) -> Costs:
     """Time `run(num_rows)`, which waits for the device; the fastest of a few counts."""
     rows: list[int] = []
     seconds: list[float] = []
-    deadline = time.perf_counter() + max_seconds
+    deadline = time.perf_counter() + MAX_SECONDS
     for num_rows in (count for count in ROWS if count <= max(1, max_rows)):
         best = float("inf")
         for _ in range(REPEATS):

@@ -51,10 +51,7 @@ class ForcedDrafter(DrafterWrapper):
         self._nodes = nodes
         self._remembered: deque[_Extended] = deque(maxlen=MAX_REMEMBERED)
         self.sources = (*inner.sources, "forced")
-
-    @property
-    def width(self) -> int:
-        return self._inner.width + self._nodes
+        self.shape = replace(inner.shape, extra=nodes)
 
     def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
         wished = self._inner.wish(num_sequences, num_constrained)

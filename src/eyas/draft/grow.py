@@ -28,7 +28,6 @@ from eyas.sampling.process import NEVER, Rows, process
 
 SHORTLIST = 64
 """Candidates of a node that are ranked with their noise; what is further down is not tried."""
-_LEVELS_AHEAD = 8
 
 
 def rank(
@@ -143,10 +142,9 @@ class Frontier:
 
 
 class Pool:
-    """All candidates of B trees, level after level. capacity: how many a tree will have, where it is
-    known (storage on a device grows without it)."""
+    """All candidates of B trees, level after level. capacity: the most that a tree will have."""
 
-    def __init__(self, capacity: int = 0) -> None:
+    def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._storage: _Storage | None = None
         self._tokens: list[torch.Tensor] = []
@@ -229,29 +227,18 @@ class Pool:
         from eyas.kernels.grow import extend
 
         num, width, num_children = tokens_BKC.shape
+        if self._storage is None:
+            shape, device = (num, self._capacity), tokens_BKC.device
+            self._storage = (
+                torch.empty(shape, dtype=torch.int64, device=device),
+                torch.empty(shape, dtype=torch.float32, device=device),
+                torch.empty(shape, dtype=torch.int64, device=device),
+            )
         start = self._size
         self._size += width * num_children
-        storage = self._reserve(num, keep * num_children, tokens_BKC.device)
+        assert self._size <= self._capacity, "more candidates than there is room for"
         above = (frontier.pool_BK, frontier.score_BK, frontier.path_BKD)
         pool_BK, score_BK, path_BKD, parent_BK = extend(
-            tokens_BKC, scores_BKC, above, storage, start, keep, pdl=tokens_BKC.is_cuda
+            tokens_BKC, scores_BKC, above, self._storage, start, keep, pdl=tokens_BKC.is_cuda
         )
         return Frontier(pool_BK, score_BK, path_BKD), parent_BK
-
-    def _reserve(self, num: int, level: int, device: torch.device) -> _Storage:
-        """Storage for all entries, and at first for some levels more."""
-        if self._storage is not None and self._size <= self._storage[0].shape[1]:
-            return self._storage
-        capacity = self._capacity
-        if capacity < self._size:
-            capacity = self._size + _LEVELS_AHEAD * level
-        storage = (
-            torch.empty((num, capacity), dtype=torch.int64, device=device),
-            torch.empty((num, capacity), dtype=torch.float32, device=device),
-            torch.empty((num, capacity), dtype=torch.int64, device=device),
-        )
-        if self._storage is not None:
-            for new_BP, old_BP in zip(storage, self._storage, strict=True):
-                new_BP[:, : old_BP.shape[1]] = old_BP
-        self._storage = storage
-        return storage

@@ -299,14 +299,13 @@ class PacedDrafter(DrafterWrapper):
         )
 
 
-def usual_shapes(steps: int, topk: int, nodes: int) -> list[Shape]:
-    """What to choose among: every chain up to `steps`, and trees of a few sizes up to `nodes`."""
+def usual_shapes(largest: Shape) -> list[Shape]:
+    """What to choose among: every chain, and trees of a few sizes, no larger than that."""
+    steps, topk, nodes = largest.steps, largest.topk, largest.nodes
     shapes = [Shape(depth, 1, depth + 1) for depth in range(1, min(steps, nodes - 1) + 1)]
     if topk > 1:
-        most = 1 + topk + (steps - 1) * topk * topk
+        most = min(nodes, 1 + largest.num_candidates)
         shapes += [
-            Shape(min(steps, count - 1), topk, count)
-            for count in TREE_NODES
-            if count <= min(nodes, most)
+            Shape(min(steps, count - 1), topk, count) for count in TREE_NODES if count <= most
         ]
     return shapes

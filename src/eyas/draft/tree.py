@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from eyas.attention.base import Layout
+from eyas.attention.base import Layout, NodeGrid
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import Drafter, Shape, root_tokens, roots_alone
 from eyas.draft.catch_up import LONGEST_TAIL, RowBook, Run, run_rows, tail_rows
@@ -164,7 +164,7 @@ class TreeDrafter(Drafter):
     ) -> DraftTree:
         shape, num = growth.shape, growth.batch.num_rows
         frontier = Frontier.of_roots(num, logits_RU.device)
-        pool = Pool(shape.topk + (shape.steps - 1) * shape.topk**2)
+        pool = Pool(shape.num_candidates)
         for depth in range(shape.steps):
             rows = self._sampling_rows(growth, frontier, depth)
             ids_RC, scores_RC = rank(
@@ -237,30 +237,19 @@ class TreeDrafter(Drafter):
         slots_BW = torch.cat([root_slots_B1, scratch_BS], dim=1)
         own_slots_BK = slots_BW[:, width - topk :]
         positions_B = batch.roots_B + depth
-        is_chain = topk == 1
-        if is_chain:
+        if topk == 1:
             batch.table.place_nodes(batch.seats_B, positions_B, own_slots_BK)
-            node_rows_BW, node_slots_BW, first_B = rows_BK, own_slots_BK, positions_B
+            nodes = NodeGrid(rows_BK, own_slots_BK, positions_B)
         else:
-            node_rows_BW = torch.full_like(parents_BW, -1)
-            node_rows_BW[:, width - topk :] = rows_BK
-            node_slots_BW, first_B = slots_BW, batch.roots_B
-        layout = Layout(
-            slots_AC=batch.table.slots_AC,
-            seats_B=batch.seats_B,
-            contexts=(),
-            node_rows_BW=node_rows_BW,
-            node_slots_BW=node_slots_BW,
-            root_positions_B=first_B,
-            parents_BW=None if is_chain else parents_BW,
-            max_position=batch.max_length - 1,
-        )
-        positions_T = positions_B.repeat_interleave(topk).clamp(max=batch.table.max_length - 1)
+            grid_BW = torch.full_like(parents_BW, -1)
+            grid_BW[:, width - topk :] = rows_BK
+            nodes = NodeGrid(grid_BW, slots_BW, batch.roots_B, parents_BW)
+        positions_T = positions_B.repeat_interleave(topk).clamp(max=batch.table.last_position)
         return ForwardRows(
             tokens_T=frontier.path_BKD[:, :, -1].reshape(-1),
             positions_T=positions_T,
             write_slots_T=own_slots_BK.reshape(-1),
-            layout=layout,
+            layout=_layout(batch, nodes),
             logits_rows_R=rows_BK.view(-1),
             num_leading=num * topk,
         )
@@ -286,28 +275,21 @@ class TreeDrafter(Drafter):
             table.slots_AC,
             self._first_scratch,
             self._per_seat,
-            table.max_length - 1,
+            table.last_position,
             pdl=parent_BK.is_cuda,
         )
         growth.places_R = (rows.sequence_R, rows.position_R)
-        if grids is not None:
+        if grids is None:
+            own_slots_BK = rows.write_slots_R.view(parent_BK.shape)
+            nodes = NodeGrid(rows.rows_R.view(parent_BK.shape), own_slots_BK, rows.position_R)
+        else:
             growth.parents = [grids.parents_BW]
-        shape = parent_BK.shape
-        layout = Layout(
-            slots_AC=table.slots_AC,
-            seats_B=batch.seats_B,
-            contexts=(),
-            node_rows_BW=rows.rows_R.view(shape) if grids is None else grids.rows_BW,
-            node_slots_BW=rows.write_slots_R.view(shape) if grids is None else grids.slots_BW,
-            root_positions_B=rows.position_R if grids is None else batch.roots_B,
-            parents_BW=None if grids is None else grids.parents_BW,
-            max_position=batch.max_length - 1,
-        )
+            nodes = NodeGrid(grids.rows_BW, grids.slots_BW, batch.roots_B, grids.parents_BW)
         rows_of_level = ForwardRows(
             tokens_T=rows.tokens_R,
             positions_T=rows.positions_R,
             write_slots_T=rows.write_slots_R,
-            layout=layout,
+            layout=_layout(batch, nodes),
             logits_rows_R=rows.rows_R,
             num_leading=len(rows.rows_R),
         )
@@ -332,6 +314,10 @@ class TreeDrafter(Drafter):
             history_BL=history_BL,
             length_B=length_B,
         )
+
+
+def _layout(batch: Batch, nodes: NodeGrid) -> Layout:
+    return Layout(batch.table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes)
 
 
 def num_scratch(shape: Shape) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +33,11 @@ from eyas.models import (
     Decoder,
     ModelFiles,
     ModelSpec,
+    Progress,
     locate_model,
     resolve_dtype,
 )
-from eyas.models.heads import DraftHead
+from eyas.models.heads import DraftHead, HeadSpec
 from eyas.runner.device import Device, cache_budget, memory_bytes, open_device
 from eyas.runner.graphs import bucket_of, length_of
 from eyas.runner.runner import ModelRunner
@@ -45,8 +45,6 @@ from eyas.runner.table import SequenceTable
 from eyas.text import Tokenizer
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
 
 PREPARED_LENGTHS = (512, 1024, 2048)
 """Lengths of sequences whose steps are captured at start-up."""
@@ -59,9 +57,10 @@ MOST_POSITIONS = 2**22
 class Parts:
     """What an engine is put together around, wherever it came from.
 
-    order: of the model's products. drafting, network: what drafts and its weights; both None where a
-    drafter of somebody's own does. directory: None where there are no files. tokenizer: None where
-    tokens have no texts, which also leaves outputs unconstrained. eos_token_ids: what ends a text.
+    order: of the model's products. drafting: who drafts; None where a drafter of somebody's own does.
+    network: its weights; None where it has none. directory: None where there are no files. tokenizer:
+    None where tokens have no texts, which also leaves outputs unconstrained. eos_token_ids: what ends a
+    text.
     """
 
     spec: ModelSpec
@@ -116,8 +115,8 @@ def load(
         progress=progress,
     )
     network = None
-    if drafting is not None:
-        draft_order = find_order(config, place, dtype, drafting)
+    if drafting is not None and drafting.network is not None:
+        draft_order = find_order(config, place, dtype, drafting.network, drafts=True)
         network = load_network(drafting, model, directory, draft_order.order, progress)
     return Parts(
         spec=spec,
@@ -133,20 +132,25 @@ def load(
 
 
 def find_order(
-    config: EngineConfig, place: Device, dtype: torch.dtype, of: ModelSpec | Drafting
+    config: EngineConfig,
+    place: Device,
+    dtype: torch.dtype,
+    of: ModelSpec | HeadSpec,
+    *,
+    drafts: bool = False,
 ) -> RowOrderReport:
-    """The row counts at which the products of a model, or of what drafts, keep their bits."""
-    heads = of.head_shapes if isinstance(of, Drafting) else (of.head_shape,)
+    """The row counts at which the products of a network keep their bits. drafts: on a device no
+    promise is made, since no output depends on them."""
     max_rows = config.scheduler.rows(on_gpu=place.device.type == "cuda")
     if usable(place.device):
-        exact = place.exact and not isinstance(of, Drafting)
+        exact = place.exact and not drafts
         # A bucket of sequences may be half as large again as what fills it.
         products = Products(exact, place.device, pad_for_device(max_rows + max_rows // 2))
         reason = "products have one order" if exact else "products are the fastest; pass --exact"
-        if not all(is_supported(num_in) for _, num_in in (*of.linear_shapes, *heads)):
+        if not all(is_supported(num_in) for _, num_in in (*of.linear_shapes, of.head_shape)):
             exact, reason = False, "a product's input features are no multiple of 16"
         return RowOrderReport(RowOrder(products=products), exact, reason)
-    return find_row_order(of.linear_shapes, dtype, place.device, max_rows, heads=heads)
+    return find_row_order(of.linear_shapes, dtype, max_rows, heads=(of.head_shape,))
 
 
 def assemble(
@@ -157,12 +161,13 @@ def assemble(
     own_drafter: drafts where the parts hold no drafting.
     """
     spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
-    per_slot, scratch, width = KVStore.bytes_per_slot(spec.stores, dtype), 0, 1
+    per_slot, scratch = KVStore.bytes_per_slot(spec.stores, dtype), 0
     if drafting is not None:
         per_slot += drafting.bytes_per_slot(dtype)
         scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, dtype)
-        width = drafting.width
-    elif own_drafter is not None:
+        width = drafting.shape.width
+    else:
+        assert own_drafter is not None
         width = own_drafter.width
     max_length = parts.model.max_model_len
     if usable(place.device):
@@ -199,17 +204,17 @@ def assemble(
     grammars = compile_pool(config, info, parts.tokenizer)
     engine = connect(config, runner, drafter, info, parts.tokenizer, grammars)
     if usable(place.device) and not (drafting is not None and drafting.is_paced):
-        prepare(engine, drafting.shape.nodes if drafting is not None else width)
+        prepare(engine)
     if usable(place.device):
         search_on(place.device).report()
     return engine
 
 
-def prepare(engine: Engine, width: int) -> None:
-    """Capture the steps that are sure to come; others are when they are first met. width: of trees."""
-    width = min(width, engine.drafter.width)
+def prepare(engine: Engine) -> None:
+    """Capture the steps that are sure to come; others are when they are first met."""
+    width = engine.drafter.shape.alone.width
     started = time.perf_counter()
-    most = bucket_of(engine.scheduler.max_num_seqs)
+    most = bucket_of(engine.table.num_seats)
     sizes = sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
     lengths = {length_of(min(length, engine.info.max_model_len)) for length in PREPARED_LENGTHS}
     for length in sorted(lengths, reverse=True):
@@ -264,17 +269,14 @@ def connect(
 ) -> Engine:
     """Put an engine together from its parts."""
     device = runner.model.device
-    cache = CacheManager(info.num_slots, prefix_cache=config.cache.prefix_cache)
+    cache = CacheManager(info.num_slots, shares_prefixes=config.cache.prefix_cache)
     scheduling = config.scheduler
     table = SequenceTable(scheduling.max_num_seqs, info.max_model_len, drafter.width, device)
     scheduler = Scheduler(
         cache,
         table,
-        max_num_seqs=scheduling.max_num_seqs,
         max_batch_tokens=scheduling.rows(on_gpu=device.type == "cuda"),
-        max_width=drafter.width,
         wish=drafter.wish,
-        shares_prompts=config.cache.prefix_cache,
     )
     return Engine(
         runner=runner,

@@ -17,10 +17,10 @@ import torch
 
 from eyas import builtin
 from eyas.attention import open_attention
-from eyas.attention.base import Layout
+from eyas.attention.base import Layout, NodeGrid
 from eyas.cache import KVStore
 from eyas.cache.store import LayerStore
-from eyas.config import DrafterName, EngineConfig
+from eyas.config import DraftConfig, DrafterName, EngineConfig
 from eyas.draft import (
     BlendDrafter,
     Drafter,
@@ -39,7 +39,7 @@ from eyas.draft.pace import Pace, usual_shapes
 from eyas.draft.tree import num_scratch
 from eyas.kernels import usable
 from eyas.layers.row_order import RowOrder
-from eyas.models import Decoder, ModelFiles, ModelSpec, load_model
+from eyas.models import Decoder, ModelFiles, ModelSpec, Progress
 from eyas.models.heads import (
     DraftHead,
     HeadSpec,
@@ -55,8 +55,6 @@ from eyas.runner.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]
-
 MAX_FORCED = 24
 """Nodes of a tree that forced spans may add."""
 COST_POSITION = 128
@@ -65,45 +63,39 @@ COST_POSITION = 128
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Who will draft. directory: of the draft model or head. One of model and head is set, or none.
-
-    shape: the largest tree.
-    """
+    """Who will draft, under which settings. One of model and head is set, or none. directory: of the
+    head; None where it is in no file."""
 
     names: tuple[DrafterName, ...]
-    shape: Shape
-    is_paced: bool
-    directory: Path | None = None
-    model: ModelSpec | None = None
+    settings: DraftConfig
+    model: ModelFiles | None = None
     head: HeadSpec | None = None
-    token_map: Path | None = None
+    directory: Path | None = None
 
     @property
-    def width(self) -> int:
-        """Most nodes of a tree."""
-        if self.names == ("root",):
-            return 1
-        if self.names == ("forced",):
-            return 1 + MAX_FORCED
-        return self.shape.nodes + MAX_FORCED * ("forced" in self.names)
+    def shape(self) -> Shape:
+        """The largest tree."""
+        extra = MAX_FORCED if "forced" in self.names else 0
+        if self.names in (("root",), ("forced",)):
+            return Shape(0, 1, 1, extra)
+        settings, nodes = self.settings, self.settings.max_nodes
+        own = Shape(settings.max_steps, settings.topk, nodes).within(nodes)
+        return replace(own, extra=extra)
+
+    @property
+    def is_paced(self) -> bool:
+        """Is the size of trees chosen step by step?"""
+        return self.settings.nodes == "auto"
+
+    @property
+    def network(self) -> ModelSpec | HeadSpec | None:
+        """The network that drafts; None where none does."""
+        return self.head if self.model is None else self.model.spec
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
         """What the drafting network keeps per token."""
-        network = self.model or self.head
-        return network.stores if network is not None else ()
-
-    @property
-    def linear_shapes(self) -> tuple[tuple[int, int], ...]:
-        """The products of the drafting network."""
-        network = self.model or self.head
-        return network.linear_shapes if network is not None else ()
-
-    @property
-    def head_shapes(self) -> tuple[tuple[int, int], ...]:
-        """(vocabulary, hidden size) of the drafting network's output layer."""
-        network = self.model or self.head
-        return (network.head_shape,) if network is not None else ()
+        return () if self.network is None else self.network.stores
 
     def scratch_bytes(self, max_num_seqs: int, dtype: torch.dtype) -> int:
         """Keys and values of the inner nodes of all trees."""
@@ -126,26 +118,23 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
     elif not names:
         assert found is not None
         names = ("head" if _is_head(found, directory) else "model", "forced")
-    largest = Shape(draft.max_steps, draft.topk, draft.max_nodes)
-    drafting = Drafting(names, largest.within(largest.nodes), draft.nodes == "auto")
     if draft.token_map is not None and "head" not in names:
         raise ValueError("draft.token_map: cuts the vocabulary of a head; pass --drafter head")
     if "model" in names:
         assert found is not None
-        return replace(drafting, directory=found, model=_read_model(config, found, spec))
+        return Drafting(names, draft, model=_open_model(config, found, spec))
     if "head" in names:
         if found is None:
             raise ValueError(
                 f"draft.model: drafter 'head' needs a head, and {config.model.path} brings none along; "
                 "name one with --draft-model"
             )
-        token_map = None if draft.token_map is None else Path(draft.token_map)
         try:
-            head = read_head(found, spec, target_directory=directory, token_map=token_map)
+            head = read_head(found, spec, target_directory=directory, token_map=draft.token_map)
         except ValueError as error:
             raise ValueError(f"draft.model: {error}") from error
-        return replace(drafting, directory=found, head=head, token_map=token_map)
-    return drafting
+        return Drafting(names, draft, head=head, directory=found)
+    return Drafting(names, draft)
 
 
 def _find(config: EngineConfig, directory: Path) -> Path | None:
@@ -166,27 +155,27 @@ def _is_head(found: Path, directory: Path) -> bool:
     return is_head(found) or (found.resolve() == directory.resolve() and has_mtp(directory))
 
 
-def _read_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> ModelSpec:
-    """The facts of a draft model; it must share the target's vocabulary."""
+def _open_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> ModelFiles:
+    """The files of a draft model; it must share the target's vocabulary."""
     if is_head(directory):
         raise ValueError(
             f"draft.model: {config.draft.model} is a draft head, not a model; pass --drafter head"
         )
     try:
-        draft_spec = ModelFiles.open(directory).spec
+        files = ModelFiles.open(directory)
     except ValueError as error:
         raise ValueError(f"draft.model: {error}") from error
-    if draft_spec.vocab_size != spec.vocab_size:
+    if files.spec.vocab_size != spec.vocab_size:
         raise ValueError(
-            f"draft.model: {config.draft.model} has a vocabulary of {draft_spec.vocab_size}, the "
+            f"draft.model: {config.draft.model} has a vocabulary of {files.spec.vocab_size}, the "
             f"target one of {spec.vocab_size}; a draft model must share the target's tokenizer"
         )
-    if draft_spec.max_position < spec.max_position:
+    if files.spec.max_position < spec.max_position:
         log.warning(
             "the draft model was made for %d tokens; behind them its drafts are worse",
-            draft_spec.max_position,
+            files.spec.max_position,
         )
-    return draft_spec
+    return files
 
 
 def load_network(
@@ -194,14 +183,11 @@ def load_network(
     target: Decoder,
     target_directory: Path,
     order: RowOrder,
-    progress: Progress | None = None,
-) -> Decoder | DraftHead | None:
-    """The weights of what drafts, in the target's type and place; None where nothing is loaded."""
-    if drafting.directory is None:
-        return None
+    progress: Progress | None,
+) -> Decoder | DraftHead:
+    """The weights of the network that drafts, in the target's type and place."""
     if drafting.model is not None:
-        return load_model(
-            drafting.directory,
+        return drafting.model.load(
             dtype=target.dtype,
             device=target.device,
             max_model_len=target.max_model_len,
@@ -209,15 +195,13 @@ def load_network(
             order=order,
             progress=progress,
         )
+    assert drafting.directory is not None, "a head that is in no file"
     return load_head(
         drafting.directory,
         target,
         target_directory,
-        dtype=target.dtype,
-        device=target.device,
-        max_model_len=target.max_model_len,
         order=order,
-        token_map=drafting.token_map,
+        token_map=drafting.settings.token_map,
         progress=progress,
     )
 
@@ -233,13 +217,13 @@ def build_drafter(
     """Put the drafter together around what was loaded for it."""
     if drafting.names == ("root",):
         return RootDrafter()
-    shape, max_num_seqs = drafting.shape, config.scheduler.max_num_seqs
+    shape, max_num_seqs = drafting.shape.alone, config.scheduler.max_num_seqs
     sources: list[Drafter] = []
     for name in drafting.names:
         if name == "forced":
             continue
         if name == "ngram":
-            sources.append(NgramDrafter(min(config.draft.max_steps, shape.nodes - 1)))
+            sources.append(NgramDrafter(min(drafting.settings.max_steps, shape.nodes - 1)))
             continue
         assert loaded is not None
         num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # nobody's seat too
@@ -248,8 +232,7 @@ def build_drafter(
         sources.append(TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=max_rows))
     if not sources:
         return ForcedDrafter(RootDrafter(), MAX_FORCED)
-    nodes = shape.nodes if len(sources) > 1 else sources[0].width
-    drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, nodes)
+    drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, shape.nodes)
     if drafting.is_paced:
         drafter = pace(drafter, drafter.shape, runner, max_num_seqs, max_length)
     return ForcedDrafter(drafter, MAX_FORCED) if "forced" in drafting.names else drafter
@@ -267,7 +250,7 @@ def pace(
     for network in drafter.networks:
         network_costs = _network_costs(network, runner.model.device, max_length)
         log.info("a pass of the drafter costs %s ms", _as_text(network_costs))
-    shapes = usual_shapes(shape.steps, shape.topk, shape.nodes)
+    shapes = usual_shapes(shape)
     return PacedDrafter(drafter, Pace(shapes, costs, network_costs))
 
 
@@ -288,21 +271,13 @@ def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> Forward
     position = min(COST_POSITION, max_length - 1)
     rows_B1 = torch.arange(num_rows, device=device).unsqueeze(1)
     nothing_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
-    layout = Layout(
-        slots_AC=torch.zeros((1, position + 1), dtype=torch.int64, device=device),
-        seats_B=nothing_T,
-        contexts=(),
-        node_rows_BW=rows_B1,
-        node_slots_BW=torch.zeros_like(rows_B1),
-        root_positions_B=nothing_T + position,
-        parents_BW=None,
-        max_position=position,
-    )
+    slots_AC = torch.zeros((1, position + 1), dtype=torch.int64, device=device)
+    nodes = NodeGrid(rows_B1, torch.zeros_like(rows_B1), nothing_T + position)
     return ForwardRows(
         tokens_T=nothing_T,
         positions_T=nothing_T + position,
         write_slots_T=nothing_T,
-        layout=layout,
+        layout=Layout(slots_AC, nothing_T, position, nodes=nodes),
         logits_rows_R=rows_B1.view(-1),
         num_leading=num_rows,
     )

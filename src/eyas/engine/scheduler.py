@@ -13,27 +13,27 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from eyas.cache import CacheManager
+from eyas.cache.slots import NO_SLOTS
 from eyas.draft import Shape
 from eyas.engine.sequence import Sequence, Status
 from eyas.runner.batch import Span
 from eyas.runner.table import SequenceTable
 
-_NO_SLOTS = np.empty(0, dtype=np.int64)
-
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What the next step does: sequences[i] is the owner of spans[i]. width: slots for nodes of each
-    sequence; shape: of the trees that are drafted into them."""
+    """What the next step does: sequences[i] is the owner of spans[i]. shape: of the trees; each
+    sequence has slots for as many nodes."""
 
     sequences: list[Sequence]
     spans: list[Span]
-    width: int
     max_length: int
     shape: Shape
+
+    @property
+    def width(self) -> int:
+        return self.shape.width
 
     @property
     def rooted(self) -> list[Sequence]:
@@ -46,31 +46,27 @@ class Plan:
 
 
 class Scheduler:
-    """max_width: most tree nodes of the drafter in use. wish: the tree that it wants for a step of
-    so many sequences, where so many of those that may step are constrained. namespace is the
-    sequence's cache salt."""
+    """max_batch_tokens: most rows of a step. wish: the tree that the drafter wants for a step of so
+    many sequences, where so many of those that may step are constrained. num_query_tokens,
+    num_hit_tokens: looked up in the prefix cache, and found there."""
 
     def __init__(
         self,
         cache: CacheManager,
         table: SequenceTable,
         *,
-        max_num_seqs: int,
         max_batch_tokens: int,
-        max_width: int,
-        shares_prompts: bool,
         wish: Callable[[int, int], Shape],
     ) -> None:
         self.cache = cache
         self.table = table
-        self.max_num_seqs = max_num_seqs
         self.max_batch_tokens = max_batch_tokens
-        self.max_width = max_width
-        self.shares_prompts = shares_prompts
         self.wish = wish
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_query_tokens = 0
+        self.num_hit_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=lambda s: s.order)
@@ -81,10 +77,11 @@ class Scheduler:
         storing = [s for s in self.running if s.is_storing_context]
         budget = self.max_batch_tokens
         share = budget * 3 // 4 if storing or self.waiting else budget
-        candidates = (*self.running, *self.waiting[: self.max_num_seqs])
+        candidates = (*self.running, *self.waiting[: self.table.num_seats])
         wish = self.wish(len(stepping), sum(s.automaton is not None for s in candidates))
-        width = max(1, min(wish.width, self.max_width, share // max(1, len(stepping))))
-        plan = Plan([], [], width, 1, wish.within(width))
+        most = max(1, min(self.table.max_width, share // max(1, len(stepping))))
+        plan = Plan([], [], 1, wish.within(most))
+        width = plan.width
         starved: Sequence | None = None
         for sequence in stepping:
             if sequence.status is not Status.RUNNING or budget < width:
@@ -143,18 +140,16 @@ class Scheduler:
         """Another choice of the same request is about to store the prompt they share."""
         leader = sequence.leader
         return (
-            self.shares_prompts
+            self.cache.shares_prefixes
             and leader is not None
             and leader.status is not Status.FINISHED
             and not leader.is_prompt_published
         )
 
     def _admit(self, sequence: Sequence, width: int) -> bool:
-        if len(self.running) >= self.max_num_seqs or not self.table.num_free_seats:
+        if not self.table.num_free_seats or self._awaits_leader(sequence):
             return False
-        if self._awaits_leader(sequence):
-            return False
-        capacity = sequence.max_length + 3 * self.max_width
+        capacity = sequence.max_length + 3 * self.table.max_width
         lease = self.cache.admit(
             sequence.tokens,
             capacity,
@@ -166,8 +161,8 @@ class Scheduler:
             self.cache.release(lease, sequence.tokens)
             return False
         self.waiting.remove(sequence)
-        self.cache.num_query_tokens += sequence.num_tokens - 1
-        self.cache.num_hit_tokens += lease.num_stored
+        self.num_query_tokens += sequence.num_tokens - 1
+        self.num_hit_tokens += lease.num_stored
         sequence.lease = lease
         sequence.seat = self.table.seat(sequence.tokens, lease.slots[: lease.num_stored])
         sequence.status = Status.RUNNING
@@ -195,7 +190,7 @@ class Scheduler:
             self.preempt(victim)
         lease = sequence.lease
         assert lease is not None
-        context = self.cache.reserve(lease, count) if count else _NO_SLOTS
+        context = self.cache.reserve(lease, count) if count else NO_SLOTS
         nodes = self.cache.reserve(lease, plan.width) if has_root else None
         start = sequence.num_planned
         if count:

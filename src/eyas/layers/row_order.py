@@ -1,8 +1,8 @@
-"""Which row counts give a row the same bits, measured on this machine for this model's shapes.
+"""Which row counts give a row the same bits on a CPU, measured here for this model's shapes.
 
 Promises: `find_row_order` runs the very layers the model runs, on random data, and names the first
 rule that held; a runner that pads to `RowOrder.pad` then gets the same bits for a row in any batch.
-Does not know: models, batches.
+Does not know: models, batches, devices (`products.Products` does).
 
 Legend: T rows, I input features.
 """
@@ -18,7 +18,10 @@ from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.products import Products
 from eyas.layers.ways import pad_for_device
 
-CPU_BUCKET = 32
+CPU = torch.device("cpu")
+MINIMUMS = (2, 8)
+"""Row counts from which all may agree."""
+BUCKET = 32
 """Rows of one product where only a fixed count is exact."""
 STEPS = ((16, 1), (64, 4), (128, 8), (1 << 62, 32))
 """Up to so many rows, counts are multiples of so many."""
@@ -65,52 +68,41 @@ class RowOrderReport:
 def find_row_order(
     shapes: Sequence[tuple[int, int]],
     dtype: torch.dtype,
-    device: torch.device | str,
     max_rows: int,
     *,
     heads: Sequence[tuple[int, int]] = (),
-    bucket: int | None = None,
 ) -> RowOrderReport:
     """Try row counts on every (out, in) of `shapes`, and on logits heads of the shapes `heads`.
 
-    max_rows: the largest forward to come, padding included. bucket: a fixed row count to fall back
-    to; on a CPU 32 unless given, on a GPU none unless given, since it makes long prompts slow.
-    The first of these that held is returned: all rows at once from 1, 2, 4, 8, 16 or 32 rows up
-    (from 2 on a CPU), else the bucket. With neither the report is not exact and says which shape
-    and row count differed.
+    max_rows: the largest forward to come, padding included.
+    The first of these that held is returned: all rows at once from 2 or from 8 rows up, else BUCKET
+    rows at a time. With neither the report is not exact and says which shape differed.
     """
-    device = torch.device(device)
-    is_cpu = device.type == "cpu"
-    if bucket is None and is_cpu:
-        bucket = CPU_BUCKET
-    minimums = (2, 8) if is_cpu else (1, 2, 4, 8, 16, 32)
-    max_rows = RowOrder(minimums[0], is_stepped=is_cpu).pad(max_rows)
+    least = MINIMUMS[0]
+    max_rows = RowOrder(least, is_stepped=True).pad(max_rows)
     failures: list[tuple[int, str]] = []
     with torch.inference_mode():
-        for label, layer, in_features, work in _probes(shapes, heads, dtype, device):
-            rows_TI = _random_rows(max_rows, in_features, dtype, device)
-            count = _largest_differing_count(layer, rows_TI, max_rows, work, minimums[0])
+        for label, layer, in_features, work in _probes(shapes, heads, dtype):
+            rows_TI = _random_rows(max_rows, in_features, dtype)
+            count = _largest_differing_count(layer, rows_TI, max_rows, work, least)
             if count:
                 failures.append((count, label))
     if not failures:
-        order = RowOrder(minimums[0], is_stepped=is_cpu)
-        return RowOrderReport(order, True, f"every shape agrees from {minimums[0]} rows up")
+        order = RowOrder(least, is_stepped=True)
+        return RowOrderReport(order, True, f"every shape agrees from {least} rows up")
     worst, label = max(failures)
-    for minimum in minimums:
+    for minimum in MINIMUMS:
         if worst < minimum:
             reason = f"every shape agrees from {minimum} rows up ({label} differs at {worst})"
-            return RowOrderReport(RowOrder(minimum, is_stepped=is_cpu), True, reason)
+            return RowOrderReport(RowOrder(minimum, is_stepped=True), True, reason)
     reason = f"{label} differs at {worst} rows"
-    if bucket is None:
-        return RowOrderReport(RowOrder(minimums[0]), False, reason)
-    order = RowOrder(bucket, bucket)
+    order = RowOrder(BUCKET, BUCKET)
     with torch.inference_mode():
-        for label, layer, in_features, _ in _probes(shapes, heads, dtype, device):
-            rows_TI = _random_rows(bucket, in_features, dtype, device)
-            if not _is_exact_in_place(layer, rows_TI):
-                text = f"{label} depends on the other rows even at {bucket} rows"
+        for label, layer, in_features, _ in _probes(shapes, heads, dtype):
+            if not _is_exact_in_place(layer, _random_rows(BUCKET, in_features, dtype)):
+                text = f"{label} depends on the other rows even at {BUCKET} rows"
                 return RowOrderReport(order, False, text)
-    return RowOrderReport(order, True, f"products run {bucket} rows at a time, for {reason}")
+    return RowOrderReport(order, True, f"products run {BUCKET} rows at a time, for {reason}")
 
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -120,45 +112,39 @@ def _probes(
     shapes: Sequence[tuple[int, int]],
     heads: Sequence[tuple[int, int]],
     dtype: torch.dtype,
-    device: torch.device,
 ) -> Iterator[tuple[str, Product, int, int]]:
     """Each shape's name, layer with random weights, input width and multiply-adds per row."""
     order = RowOrder()
     for out_features, in_features in dict.fromkeys(shapes):
         parts = {"probe": out_features}
-        linear = Linear(in_features, parts, dtype=dtype, device=device, order=order)
+        linear = Linear(in_features, parts, dtype=dtype, device=CPU, order=order)
         _fill(linear.parameters()["probe.weight"], in_features)
         linear.seal()
         label = f"the product of shape {out_features} x {in_features}"
         yield label, linear, in_features, out_features * in_features
     for head in dict.fromkeys(heads):
-        logits = LogitsHead(*head, dtype=dtype, device=device, order=order)
+        logits = LogitsHead(*head, dtype=dtype, device=CPU, order=order)
         for block in logits.parameters():
             _fill(block, head[1])
         logits.seal()
         yield f"the logits head of shape {head[0]} x {head[1]}", logits, head[1], head[0] * head[1]
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    return torch.Generator(device).manual_seed(20261121)
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(20261121)
 
 
 def _fill(weight: torch.Tensor, in_features: int) -> None:
     """Random weights of unit gain; big ones repeat a random block of rows, which is quick."""
     rows = max(1, min(weight.shape[0], (1 << 16) // in_features))
-    block = torch.randn(
-        rows, in_features, generator=_generator(weight.device), device=weight.device
-    )
+    block = torch.randn(rows, in_features, generator=_generator())
     block *= in_features**-0.5
     for start in range(0, weight.shape[0], rows):
         weight[start : start + rows] = block[: weight.shape[0] - start]
 
 
-def _random_rows(
-    num_rows: int, in_features: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    rows = torch.randn(num_rows, in_features, generator=_generator(device), device=device)
-    return rows.to(dtype)
+def _random_rows(num_rows: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(num_rows, in_features, generator=_generator()).to(dtype)
 
 
 def _row_counts(max_rows: int, work: int) -> list[int]:
@@ -191,8 +177,7 @@ def _largest_differing_count(
             if count * work > MAX_PROBE_PRODUCTS // 10:
                 break
     count = min(max_rows, MAX_SHUFFLED_ROWS)
-    order_T = torch.randperm(max_rows, generator=_generator(rows_TI.device), device=rows_TI.device)
-    order_T = order_T[:count]
+    order_T = torch.randperm(max_rows, generator=_generator())[:count]
     return 0 if torch.equal(layer(rows_TI[order_T]), full[order_T]) else count
 
 

@@ -11,11 +11,13 @@ from eyas.models.load import ModelFiles, load_model
 from eyas.models.locate import locate_model
 from eyas.models.registry import read_spec, supported_architectures
 from eyas.models.spec import ModelSpec
+from eyas.models.weights import Progress
 
 __all__ = [
     "Decoder",
     "ModelFiles",
     "ModelSpec",
+    "Progress",
     "cpu_has_bfloat16",
     "load_model",
     "locate_model",

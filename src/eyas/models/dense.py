@@ -1,4 +1,4 @@
-"""What the dense families share: the facts every config.json writes alike.
+"""What the dense families share: the facts every config.json writes alike, and the tensors' names.
 
 Promises: reads the common fields and refuses what the decoder cannot do.
 Does not know: which biases, norms and windows a family has; the family file says so.
@@ -12,6 +12,31 @@ from eyas.models.config_file import ConfigFile
 from eyas.models.spec import ModelSpec, read_eos_token_ids
 
 log = logging.getLogger(__name__)
+
+CHECKPOINT_NAMES = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "layers.{layer}.attention_norm.weight": "model.layers.{layer}.input_layernorm.weight",
+    "layers.{layer}.attention.q.weight": "model.layers.{layer}.self_attn.q_proj.weight",
+    "layers.{layer}.attention.k.weight": "model.layers.{layer}.self_attn.k_proj.weight",
+    "layers.{layer}.attention.v.weight": "model.layers.{layer}.self_attn.v_proj.weight",
+    "layers.{layer}.attention.o.weight": "model.layers.{layer}.self_attn.o_proj.weight",
+    "layers.{layer}.attention.q.bias": "model.layers.{layer}.self_attn.q_proj.bias",
+    "layers.{layer}.attention.k.bias": "model.layers.{layer}.self_attn.k_proj.bias",
+    "layers.{layer}.attention.v.bias": "model.layers.{layer}.self_attn.v_proj.bias",
+    "layers.{layer}.attention.o.bias": "model.layers.{layer}.self_attn.o_proj.bias",
+    "layers.{layer}.attention.q_norm.weight": "model.layers.{layer}.self_attn.q_norm.weight",
+    "layers.{layer}.attention.k_norm.weight": "model.layers.{layer}.self_attn.k_norm.weight",
+    "layers.{layer}.mlp_norm.weight": "model.layers.{layer}.post_attention_layernorm.weight",
+    "layers.{layer}.mlp.gate.weight": "model.layers.{layer}.mlp.gate_proj.weight",
+    "layers.{layer}.mlp.up.weight": "model.layers.{layer}.mlp.up_proj.weight",
+    "layers.{layer}.mlp.down.weight": "model.layers.{layer}.mlp.down_proj.weight",
+    "layers.{layer}.mlp.gate.bias": "model.layers.{layer}.mlp.gate_proj.bias",
+    "layers.{layer}.mlp.up.bias": "model.layers.{layer}.mlp.up_proj.bias",
+    "layers.{layer}.mlp.down.bias": "model.layers.{layer}.mlp.down_proj.bias",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+"""Parameters by Hugging Face's names; a model has those that its `ModelSpec` asks for."""
 
 
 def read_dense(

@@ -58,7 +58,13 @@ class ModelFiles:
         order: RowOrder | None = None,
         progress: Progress | None = None,
     ) -> Decoder:
-        """The model, as `load_model` has it."""
+        """The model.
+
+        max_model_len: positions to serve; None is all that the checkpoint was made for. extends: there
+        may be more of them, where its answers are worse (a draft model's only cost time). order: the
+        row counts the runner will use (from `find_row_order`); None makes no promise about bits.
+        progress: called with (tensor name, bytes done, bytes in all) after each tensor.
+        """
         most = self.spec.max_position
         if max_model_len is not None and max_model_len > most and not extends:
             raise ValueError(
@@ -84,23 +90,13 @@ def load_model(
     dtype: torch.dtype | DtypeName = "auto",
     device: torch.device | str = "cpu",
     max_model_len: int | None = None,
-    extends: bool = False,
     order: RowOrder | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Load the Hugging Face checkpoint in `directory`.
+    """Open and load the Hugging Face checkpoint in `directory`; arguments as of `ModelFiles.load`.
 
-    max_model_len: positions to serve; None is all that the checkpoint was made for. extends: there may
-    be more of them, where its answers are worse (a draft model's only cost time). order: the row
-    counts the runner will use (from `find_row_order`); None makes no promise about bits.
-    progress: called with (tensor name, bytes done, bytes in all) after each tensor.
     ValueError: the checkpoint is unsupported, incomplete or damaged; the text says what to do.
     """
     return ModelFiles.open(directory).load(
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
-        extends=extends,
-        order=order,
-        progress=progress,
+        dtype=dtype, device=device, max_model_len=max_model_len, order=order, progress=progress
     )

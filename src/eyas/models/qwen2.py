@@ -8,27 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from eyas.models import dense
 from eyas.models.config_file import ConfigFile
-from eyas.models.dense import read_dense
 from eyas.models.spec import ModelSpec
 
-CHECKPOINT_NAMES = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "layers.{layer}.attention_norm.weight": "model.layers.{layer}.input_layernorm.weight",
-    "layers.{layer}.attention.q.weight": "model.layers.{layer}.self_attn.q_proj.weight",
-    "layers.{layer}.attention.k.weight": "model.layers.{layer}.self_attn.k_proj.weight",
-    "layers.{layer}.attention.v.weight": "model.layers.{layer}.self_attn.v_proj.weight",
-    "layers.{layer}.attention.q.bias": "model.layers.{layer}.self_attn.q_proj.bias",
-    "layers.{layer}.attention.k.bias": "model.layers.{layer}.self_attn.k_proj.bias",
-    "layers.{layer}.attention.v.bias": "model.layers.{layer}.self_attn.v_proj.bias",
-    "layers.{layer}.attention.o.weight": "model.layers.{layer}.self_attn.o_proj.weight",
-    "layers.{layer}.mlp_norm.weight": "model.layers.{layer}.post_attention_layernorm.weight",
-    "layers.{layer}.mlp.gate.weight": "model.layers.{layer}.mlp.gate_proj.weight",
-    "layers.{layer}.mlp.up.weight": "model.layers.{layer}.mlp.up_proj.weight",
-    "layers.{layer}.mlp.down.weight": "model.layers.{layer}.mlp.down_proj.weight",
-    "norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
-}
+CHECKPOINT_NAMES = dense.CHECKPOINT_NAMES
 
 DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 32,
@@ -51,7 +35,7 @@ def read_windows(config: ConfigFile) -> dict[str, Any]:
 
 def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
-    return read_dense(
+    return dense.read_dense(
         config,
         family="qwen2",
         head_dim=None,

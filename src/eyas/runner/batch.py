@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from eyas.cache.slots import NULL_SLOT
+from eyas.cache.slots import NO_SLOTS, NULL_SLOT
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, SamplingParams
 from eyas.runner.graphs import Stages, StepGraphs, bucket_of, length_of
@@ -26,8 +26,6 @@ from eyas.sampling.params import BatchParams, RowSource
 from eyas.transfer import send
 
 Result = TypeVar("Result")
-
-_NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +44,7 @@ class Span:
     context_slots: np.ndarray
     node_slots: np.ndarray | None
     wants_context_logits: bool = False
-    stored_slots: np.ndarray = field(default_factory=lambda: _NO_SLOTS)
+    stored_slots: np.ndarray = field(default_factory=lambda: NO_SLOTS)
     root_low: int = 0
     root_high: int = 0
 
@@ -219,7 +217,7 @@ def nobodys_batch(
     """A batch of `num` sequences in the seat that is nobody's: running it leaves no trace."""
     nothing = np.full(width, NULL_SLOT, dtype=np.int64)
     spans = [
-        Span(table.nobody, 0, 0, _NO_SLOTS, nothing, root_low=1, root_high=1) for _ in range(num)
+        Span(table.nobody, 0, 0, NO_SLOTS, nothing, root_low=1, root_high=1) for _ in range(num)
     ]
     source = RowSource(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
     params = BatchParams([source] * num, vocab_size, table.device)

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from eyas.config import DeviceConfig
+from eyas.kernels import usable
 
 _CPU_CACHE_BYTES = 2 * 2**30
 
@@ -37,6 +38,11 @@ def open_device(config: DeviceConfig) -> Device:
         raise ValueError(f"device: {name!r} is unknown; use auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: no CUDA device is available here; use --device cpu")
+    if device.type == "cuda" and not usable(device):
+        raise ValueError(
+            "device: kernels need Triton, which is not installed here; install the package triton, or "
+            "use --device cpu"
+        )
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device: {name!r} is not supported; use auto, cpu or cuda")
     if device.type == "cpu":

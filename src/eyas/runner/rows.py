@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.attention.base import ContextRun, Layout
+from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.core import DraftTree
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, Span
@@ -82,7 +82,7 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
     num_rooted = batch.num_rows
     nodes = _node_rows_by_kernel(batch, tree) if usable(device) else _node_rows(batch, tree)
     num_node_rows = len(nodes.tokens_R)
-    parts = [[nodes.tokens_R, nodes.position_R, nodes.write_slots_R]]
+    parts = [[nodes.tokens_R, nodes.model_position_R, nodes.write_slots_R]]
     runs, seats, wanted, context_runs, row = [], [], [], [], num_node_rows
     for span in batch.spans:
         count = span.context_count
@@ -104,23 +104,13 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
         row += count
     if runs:
         tokens_T, positions_T, write_slots_T = map(torch.cat, zip(*parts, strict=True))
-        positions_T = positions_T.clamp(max=table.max_length - 1)
     else:
-        tokens_T, write_slots_T, positions_T = (
-            nodes.tokens_R,
-            nodes.write_slots_R,
-            nodes.positions_R,
-        )
-    has_nodes = num_rooted > 0
+        ((tokens_T, positions_T, write_slots_T),) = parts
+    parents_BW = None if tree.is_chain else tree.parents_BW
+    grid = NodeGrid(nodes.grid_BW, nodes.slots_BW, batch.roots_B, parents_BW)
+    seats_B = torch.cat([batch.seats_B, send(seats, device)]) if seats else batch.seats_B
     layout = Layout(
-        slots_AC=table.slots_AC,
-        seats_B=torch.cat([batch.seats_B, send(seats, device)]) if seats else batch.seats_B,
-        contexts=tuple(runs),
-        node_rows_BW=nodes.grid_BW if has_nodes else None,
-        node_slots_BW=nodes.slots_BW if has_nodes else None,
-        root_positions_B=batch.roots_B if has_nodes else None,
-        parents_BW=None if tree.is_chain else tree.parents_BW,
-        max_position=batch.max_length - 1,
+        table.slots_AC, seats_B, batch.max_length - 1, tuple(runs), grid if num_rooted else None
     )
     logits_rows_R = torch.cat([nodes.rows_R, *wanted]) if wanted else nodes.rows_R
     return PackedRows(
@@ -139,12 +129,12 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
 
 @dataclass(slots=True, eq=False)
 class _NodeRows:
-    """The tree nodes' rows. position_R: where a node stands; positions_R: the same in the range of a
-    rotary table. rows_R: 0, 1, ...; grid_BW, slots_BW: row and slot of every node."""
+    """The tree nodes' rows. position_R: where a node stands; model_position_R: the same, up to the
+    table's last position. rows_R: 0, 1, ...; grid_BW, slots_BW: row and slot of every node."""
 
     tokens_R: torch.Tensor
     position_R: torch.Tensor
-    positions_R: torch.Tensor
+    model_position_R: torch.Tensor
     write_slots_R: torch.Tensor
     sequence_R: torch.Tensor
     node_R: torch.Tensor
@@ -174,7 +164,7 @@ def _node_rows(batch: Batch, tree: DraftTree) -> _NodeRows:
     return _NodeRows(
         tokens_R,
         position_R,
-        position_R.clamp(max=table.max_length - 1),
+        position_R.clamp(max=table.last_position),
         write_slots_R,
         sequence_R=picked_R // width if width > 1 else picked_R,
         node_R=picked_R % width if width > 1 else torch.zeros_like(picked_R),
@@ -195,7 +185,7 @@ def _node_rows_by_kernel(batch: Batch, tree: DraftTree) -> _NodeRows:
         tree.tokens_BW,
         None if tree.is_chain else tree.parents_BW,
         table.slots_AC,
-        table.max_length - 1,
+        table.last_position,
         pdl=table.device.type == "cuda",
     )
     return _NodeRows(
@@ -205,9 +195,8 @@ def _node_rows_by_kernel(batch: Batch, tree: DraftTree) -> _NodeRows:
 
 def ragged_rows(real_BW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """[B, W] the row of each entry of a ragged grid, -1 for padding, and the flat indices of those that
-    are none. Where all are real, or the host cannot see it, everything is a row and the indices None.
-    """
-    if real_BW.device.type == "cpu" and not bool(real_BW.all()):
+    are none; None where all are real."""
+    if not bool(real_BW.all()):
         rows_BW = torch.where(real_BW, (real_BW.view(-1).cumsum(0) - 1).view_as(real_BW), -1)
         return rows_BW, real_BW.view(-1).nonzero().squeeze(1)
     return torch.arange(real_BW.numel(), device=real_BW.device).view(real_BW.shape), None

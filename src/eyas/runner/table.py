@@ -22,15 +22,17 @@ from eyas.transfer import send
 class SequenceTable:
     """tokens_AC[a, :length], slots_AC[a, :length - 1]; columns past the longest sequence are scratch
     for nodes that turn out to lie beyond a verdict. num_seatings[a]: how many sequences have had seat
-    a, so that who keeps something by seat can tell them apart."""
+    a, so that who keeps something by seat can tell them apart. last_position: of the longest sequence;
+    rows of what stands beyond it, which nobody reads, run as if they stood there."""
 
     def __init__(
         self, num_seats: int, max_length: int, max_width: int, device: torch.device
     ) -> None:
-        self.max_length = max_length
+        self.last_position = max_length - 1
         self.num_columns = max_length + 3 * max_width
         self.trash_column = self.num_columns
-        self.nobody = num_seats
+        self.max_width = max_width
+        self.num_seats = self.nobody = num_seats
         shape = (num_seats + 1, self.num_columns + 1)
         self.tokens_AC = torch.zeros(shape, dtype=torch.int64, device=device)
         self.slots_AC = torch.zeros(shape, dtype=torch.int64, device=device)

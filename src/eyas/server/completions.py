@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from eyas.core import MAX_CHOICES, Delta, Request, RequestError, TokenLogprob
+from eyas.core import Delta, Request, RequestError, TokenLogprob
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, ending, finite, prompt_logprobs, token_text
 from eyas.server.sampling import includes_usage, refuse_unsupported, sampling_params
@@ -33,14 +33,7 @@ def completion_requests(
         raise RequestError("suffix: is not supported", param="suffix")
     if body.echo and body.stream and body.logprobs is not None:
         raise RequestError("echo: with logprobs is not for stream: true", param="echo")
-    prompts = prompts_in(body.prompt, "prompt")
-    num_choices = len(prompts) * (body.n or 1)
-    if num_choices > MAX_CHOICES:
-        raise RequestError(
-            f"prompt: {len(prompts)} prompts with n = {body.n or 1} make {num_choices} answers; "
-            f"at most {MAX_CHOICES} at a time",
-            param="prompt",
-        )
+    prompts = prompts_in(body.prompt, "prompt", body.n or 1)
     scores_prompt = body.echo and body.logprobs is not None
     params = sampling_params(
         body,
@@ -50,16 +43,7 @@ def completion_requests(
         prompt_logprobs=body.logprobs if scores_prompt else body.prompt_logprobs,
     )
     output = whole_output(constraint_of(body, texts.spelling), ignore_eos=params.ignore_eos)
-    return [
-        Request(
-            id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
-            prompt_token_ids=texts.prompt_ids(prompt, param),
-            params=params,
-            output=output,
-            cache_salt=cache_salt,
-        )
-        for place, (param, prompt) in enumerate(prompts.items())
-    ]
+    return texts.raw_requests(prompts, params, output, request_id, cache_salt)
 
 
 def _at_least_one(body: CompletionBody) -> int:

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from eyas.core import MAX_CHOICES, MAX_STOP_STRINGS
+from eyas.core import MAX_CHOICES, MAX_STOP_STRINGS, RequestError
 
 MAX_PROMPTS = MAX_CHOICES
 MAX_PROMPT_TOKENS = 2**20
@@ -66,11 +66,21 @@ def at_most(num_entries: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def prompts_in(value: Any, param: str) -> dict[str, str | Sequence[int]]:
-    """The prompts of a field, one or a list of them, each by its place in the request."""
+def prompts_in(value: Any, param: str, num_each: int = 1) -> dict[str, str | Sequence[int]]:
+    """The prompts of a field, one or a list of them, each by its place in the request. RequestError
+    where so many answers to each are too many."""
     if isinstance(value, str) or isinstance(value[0], int):
-        return {param: value}
-    return {f"{param}[{place}]": prompt for place, prompt in enumerate(value)}
+        value, names = [value], [param]
+    else:
+        names = [f"{param}[{place}]" for place in range(len(value))]
+    num_answers = len(value) * num_each
+    if num_answers > MAX_CHOICES:
+        raise RequestError(
+            f"{param}: {len(value)} prompts with n = {num_each} make {num_answers} answers; at most "
+            f"{MAX_CHOICES} at a time",
+            param=param,
+        )
+    return dict(zip(names, value, strict=True))
 
 
 def either(message: str) -> Discriminator:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from eyas.core import MAX_CHOICES, Delta, Request, RequestError, SamplingParams, TokenLogprob
+from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, finite, token_text
 from eyas.server.sampling import sampling_params
@@ -51,27 +51,11 @@ def generate_requests(
         raise RequestError("top_logprobs_num: needs return_logprob: true", param="top_logprobs_num")
     asked = body.sampling_params or GenerateParams()
     param = "input_ids" if body.text is None else "text"
-    prompts = prompts_in(getattr(body, param), param)
-    num_choices = len(prompts) * (asked.n or 1)
-    if num_choices > MAX_CHOICES:
-        raise RequestError(
-            f"{param}: {len(prompts)} prompts with n = {asked.n or 1} make {num_choices} answers; "
-            f"at most {MAX_CHOICES} at a time",
-            param=param,
-        )
+    prompts = prompts_in(getattr(body, param), param, asked.n or 1)
     params = _params(body, asked, texts)
     constraint = constraint_of(asked, texts.spelling, _PREFIX)
     output = whole_output(constraint, ignore_eos=params.ignore_eos)
-    return [
-        Request(
-            id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
-            prompt_token_ids=texts.prompt_ids(prompt, name),
-            params=params,
-            output=output,
-            cache_salt=cache_salt,
-        )
-        for place, (name, prompt) in enumerate(prompts.items())
-    ]
+    return texts.raw_requests(prompts, params, output, request_id, cache_salt)
 
 
 def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> SamplingParams:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eyas.config import EngineConfig, EngineInfo
-from eyas.core import RequestError
+from eyas.core import Request, RequestError, SamplingParams
 from eyas.dialect import Dialect, find_dialect, named_dialect
+from eyas.grammar import OutputSpec
 from eyas.server import errors
 from eyas.server.free_text import Spelling
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
@@ -75,6 +76,26 @@ class ModelTexts:
                     param=param,
                 )
         return self.checked(ids, param)
+
+    def raw_requests(
+        self,
+        prompts: Mapping[str, str | Sequence[int]],
+        params: SamplingParams,
+        output: OutputSpec | None,
+        request_id: str,
+        cache_salt: str,
+    ) -> list[Request]:
+        """A request for each raw prompt, given by its field. Errors are those of `prompt_ids`."""
+        return [
+            Request(
+                id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
+                prompt_token_ids=self.prompt_ids(prompt, param),
+                params=params,
+                output=output,
+                cache_salt=cache_salt,
+            )
+            for place, (param, prompt) in enumerate(prompts.items())
+        ]
 
     def chat_ids(
         self,

@@ -139,12 +139,16 @@ def _work(spec: StreamSpec, worker: int, count: int, out: "Queue[Shard]") -> Non
                 continue
 
 
+SHARDS_AHEAD = 16
+"""Of each worker."""
+
+
 class ShardStream:
     """Shards in order, drawn ahead by worker processes; close it to end them."""
 
-    def __init__(self, spec: StreamSpec, workers: int, ahead: int = 16) -> None:
+    def __init__(self, spec: StreamSpec, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._queues: list[Queue[Shard]] = [context.Queue(ahead) for _ in range(workers)]
+        self._queues: list[Queue[Shard]] = [context.Queue(SHARDS_AHEAD) for _ in range(workers)]
         self._processes = [
             context.Process(target=_work, args=(spec, i, workers, out), daemon=True)
             for i, out in enumerate(self._queues)

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_STEPS = 5
+_MOMENTUM = 0.95
 
 
-def orthogonalised(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalised(matrices: Tensor) -> Tensor:
     """A batch [B, M, N] of matrices with their singular values moved close to one."""
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.bfloat16()
     x = x.mT if tall else x
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(steps):
+    for _ in range(_STEPS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
     return x.mT if tall else x
@@ -33,14 +35,13 @@ class Muon(torch.optim.Optimizer):
         self,
         matrices: Iterable[nn.Parameter],
         learning_rate: float,
-        momentum: float = 0.95,
-        weight_decay: float = 0.0,
+        weight_decay: float,
     ) -> None:
         by_shape: dict[torch.Size, list[nn.Parameter]] = {}
         for matrix in matrices:
             by_shape.setdefault(matrix.shape, []).append(matrix)
         groups = [{"params": same} for same in by_shape.values()]
-        defaults = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
+        defaults = {"lr": learning_rate, "weight_decay": weight_decay}
         super().__init__(groups, defaults)
 
     @torch.no_grad()
@@ -53,8 +54,8 @@ class Muon(torch.optim.Optimizer):
             if "momentum" not in state:
                 state["momentum"] = torch.zeros_like(gradients)
             momentum = state["momentum"]
-            momentum.lerp_(gradients, 1 - group["momentum"])
-            updates = orthogonalised(gradients.lerp(momentum, group["momentum"]))
+            momentum.lerp_(gradients, 1 - _MOMENTUM)
+            updates = orthogonalised(gradients.lerp(momentum, _MOMENTUM))
             rows, columns = weights[0].shape
             rate = group["lr"] * max(1.0, rows / columns) ** 0.5
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
