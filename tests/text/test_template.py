@@ -88,6 +88,7 @@ def test_keyword_arguments_reach_the_template(tokenizers):
     text = tokenizers["chatml"].decode(silent[len(plain) :], skip_special=False)
     assert text == "<think>\n\n</think>\n\n"
     assert chat.mentions("enable_thinking") and not chat.mentions("thinking_budget")
+    assert not chat.mentions("enable_") and not chat.mentions("thinking enable_thinking")
 
 
 def test_parts_of_content_are_joined_or_kept_as_the_template_wants(tokenizers):

@@ -38,7 +38,7 @@ class ChatTemplate:
         self.source = source
         self._plain = BoundedTemplate(source)
         self._with_tools = BoundedTemplate(tool_source) if tool_source else self._plain
-        self._sources = source + (tool_source or "")
+        self._words = frozenset(re.findall(r"\w+", f"{source} {tool_source or ''}"))
         self._patterns = TokenPatterns(token.text for token in tokenizer.control_tokens)
         self._splitter = _Splitter(tokenizer.control_tokens)
 
@@ -61,7 +61,7 @@ class ChatTemplate:
 
     def mentions(self, name: str) -> bool:
         """Whether the template reads a variable of this name (a cheap test of its source)."""
-        return re.search(rf"\b{re.escape(name)}\b", self._sources) is not None
+        return name in self._words
 
     def normal(
         self,
