@@ -452,8 +452,8 @@ MUTATIONS = [
     Mutation(
         "who starts takes the start along",
         "constraint/llguidance_states.py",
-        "if self._grammar.is_first(self.matcher):",
-        "if self.matcher is None:",
+        "is_shared = self._grammar.is_first(self.matcher)",
+        "is_shared = self.matcher is None",
         FILLING + "a_state_that_is_given_up_leads_where_it_would_have_led[llguidance-regex]",
     ),
     Mutation(
