@@ -129,6 +129,11 @@ REFUSED: dict[str, tuple[Node, str, str]] = {
         "too_complex",
         "more than 8 & and ~",
     ),
+    "intersections with more than words": (
+        Source("lark", "start: A\nA: /[a-z]+/" + ' & ~"a" /.*b.*/' * 5),
+        "too_complex",
+        "more than 8 & and ~",
+    ),
     "endless behind a long chain": (
         Source("lark", LONG_AND_ENDLESS),
         "invalid",
@@ -193,6 +198,10 @@ ACCEPTED: dict[str, tuple[Node, str]] = {
     "20000 words": (
         Source("lark", "start: WORD\nWORD: " + " | ".join(f'"word {i}"' for i in range(12_000))),
         "word 77",
+    ),
+    "words barred one by one": (
+        Source("lark", "start: A\nA: /[a-z]+/" + "".join(f' & ~"word{i}"i' for i in range(50))),
+        "word",
     ),
     "numbers": (Json('{"const":0.1250}'), "0.125"),
 }

@@ -17,9 +17,12 @@ from eyas.core import GrammarError
 MAX_CHARS = 1_000_000
 """Of all terminals together."""
 MAX_SETS = 8
-"""Intersections and complements of one terminal: the time for them doubles with each."""
+"""Intersections and complements of one terminal: the time for them doubles with each. But `& ~"word"`
+adds no more than the word's letters, and is not counted."""
 _PIECE = re.compile(
     r"""(?P<skipped> (?:\#|//)[^\n]* | :: | ~\s*\d )
+    | (?P<barred> & [^\S\n]* ~ [^\S\n]* "(?:\\.|[^"\\\n])*"i?
+        (?= [^\S\n]* (?: [&|)\n\#] | // | \Z ) ) )
     | (?P<text> "(?:\\.|[^"\\\n])*"i? | /(?:\\.|[^/\\])+/[imslux]* )
     | (?P<ignore> %ignore\b )
     | (?P<json> %(?:json|regex|llguidance)\b )
@@ -105,7 +108,7 @@ def _definitions(lark: str) -> dict[str, _Definition]:
             current.names.append(piece[0])
         elif piece["set"]:
             current.num_sets += 1
-        elif piece["text"] or piece["json"]:
+        elif piece["text"] or piece["barred"] or piece["json"]:
             place = end_of_json(lark, place) if piece["json"] else place
             current.num_chars += place - piece.start()
         is_line_new = is_line_new and bool(piece["skipped"])

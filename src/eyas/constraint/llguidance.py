@@ -1,8 +1,8 @@
 """The default backend: llguidance, which refuses what it cannot enforce.
 
-Promises: masks behind drafts are found with copies of matchers; padding and nameless ids are never
-legal; masks allow every spelling of a forced text and never call the tokenizer, so they need no
-interpreter.
+Promises: masks behind drafts are found without moving a state's own matcher; padding and nameless ids
+are never legal; masks allow every spelling of a forced text and never call the tokenizer, so they need
+no interpreter.
 Does not know: who compiles when, budgets, trees.
 
 Legend: R mask rows, L rows of a state and its draft, K 32-bit words of a row.
