@@ -83,7 +83,7 @@ class LlguidanceState:
         state = self._consumed(tokens, self.copy if is_shared else self._give_up)
         if reader is not None and isinstance(state, LlguidanceState):
             state._is_dear = self._is_dear
-            state._follow(reader, self._grammar.backend.spelled(tokens))
+            state._follow(reader, tokens)
         return state
 
     def _give_up(self) -> llguidance.LLMatcher:
@@ -93,10 +93,11 @@ class LlguidanceState:
 
     def _follow(self, reader: llguidance.LLMatcher, tokens: Sequence[int]) -> None:
         """Have a reader that stood before these tokens stand here; without it a copy is made."""
-        if self.matcher is None:
+        plain = self._grammar.backend.spelled(tokens)
+        if self.matcher is None or len(plain) < len(tokens):
             return
         with suppress(ConstraintFailure), without_panic:
-            if reader.try_consume_tokens(list(tokens)) == len(tokens) and not reader.is_error():
+            if reader.try_consume_tokens(plain) == len(plain) and not reader.is_error():
                 self._reader = reader
 
     def _consumed(
