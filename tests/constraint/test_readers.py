@@ -14,6 +14,7 @@ from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS
+from tests.constraint.test_filling import expected
 from tests.constraint.walking import compiled, tokens_of, walked
 
 ALIKE = Source("lark", 'start: one | two\none: "a" "t" "h" one?\ntwo: "c" "t" "o" two?\n')
@@ -56,14 +57,6 @@ def masks_of(backend: Any, state: Any, draft: Sequence[int]) -> np.ndarray:
     return mask_LK
 
 
-def walked_masks(backend: Any, states: Sequence[Any], num: int) -> np.ndarray:
-    """[num, K], one at a time; zeros where there is no state."""
-    mask_LK = np.zeros((num, backend.vocabulary.num_mask_words), dtype=np.int32)
-    for row, state in enumerate(states):
-        assert backend.fill([state], mask_LK[row : row + 1]) == []
-    return mask_LK
-
-
 @pytest.mark.parametrize("name", WALKS)
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_masks_are_those_of_a_walk_however_many_drafts_came_before(
@@ -83,7 +76,7 @@ def test_masks_are_those_of_a_walk_however_many_drafts_came_before(
                 others = [draw.randrange(tokenizer.vocab_size), tokenizer.eos_id, -1, 2**31 - 1]
                 draft[draw.randrange(len(draft))] = draw.choice(others)  # type: ignore[assignment]
             along = walked(grammar, [*tokens[:place], *draft])[place:]
-            expected_LK = walked_masks(backend, along, 1 + len(draft))
+            expected_LK = expected(backend, along, 1 + len(draft))
             assert np.array_equal(masks_of(backend, state, draft), expected_LK), (place, draft)
             num = draw.randrange(1, 5)
             state = state.become(tokens[place : place + num])
@@ -120,7 +113,7 @@ def test_a_mask_of_a_draft_is_not_taken_for_another_texts(
         found_LK = masks_of(llguidance_backend, state, t)
         assert num_copies() == 1, "of the start that all share, and not for the draft"
         along = walked(grammar, [*text, *t])[1:]
-        assert np.array_equal(found_LK, walked_masks(llguidance_backend, along, 2))
+        assert np.array_equal(found_LK, expected(llguidance_backend, along, 2))
 
 
 def test_who_hits_a_limit_in_a_draft_does_not_come_back(
@@ -151,7 +144,7 @@ def test_who_cannot_go_back_does_not_come_back(
     while place < len(tokens):
         draft = tokens[place:]
         along = walked(grammar, tokens)[place:]
-        expected_LK = walked_masks(llguidance_backend, along, 1 + len(draft))
+        expected_LK = expected(llguidance_backend, along, 1 + len(draft))
         assert np.array_equal(masks_of(llguidance_backend, state, draft), expected_LK)
         state = state.become(tokens[place : place + 2])
         place += 2
@@ -174,5 +167,5 @@ def test_drafts_of_one_state_in_one_call_do_not_meet(
         for row, draft in zip(rows, drafts, strict=True):
             along = walked(grammar, [*tokens_of(tokenizer, "ab"), *draft])
             along = along[len(tokens_of(tokenizer, "ab")) :]
-            expected_LK = walked_masks(backend, along, 1 + len(draft))
+            expected_LK = expected(backend, along, 1 + len(draft))
             assert np.array_equal(mask_RK[row : row + 1 + len(draft)], expected_LK)

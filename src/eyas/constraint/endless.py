@@ -41,7 +41,7 @@ def check_ends(lark: str) -> None:
     for name, options in rules.items():
         for option in options:
             needed = option & rules.keys()  # what is left of it
-            for other in option & rules.keys():
+            for other in needed:
                 users[other].append((name, needed))
     while waiting:
         name = waiting.pop()

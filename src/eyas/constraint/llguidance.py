@@ -209,12 +209,12 @@ class LlguidanceBackend(Backend):
         return run
 
     def _fill_rows(
-        self, asked: Sequence[tuple[llguidance.LLMatcher, int]], mask_RK: np.ndarray
+        self, asked: list[tuple[llguidance.LLMatcher, int]], mask_RK: np.ndarray
     ) -> None:
         begin, num_bytes = mask_RK.ctypes.data, self._num_words * 4
         if len(asked) > 1 and self._is_threaded:
             call = self._executor.unsafe_compute_mask_ptr
-            when_free(lambda: call(list(asked), begin, num_bytes, len(mask_RK)))
+            when_free(lambda: call(asked, begin, num_bytes, len(mask_RK)))
             return
         for matcher, row in asked:  # the calling thread is quicker than waking another
             at = begin + row * num_bytes

@@ -80,30 +80,27 @@ class LlguidanceState:
     def become(self, tokens: Sequence[int]) -> State | None:
         reader, self._reader = self._reader, None
         is_shared = self._grammar.is_first(self.matcher)
-        state = self._consumed(tokens, self.copy if is_shared else self._give_up)
-        if reader is not None and isinstance(state, LlguidanceState):
-            state._is_dear = self._is_dear
-            state._follow(reader, tokens)
-        return state
+        return self._consumed(tokens, self.copy if is_shared else self._give_up, reader)
 
     def _give_up(self) -> llguidance.LLMatcher:
         matcher, self.matcher = self.matcher, None
         assert matcher is not None
         return matcher
 
-    def _follow(self, reader: llguidance.LLMatcher, tokens: Sequence[int]) -> None:
+    def _follow(self, reader: llguidance.LLMatcher, tokens: list[int]) -> None:
         """Have a reader that stood before these tokens stand here; without it a copy is made."""
-        plain = self._grammar.backend.spelled(tokens)
-        if self.matcher is None or len(plain) < len(tokens):
-            return
         with suppress(ConstraintFailure), without_panic:
-            if reader.try_consume_tokens(plain) == len(plain) and not reader.is_error():
+            if reader.try_consume_tokens(tokens) == len(tokens) and not reader.is_error():
                 self._reader = reader
 
     def _consumed(
-        self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
+        self,
+        tokens: Sequence[int],
+        matcher_here: Callable[[], llguidance.LLMatcher],
+        reader: llguidance.LLMatcher | None = None,
     ) -> State | None:
-        """The state after these tokens, read by a matcher that stands here and may be moved."""
+        """The state after these tokens, read by a matcher that stands here and may be moved, and by a
+        reader where the library is shown them all."""
         plain = self._grammar.backend.spelled(tokens)
         if self.matcher is None or not plain:
             return one_by_one(self, tokens)
@@ -115,6 +112,9 @@ class LlguidanceState:
         if num_taken < len(plain):
             return None
         reached = type(self)(self._grammar, matcher, self.num_deviations)
+        if reader is not None and len(plain) == len(tokens):
+            reached._is_dear = self._is_dear
+            reached._follow(reader, plain)
         return one_by_one(reached, tokens[len(plain) :])
 
     def forced(self, limit: int) -> list[int]:
@@ -172,6 +172,9 @@ class CanonicalState(LlguidanceState):
         return None
 
     def _consumed(
-        self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
+        self,
+        tokens: Sequence[int],
+        matcher_here: Callable[[], llguidance.LLMatcher],
+        reader: llguidance.LLMatcher | None = None,
     ) -> State | None:
         return one_by_one(self, tokens)

@@ -12,7 +12,7 @@ from eyas.schemas.ecma import read
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, fail
 from eyas.schemas.references import References
-from eyas.schemas.trees import PatternFault, lengths
+from eyas.schemas.trees import Node, PatternFault, lengths
 
 
 class Context:
@@ -31,6 +31,7 @@ class Context:
         self.references = References(document, draft, param)
         self.places: dict[str, str] = {"#": "#"}
         self.schemas: list[dict[str, Any]] = []
+        self._patterns: dict[str, tuple[Node, str]] = {}
         self._cases_left = MAX_CASES
         self._schemas_left = MAX_SCHEMAS
 
@@ -63,16 +64,21 @@ class Context:
     def pattern(self, text: str, place: str) -> str:
         """A pattern of the schema as the backend takes it."""
         try:
-            return read(text)[1]
+            return self._read(text)[1]
         except PatternFault as fault:
             raise fail(self.param, place, f"the pattern is refused: {fault}", fault.fault) from None
 
     def lengths(self, text: str) -> tuple[int, int | None]:
         """The least and the most characters of a text that a pattern matches; None is any number."""
         try:
-            return lengths(read(text)[0])
+            return lengths(self._read(text)[0])
         except PatternFault:  # whoever writes it says so
             return 0, None
+
+    def _read(self, text: str) -> tuple[Node, str]:
+        if text not in self._patterns:
+            self._patterns[text] = read(text)
+        return self._patterns[text]
 
     def unsupported(self, place: str, message: str) -> GrammarError:
         """The error for a keyword that would be ignored."""
