@@ -143,6 +143,11 @@ class Automaton:
         twin.reach = copy.copy(self.reach)
         return twin
 
+    def held_up(self, size: int) -> None:
+        """Others waited for masks of its draft of `size` tokens, or of its root alone."""
+        self.reach.held_up(size)
+        self._grammar.backend.widen(self._grammar)
+
     @property
     def has_budget(self) -> bool:
         """Does a budget still have a say? Then masks alone do not tell what is legal."""

@@ -170,6 +170,11 @@ class Backend(Protocol):
         them before the drafts are known is done now. Nothing, for most libraries."""
         return None
 
+    def widen(self, grammar: Grammar) -> None:
+        """Its masks have held up a step: from now on more threads fill those of one draft. Nothing, for
+        most libraries."""
+        return None
+
     def job(
         self,
         states: Sequence[State],

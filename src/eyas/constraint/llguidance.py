@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import llguidance
 import numpy as np
@@ -24,6 +25,7 @@ from eyas.constraint.base import (
     Backend,
     ConstraintFailure,
     Filled,
+    Grammar,
     MaskJob,
     State,
     allows,
@@ -35,7 +37,8 @@ from eyas.constraint.deep import on_deep_stack
 from eyas.constraint.faults import described, named, refused_leaf
 from eyas.constraint.lark import to_llguidance
 from eyas.constraint.library_tokenizer import library_tokenizer
-from eyas.constraint.llguidance_states import CanonicalState, LlguidanceState
+from eyas.constraint.llguidance_grammar import LlguidanceGrammar
+from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.constraint.priority import give_way
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
@@ -44,6 +47,10 @@ from eyas.grammar import Node, OutputSpec, Source, leaves
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
 stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
+MAX_LANES = 3
+"""Of a grammar: with three a draft of six nodes is there after two masks."""
+LEAST_MASKS = 2
+"""Of a piece of a draft; the library takes none without a token."""
 
 
 class LlguidanceBackend(Backend):
@@ -62,6 +69,7 @@ class LlguidanceBackend(Backend):
         # A thread that waits for another of its pool helps out with whatever the pool has to do.
         self._executor = llguidance.LLExecutor(num_threads)
         self._is_threaded = num_threads > 1
+        self._max_lanes = max(1, min(MAX_LANES, num_threads // 2))
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
             token for token, data in enumerate(vocabulary.tokens) if not data
@@ -71,7 +79,7 @@ class LlguidanceBackend(Backend):
         )
 
     def compile(self, spec: OutputSpec) -> LlguidanceGrammar:
-        return self._compile(spec.root, spec.param, canonical_trees(spec.root))
+        return self._compile(spec.root, spec.param, canonical_trees(spec.root), self._max_lanes)
 
     def expect(self, states: Sequence[State]) -> None:
         for state in states:
@@ -105,19 +113,20 @@ class LlguidanceBackend(Backend):
         together = [each for each in asked.values() if has_drafts and each.shown]
         alone = [each for each in asked.values() if not (has_drafts and each.shown)]
         for each in together:
-            each.matcher, is_dear = each.state.for_draft()
-            each.comes_back = is_dear and bool(each.tokens)
+            each.cut()
 
         def settle() -> list[Filled | None]:
             found: list[Filled | None] = [Filled(0, 0)] * len(states)
             every = list(asked.values())
             last = num_legal(mask_RK, [each.row for each in every], [each.tokens for each in every])
             for each, num in zip(every, last, strict=True):
-                if each.comes_back and not when_free(each.matcher.is_error):
-                    each.state.come_back(each.matcher)
+                if each.comes_back and not when_free(each.pieces[0].matcher.is_error):
+                    each.state.come_back(each.pieces[0].matcher)
                 row, size = each.row, 1 + len(each.tokens)
                 mask_RK[row + size : row + 1 + len(each.shown)] = 0
                 filled = self._settle(each, num, mask_RK[row + num])
+                if len(each.pieces) > 1:  # a later one does not know how far those before came
+                    mask_RK[row + (filled or Filled(0, 0)).num_masks : row + size] = 0
                 for i, other in each.places:
                     found[i] = filled and self._over_end(filled, behind[i], mask_RK[row + num])
                     if other != row:
@@ -132,10 +141,10 @@ class LlguidanceBackend(Backend):
         num_words, ends = np.count_nonzero(last_K), self.eos_token_ids
         if num_words > len(ends) or (num_words and not any(allows(last_K, end) for end in ends)):
             return Filled(num, num + 1)
-        if when_free(asked.matcher.is_error):
+        matcher = asked.made(num)
+        if when_free(matcher.is_error):
             last_K[:] = 0
             return Filled(num, num) if num else None
-        matcher = asked.matcher
         if num:
             matcher = asked.state.copy()
             matcher.try_consume_tokens(list(asked.tokens[:num]))
@@ -171,19 +180,18 @@ class LlguidanceBackend(Backend):
             lambda: llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         )
 
-    def later(self, grammar: LlguidanceGrammar, trees: Sequence[Node]) -> None:
-        """Compile `trees` in the background for `grammar.canonical`."""
+    def compile_alone(self, root: Node) -> LlguidanceGrammar:
+        """A grammar that nobody's outputs are held to."""
+        return self._compile(root, None, (), 1)
 
-        def compile_them() -> None:
-            try:
-                grammar.set_canonical([self._compile(tree, None, ()) for tree in trees])
-            except GrammarError:
-                grammar.set_canonical([])
+    def later(self, work: Callable[[], None]) -> None:
+        """In the background, one after the other; not at all once this is closed."""
+        with suppress(RuntimeError):
+            self._background.submit(work)
 
-        try:
-            self._background.submit(compile_them)
-        except RuntimeError:  # closed
-            grammar.set_canonical([])
+    def widen(self, grammar: Grammar) -> None:
+        assert isinstance(grammar, LlguidanceGrammar)
+        grammar.widen(is_slow=True)
 
     def forced_tokens(self, data: bytes) -> list[int]:
         """The usual tokens of a text in bytes, which may end in the middle of a character."""
@@ -194,9 +202,13 @@ class LlguidanceBackend(Backend):
     ) -> Callable[[], None]:
         """The library's calls: it has one for matchers with drafts, which must not be empty, and one
         for those without. Matchers that come back from a draft are asked for their first mask again."""
-        drafts = [(each.matcher, each.row, each.shown) for each in together]
-        roots = [(each.matcher, each.row) for each in alone]
-        back = [each.matcher for each in together if each.comes_back]
+        drafts = [
+            (piece.matcher, each.row + piece.begin, piece.shown)
+            for each in together
+            for piece in each.pieces
+        ]
+        roots = [(each.pieces[0].matcher, each.row) for each in alone]
+        back = [each.pieces[0].matcher for each in together if each.comes_back]
         nobodys_RK = np.empty((len(back), self._num_words), dtype=np.int32)
         rest = (mask_RK.ctypes.data, self._num_words * 4, len(mask_RK))
 
@@ -221,18 +233,18 @@ class LlguidanceBackend(Backend):
             when_free(lambda matcher=matcher, at=at: matcher.unsafe_compute_mask_ptr(at, num_bytes))
 
     def _compile(
-        self, root: Node, param: str | None, canonical: Sequence[Node]
+        self, root: Node, param: str | None, canonical: Sequence[Node], max_lanes: int
     ) -> LlguidanceGrammar:
         """A library that panics has refused the grammar."""
         try:
             with without_panic:
-                return self._compiled(root, param, canonical)
+                return self._compiled(root, param, canonical, max_lanes)
         except ConstraintFailure:
             error = refused_leaf(root, self._refusal) or described(None, _FAILED)
             raise named(error, param) from None
 
     def _compiled(
-        self, root: Node, param: str | None, canonical: Sequence[Node]
+        self, root: Node, param: str | None, canonical: Sequence[Node], max_lanes: int
     ) -> LlguidanceGrammar:
         begin = time.perf_counter()
         try:
@@ -247,7 +259,7 @@ class LlguidanceBackend(Backend):
             error = refused_leaf(root, self._refusal) or described(None, matcher.get_error())
             raise named(error, param)
         compiled = time.perf_counter()
-        grammar = LlguidanceGrammar(self, text, matcher, canonical)
+        grammar = LlguidanceGrammar(self, text, matcher, canonical, max_lanes)
         for leaf in leaves(root):
             if isinstance(leaf, Source) and leaf is not root:  # it may be empty behind other parts
                 self._warm(self.matcher(to_llguidance(leaf)), grammar, param)
@@ -291,85 +303,56 @@ class LlguidanceBackend(Backend):
             return _FAILED
 
 
+class _Piece(NamedTuple):
+    """Part of what a state is asked for: its masks from number `begin` on, by a matcher that stands
+    there. shown: the tokens between them, or an end."""
+
+    matcher: Any
+    begin: int
+    shown: list[int]
+
+
 @dataclass(slots=True)
 class _Asked:
     """A state and the draft behind it, with all (index, row) that want its masks. shown: the draft as
-    the library sees it, an end where no token is left of it. comes_back: the matcher is kept."""
+    the library sees it, an end where no token is left of it. comes_back: the first matcher is kept."""
 
     state: LlguidanceState
     tokens: tuple[int, ...]
     shown: list[int]
-    matcher: Any = None
     comes_back: bool = False
+    pieces: list[_Piece] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.matcher = self.state.matcher
+        self.pieces = [_Piece(self.state.matcher, 0, self.shown)]
 
     @property
     def row(self) -> int:
         """Where they are written first."""
         return self.places[0][1]
 
+    def cut(self) -> None:
+        """Have matchers that may go through the draft, each through a piece of it."""
+        matcher, is_dear = self.state.for_draft()
+        self.comes_back = is_dear and bool(self.tokens)
+        num = 1 + len(self.tokens)
+        num_pieces = max(1, min(self.state.num_lanes, num // LEAST_MASKS))
+        begins = [num * i // num_pieces for i in range(num_pieces + 1)]
+        self.pieces = [
+            _Piece(matcher, 0, self.shown[: begins[1] - 1] if num_pieces > 1 else self.shown)
+        ]
+        for lane, (begin, end) in enumerate(pairwise(begins[1:])):
+            matcher = self.state.copy_beside(lane, self.tokens[:begin])
+            if matcher is None:  # a token before is not legal
+                break
+            self.pieces.append(_Piece(matcher, begin, list(self.tokens[begin : end - 1])))
 
-class LlguidanceGrammar:
-    """A compiled grammar. compile_seconds is without the first mask, first_mask_seconds its time."""
-
-    compile_seconds = 0.0
-    first_mask_seconds = 0.0
-
-    def __init__(
-        self,
-        backend: LlguidanceBackend,
-        text: str,
-        matcher: llguidance.LLMatcher,
-        canonical_trees: Sequence[Node] = (),
-    ) -> None:
-        self._state = LlguidanceState
-        self._backend = backend
-        self._text = text
-        self._matcher = matcher  # no state, which would refer back: cycles of this size add up
-        self._canonical_trees = tuple(canonical_trees)
-        self._canonical: tuple[LlguidanceGrammar, ...] = ()
-        self.num_bytes = _num_bytes(text) * (1 + len(self._canonical_trees))
-
-    @property
-    def backend(self) -> LlguidanceBackend:
-        return self._backend
-
-    @property
-    def canonical(self) -> Sequence[LlguidanceGrammar]:
-        """Empty until the background thread has compiled them; asked for first, it begins."""
-        trees, self._canonical_trees = self._canonical_trees, ()
-        if trees:
-            self._backend.later(self, trees)
-        return self._canonical
-
-    def set_canonical(self, grammars: Sequence[LlguidanceGrammar]) -> None:
-        """What the background thread found."""
-        for grammar in grammars:
-            grammar._state = CanonicalState
-        self._canonical = tuple(grammars)
-
-    def is_first(self, matcher: llguidance.LLMatcher | None) -> bool:
-        """Is it the one that all who start share?"""
-        return matcher is self._matcher
-
-    def start(self, *, fresh: bool = False) -> LlguidanceState:
-        if not fresh:
-            return self._state(self, self._matcher)
-        with without_panic:
-            matcher = self._backend.matcher(self._text)
-        if matcher.is_error():
-            raise ConstraintFailure("the grammar could not be compiled a second time")
-        return self._state(self, matcher)
+    def made(self, mask: int) -> llguidance.LLMatcher:
+        """Whose mask of this number is, were it there."""
+        return next(piece.matcher for piece in reversed(self.pieces) if piece.begin <= mask)
 
 
 _FAILED = "the grammar library failed on it; write it in another way"
 _NOTHING_FOLLOWS = "NoExtension"
 """How the library's error begins where no text can match."""
-
-
-def _num_bytes(text: str) -> int:
-    """A grammar, its lexer's automata and its caches, about."""
-    return 256 * 1024 + 64 * len(text)

@@ -300,7 +300,7 @@ class TreeMasks:
             automaton = each.sequence.automaton
             assert automaton is not None
             if each.is_slow or (each.is_late and not has_culprit):
-                automaton.reach.held_up(self.tree.width - 1)
+                automaton.held_up(self.tree.width - 1)
             elif not each.is_late:
                 automaton.reach.in_time(self.tree.width - 1)
 
