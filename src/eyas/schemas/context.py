@@ -10,9 +10,10 @@ from typing import Any
 from eyas.core import GrammarError
 from eyas.schemas.ecma import read
 from eyas.schemas.keywords import Schema
+from eyas.schemas.lengths import bounded, lengths, rotated
 from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, fail
 from eyas.schemas.references import References
-from eyas.schemas.trees import Node, PatternFault, lengths
+from eyas.schemas.trees import Node, PatternFault, written
 
 
 class Context:
@@ -31,7 +32,7 @@ class Context:
         self.references = References(document, draft, param)
         self.places: dict[str, str] = {"#": "#"}
         self.schemas: list[dict[str, Any]] = []
-        self._patterns: dict[str, tuple[Node, str]] = {}
+        self._patterns: dict[str, Node] = {}
         self._cases_left = MAX_CASES
         self._schemas_left = MAX_SCHEMAS
 
@@ -63,21 +64,27 @@ class Context:
 
     def pattern(self, text: str, place: str) -> str:
         """A pattern of the schema as the backend takes it."""
-        try:
-            return self._read(text)[1]
-        except PatternFault as fault:
-            raise fail(self.param, place, f"the pattern is refused: {fault}", fault.fault) from None
+        return written(self._read(text, place))
 
-    def lengths(self, text: str) -> tuple[int, int | None]:
-        """The least and the most characters of a text that a pattern matches; None is any number."""
-        try:
-            return lengths(self._read(text)[0])
-        except PatternFault:  # whoever writes it says so
-            return 0, None
+    def pattern_with_lengths(
+        self, text: str, place: str, least: int, most: int | None
+    ) -> tuple[str, int | None, int | None]:
+        """The same, and what is left to be said of the lengths of its texts beside it."""
+        node = self._read(text, place)
+        narrowed = bounded(node, least, most)
+        if narrowed is not None:
+            return written(narrowed), None, None
+        low, high = lengths(node)
+        above = None if most is None or (high is not None and high <= most) else most
+        return written(node), least if least > low else None, above
 
-    def _read(self, text: str) -> tuple[Node, str]:
+    def _read(self, text: str, place: str) -> Node:
         if text not in self._patterns:
-            self._patterns[text] = read(text)
+            try:
+                self._patterns[text] = rotated(read(text))
+            except PatternFault as fault:
+                message = f"the pattern is refused: {fault}"
+                raise fail(self.param, place, message, fault.fault) from None
         return self._patterns[text]
 
     def unsupported(self, place: str, message: str) -> GrammarError:

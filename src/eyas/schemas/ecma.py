@@ -14,11 +14,11 @@ from functools import lru_cache
 
 from eyas.schemas import charsets
 from eyas.schemas.charsets import Ranges
+from eyas.schemas.lengths import MAX_COUNT
 from eyas.schemas.trees import Chars, Choice, Edge, Node, PatternFault, Repeat, Series, check_edges
 
 MAX_NESTING = 80
 """Rust's parser goes to 250 levels of parentheses."""
-_MAX_COUNT = 10**6
 _META = frozenset("\\.+*?()|[]{}^$#&~/-")
 _CLASSES = {"d": charsets.DIGITS, "w": charsets.WORD, "s": charsets.SPACE}
 _CLASSES |= {name.upper(): charsets.other_than(ranges) for name, ranges in _CLASSES.items()}
@@ -41,66 +41,58 @@ _TEXTUAL = re.compile(
 _GROUP = re.compile(r"\?(?:P?<[A-Za-z_][\w.]*>|([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)]))")
 
 
-def read(pattern: str) -> tuple[Node, str]:
-    """The pattern's tree, and its text for the backend. PatternFault says what cannot be had."""
+def read(pattern: str) -> Node:
+    """The pattern's tree. PatternFault says what cannot be had."""
     reader = _Reader(pattern)
-    node, text = reader.choice(0)
+    node = reader.choice(0)
     if reader.place < len(pattern):
         raise PatternFault(reader.place, "the parenthesis closes nothing", "invalid")
     check_edges(node, at_start=True, at_end=True)
-    return node, text
+    return node
 
 
 class _Reader:
-    """Reads from `place` on. Nodes come with their text."""
+    """Reads from `place` on."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
         self.place = 0
         self._flags: frozenset[str] = frozenset()
 
-    def choice(self, depth: int) -> tuple[Node, str]:
+    def choice(self, depth: int) -> Node:
         """Alternatives, up to a closing parenthesis or the end."""
         if depth > MAX_NESTING:
             raise PatternFault(self.place, "nested too deeply; flatten it", "too_complex")
-        options, texts = [], []
-        while True:
-            node, text = self._series(depth)
-            options.append(node)
-            texts.append(text)
-            if not self._take("|"):
-                break
-        return options[0] if len(options) == 1 else Choice(tuple(options)), "|".join(texts)
+        options = [self._series(depth)]
+        while self._take("|"):
+            options.append(self._series(depth))
+        return options[0] if len(options) == 1 else Choice(tuple(options))
 
     def _take(self, text: str) -> bool:
         found = self.pattern.startswith(text, self.place)
         self.place += len(text) * found
         return found
 
-    def _series(self, depth: int) -> tuple[Node, str]:
+    def _series(self, depth: int) -> Node:
         parts: list[Node] = []
-        texts: list[str] = []
         while self.place < len(self.pattern) and self.pattern[self.place] not in "|)":
             run = _RUN.match(self.pattern, self.place)
             if run is not None and "i" not in self._flags:
                 parts += map(_plain, run[0])
-                texts.append(run[0])
                 self.place = run.end()
             begin = self.place
-            found = self._atom(depth)
-            if found is None:
+            node = self._atom(depth)
+            if node is None:
                 continue  # flags alone
-            node, text = found
             count = self._count()
             if count is not None:
                 if isinstance(node, Edge):
                     raise PatternFault(begin, "^ and $ cannot repeat; write it without")
-                node, text = Repeat(node, count[0], count[1]), text + count[2]
+                node = Repeat(node, *count)
             parts.append(node)
-            texts.append(text)
-        return parts[0] if len(parts) == 1 else Series(tuple(parts)), "".join(texts)
+        return parts[0] if len(parts) == 1 else Series(tuple(parts))
 
-    def _count(self) -> tuple[int, int | None, str] | None:
+    def _count(self) -> tuple[int, int | None] | None:
         """How often the atom before repeats."""
         if self.place == len(self.pattern):
             return None
@@ -114,38 +106,37 @@ class _Reader:
                 raise PatternFault(begin, "repeats too often; lower the count", "too_complex")
             least = int(found[1])
             most = least if not found[2] else int(found[3]) if found[3] else None
-            if max(least, most or 0) > _MAX_COUNT:
+            if max(least, most or 0) > MAX_COUNT:
                 raise PatternFault(begin, "repeats too often; lower the count", "too_complex")
             if most is not None and least > most:
                 raise PatternFault(begin, f"{found[0]} asks for more than it allows", "invalid")
             self.place = found.end()
         else:
             return None
-        text = self.pattern[begin : self.place]
         self._take("?")  # a lazy one allows the same
         if _COUNT.match(self.pattern, self.place) or self._next_is("*+?"):
             raise PatternFault(self.place, "there is nothing to repeat", "invalid")
-        return least, most, text
+        return least, most
 
     def _next_is(self, signs: str) -> bool:
         return self.pattern[self.place : self.place + 1] in tuple(signs)
 
-    def _atom(self, depth: int) -> tuple[Node, str] | None:
+    def _atom(self, depth: int) -> Node | None:
         begin, char = self.place, self.pattern[self.place]
         self.place += 1
         match char:
             case "(":
                 return self._group(depth)
             case "[":
-                return self._folded(*self._class(begin))
+                return self._folded(self._class(begin))
             case "\\":
                 return self._escape(begin)
             case ".":
                 if "s" in self._flags:
-                    return Chars(charsets.ALL), "(?s:.)"
-                return Chars(charsets.other_than(((10, 10),))), "."
+                    return Chars(charsets.ALL, "(?s:.)")
+                return Chars(charsets.other_than(((10, 10),)), ".")
             case "^" | "$":
-                return Edge(char == "$", begin), char
+                return Edge(char == "$", begin)
             case "*" | "+" | "?":
                 raise PatternFault(begin, "there is nothing to repeat", "invalid")
             case "{":
@@ -155,7 +146,7 @@ class _Reader:
                     raise PatternFault(begin, "{,n} has two meanings; write {0,n}")
         return self._one(ord(char), begin)
 
-    def _one(self, code: int, begin: int) -> tuple[Node, str]:
+    def _one(self, code: int, begin: int) -> Node:
         """One certain character."""
         if 0xD800 <= code <= 0xDFFF:
             raise PatternFault(begin, "half a surrogate pair, which no text contains", "invalid")
@@ -167,12 +158,12 @@ class _Reader:
             ranges, plain = (), charsets.written(ranges)
         else:
             plain = f"\\{char}" if char in _META else charsets.shown(code)
-        return self._folded(Chars(ranges), plain)
+        return self._folded(Chars(ranges, plain))
 
-    def _folded(self, node: Node, text: str) -> tuple[Node, str]:
-        return (Chars(None), f"(?i:{text})") if "i" in self._flags else (node, text)
+    def _folded(self, chars: Chars) -> Chars:
+        return Chars(None, f"(?i:{chars.text})") if "i" in self._flags else chars
 
-    def _group(self, depth: int) -> tuple[Node, str] | None:
+    def _group(self, depth: int) -> Node | None:
         begin, before = self.place - 1, self._flags
         if self._next_is("?"):
             if _LOOK.match(self.pattern, self.place):
@@ -187,11 +178,11 @@ class _Reader:
                     if found[0] == "?)":
                         raise PatternFault(begin, "no such kind of group", "invalid")
                     return None
-        node, text = self.choice(depth + 1)
+        node = self.choice(depth + 1)
         if not self._take(")"):
             raise PatternFault(begin, "the parenthesis is not closed", "invalid")
         self._flags = before
-        return node, f"(?:{text})"  # captures would keep the library from merging alternatives
+        return node
 
     def _set_flags(self, begin: int, added: str, taken: str) -> None:
         if set(added) - set("isu") or set(taken) - set("is"):
@@ -199,15 +190,15 @@ class _Reader:
             raise PatternFault(begin, message)
         self._flags = (self._flags | set(added)) - set(taken)
 
-    def _escape(self, begin: int) -> tuple[Node, str]:
+    def _escape(self, begin: int) -> Node:
         """Outside of classes."""
         char = self.pattern[self.place : self.place + 1]
         if char in _CLASSES:
             self.place += 1
-            return self._folded(Chars(_CLASSES[char]), f"\\{char}")
+            return self._folded(Chars(_CLASSES[char], f"\\{char}"))
         if char and char in "Az":
             self.place += 1
-            return Edge(char == "z", begin), "^" if char == "A" else "$"
+            return Edge(char == "z", begin)
         if char and char in "bBZG":
             raise PatternFault(begin, f"\\{char} is not supported; write it in another way")
         if char and (char in "123456789" or self.pattern.startswith("k<", self.place)):
@@ -216,7 +207,7 @@ class _Reader:
         if found is not None:
             self.place = found.end()
             text = f"\\{found[0]}"
-            return self._folded(Chars(None), text if _is_textual(found) else _without_nul(text))
+            return self._folded(Chars(None, text if _is_textual(found) else _without_nul(text)))
         return self._one(self._code(begin), begin)
 
     def _code(self, begin: int) -> int:
@@ -248,7 +239,7 @@ class _Reader:
             raise PatternFault(begin, f"\\{char} has no meaning", "invalid")
         return ord(char)
 
-    def _class(self, begin: int) -> tuple[Node, str]:
+    def _class(self, begin: int) -> Chars:
         is_negated = self._take("^")
         if self._next_is("]"):
             if self.pattern.find("]", self.place + 1) >= 0:
@@ -257,7 +248,7 @@ class _Reader:
                 )
             self.place += 1
             ranges = charsets.ALL if is_negated else ()
-            return Chars(ranges), charsets.written(ranges)
+            return Chars(ranges, charsets.written(ranges))
         items: list[tuple[int, int]] = []
         texts: list[str] = []
         is_known = is_safe = True
@@ -276,7 +267,7 @@ class _Reader:
         if not is_known:
             text = f"[{sign}{body}]"
             is_plain = is_safe and not is_negated and not charsets.holds(ranges, "\0")
-            return Chars(None), text if is_plain else _without_nul(text)
+            return Chars(None, text if is_plain else _without_nul(text))
         if not ranges and not is_negated:
             raise PatternFault(
                 begin, "halves of surrogate pairs, which no text contains", "invalid"
@@ -286,10 +277,10 @@ class _Reader:
         if not charsets.is_quoted_wrongly(ranges):
             has_halves = any(low <= 0xDFFF and high >= 0xD800 for low, high in items)
             exact = charsets.written(ranges) if has_halves else f"[{sign}{body}]"
-            return Chars(ranges), exact
+            return Chars(ranges, exact)
         if is_negated and not any(low <= 0xDFFF and high >= 0xD800 for low, high in items):
-            return Chars(_without(ranges)), rf"[^{body}\x00]"
-        return Chars(_without(ranges)), charsets.written(ranges)
+            return Chars(_without(ranges), rf"[^{body}\x00]")
+        return Chars(_without(ranges), charsets.written(ranges))
 
     def _range(self, low: int, text: str, begin: int) -> tuple[int, str]:
         """The other end of a range that may begin here."""
@@ -335,7 +326,7 @@ class _Reader:
 
 @lru_cache(maxsize=256)
 def _plain(char: str) -> Chars:
-    return Chars(((ord(char), ord(char)),))
+    return Chars(((ord(char), ord(char)),), char)
 
 
 def _is_textual(found: re.Match[str]) -> bool:

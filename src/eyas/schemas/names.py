@@ -287,7 +287,7 @@ def _has_patterns(node: dict[str, Any]) -> bool:
 
 def _trees(patterns: dict[str, Schema]) -> list[Node] | None:
     try:
-        return [read(pattern)[0] for pattern in patterns]
+        return [read(pattern) for pattern in patterns]
     except PatternFault:  # what only the backend can read
         return None
 

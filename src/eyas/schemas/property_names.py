@@ -156,7 +156,7 @@ def _patterns(rewriter: Rewriter, node: dict[str, Any], place: str) -> list[str]
 
 def _trees(rewriter: Rewriter, texts: list[str], spot: str) -> list[Node]:
     try:
-        return [read(text)[0] for text in texts]
+        return [read(text) for text in texts]
     except PatternFault:  # what only the backend can read
         raise _unclear(rewriter, spot) from None
 

@@ -1,11 +1,10 @@
-"""The tree of a pattern.
+"""The tree of a pattern, and its text for the backend.
 
-Promises: plain data. Does not know: how patterns are written.
+Promises: plain data. Does not know: how people write patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from eyas.core import GrammarFault
@@ -22,9 +21,11 @@ class PatternFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character. ranges: None where the set is the backend's to know."""
+    """One character. ranges: None where the set is the backend's to know. text: as the backend takes
+    it; it can be repeated."""
 
     ranges: Ranges | None
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,33 @@ class Repeat:
 Node = Chars | Edge | Series | Choice | Repeat
 
 
+def written(node: Node) -> str:
+    """For the backend. Groups capture nothing, since it would not merge alternatives beside them."""
+    match node:
+        case Chars():
+            return node.text
+        case Edge():
+            return "$" if node.is_end else "^"
+        case Series(parts):
+            return "".join(
+                f"(?:{written(part)})" if isinstance(part, Series | Choice) else written(part)
+                for part in parts
+            )
+        case Choice(options):
+            return "|".join(map(written, options))
+        case Repeat(part, least, most):
+            text = part.text if isinstance(part, Chars) else f"(?:{written(part)})"
+            return text + _count(least, most)
+
+
+def _count(least: int, most: int | None) -> str:
+    if least == most:
+        return f"{{{least}}}"
+    if most is None:
+        return {0: "*", 1: "+"}.get(least, f"{{{least},}}")
+    return "?" if (least, most) == (0, 1) else f"{{{least},{most}}}"
+
+
 def check_edges(node: Node, *, at_start: bool, at_end: bool) -> None:
     """^ and $ where the backend can tell what they mean."""
     match node:
@@ -80,46 +108,3 @@ def check_edges(node: Node, *, at_start: bool, at_end: bool) -> None:
             last = len(parts) - 1
             for i, part in enumerate(parts):
                 check_edges(part, at_start=at_start and i == 0, at_end=at_end and i == last)
-
-
-def lengths(node: Node) -> tuple[int, int | None]:
-    """The least and the most characters of a text that a pattern matches; None is any number, as it is
-    where something may stand before or behind."""
-    least, most = _own_lengths(node)
-    is_whole = _has_edge(node, is_end=False) and _has_edge(node, is_end=True)
-    return least, most if is_whole else None
-
-
-def _own_lengths(node: Node) -> tuple[int, int | None]:
-    match node:
-        case Chars():
-            return 1, 1
-        case Series(parts):
-            found = [_own_lengths(part) for part in parts]
-            return sum(least for least, _ in found), _or_any(sum, [most for _, most in found])
-        case Choice(options):
-            found = [_own_lengths(option) for option in options]
-            return min(least for least, _ in found), _or_any(max, [most for _, most in found])
-        case Repeat(part, least, most):
-            part_least, part_most = _own_lengths(part)
-            if most is None:
-                return least * part_least, 0 if part_most == 0 else None
-            return least * part_least, None if part_most is None else most * part_most
-    return 0, 0
-
-
-def _or_any(combined: Callable[[Iterable[int]], int], counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return combined(known) if len(known) == len(counts) else None
-
-
-def _has_edge(node: Node, *, is_end: bool) -> bool:
-    """Have all of its alternatives a ^ (or a $ at their end)?"""
-    match node:
-        case Edge():
-            return node.is_end == is_end
-        case Choice(options):
-            return all(_has_edge(option, is_end=is_end) for option in options)
-        case Series(parts) if parts:
-            return _has_edge(parts[-1 if is_end else 0], is_end=is_end)
-    return False

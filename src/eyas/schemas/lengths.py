@@ -1,0 +1,134 @@
+"""How long the texts are that a pattern matches, and patterns that the backend is quick with.
+
+The backend decides a class of tokens at once only where what may follow is one class of characters,
+repeated. A pattern beside `minLength` and `maxLength` never is; one whose own counts say it may be.
+
+Promises: every pattern here matches the same texts as what it stands for.
+Does not know: schemas, how patterns are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from eyas.schemas.trees import Chars, Choice, Edge, Node, Repeat, Series
+
+MAX_COUNT = 10**6
+"""Of repetitions in a pattern."""
+
+
+class _Unsaid(Exception):
+    """No one count of the pattern says it."""
+
+
+def bounded(node: Node, least: int, most: int | None) -> Node | None:
+    """The pattern for those of its texts that are `least` to `most` characters long (None: any number);
+    None where that takes more than other counts, or where there are none."""
+    if not _is_whole(node) or max(least, most or 0) > MAX_COUNT:
+        return None
+    try:
+        return _bounded(node, least, most)
+    except _Unsaid:
+        return None
+
+
+def _bounded(node: Node, least: int, most: int | None) -> Node | None:
+    """None where no text is so long."""
+    low, high = _own_lengths(node)
+    if (most is not None and low > most) or (high is not None and high < least):
+        return None
+    if low >= least and (most is None or (high is not None and high <= most)):
+        return node
+    match node:
+        case Choice(options):
+            found = [_bounded(option, least, most) for option in options]
+            kept = tuple(option for option in found if option is not None)
+            return Choice(kept) if kept else None
+        case Series(parts):
+            ranges = [_own_lengths(part) for part in parts]
+            varying = [i for i, (low, high) in enumerate(ranges) if low != high]
+            if len(varying) == 1:
+                [i] = varying
+                rest = low - ranges[i][0]
+                above = None if most is None else most - rest
+                inner = _bounded(parts[i], least - rest, above)
+                return None if inner is None else Series((*parts[:i], inner, *parts[i + 1 :]))
+        case Repeat(part, fewest, times):
+            each, longest = _own_lengths(part)
+            if each == longest and each > 0:
+                fewest = max(fewest, -(-least // each))
+                if most is not None:
+                    times = most // each if times is None else min(times, most // each)
+                return None if times is not None and fewest > times else Repeat(part, fewest, times)
+            if (fewest, times) == (0, 1):
+                once = _bounded(part, least, most)
+                if least > 0:
+                    return once
+                return Series(()) if once is None else Repeat(once, 0, 1)
+    raise _Unsaid
+
+
+def rotated(node: Node) -> Node:
+    """(XY)*X as X(YX)*, which leaves the backend no choice of what an X is part of."""
+    match node:
+        case Choice(options):
+            return Choice(tuple(map(rotated, options)))
+        case Repeat(part, least, most):
+            return Repeat(rotated(part), least, most)
+        case Series(parts):
+            turned = [rotated(part) for part in parts]
+            for i, part in enumerate(turned[:-1]):
+                if isinstance(part, Repeat) and isinstance(part.part, Series) and part.part.parts:
+                    first, *others = part.part.parts
+                    if first == turned[i + 1]:
+                        again = Series((*others, first))
+                        turned[i : i + 2] = [first, Repeat(again, part.least, part.most)]
+            return Series(tuple(turned))
+    return node
+
+
+def lengths(node: Node) -> tuple[int, int | None]:
+    """The least and the most characters of a text that a pattern matches; None is any number, as it is
+    where something may stand before or behind."""
+    least, most = _own_lengths(node)
+    return least, most if _is_whole(node) else None
+
+
+def _own_lengths(node: Node) -> tuple[int, int | None]:
+    match node:
+        case Chars():
+            return 1, 1
+        case Series(parts):
+            found = [_own_lengths(part) for part in parts]
+            return sum(least for least, _ in found), _or_any(sum, [most for _, most in found])
+        case Choice(options):
+            found = [_own_lengths(option) for option in options]
+            return min(least for least, _ in found), _or_any(max, [most for _, most in found])
+        case Repeat(part, least, most):
+            part_least, part_most = _own_lengths(part)
+            if most is None:
+                return least * part_least, 0 if part_most == 0 else None
+            return least * part_least, None if part_most is None else most * part_most
+    return 0, 0
+
+
+def _or_any(combined: Callable[[Iterable[int]], int], counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return combined(known) if len(known) == len(counts) else None
+
+
+def _is_whole(node: Node) -> bool:
+    """Does nothing stand before or behind?"""
+    return _has_edge(node, is_end=False) and _has_edge(node, is_end=True)
+
+
+def _has_edge(node: Node, *, is_end: bool) -> bool:
+    """Have all of its alternatives a ^ (or a $ at their end)?"""
+    match node:
+        case Edge():
+            return node.is_end == is_end
+        case Choice(options):
+            return all(_has_edge(option, is_end=is_end) for option in options)
+        case Series(parts) if parts:
+            return _has_edge(parts[-1 if is_end else 0], is_end=is_end)
+    return False
