@@ -120,6 +120,7 @@ class ToyGrammar:
     backend: Toys
     new: Callable[[ToyGrammar], State]
     num_bytes: int = 100
+    num_lanes: int = 1
     canonical: Sequence[Grammar] = ()
     shared: dict[str, list[int]] = field(default_factory=dict)
 

@@ -401,20 +401,6 @@ MUTATIONS = [
         "tests/constraint/test_readers.py::test_a_mask_of_a_draft_is_not_taken_for_another_texts",
     ),
     Mutation(
-        "a piece of a draft begins a token early",
-        "constraint/llguidance.py",
-        "matcher = self.state.copy_beside(lane, self.tokens[:begin])",
-        "matcher = self.state.copy_beside(lane, self.tokens[: begin - 1])",
-        "tests/constraint/test_lanes.py::test_masks_are_those_of_a_walk[True-regex]",
-    ),
-    Mutation(
-        "masks stay behind one that is missing",
-        "constraint/llguidance.py",
-        "if len(each.pieces) > 1:",
-        "if not each.pieces:",
-        "tests/constraint/test_lanes.py::test_a_limit_hit_in_a_later_piece_leaves_its_rows_empty",
-    ),
-    Mutation(
         "roots do not wait for their masks",
         "constraint/filling.py",
         "        self._first.run()\n",
@@ -473,8 +459,8 @@ MUTATIONS = [
     Mutation(
         "twins lose their place",
         "constraint/automaton.py",
-        "if self.has_twins or root.budget is not None or root.later:",
-        "if root.budget is not None or root.later:",
+        "return not (self.has_twins or self.root.budget is not None or self.root.later)",
+        "return not (self.root.budget is not None or self.root.later)",
         FILLING + "twins_that_move_over_the_same_tokens_stay_together",
     ),
     Mutation(
@@ -494,8 +480,8 @@ MUTATIONS = [
     Mutation(
         "a state moves when one looks ahead",
         "constraint/llguidance_states.py",
-        "            return _copy(self.matcher)\n",
-        "            return self.matcher\n",
+        "return when_free(self.matcher.deep_copy)",
+        "return self.matcher",
         BACKENDS + "what_is_walked_through_is_allowed_by_the_mask_before[llguidance-schema]",
     ),
     Mutation(

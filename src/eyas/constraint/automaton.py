@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -132,6 +133,7 @@ class Automaton:
         self.num_replays = 0
         self.has_twins = False
         self.reach = Reach()
+        self._num_lanes = grammar.num_lanes
         self.root = Point(grammar.start(), self._budget)
 
     def fork(self) -> Automaton:
@@ -144,9 +146,20 @@ class Automaton:
         return twin
 
     def held_up(self, size: int) -> None:
-        """Others waited for masks of its draft of `size` tokens, or of its root alone."""
+        """Others waited for masks of its draft of `size` tokens, or of its root alone. Look less far
+        for a while; and where the grammar has got more lanes since, go on in one of those."""
         self.reach.held_up(size)
-        self._grammar.backend.widen(self._grammar)
+        if self._grammar.num_lanes > self._num_lanes and self._is_alone:
+            self._num_lanes = self._grammar.num_lanes
+            with suppress(ConstraintFailure):
+                state = self._grammar.start().after_all(self._tokens)
+                if state is not None:
+                    self.root = Point(state, None)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Does nobody else stand on its root, and no budget count there?"""
+        return not (self.has_twins or self.root.budget is not None or self.root.later)
 
     @property
     def has_budget(self) -> bool:
@@ -183,10 +196,9 @@ class Automaton:
 
     def _beyond(self, tokens: tuple[int, ...]) -> tuple[Point | None, int]:
         """From the root, which is given up where nobody else can stand there."""
-        root = self.root
-        if self.has_twins or root.budget is not None or root.later:
-            return root.beyond(tokens)
-        state = root.state.become(tokens)
+        if not self._is_alone:
+            return self.root.beyond(tokens)
+        state = self.root.state.become(tokens)
         return None if state is None else Point(state, None), len(tokens)
 
     def replay(self) -> None:

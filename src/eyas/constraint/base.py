@@ -127,12 +127,16 @@ def counted(
 class Grammar(Protocol):
     """A compiled grammar.
 
-    num_bytes: about how much memory it takes. canonical: grammars that allow less, with the usual white
-    space only, so that more of the text is forced; their states overlook white space that is another.
+    num_bytes: about how much memory it takes now. num_lanes: there are now; outputs that start in
+    different ones do not wait for each other's masks, and who starts is in the next one. canonical:
+    grammars that allow less, with the usual white space only, so that more of the text is forced; their
+    states overlook white space that is another.
     """
 
-    num_bytes: int
-
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def num_lanes(self) -> int: ...
     @property
     def backend(self) -> Backend: ...
     @property
@@ -168,11 +172,6 @@ class Backend(Protocol):
     def expect(self, states: Sequence[State]) -> None:
         """Masks of these states and of drafts behind them will be asked for soon; what can be done for
         them before the drafts are known is done now. Nothing, for most libraries."""
-        return None
-
-    def widen(self, grammar: Grammar) -> None:
-        """Its masks have held up a step: from now on more threads fill those of one draft. Nothing, for
-        most libraries."""
         return None
 
     def job(

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -25,7 +24,6 @@ from eyas.constraint.base import (
     Backend,
     ConstraintFailure,
     Filled,
-    Grammar,
     MaskJob,
     State,
     allows,
@@ -47,10 +45,8 @@ from eyas.grammar import Node, OutputSpec, Source, leaves
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
 stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
-MAX_LANES = 3
-"""Of a grammar: with three a draft of six nodes is there after two masks."""
-LEAST_MASKS = 2
-"""Of a piece of a draft; the library takes none without a token."""
+MAX_LANES = 8
+"""Of a grammar; each takes its memory once more."""
 
 
 class LlguidanceBackend(Backend):
@@ -69,7 +65,7 @@ class LlguidanceBackend(Backend):
         # A thread that waits for another of its pool helps out with whatever the pool has to do.
         self._executor = llguidance.LLExecutor(num_threads)
         self._is_threaded = num_threads > 1
-        self._max_lanes = max(1, min(MAX_LANES, num_threads // 2))
+        self._max_lanes = max(1, min(MAX_LANES, num_threads))
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
             token for token, data in enumerate(vocabulary.tokens) if not data
@@ -111,22 +107,23 @@ class LlguidanceBackend(Backend):
             asked.setdefault(key, _Asked(state, tuple(tokens), shown)).places.append((i, row))
         has_drafts = any(each.tokens for each in asked.values())
         together = [each for each in asked.values() if has_drafts and each.shown]
+        # Roots alone first; then lane by lane, since the threads share out the row in parts.
+        together.sort(key=lambda each: (bool(each.tokens), id(each.state.grammar), each.state.lane))
         alone = [each for each in asked.values() if not (has_drafts and each.shown)]
         for each in together:
-            each.cut()
+            each.matcher, is_dear = each.state.for_draft()
+            each.comes_back = is_dear and bool(each.tokens)
 
         def settle() -> list[Filled | None]:
             found: list[Filled | None] = [Filled(0, 0)] * len(states)
             every = list(asked.values())
             last = num_legal(mask_RK, [each.row for each in every], [each.tokens for each in every])
             for each, num in zip(every, last, strict=True):
-                if each.comes_back and not when_free(each.pieces[0].matcher.is_error):
-                    each.state.come_back(each.pieces[0].matcher)
+                if each.comes_back and not when_free(each.matcher.is_error):
+                    each.state.come_back(each.matcher)
                 row, size = each.row, 1 + len(each.tokens)
                 mask_RK[row + size : row + 1 + len(each.shown)] = 0
                 filled = self._settle(each, num, mask_RK[row + num])
-                if len(each.pieces) > 1:  # a later one does not know how far those before came
-                    mask_RK[row + (filled or Filled(0, 0)).num_masks : row + size] = 0
                 for i, other in each.places:
                     found[i] = filled and self._over_end(filled, behind[i], mask_RK[row + num])
                     if other != row:
@@ -141,10 +138,10 @@ class LlguidanceBackend(Backend):
         num_words, ends = np.count_nonzero(last_K), self.eos_token_ids
         if num_words > len(ends) or (num_words and not any(allows(last_K, end) for end in ends)):
             return Filled(num, num + 1)
-        matcher = asked.made(num)
-        if when_free(matcher.is_error):
+        if when_free(asked.matcher.is_error):
             last_K[:] = 0
             return Filled(num, num) if num else None
+        matcher = asked.matcher
         if num:
             matcher = asked.state.copy()
             matcher.try_consume_tokens(list(asked.tokens[:num]))
@@ -189,10 +186,6 @@ class LlguidanceBackend(Backend):
         with suppress(RuntimeError):
             self._background.submit(work)
 
-    def widen(self, grammar: Grammar) -> None:
-        assert isinstance(grammar, LlguidanceGrammar)
-        grammar.widen(is_slow=True)
-
     def forced_tokens(self, data: bytes) -> list[int]:
         """The usual tokens of a text in bytes, which may end in the middle of a character."""
         return self._tokenizer.tokenize_bytes(data)
@@ -202,13 +195,9 @@ class LlguidanceBackend(Backend):
     ) -> Callable[[], None]:
         """The library's calls: it has one for matchers with drafts, which must not be empty, and one
         for those without. Matchers that come back from a draft are asked for their first mask again."""
-        drafts = [
-            (piece.matcher, each.row + piece.begin, piece.shown)
-            for each in together
-            for piece in each.pieces
-        ]
-        roots = [(each.pieces[0].matcher, each.row) for each in alone]
-        back = [each.pieces[0].matcher for each in together if each.comes_back]
+        drafts = [(each.matcher, each.row, each.shown) for each in together]
+        roots = [(each.matcher, each.row) for each in alone]
+        back = [each.matcher for each in together if each.comes_back]
         nobodys_RK = np.empty((len(back), self._num_words), dtype=np.int32)
         rest = (mask_RK.ctypes.data, self._num_words * 4, len(mask_RK))
 
@@ -303,54 +292,25 @@ class LlguidanceBackend(Backend):
             return _FAILED
 
 
-class _Piece(NamedTuple):
-    """Part of what a state is asked for: its masks from number `begin` on, by a matcher that stands
-    there. shown: the tokens between them, or an end."""
-
-    matcher: Any
-    begin: int
-    shown: list[int]
-
-
 @dataclass(slots=True)
 class _Asked:
     """A state and the draft behind it, with all (index, row) that want its masks. shown: the draft as
-    the library sees it, an end where no token is left of it. comes_back: the first matcher is kept."""
+    the library sees it, an end where no token is left of it. comes_back: the matcher is kept."""
 
     state: LlguidanceState
     tokens: tuple[int, ...]
     shown: list[int]
+    matcher: Any = None
     comes_back: bool = False
-    pieces: list[_Piece] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.pieces = [_Piece(self.state.matcher, 0, self.shown)]
+        self.matcher = self.state.matcher
 
     @property
     def row(self) -> int:
         """Where they are written first."""
         return self.places[0][1]
-
-    def cut(self) -> None:
-        """Have matchers that may go through the draft, each through a piece of it."""
-        matcher, is_dear = self.state.for_draft()
-        self.comes_back = is_dear and bool(self.tokens)
-        num = 1 + len(self.tokens)
-        num_pieces = max(1, min(self.state.num_lanes, num // LEAST_MASKS))
-        begins = [num * i // num_pieces for i in range(num_pieces + 1)]
-        self.pieces = [
-            _Piece(matcher, 0, self.shown[: begins[1] - 1] if num_pieces > 1 else self.shown)
-        ]
-        for lane, (begin, end) in enumerate(pairwise(begins[1:])):
-            matcher = self.state.copy_beside(lane, self.tokens[:begin])
-            if matcher is None:  # a token before is not legal
-                break
-            self.pieces.append(_Piece(matcher, begin, list(self.tokens[begin : end - 1])))
-
-    def made(self, mask: int) -> llguidance.LLMatcher:
-        """Whose mask of this number is, were it there."""
-        return next(piece.matcher for piece in reversed(self.pieces) if piece.begin <= mask)
 
 
 _FAILED = "the grammar library failed on it; write it in another way"

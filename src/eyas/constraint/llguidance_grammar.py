@@ -1,10 +1,10 @@
 """A grammar of llguidance, compiled once, or a few times over.
 
 All copies of a matcher share one lexer, which only one thread can use at a time. So a grammar that many
-outputs begin with, or whose masks have held a step up, is compiled again in the background: each of its
-*lanes* is a matcher with a lexer of its own.
+outputs begin with is compiled again in the background: each of its *lanes* is a matcher with a lexer of
+its own.
 
-Promises: which lane an output is in changes nothing but how long its masks take.
+Promises: which lane an output is in changes nothing but how long it waits for its masks.
 Does not know: masks, drafts.
 """
 
@@ -48,11 +48,20 @@ class LlguidanceGrammar:
         self._text = text
         # Matchers and no states, which would refer back: cycles of this size add up.
         self._lanes: tuple[llguidance.LLMatcher, ...] = (matcher,)
-        self._missing_lanes = max_lanes - 1
-        self._num_starts, self._is_slow = 0, False
+        self._max_lanes = max_lanes
+        self._num_starts = 0
         self._canonical_trees = tuple(canonical_trees)
         self._canonical: tuple[LlguidanceGrammar, ...] = ()
-        self.num_bytes = _num_bytes(text) * (max_lanes + len(self._canonical_trees))
+
+    @property
+    def num_bytes(self) -> int:
+        """A grammar, its lexer's automata and its caches, about; as often as it is compiled."""
+        once = 256 * 1024 + 64 * len(self._text)
+        return once * (len(self._lanes) + max(len(self._canonical_trees), len(self._canonical)))
+
+    @property
+    def num_lanes(self) -> int:
+        return len(self._lanes)
 
     @property
     def backend(self) -> LlguidanceBackend:
@@ -73,17 +82,9 @@ class LlguidanceGrammar:
                 grammar._state = CanonicalState
             self._canonical = tuple(grammars)
 
-    def widen(self, *, is_slow: bool) -> None:
-        """Have the lanes compiled. is_slow: from then on a draft of a new output is filled in several
-        of them at once."""
-        self._is_slow |= is_slow
-        missing, self._missing_lanes = self._missing_lanes, 0
-        if missing > 0:
-            self._backend.later(lambda: self._compile_lanes(missing))
-
-    def _compile_lanes(self, num: int) -> None:
+    def _compile_lanes(self) -> None:
         with suppress(ConstraintFailure):
-            self._lanes += tuple(self._fresh() for _ in range(num))
+            self._lanes += tuple(self._fresh() for _ in range(self._max_lanes - 1))
 
     def is_first(self, matcher: llguidance.LLMatcher | None) -> bool:
         """Is it one that all who start share?"""
@@ -93,12 +94,10 @@ class LlguidanceGrammar:
         if fresh:
             return self._state(self, self._fresh())
         self._num_starts += 1
-        if self._num_starts == MANY_STARTS:
-            self.widen(is_slow=False)
-        lanes = self._lanes
-        own = self._num_starts % len(lanes)
-        beside = (*lanes[own + 1 :], *lanes[:own]) if self._is_slow else ()
-        return self._state(self, lanes[own], beside=beside)
+        if self._num_starts == MANY_STARTS and self._max_lanes > 1:
+            self._backend.later(self._compile_lanes)
+        lane = self._num_starts % len(self._lanes)
+        return self._state(self, self._lanes[lane], lane=lane)
 
     def _fresh(self) -> llguidance.LLMatcher:
         with without_panic:
@@ -106,8 +105,3 @@ class LlguidanceGrammar:
         if matcher.is_error():
             raise ConstraintFailure("the grammar could not be compiled a second time")
         return matcher
-
-
-def _num_bytes(text: str) -> int:
-    """A grammar, its lexer's automata and its caches, about."""
-    return 256 * 1024 + 64 * len(text)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import llguidance
 
@@ -33,20 +33,20 @@ _LIMIT_HIT = (
 
 
 class LlguidanceState:
-    """matcher: None after an end-of-sequence token. beside: matchers of other lanes that stand here as
-    well, to be copied for the later parts of drafts."""
+    """matcher: None after an end-of-sequence token. lane: of its grammar; only one thread at a time is
+    in it."""
 
-    __slots__ = ("_beside", "_grammar", "_is_dear", "_reader", "matcher", "num_deviations")
+    __slots__ = ("_grammar", "_is_dear", "_reader", "lane", "matcher", "num_deviations")
 
     def __init__(
         self,
         grammar: LlguidanceGrammar,
         matcher: llguidance.LLMatcher | None,
         num_deviations: int = 0,
-        beside: Sequence[llguidance.LLMatcher] = (),
+        lane: int = 0,
     ) -> None:
         self._grammar = grammar
-        self._beside = beside
+        self.lane = lane
         self._reader: llguidance.LLMatcher | None = None
         self._is_dear = False
         self.matcher = matcher
@@ -55,11 +55,6 @@ class LlguidanceState:
     @property
     def grammar(self) -> LlguidanceGrammar:
         return self._grammar
-
-    @property
-    def num_lanes(self) -> int:
-        """In so many masks behind it can be filled at once."""
-        return 1 + len(self._beside)
 
     def after(self, token: int) -> LlguidanceState | None:
         if self.matcher is None:
@@ -73,52 +68,46 @@ class LlguidanceState:
         if matcher.is_error():
             raise ConstraintFailure(_LIMIT_HIT)
         if token in backend.eos_token_ids and matcher.is_accepting():
-            return type(self)(self._grammar, None, self.num_deviations)
+            return self._with(None)
         if backend.is_nameless(token):
             return None
         if matcher.try_consume_tokens([token]) == 1:
-            return type(self)(self._grammar, matcher, self.num_deviations)
+            return self._with(matcher)
         if matcher.is_error():
             raise ConstraintFailure(_LIMIT_HIT)
         return None
+
+    def _with(self, matcher: llguidance.LLMatcher | None) -> Self:
+        """A state of the same output."""
+        return type(self)(self._grammar, matcher, self.num_deviations, self.lane)
 
     def after_all(self, tokens: Sequence[int]) -> State | None:
         return self._consumed(tokens, self.copy)
 
     def become(self, tokens: Sequence[int]) -> State | None:
         reader, self._reader = self._reader, None
-        beside, self._beside = self._beside, ()
         is_shared = self._grammar.is_first(self.matcher)
-        mine = self.copy if is_shared else self._give_up
-        return self._consumed(tokens, mine, reader, beside)
+        return self._consumed(tokens, self.copy if is_shared else self._give_up, reader)
 
     def _give_up(self) -> llguidance.LLMatcher:
         matcher, self.matcher = self.matcher, None
         assert matcher is not None
         return matcher
 
-    def _follow(
-        self,
-        reader: llguidance.LLMatcher | None,
-        beside: Sequence[llguidance.LLMatcher],
-        tokens: Sequence[int],
-    ) -> None:
-        """Have a reader and matchers of other lanes that stood before these tokens stand here. Without
-        a reader a copy is made."""
-        if reader is not None:
-            self._reader = _moved(reader, tokens)
-        moved = [_moved(each, tokens, copied=self._grammar.is_first(each)) for each in beside]
-        self._beside = [each for each in moved if each is not None]
+    def _follow(self, reader: llguidance.LLMatcher, tokens: list[int]) -> None:
+        """Have a reader that stood before these tokens stand here; without it a copy is made."""
+        with suppress(ConstraintFailure), without_panic:
+            if reader.try_consume_tokens(tokens) == len(tokens) and not reader.is_error():
+                self._reader = reader
 
     def _consumed(
         self,
         tokens: Sequence[int],
         matcher_here: Callable[[], llguidance.LLMatcher],
         reader: llguidance.LLMatcher | None = None,
-        beside: Sequence[llguidance.LLMatcher] = (),
     ) -> State | None:
-        """The state after these tokens, read by a matcher that stands here and may be moved; by a
-        reader and in other lanes as well, where the library is shown them all."""
+        """The state after these tokens, read by a matcher that stands here and may be moved, and by a
+        reader where the library is shown them all."""
         plain = self._grammar.backend.spelled(tokens)
         if self.matcher is None or not plain:
             return one_by_one(self, tokens)
@@ -129,10 +118,10 @@ class LlguidanceState:
                 raise ConstraintFailure(_LIMIT_HIT)
         if num_taken < len(plain):
             return None
-        reached = type(self)(self._grammar, matcher, self.num_deviations)
-        if len(plain) == len(tokens):
+        reached = self._with(matcher)
+        if reader is not None and len(plain) == len(tokens):
             reached._is_dear = self._is_dear
-            reached._follow(reader, beside, plain)
+            reached._follow(reader, plain)
         return one_by_one(reached, tokens[len(plain) :])
 
     def forced(self, limit: int) -> list[int]:
@@ -165,26 +154,7 @@ class LlguidanceState:
         """A matcher that stands here and is the caller's own."""
         assert self.matcher is not None
         with without_panic:
-            return _copy(self.matcher)
-
-    def copy_beside(self, lane: int, tokens: Sequence[int]) -> llguidance.LLMatcher | None:
-        """One of the caller's own in another lane, behind these tokens; None where they are refused."""
-        return _moved(self._beside[lane], tokens, copied=True)
-
-
-def _copy(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
-    return when_free(matcher.deep_copy)
-
-
-def _moved(
-    matcher: llguidance.LLMatcher, tokens: Sequence[int], *, copied: bool = False
-) -> llguidance.LLMatcher | None:
-    """It, or a copy, behind these tokens; None where it cannot get there, and is of no use any more."""
-    with suppress(ConstraintFailure), without_panic:
-        mine = _copy(matcher) if copied else matcher
-        if mine.try_consume_tokens(list(tokens)) == len(tokens) and not mine.is_error():
-            return mine
-    return None
+            return when_free(self.matcher.deep_copy)
 
 
 class CanonicalState(LlguidanceState):
@@ -213,6 +183,5 @@ class CanonicalState(LlguidanceState):
         tokens: Sequence[int],
         matcher_here: Callable[[], llguidance.LLMatcher],
         reader: llguidance.LLMatcher | None = None,
-        beside: Sequence[llguidance.LLMatcher] = (),
     ) -> State | None:
         return one_by_one(self, tokens)

@@ -91,7 +91,7 @@ class CompilePool:
         self._changed = threading.Condition(self._lock)
         self._waiting: deque[_Job] = deque()
         self._jobs: dict[bytes, _Job] = {}
-        self._cache: OrderedDict[bytes, tuple[Grammar, int]] = OrderedDict()
+        self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
         self._refusals: OrderedDict[bytes, tuple[GrammarError, float]] = OrderedDict()
         self._stats = PoolStats()
         self._num_live = 0
@@ -128,7 +128,7 @@ class CompilePool:
                 num_refused=dict(stats.num_refused),
                 compile_seconds=stats.compile_seconds,
                 num_cached=len(self._cache),
-                num_bytes=stats.num_bytes,
+                num_bytes=self._num_bytes(),
                 num_waiting=len(self._waiting),
                 num_stuck=stats.num_stuck,
             )
@@ -159,8 +159,7 @@ class CompilePool:
         if cached is not None:
             self._cache.move_to_end(key)
             self._stats.num_hits += 1
-            grammar = cached[0]
-            return lambda: _answer([(future, None)], grammar)
+            return lambda: _answer([(future, None)], cached)
         refusal = self._refusals.get(key)
         if refusal is not None and self._clock() < refusal[1]:
             self._stats.num_hits += 1
@@ -260,12 +259,15 @@ class CompilePool:
             return
         self._stats.num_compiled += 1
         self._refusals.pop(key, None)
-        num_bytes = result.num_bytes + len(key)
-        self._cache[key] = (result, num_bytes)
-        self._stats.num_bytes += num_bytes
-        while self._stats.num_bytes > self._max_cache_bytes and len(self._cache) > 1:
-            _, (_, freed) = self._cache.popitem(last=False)
-            self._stats.num_bytes -= freed
+        self._cache[key] = result
+        num_bytes = self._num_bytes()
+        while num_bytes > self._max_cache_bytes and len(self._cache) > 1:
+            freed_key, freed = self._cache.popitem(last=False)
+            num_bytes -= len(freed_key) + freed.num_bytes
+
+    def _num_bytes(self) -> int:
+        """What the cache holds; grammars that are much used grow. The lock is held."""
+        return sum(len(key) + grammar.num_bytes for key, grammar in self._cache.items())
 
     def _remember(self, key: bytes, error: GrammarError) -> None:
         """Refuse the same again for a while. The lock is held."""

@@ -153,6 +153,7 @@ class XgrammarGrammar:
     """A compiled grammar. allowed_K: the tokens that may be legal anywhere in it."""
 
     canonical: Sequence[XgrammarGrammar] = ()
+    num_lanes = 1
 
     def __init__(self, backend: XgrammarBackend, compiled: Any, allowed_K: np.ndarray) -> None:
         self._backend = backend

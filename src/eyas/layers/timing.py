@@ -69,6 +69,8 @@ class _Scene:
         self._product = product
         self._device = device
         self._stream = stream
+        # Not the device's own, which refuses to draw after a capture that failed.
+        self._random = torch.Generator(device)
         size = product.num_out * product.num_in
         num_bytes = size * product.dtype.itemsize
         copies = max(1, WEIGHT_BYTES // num_bytes)
@@ -76,7 +78,8 @@ class _Scene:
         copies = min(copies, self._calls)
         options = {"device": device, "dtype": product.dtype}
         weight = torch.empty(copies, product.num_out, product.num_in, **options)
-        self._weights = weight.normal_(std=product.num_in**-0.5).unbind()
+        weight.normal_(std=product.num_in**-0.5, generator=self._random)
+        self._weights = weight.unbind()
         self._bias_O = torch.zeros(product.num_out, **options) if product.has_bias else None
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -172,7 +175,8 @@ class _Scene:
 
     def _rows(self, num_rows: int) -> torch.Tensor:
         shape = (num_rows, self._product.num_in)
-        return torch.randn(shape, device=self._device, dtype=self._product.dtype)
+        options = {"device": self._device, "dtype": self._product.dtype}
+        return torch.randn(shape, generator=self._random, **options)
 
     def _run(
         self,
