@@ -88,6 +88,9 @@ def ways_through(automaton: Any, text: str) -> list[str]:
 @example("^(?:(?:a|b){2})$", 2, 2)
 @example("^(?:a)", 1, 1)
 @example("^|b$", 0, 1)
+@example("^(?:a|b$)", 1, 2)
+@example("^a", 2, 3)
+@example("b$", 2, 3)
 def test_lengths_hold_beside_a_pattern_that_may_imply_them(
     pattern: str, least: int, most: int
 ) -> None:
@@ -145,6 +148,7 @@ def test_a_pattern_tells_how_long_its_texts_are(
         ("$", 2, 3, "^(?s:.){2,3}$"),
         ("^ab", 0, 1, None),
         ("^a+", 0, 9, None),
+        ("^(?:a|b$)", 0, 9, None),
         ("^a|b$", 0, 9, None),
         ("[a-z]+", 0, 9, None),
         ("^a+b+$", 0, 9, None),

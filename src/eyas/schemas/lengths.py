@@ -16,8 +16,6 @@ from eyas.schemas.trees import Chars, Choice, Edge, Node, Repeat, Series
 
 MAX_COUNT = 10**6
 """Of repetitions in a pattern."""
-
-
 _ANYTHING = Repeat(Chars(charsets.ALL, charsets.written(charsets.ALL)), 0, None)
 
 
@@ -42,11 +40,22 @@ def bounded(node: Node, least: int, most: int | None) -> Node | None:
 def _completed(node: Node) -> Node | None:
     """With the text before or behind it, where it has one edge."""
     parts = node.parts if isinstance(node, Series) else (node,)
-    if parts and isinstance(parts[0], Edge) and not parts[0].is_end:
-        return Series((*parts, _ANYTHING, Edge(is_end=True, place=0)))
-    if parts and isinstance(parts[-1], Edge) and parts[-1].is_end:
-        return Series((Edge(is_end=False, place=0), _ANYTHING, *parts))
+    if _num_edges(node) == 1 and parts[0] == Edge(is_end=False):
+        return Series((*parts, _ANYTHING, Edge(is_end=True)))
+    if _num_edges(node) == 1 and parts[-1] == Edge(is_end=True):
+        return Series((Edge(is_end=False), _ANYTHING, *parts))
     return None
+
+
+def _num_edges(node: Node) -> int:
+    match node:
+        case Edge():
+            return 1
+        case Choice(parts) | Series(parts):
+            return sum(map(_num_edges, parts))
+        case Repeat(part):
+            return _num_edges(part)
+    return 0
 
 
 def _bounded(node: Node, least: int, most: int | None) -> Node | None:

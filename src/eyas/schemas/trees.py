@@ -5,7 +5,7 @@ Promises: plain data. Does not know: how people write patterns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from eyas.core import GrammarFault
 from eyas.schemas.charsets import Ranges
@@ -30,10 +30,10 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """^ or $."""
+    """^ or $. place: among the pattern's characters."""
 
     is_end: bool
-    place: int
+    place: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
