@@ -28,7 +28,7 @@ def bounded(node: Node, least: int, most: int | None) -> Node | None:
     None where that takes more than other counts, or where there are none."""
     if least <= 0 and most is None:
         return node
-    whole = node if _is_whole(node) else _completed(node)
+    whole = node if _is_whole(node) else _completed(node, most)
     if whole is None or max(least, most or 0) > MAX_COUNT:
         return None
     try:
@@ -37,9 +37,11 @@ def bounded(node: Node, least: int, most: int | None) -> Node | None:
         return None
 
 
-def _completed(node: Node) -> Node | None:
-    """With the text before or behind it, where it has one edge."""
+def _completed(node: Node, most: int | None) -> Node | None:
+    """With the text before or behind it, where it has one edge, or no text has room around it."""
     parts = node.parts if isinstance(node, Series) else (node,)
+    if _num_edges(node) == 0 and most == _own_lengths(node)[0]:
+        return Series((Edge(is_end=False), *parts, Edge(is_end=True)))
     if _num_edges(node) == 1 and parts[0] == Edge(is_end=False):
         return Series((*parts, _ANYTHING, Edge(is_end=True)))
     if _num_edges(node) == 1 and parts[-1] == Edge(is_end=True):
