@@ -7,8 +7,9 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -314,9 +315,10 @@ def test_a_finished_request_leaves_one_line_without_content(
         (GrammarError("regex: unclosed group", "invalid", param="regex"), "refused"),
         (EngineOverloaded(), "refused"),
         (EngineUnavailable(), "unavailable"),
+        (RuntimeError("a bug of ours"), "failed"),
     ],
 )
-def test_the_log_tells_who_was_refused_from_who_has_left(
+def test_the_log_tells_who_was_refused_or_failed_from_who_has_left(
     http: httpx.Client,
     fake: FakeClient,
     caplog: pytest.LogCaptureFixture,
@@ -327,8 +329,28 @@ def test_the_log_tells_who_was_refused_from_who_has_left(
     caplog.set_level("INFO", logger="eyas.server")
     fake.failure = failure
     http.post(CHAT, json={**BODY, "stream": stream}, headers={"x-request-id": "mine"})
-    lines = [record.getMessage() for record in caplog.records if "mine" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "(mine)" in record.getMessage()]
     assert len(lines) == 1 and f": {word}, prompt" in lines[0]
+
+
+def test_the_log_tells_of_a_stream_that_fails_on_its_way(
+    http: httpx.Client,
+    fake: FakeClient,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    caplog.set_level("INFO", logger="eyas.server")
+    deltas = fake._deltas
+
+    def broken(request: Any, index: int) -> Iterator[Any]:
+        yield next(deltas(request, index))
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(fake, "_deltas", broken)
+    answer = http.post(CHAT, json={**BODY, "stream": True}, headers={"x-request-id": "mine"})
+    assert answer.status_code == 200 and "server_error" in answer.text
+    lines = [record.getMessage() for record in caplog.records if "(mine)" in record.getMessage()]
+    assert len(lines) == 1 and ": failed, prompt" in lines[0]
 
 
 def test_the_log_cannot_be_forged():

@@ -71,7 +71,7 @@ class LlguidanceBackend(Backend):
             token for token, data in enumerate(vocabulary.tokens) if not data
         )
         self._background = ThreadPoolExecutor(
-            1, thread_name_prefix="eyas-canonical", initializer=give_way
+            1, thread_name_prefix="eyas-later", initializer=give_way
         )
 
     def compile(self, spec: OutputSpec) -> LlguidanceGrammar:

@@ -94,6 +94,9 @@ class Answer:
         except EngineUnavailable as error:
             self._ending = "unavailable"
             raise errors.unavailable(errors.ENGINE_GONE) from error
+        except Exception:
+            self._ending = "failed"
+            raise
         finally:
             if not is_handed_on:
                 await self._close(source)
@@ -161,6 +164,7 @@ class Answer:
             self._ending = "unavailable"
             yield event(errors.unavailable(errors.ABORTED).body()) + DONE
         except Exception:
+            self._ending = "failed"
             log.exception("answer %s failed", self._id)
             yield event(ApiError(500, errors.INTERNAL).body()) + DONE
 
