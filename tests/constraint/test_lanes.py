@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from eyas.constraint import build_backend
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.llguidance import MAX_LANES
-from eyas.constraint.llguidance_grammar import MANY_STARTS
+from eyas.constraint.llguidance_grammar import FEW
 from eyas.grammar import Regex
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS
@@ -30,34 +31,54 @@ def wide(vocabulary: Any) -> Iterator[Any]:
     backend.close()
 
 
-def much_used(backend: Any, grammar: Any) -> Any:
-    """The grammar, once all its lanes are there."""
-    for _ in range(MANY_STARTS):
-        grammar.start()
-    until_idle(backend)
-    return grammar
+def crowded(backend: Any, grammar: Any) -> list[Any]:
+    """States of so many outputs that all of the grammar's lanes are there, and in use."""
+    states = []
+    for _ in range(2 * FEW * MAX_LANES):
+        states.append(grammar.start())
+        until_idle(backend)
+    return states
 
 
 def until_idle(backend: Any) -> None:
     backend._background.submit(lambda: None).result()
 
 
-def test_outputs_of_a_grammar_that_many_use_are_in_different_lanes(wide: Any) -> None:
+def test_there_are_as_many_lanes_as_outputs_under_way_need(wide: Any) -> None:
     grammar: Any = compiled(wide, LETTERS)
-    before, num_bytes = grammar.start(), grammar.num_bytes
-    for _ in range(MANY_STARTS - 2):
-        assert grammar.start().matcher is before.matcher
-    until_idle(wide)
-    assert grammar.num_lanes == 1 and grammar.num_bytes == num_bytes
-    grammar.start()
-    until_idle(wide)
-    assert grammar.num_lanes == MAX_LANES and grammar.num_bytes == MAX_LANES * num_bytes
-    states = [grammar.start() for _ in range(2 * MAX_LANES)]
+    num_bytes = grammar.num_bytes
+    states, counts = [], []
+    for _ in range(2 * FEW * MAX_LANES):
+        states.append(grammar.start())
+        places = Counter(state.place.lane for state in states)
+        assert max(places.values()) <= FEW + 1 or grammar.num_lanes == MAX_LANES
+        until_idle(wide)
+        counts.append(grammar.num_lanes)
+    assert counts[: FEW + 1] == [1] * FEW + [2] and sorted(set(counts)) == [1, 2, 4, 8]
+    assert counts == sorted(counts) and list(places.values()) == [2 * FEW] * MAX_LANES
+    assert grammar.num_bytes == MAX_LANES * num_bytes
     assert len({id(state.matcher) for state in states}) == MAX_LANES
-    assert any(state.matcher is before.matcher for state in states)
     mask_RK = np.zeros((len(states), wide.vocabulary.num_mask_words), dtype=np.int32)
     assert wide.fill(states, mask_RK) == []
     assert (mask_RK == mask_RK[0]).all() and mask_RK.any()
+
+
+def test_outputs_one_after_the_other_stay_in_the_first_lane(
+    wide: Any, tokenizer: Tokenizer
+) -> None:
+    """Whose lexer is warm; what has ended does not count, what has moved on does."""
+    grammar: Any = compiled(wide, LETTERS)
+    for _ in range(4 * FEW):
+        state = grammar.start().become(tokens_of(tokenizer, "abc"))
+        assert state.place.lane == 0 and state.after(tokens_of(tokenizer, "d")[0]).place.lane == 0
+        del state
+    until_idle(wide)
+    assert grammar.num_lanes == 1
+    crowded(wide, grammar)
+    assert grammar.num_lanes == MAX_LANES
+    assert [grammar.start().place.lane for _ in range(3)] == [0, 0, 0]
+    kept = [grammar.start().become(tokens_of(tokenizer, "abc")) for _ in range(3)]
+    assert [state.place.lane for state in kept] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", WALKS)
@@ -67,8 +88,9 @@ def test_masks_are_those_of_a_walk_in_every_lane(
     root, pieces = WALKS[name]
     tokens = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
     other = compiled(wide, root)
-    grammar = much_used(wide, compiled(wide, root))
-    states = [grammar.start() for _ in range(MAX_LANES)]
+    grammar: Any = compiled(wide, root)
+    states = crowded(wide, grammar)[-MAX_LANES:]
+    assert len({state.place.lane for state in states}) == MAX_LANES
     place = 0
     while place < len(tokens):
         draft = tokens[place : place + 4]
@@ -78,8 +100,7 @@ def test_masks_are_those_of_a_walk_in_every_lane(
             assert np.array_equal(masks_of(wide, state, draft), expected_LK), place
         states = [state.become(tokens[place : place + 3]) for state in states]
         place += 3
-    assert len({id(lane) for lane in grammar._lanes}) == MAX_LANES
-    assert all(grammar.is_first(lane) for lane in grammar._lanes)
+    assert all(grammar.is_first(lane.matcher) for lane in grammar._lanes)
     assert not any(grammar.is_first(state.matcher) for state in states), "the starts stay"
 
 
@@ -94,10 +115,10 @@ def test_an_output_that_holds_others_up_goes_on_in_a_lane_that_came_later(
     root = automaton.root
     automaton.held_up(5)
     assert automaton.root is root, "there is one lane"
-    much_used(wide, grammar)
+    others = crowded(wide, grammar)
     automaton.held_up(5)
-    moved = automaton.root
-    assert moved is not root and automaton.reach.limit == 0
+    moved: Any = automaton.root
+    assert moved is not root and automaton.reach.limit == 0 and len(others) > MAX_LANES
     automaton.held_up(5)
     assert automaton.root is moved, "once is enough"
     here = twin.root
@@ -112,7 +133,8 @@ def test_an_output_that_holds_others_up_goes_on_in_a_lane_that_came_later(
 
 def test_one_thread_needs_one_lane(vocabulary: Any) -> None:
     backend: Any = build_backend("llguidance", vocabulary, 1)
-    grammar = much_used(backend, compiled(backend, LETTERS))
+    grammar: Any = compiled(backend, LETTERS)
+    crowded(backend, grammar)
     assert grammar.num_lanes == 1
     backend.close()
 
@@ -120,6 +142,5 @@ def test_one_thread_needs_one_lane(vocabulary: Any) -> None:
 def test_after_it_is_closed_nothing_is_compiled(wide: Any) -> None:
     grammar: Any = compiled(wide, LETTERS)
     wide.close()
-    for _ in range(2 * MANY_STARTS):
-        grammar.start()
-    assert grammar.num_lanes == 1
+    states = [grammar.start() for _ in range(2 * FEW)]
+    assert grammar.num_lanes == 1 and len(states) > FEW

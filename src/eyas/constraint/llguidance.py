@@ -108,7 +108,9 @@ class LlguidanceBackend(Backend):
         has_drafts = any(each.tokens for each in asked.values())
         together = [each for each in asked.values() if has_drafts and each.shown]
         # Roots alone first; then lane by lane, since the threads share out the row in parts.
-        together.sort(key=lambda each: (bool(each.tokens), id(each.state.grammar), each.state.lane))
+        together.sort(
+            key=lambda each: (bool(each.tokens), id(each.state.grammar), each.state.place.lane)
+        )
         alone = [each for each in asked.values() if not (has_drafts and each.shown)]
         for each in together:
             each.matcher, is_dear = each.state.for_draft()

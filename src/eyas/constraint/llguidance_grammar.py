@@ -1,8 +1,8 @@
 """A grammar of llguidance, compiled once, or a few times over.
 
-All copies of a matcher share one lexer, which only one thread can use at a time. So a grammar that many
-outputs begin with is compiled again in the background: each of its *lanes* is a matcher with a lexer of
-its own.
+All copies of a matcher share one lexer, which only one thread can use at a time. So a grammar with many
+outputs under way is compiled again in the background: each of its *lanes* is a matcher with a lexer of
+its own. A lexer gets quicker as it is used, so there are no more lanes than needed.
 
 Promises: which lane an output is in changes nothing but how long it waits for its masks.
 Does not know: masks, drafts.
@@ -13,20 +13,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import llguidance
 
 from eyas.constraint.base import ConstraintFailure
 from eyas.constraint.borrowed import without_panic
-from eyas.constraint.llguidance_states import CanonicalState, LlguidanceState
+from eyas.constraint.llguidance_states import CanonicalState, LlguidanceState, Place
 from eyas.core import GrammarError
 from eyas.grammar import Node
 
 if TYPE_CHECKING:
     from eyas.constraint.llguidance import LlguidanceBackend
 
-MANY_STARTS = 4
-"""Outputs after which a grammar gets its other lanes, since more of them may be under way at once."""
+FEW = 2
+"""Outputs in each lane; with more of them there are to be twice as many lanes."""
+
+
+class _Lane:
+    """matcher: before the first token. No state, which would refer back: cycles of this size add up.
+    places: of the outputs under way."""
+
+    __slots__ = ("matcher", "places")
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self.matcher = matcher
+        self.places: WeakSet[Place] = WeakSet()
 
 
 class LlguidanceGrammar:
@@ -46,10 +58,8 @@ class LlguidanceGrammar:
         self._state = LlguidanceState
         self._backend = backend
         self._text = text
-        # Matchers and no states, which would refer back: cycles of this size add up.
-        self._lanes: tuple[llguidance.LLMatcher, ...] = (matcher,)
-        self._max_lanes = max_lanes
-        self._num_starts = 0
+        self._lanes: tuple[_Lane, ...] = (_Lane(matcher),)
+        self._num_wanted, self._max_lanes = 1, max_lanes
         self._canonical_trees = tuple(canonical_trees)
         self._canonical: tuple[LlguidanceGrammar, ...] = ()
 
@@ -82,22 +92,26 @@ class LlguidanceGrammar:
                 grammar._state = CanonicalState
             self._canonical = tuple(grammars)
 
-    def _compile_lanes(self) -> None:
+    def _compile_lanes(self, num: int) -> None:
         with suppress(ConstraintFailure):
-            self._lanes += tuple(self._fresh() for _ in range(self._max_lanes - 1))
+            self._lanes += tuple(_Lane(self._fresh()) for _ in range(num))
 
     def is_first(self, matcher: llguidance.LLMatcher | None) -> bool:
         """Is it one that all who start share?"""
-        return any(matcher is lane for lane in self._lanes)
+        return any(matcher is lane.matcher for lane in self._lanes)
 
     def start(self, *, fresh: bool = False) -> LlguidanceState:
         if fresh:
             return self._state(self, self._fresh())
-        self._num_starts += 1
-        if self._num_starts == MANY_STARTS and self._max_lanes > 1:
-            self._backend.later(self._compile_lanes)
-        lane = self._num_starts % len(self._lanes)
-        return self._state(self, self._lanes[lane], lane=lane)
+        lanes = self._lanes
+        number = min(range(len(lanes)), key=lambda i: len(lanes[i].places))
+        place, lane = Place(number), lanes[number]
+        lane.places.add(place)
+        if len(lane.places) > FEW and self._num_wanted == len(lanes) < self._max_lanes:
+            missing = min(len(lanes), self._max_lanes - len(lanes))
+            self._num_wanted += missing
+            self._backend.later(lambda: self._compile_lanes(missing))
+        return self._state(self, lane.matcher, place=place)
 
     def _fresh(self) -> llguidance.LLMatcher:
         with without_panic:

@@ -32,21 +32,29 @@ _LIMIT_HIT = (
 )
 
 
-class LlguidanceState:
-    """matcher: None after an end-of-sequence token. lane: of its grammar; only one thread at a time is
-    in it."""
+class Place:
+    """Where an output is among the lanes of its grammar, as long as a state of it lives."""
 
-    __slots__ = ("_grammar", "_is_dear", "_reader", "lane", "matcher", "num_deviations")
+    __slots__ = ("__weakref__", "lane")
+
+    def __init__(self, lane: int) -> None:
+        self.lane = lane
+
+
+class LlguidanceState:
+    """matcher: None after an end-of-sequence token. place: its output's."""
+
+    __slots__ = ("_grammar", "_is_dear", "_reader", "matcher", "num_deviations", "place")
 
     def __init__(
         self,
         grammar: LlguidanceGrammar,
         matcher: llguidance.LLMatcher | None,
         num_deviations: int = 0,
-        lane: int = 0,
+        place: Place | None = None,
     ) -> None:
         self._grammar = grammar
-        self.lane = lane
+        self.place = place or Place(0)
         self._reader: llguidance.LLMatcher | None = None
         self._is_dear = False
         self.matcher = matcher
@@ -79,7 +87,7 @@ class LlguidanceState:
 
     def _with(self, matcher: llguidance.LLMatcher | None) -> Self:
         """A state of the same output."""
-        return type(self)(self._grammar, matcher, self.num_deviations, self.lane)
+        return type(self)(self._grammar, matcher, self.num_deviations, self.place)
 
     def after_all(self, tokens: Sequence[int]) -> State | None:
         return self._consumed(tokens, self.copy)
@@ -175,7 +183,7 @@ class CanonicalState(LlguidanceState):
             with without_panic:
                 num_taken = matcher.try_consume_tokens(tokens)
             if num_taken == len(tokens):
-                return CanonicalState(self._grammar, matcher, self.num_deviations + 1)
+                return CanonicalState(self._grammar, matcher, self.num_deviations + 1, self.place)
         return None
 
     def _consumed(
