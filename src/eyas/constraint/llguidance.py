@@ -65,7 +65,7 @@ class LlguidanceBackend(Backend):
         # A thread that waits for another of its pool helps out with whatever the pool has to do.
         self._executor = llguidance.LLExecutor(num_threads)
         self._is_threaded = num_threads > 1
-        self._max_lanes = max(1, min(MAX_LANES, num_threads))
+        self.max_lanes = max(1, min(MAX_LANES, num_threads))
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
             token for token, data in enumerate(vocabulary.tokens) if not data
@@ -75,7 +75,7 @@ class LlguidanceBackend(Backend):
         )
 
     def compile(self, spec: OutputSpec) -> LlguidanceGrammar:
-        return self._compile(spec.root, spec.param, canonical_trees(spec.root), self._max_lanes)
+        return self._compile(spec.root, spec.param, canonical_trees(spec.root))
 
     def expect(self, states: Sequence[State]) -> None:
         for state in states:
@@ -181,7 +181,7 @@ class LlguidanceBackend(Backend):
 
     def compile_alone(self, root: Node) -> LlguidanceGrammar:
         """A grammar that nobody's outputs are held to."""
-        return self._compile(root, None, (), 1)
+        return self._compile(root, None, ())
 
     def later(self, work: Callable[[], None]) -> None:
         """In the background, one after the other; not at all once this is closed."""
@@ -224,18 +224,18 @@ class LlguidanceBackend(Backend):
             when_free(lambda matcher=matcher, at=at: matcher.unsafe_compute_mask_ptr(at, num_bytes))
 
     def _compile(
-        self, root: Node, param: str | None, canonical: Sequence[Node], max_lanes: int
+        self, root: Node, param: str | None, canonical: Sequence[Node]
     ) -> LlguidanceGrammar:
         """A library that panics has refused the grammar."""
         try:
             with without_panic:
-                return self._compiled(root, param, canonical, max_lanes)
+                return self._compiled(root, param, canonical)
         except ConstraintFailure:
             error = refused_leaf(root, self._refusal) or described(None, _FAILED)
             raise named(error, param) from None
 
     def _compiled(
-        self, root: Node, param: str | None, canonical: Sequence[Node], max_lanes: int
+        self, root: Node, param: str | None, canonical: Sequence[Node]
     ) -> LlguidanceGrammar:
         begin = time.perf_counter()
         try:
@@ -250,7 +250,7 @@ class LlguidanceBackend(Backend):
             error = refused_leaf(root, self._refusal) or described(None, matcher.get_error())
             raise named(error, param)
         compiled = time.perf_counter()
-        grammar = LlguidanceGrammar(self, text, matcher, canonical, max_lanes)
+        grammar = LlguidanceGrammar(self, text, matcher, canonical)
         for leaf in leaves(root):
             if isinstance(leaf, Source) and leaf is not root:  # it may be empty behind other parts
                 self._warm(self.matcher(to_llguidance(leaf)), grammar, param)

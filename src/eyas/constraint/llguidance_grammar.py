@@ -42,7 +42,7 @@ class _Lane:
 
 
 class LlguidanceGrammar:
-    """compile_seconds is without the first mask, first_mask_seconds its time. max_lanes: of it."""
+    """compile_seconds is without the first mask, first_mask_seconds its time."""
 
     compile_seconds = 0.0
     first_mask_seconds = 0.0
@@ -53,13 +53,12 @@ class LlguidanceGrammar:
         text: str,
         matcher: llguidance.LLMatcher,
         canonical_trees: Sequence[Node] = (),
-        max_lanes: int = 1,
     ) -> None:
         self._state = LlguidanceState
         self._backend = backend
         self._text = text
         self._lanes: tuple[_Lane, ...] = (_Lane(matcher),)
-        self._num_wanted, self._max_lanes = 1, max_lanes
+        self._num_wanted, self._max_lanes = 1, backend.max_lanes
         self._canonical_trees = tuple(canonical_trees)
         self._canonical: tuple[LlguidanceGrammar, ...] = ()
 
@@ -90,6 +89,7 @@ class LlguidanceGrammar:
             grammars = [self._backend.compile_alone(tree) for tree in trees]
             for grammar in grammars:
                 grammar._state = CanonicalState
+                grammar._max_lanes = 1  # nobody asks for its masks
             self._canonical = tuple(grammars)
 
     def _compile_lanes(self, num: int) -> None:

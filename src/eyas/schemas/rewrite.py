@@ -198,18 +198,25 @@ class Rewriter:
             raise self.context.unsupported(spot, message)
         out["multipleOf"], self._steps = schema["multipleOf"], steps
 
-    def _text(self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions) -> None:
-        """A pattern and lengths at once: the backend is slow where both have a say."""
+    def _length(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
+    ) -> None:
+        keyword = spot.rpartition("/")[2]
+        length = int(schema[keyword])
+        if "pattern" not in schema and (length > 0 or keyword == "maxLength"):
+            out[keyword] = length
+
+    def _pattern(
+        self, schema: dict[str, Any], spot: str, out: dict[str, Any], _: _Conditions
+    ) -> None:
+        """With the lengths beside it: the backend is slow where both have a say."""
         least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
-        above = None if most is None else int(most)
-        below: int | None = least or None
-        if "pattern" in schema:
-            place = under(spot.rpartition("/")[0], "pattern")
-            out["pattern"], below, above = self.context.pattern_with_lengths(
-                schema["pattern"], place, least, above
-            )
-        lengths = {"minLength": below, "maxLength": above}
-        out.update({name: length for name, length in lengths.items() if length is not None})
+        most = None if most is None else int(most)
+        pattern, below, above = self.context.pattern_with_lengths(
+            schema["pattern"], spot, least, most
+        )
+        found = {"pattern": pattern, "minLength": below, "maxLength": above}
+        out.update({name: value for name, value in found.items() if value is not None})
 
     def _format(
         self, schema: dict[str, Any], spot: str, out: dict[str, Any], conditions: _Conditions
@@ -360,9 +367,9 @@ _HANDLERS: dict[str, _Handler] = {
     "exclusiveMinimum": Rewriter._number,
     "exclusiveMaximum": Rewriter._number,
     "multipleOf": Rewriter._multiple,
-    "minLength": Rewriter._text,
-    "maxLength": Rewriter._text,
-    "pattern": Rewriter._text,
+    "minLength": Rewriter._length,
+    "maxLength": Rewriter._length,
+    "pattern": Rewriter._pattern,
     "format": Rewriter._format,
     "$ref": Rewriter._ref,
     "allOf": Rewriter._all_of,
