@@ -349,6 +349,7 @@ def test_the_log_tells_of_a_stream_that_fails_on_its_way(
     monkeypatch.setattr(fake, "_deltas", broken)
     answer = http.post(CHAT, json={**BODY, "stream": True}, headers={"x-request-id": "mine"})
     assert answer.status_code == 200 and "server_error" in answer.text
+    assert until(lambda: "(mine)" in caplog.text), "a stream's books are closed after its last byte"
     lines = [record.getMessage() for record in caplog.records if "(mine)" in record.getMessage()]
     assert len(lines) == 1 and ": failed, prompt" in lines[0]
 
