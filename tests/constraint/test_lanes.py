@@ -116,6 +116,7 @@ def test_an_output_that_holds_others_up_goes_on_in_a_lane_that_came_later(
     automaton.held_up(5)
     assert automaton.root is root, "there is one lane"
     others = crowded(wide, grammar)
+    automaton.walk([0, *tokens_of(tokenizer, "xy")], [-1, 0, 1])
     automaton.held_up(5)
     moved: Any = automaton.root
     assert moved is not root and automaton.reach.limit == 0 and len(others) > MAX_LANES

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eyas.constraint import build_backend, llguidance_states
+from eyas.constraint import build_backend, llguidance_reader
+from eyas.constraint.llguidance_reader import Place
 from eyas.constraint.llguidance_states import LlguidanceState
+from eyas.engine.exactness import random_tree
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS
-from tests.constraint.test_filling import expected
-from tests.constraint.walking import compiled, tokens_of, walked
+from tests.constraint.walking import compiled, tokens_of
 
 ALIKE = Source("lark", 'start: one | two\none: "a" "t" "h" one?\ntwo: "c" "t" "o" two?\n')
 """After `a` and after `c` lexer and row are the same, and what follows is not."""
@@ -24,20 +25,28 @@ ALIKE = Source("lark", 'start: one | two\none: "a" "t" "h" one?\ntwo: "c" "t" "o
 @pytest.fixture(autouse=True)
 def dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every copy counts as dear."""
-    monkeypatch.setattr(llguidance_states, "DEAR_SECONDS", -1.0)
+    monkeypatch.setattr(llguidance_reader, "SURE", 0)
+
+
+@pytest.fixture(params=["always", "at times", "hardly"])
+def dear_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies count as dear then."""
+    draw = random.Random(5)
+    share = {"always": 1.0, "at times": 0.5, "hardly": 0.05}[request.param]
+    monkeypatch.setattr(Place, "is_dear", property(lambda place: draw.random() < share))
 
 
 @pytest.fixture
 def num_copies(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How often a matcher was copied since it was asked for."""
     copies: list[int] = []
-    copy = LlguidanceState.copy
+    copied = Place.copied
 
-    def counted(state: LlguidanceState) -> Any:
+    def counted(place: Place, matcher: Any) -> Any:
         copies.append(1)
-        return copy(state)
+        return copied(place, matcher)
 
-    monkeypatch.setattr(LlguidanceState, "copy", counted)
+    monkeypatch.setattr(Place, "copied", counted)
 
     def since() -> int:
         num = len(copies)
@@ -57,6 +66,28 @@ def masks_of(backend: Any, state: Any, draft: Sequence[int]) -> np.ndarray:
     return mask_LK
 
 
+def plain_masks(
+    backend: Any, grammar: Any, before: Sequence[int], draft: Sequence[int]
+) -> np.ndarray:
+    """[1 + D, K] by a matcher for each row, which has read what is before it; zeros behind what is not
+    legal."""
+    mask_LK = np.zeros((1 + len(draft), backend.vocabulary.num_mask_words), dtype=np.int32)
+    for num in range(1 + len(draft)):
+        state = grammar.start().after_all([*before, *draft[:num]])
+        if state is None or state.matcher is None:
+            break
+        assert backend.fill([state], mask_LK[num : num + 1]) == []
+    return mask_LK
+
+
+def some_token(draw: random.Random, tokenizer: Tokenizer, ahead: Sequence[int], place: int) -> int:
+    """What comes there in a text, or not."""
+    others = [draw.randrange(tokenizer.vocab_size), tokenizer.eos_id, -1, 2**31 - 1]
+    is_right = place < len(ahead) and draw.random() < 0.7
+    return ahead[place] if is_right else draw.choice([*ahead, *others])  # type: ignore[list-item]
+
+
+@pytest.mark.usefixtures("dear_at")
 @pytest.mark.parametrize("name", WALKS)
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_masks_are_those_of_a_walk_however_many_drafts_came_before(
@@ -71,16 +102,74 @@ def test_masks_are_those_of_a_walk_however_many_drafts_came_before(
         draw = random.Random(f"{name} {seed}")
         state, place = grammar.start(), 0
         while place < len(tokens):
-            draft = tokens[place : place + draw.randrange(1, 6)]
-            if draw.random() < 0.7:
-                others = [draw.randrange(tokenizer.vocab_size), tokenizer.eos_id, -1, 2**31 - 1]
-                draft[draw.randrange(len(draft))] = draw.choice(others)  # type: ignore[assignment]
-            along = walked(grammar, [*tokens[:place], *draft])[place:]
-            expected_LK = expected(backend, along, 1 + len(draft))
+            ahead = tokens[place : place + draw.randrange(1, 6)]
+            draft = [some_token(draw, tokenizer, ahead, i) for i in range(len(ahead))]
+            expected_LK = plain_masks(backend, grammar, tokens[:place], draft)
             assert np.array_equal(masks_of(backend, state, draft), expected_LK), (place, draft)
             num = draw.randrange(1, 5)
             state = state.become(tokens[place : place + num])
             place += num
+    backend.close()
+
+
+@pytest.mark.usefixtures("dear_at")
+@pytest.mark.parametrize("name", WALKS)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_masks_of_trees_are_those_of_their_paths(
+    vocabulary: Any, tokenizer: Tokenizer, name: str, num_threads: int
+) -> None:
+    """Of two outputs at once, a few nodes at a time, in any order; some steps have chains."""
+    backend: Any = build_backend("llguidance", vocabulary, num_threads)
+    root, pieces = WALKS[name]
+    grammar = compiled(backend, root)
+    text = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    num_words, num_nodes = backend.vocabulary.num_mask_words, 0
+    for seed in range(3):
+        draw = random.Random(f"{name} {seed}")
+        states, befores = [grammar.start(), grammar.start()], [[], []]  # type: list[Any], list[list[int]]
+        while any(state.matcher is not None for state in states):
+            nodes: list[tuple[Any, np.ndarray]] = []
+            for state, before in zip(states, befores, strict=True):
+                if state.matcher is None:
+                    continue
+                ahead = text[len(before) : len(before) + 6]
+                if draw.random() < 0.2:
+                    assert np.array_equal(
+                        masks_of(backend, state, ahead),
+                        plain_masks(backend, grammar, before, ahead),
+                    )
+                parents, _ = random_tree(np.random.default_rng(draw.randrange(99)), 12)
+                at: list[tuple[Any, list[int]] | None] = [(state, [])]
+                for above in parents[1:]:
+                    place = at[above]
+                    after = None
+                    if place is not None:
+                        token = some_token(draw, tokenizer, ahead, len(place[1]))
+                        path = [*place[1], token]
+                        reached = place[0].after(token)
+                        is_legal = grammar.start().after_all([*before, *path]) is not None
+                        assert (reached is not None) == is_legal, (before, path)
+                        after = None if reached is None else (reached, path)
+                    at.append(after)
+                nodes += [
+                    (reached, plain_masks(backend, grammar, [*before, *path], [])[0])
+                    for reached, path in filter(None, at)
+                ]
+            draw.shuffle(nodes)
+            mask_RK = np.zeros((len(nodes), num_words), dtype=np.int32)
+            rows = [range(first, min(first + 7, len(nodes))) for first in range(0, len(nodes), 7)]
+            jobs = [backend.job([nodes[i][0] for i in piece], mask_RK, piece) for piece in rows]
+            for job in jobs:
+                job.run()
+            for job in jobs:
+                job.settle()
+            num_nodes += len(nodes)
+            assert np.array_equal(mask_RK, np.stack([mask_K for _, mask_K in nodes]))
+            for i, before in enumerate(befores):
+                num = draw.randrange(1, 5)
+                states[i] = states[i].become(text[len(before) : len(before) + num])
+                before += text[len(before) : len(before) + num]
+    assert num_nodes > 60
     backend.close()
 
 
@@ -112,24 +201,59 @@ def test_a_mask_of_a_draft_is_not_taken_for_another_texts(
         state = state.become(text)
         found_LK = masks_of(llguidance_backend, state, t)
         assert num_copies() == 1, "of the start that all share, and not for the draft"
-        along = walked(grammar, [*text, *t])[1:]
-        assert np.array_equal(found_LK, expected(llguidance_backend, along, 2))
+        assert np.array_equal(found_LK, plain_masks(llguidance_backend, grammar, text, t))
 
 
-def test_who_hits_a_limit_in_a_draft_does_not_come_back(
-    llguidance_backend: Any, tokenizer: Tokenizer
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 2, 0)])
+def test_a_mask_of_one_branch_is_not_taken_for_anothers(
+    llguidance_backend: Any, tokenizer: Tokenizer, order: Sequence[int]
 ) -> None:
-    grammar = compiled(llguidance_backend, Regex("(.{1,1000}){1,1000}"))
+    grammar = compiled(llguidance_backend, ALIKE)
+    state = grammar.start()
+    texts = ["a", "at", "c", "ct"]
+    places = []
+    for text in texts:
+        place = state
+        for token in (tokens_of(tokenizer, letter)[0] for letter in text):
+            place = place.after(token)
+        places.append(place)
+    mask_RK = np.zeros((4, llguidance_backend.vocabulary.num_mask_words), dtype=np.int32)
+    for row in order:  # in calls of their own, then all at once
+        assert llguidance_backend.fill([places[row]], mask_RK, [row]) == []
+    again_RK = np.zeros_like(mask_RK)
+    assert llguidance_backend.fill(places, again_RK) == []
+    for row, text in enumerate(texts):
+        letters = [tokens_of(tokenizer, letter)[0] for letter in text]
+        expected_K = plain_masks(llguidance_backend, grammar, letters, [])[0]
+        assert np.array_equal(mask_RK[row], expected_K), text
+        assert np.array_equal(again_RK[row], expected_K), text
+    assert not np.array_equal(mask_RK[0], mask_RK[2])
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_who_has_hit_a_limit_in_a_draft_goes_as_far_as_a_copy_the_next_time(
+    llguidance_backend: Any, tokenizer: Tokenizer, is_tree: bool
+) -> None:
+    """The lexer, which copies share, may be at its limit as well."""
+    backend: Any = llguidance_backend
+    grammar = compiled(backend, Regex("(.{1,1000}){1,1000}"))
     tokens = tokens_of(tokenizer, "abcdefghijklmnopqrstuvwxyz" * 3)
     num_failed = 0
     for size in range(1, len(tokens), 5):
         state: Any = grammar.start(fresh=True)
-        mask_LK = masks_of(llguidance_backend, state, tokens[:size])
-        if not mask_LK[-1].any():
-            num_failed += 1
-            assert state._reader is None
+        if is_tree:
+            reached = state
+            for token in tokens[:size]:
+                reached = reached.after(token)
+            mask_LK = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
+            is_over = backend.fill([reached], mask_LK) == [0]
+            assert is_over != mask_LK.any()
         else:
-            assert not state._reader.is_error()
+            mask_LK = masks_of(backend, state, tokens[:size])
+        num_failed += not mask_LK[-1].any()
+        copy = LlguidanceState(grammar, state.copy())
+        found_LK, copys_LK = (masks_of(backend, each, tokens[:1]) for each in (state, copy))
+        assert np.array_equal(found_LK, copys_LK), size
     assert 0 < num_failed < len(tokens) // 5
 
 
@@ -143,9 +267,12 @@ def test_who_cannot_go_back_does_not_come_back(
     state, place = grammar.start(), 0
     while place < len(tokens):
         draft = tokens[place:]
-        along = walked(grammar, tokens)[place:]
-        expected_LK = expected(llguidance_backend, along, 1 + len(draft))
+        expected_LK = plain_masks(llguidance_backend, grammar, tokens[:place], draft)
         assert np.array_equal(masks_of(llguidance_backend, state, draft), expected_LK)
+        for reached, row in ((state.after(draft[0]), 1), (state, 0), (state.after(draft[0]), 1)):
+            mask_1K = np.zeros((1, expected_LK.shape[1]), dtype=np.int32)
+            assert llguidance_backend.fill([reached], mask_1K) == []
+            assert np.array_equal(mask_1K[0], expected_LK[row]) or len(draft) == 1
         state = state.become(tokens[place : place + 2])
         place += 2
 
@@ -165,7 +292,5 @@ def test_drafts_of_one_state_in_one_call_do_not_meet(
         job.run()
         job.settle()
         for row, draft in zip(rows, drafts, strict=True):
-            along = walked(grammar, [*tokens_of(tokenizer, "ab"), *draft])
-            along = along[len(tokens_of(tokenizer, "ab")) :]
-            expected_LK = expected(backend, along, 1 + len(draft))
+            expected_LK = plain_masks(backend, grammar, tokens_of(tokenizer, "ab"), draft)
             assert np.array_equal(mask_RK[row : row + 1 + len(draft)], expected_LK)

@@ -38,6 +38,7 @@ class Told:
     count: int = 0
 
     num_deviations = 0
+    is_dear = False
 
     def after(self, token: int) -> Told | None:
         if not self.row()[token]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.constraint import Vocabulary, build_backend, filling, llguidance_states
+from eyas.constraint import Vocabulary, build_backend, filling, llguidance_reader
 from eyas.constraint.automaton import LEAST_REST, Automaton
 from eyas.constraint.base import MaskJob
 from eyas.constraint.filling import Filling
@@ -41,7 +41,7 @@ END = engine("root").info.eos_token_ids[0]
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out of a tree before the forward, and drafts go through readers at once."""
-    monkeypatch.setattr(llguidance_states, "DEAR_SECONDS", -1.0)
+    monkeypatch.setattr(llguidance_reader, "SURE", 0)
     monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
 
 

@@ -38,6 +38,7 @@ class Modular:
     state: int = 1
     count: int = 0
     num_deviations: ClassVar[int] = 0
+    is_dear: ClassVar[bool] = False
 
     def after(self, token: int) -> Modular | None:
         if not self.row()[token]:

@@ -395,9 +395,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a matcher that has gone back keeps its last mask",
-        "constraint/llguidance.py",
-        "            self._fill_rows([(matcher, i) for i, matcher in enumerate(back)], nobodys_RK)\n",
-        "            pass\n",
+        "constraint/llguidance_masks.py",
+        "detours = [each for each in asked if self._moves(each, Reader.takes_detour)]",
+        "detours: list[_Asked] = []",
         "tests/constraint/test_readers.py::test_a_mask_of_a_draft_is_not_taken_for_another_texts",
     ),
     Mutation(
@@ -459,8 +459,8 @@ MUTATIONS = [
     Mutation(
         "twins lose their place",
         "constraint/automaton.py",
-        "return not (self.has_twins or self.root.budget is not None or self.root.later)",
-        "return not (self.root.budget is not None or self.root.later)",
+        "return not (self.has_twins or self.root.budget is not None)",
+        "return self.root.budget is None",
         FILLING + "twins_that_move_over_the_same_tokens_stay_together",
     ),
     Mutation(

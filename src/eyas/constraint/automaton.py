@@ -159,7 +159,7 @@ class Automaton:
     @property
     def _is_alone(self) -> bool:
         """Does nobody else stand on its root, and no budget count there?"""
-        return not (self.has_twins or self.root.budget is not None or self.root.later)
+        return not (self.has_twins or self.root.budget is not None)
 
     @property
     def has_budget(self) -> bool:
@@ -195,8 +195,9 @@ class Automaton:
             self._spelled = _all_after(self._spelled, tokens)
 
     def _beyond(self, tokens: tuple[int, ...]) -> tuple[Point | None, int]:
-        """From the root, which is given up where nobody else can stand there."""
-        if not self._is_alone:
+        """From the root, which is given up where nobody else can stand there and nothing that a walk
+        has found is worth more."""
+        if not self._is_alone or (self.root.later and not self.root.state.is_dear):
             return self.root.beyond(tokens)
         state = self.root.state.become(tokens)
         return None if state is None else Point(state, None), len(tokens)

@@ -33,6 +33,11 @@ class State(Protocol):
         ...
 
     @property
+    def is_dear(self) -> bool:
+        """Do copies of it take long? Then who moves on gives it up, with all that walks have found."""
+        ...
+
+    @property
     def grammar(self) -> Grammar: ...
 
     def after(self, token: int) -> State | None:

@@ -19,7 +19,8 @@ import llguidance
 
 from eyas.constraint.base import ConstraintFailure
 from eyas.constraint.borrowed import without_panic
-from eyas.constraint.llguidance_states import CanonicalState, LlguidanceState, Place
+from eyas.constraint.llguidance_reader import Place
+from eyas.constraint.llguidance_states import CanonicalState, LlguidanceState
 from eyas.core import GrammarError
 from eyas.grammar import Node
 

@@ -1,50 +1,36 @@
 """Where an output stands in a grammar of llguidance.
 
-Promises: a state is a matcher that nobody advances, so it stays what it is until it is given up; what
-goes through a draft is another one, a copy or a *reader*: a matcher that comes back from its drafts and
-then reads what was chosen beside the state's own, since copies grow with the output.
+Promises: a state is a matcher that nobody advances, so it stays what it is until it is given up; copies
+go through its drafts, or where these are dear a reader, which follows where the state goes.
 End-of-sequence tokens are handled here.
 Does not know: masks, drafts.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 import llguidance
 
-from eyas.constraint.base import ConstraintFailure, State, one_by_one
+from eyas.constraint.base import ConstraintFailure, State
 from eyas.constraint.borrowed import when_free, without_panic
+from eyas.constraint.llguidance_reader import LIMIT_HIT, Path, Place, Reader
 
 if TYPE_CHECKING:
     from eyas.constraint.llguidance_grammar import LlguidanceGrammar
 
 MAX_TOKEN_BYTES = 32
 """Longer tokens are no good guess for a forced text."""
-DEAR_SECONDS = 3e-5
-"""Who has been copied for as long has a reader from then on. Nothing but speed hangs on it."""
 _WHITE = b" \t\r\n"
-_LIMIT_HIT = (
-    "the output grammar is too complex to go on from here; lower its repetition counts or lengths"
-)
-
-
-class Place:
-    """Where an output is among the lanes of its grammar, as long as a state of it lives."""
-
-    __slots__ = ("__weakref__", "lane")
-
-    def __init__(self, lane: int) -> None:
-        self.lane = lane
+LONG = 16
+"""Tokens of a path; a draft that goes on behind it has a matcher of its own there."""
 
 
 class LlguidanceState:
     """matcher: None after an end-of-sequence token. place: its output's."""
 
-    __slots__ = ("_grammar", "_is_dear", "_reader", "matcher", "num_deviations", "place")
+    __slots__ = ("_grammar", "_reader", "matcher", "num_deviations", "place")
 
     def __init__(
         self,
@@ -55,8 +41,7 @@ class LlguidanceState:
     ) -> None:
         self._grammar = grammar
         self.place = place or Place(0)
-        self._reader: llguidance.LLMatcher | None = None
-        self._is_dear = False
+        self._reader: Reader | None = None
         self.matcher = matcher
         self.num_deviations = num_deviations
 
@@ -64,73 +49,94 @@ class LlguidanceState:
     def grammar(self) -> LlguidanceGrammar:
         return self._grammar
 
-    def after(self, token: int) -> LlguidanceState | None:
+    @property
+    def is_dear(self) -> bool:
+        return self.place.is_dear
+
+    def after(self, token: int) -> State | None:
         if self.matcher is None:
             return None
-        with without_panic:
-            return self._after(token)
+        return self.drafted((), token) if self.is_dear else self._after(token)
 
-    def _after(self, token: int) -> LlguidanceState | None:
-        backend = self._grammar.backend
-        matcher = self.copy()
-        if matcher.is_error():
-            raise ConstraintFailure(_LIMIT_HIT)
-        if token in backend.eos_token_ids and matcher.is_accepting():
-            return self._with(None)
-        if backend.is_nameless(token):
+    def _after(self, token: int) -> Self | None:
+        with without_panic:
+            backend = self._grammar.backend
+            matcher = self.copy()
+            if matcher.is_error():
+                raise ConstraintFailure(LIMIT_HIT)
+            if token in backend.eos_token_ids and matcher.is_accepting():
+                return self._with(None)
+            if backend.is_nameless(token):
+                return None
+            if matcher.try_consume_tokens([token]) == 1:
+                return self._with(matcher)
+            if matcher.is_error():
+                raise ConstraintFailure(LIMIT_HIT)
             return None
-        if matcher.try_consume_tokens([token]) == 1:
-            return self._with(matcher)
-        if matcher.is_error():
-            raise ConstraintFailure(_LIMIT_HIT)
-        return None
+
+    def drafted(self, path: Path, token: int) -> State | None:
+        """As `after`, at the end of a path, without a copy."""
+        reader = self.reader()
+        with without_panic, reader.lock:
+            backend = self._grammar.backend
+            if token in backend.eos_token_ids and reader.stand(path):
+                if when_free(reader.matcher.is_accepting):
+                    return self._with(None)
+            if backend.is_nameless(token) or not reader.stand((*path, token)):
+                return None
+            return DraftedState(self, (*path, token))
 
     def _with(self, matcher: llguidance.LLMatcher | None) -> Self:
         """A state of the same output."""
         return type(self)(self._grammar, matcher, self.num_deviations, self.place)
 
-    def after_all(self, tokens: Sequence[int]) -> State | None:
+    def after_all(self, tokens: Sequence[int]) -> LlguidanceState | None:
         return self._consumed(tokens, self.copy)
 
-    def become(self, tokens: Sequence[int]) -> State | None:
+    def become(self, tokens: Sequence[int]) -> LlguidanceState | None:
         reader, self._reader = self._reader, None
+        if reader is None or not self.is_dear or not reader.lock.acquire(blocking=False):
+            return self._moved(tokens)
+        try:
+            reached = self._moved(tokens)
+            if reached is not None and reached.matcher is not None:
+                if reader.follow(tuple(tokens), reached.matcher):
+                    reached._reader = reader
+            return reached
+        finally:
+            reader.lock.release()
+
+    def _moved(self, tokens: Sequence[int]) -> LlguidanceState | None:
         is_shared = self._grammar.is_first(self.matcher)
-        return self._consumed(tokens, self.copy if is_shared else self._give_up, reader)
+        return self._consumed(tokens, self.copy if is_shared else self._give_up)
 
     def _give_up(self) -> llguidance.LLMatcher:
         matcher, self.matcher = self.matcher, None
         assert matcher is not None
         return matcher
 
-    def _follow(self, reader: llguidance.LLMatcher, tokens: list[int]) -> None:
-        """Have a reader that stood before these tokens stand here; without it a copy is made."""
-        with suppress(ConstraintFailure), without_panic:
-            if reader.try_consume_tokens(tokens) == len(tokens) and not reader.is_error():
-                self._reader = reader
-
     def _consumed(
-        self,
-        tokens: Sequence[int],
-        matcher_here: Callable[[], llguidance.LLMatcher],
-        reader: llguidance.LLMatcher | None = None,
-    ) -> State | None:
-        """The state after these tokens, read by a matcher that stands here and may be moved, and by a
-        reader where the library is shown them all."""
+        self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
+    ) -> LlguidanceState | None:
+        """The state after these tokens, read by a matcher that stands here and may be moved."""
         plain = self._grammar.backend.spelled(tokens)
         if self.matcher is None or not plain:
-            return one_by_one(self, tokens)
+            return self._over_end(tokens)
         matcher = matcher_here()
         with without_panic:
             num_taken = when_free(lambda: matcher.try_consume_tokens(plain))
             if when_free(matcher.is_error):
-                raise ConstraintFailure(_LIMIT_HIT)
+                raise ConstraintFailure(LIMIT_HIT)
         if num_taken < len(plain):
             return None
-        reached = self._with(matcher)
-        if reader is not None and len(plain) == len(tokens):
-            reached._is_dear = self._is_dear
-            reached._follow(reader, plain)
-        return one_by_one(reached, tokens[len(plain) :])
+        return self._with(matcher)._over_end(tokens[len(plain) :])
+
+    def _over_end(self, tokens: Sequence[int]) -> LlguidanceState | None:
+        """After tokens of which the first one, if there is any, has no text; nothing follows an end."""
+        if not tokens:
+            return self
+        reached = None if self.matcher is None else self._after(tokens[0])
+        return reached if len(tokens) == 1 else None
 
     def forced(self, limit: int) -> list[int]:
         if self.matcher is None or limit <= 0:
@@ -139,30 +145,79 @@ class LlguidanceState:
             data = self.copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
         return self._grammar.backend.forced_tokens(data)[:limit] if data else []
 
-    def expect_draft(self) -> None:
-        """Have the matcher at hand that a draft will go through."""
-        if self.matcher is not None and self._reader is None:
-            begin = time.perf_counter()
-            self._reader = self.copy()
-            self._is_dear = time.perf_counter() - begin > DEAR_SECONDS
+    def reader(self) -> Reader:
+        """For drafts from here; where it is in use, another."""
+        if self._reader is None or self._reader.lock.locked():
+            self._reader = self.another_reader()
+        return self._reader
 
-    def for_draft(self) -> tuple[llguidance.LLMatcher, bool]:
-        """A matcher that stands here and is the caller's own, and whether it is to `come_back`."""
-        self.expect_draft()
-        reader, self._reader = self._reader, None
-        assert reader is not None
-        return reader, self._is_dear
+    def reader_for_draft(self) -> Reader:
+        """The same, for one draft; it only stays the state's where it is worth that."""
+        reader = self.reader()
+        if not self.is_dear:
+            self._reader = None
+        return reader
 
-    def come_back(self, reader: llguidance.LLMatcher) -> None:
-        """A matcher stands here again. Its last mask must be the one of here: the library keeps it by
-        the lexer's state and the number of the parser's row, also on the way back."""
-        self._reader = reader
+    def another_reader(self) -> Reader:
+        """One that nobody else has."""
+        return Reader(self._own_matcher, self.place)
 
     def copy(self) -> llguidance.LLMatcher:
         """A matcher that stands here and is the caller's own."""
-        assert self.matcher is not None
-        with without_panic:
-            return when_free(self.matcher.deep_copy)
+        return self.place.copied(self._own_matcher)
+
+    @property
+    def _own_matcher(self) -> llguidance.LLMatcher:
+        if self.matcher is None:
+            raise ConstraintFailure("nothing follows an end, or the state was given up")
+        return self.matcher
+
+
+class DraftedState:
+    """Where a draft leads from a state that is dear to copy; its reader goes there."""
+
+    __slots__ = ("_own", "_state", "path")
+    num_deviations = 0
+
+    def __init__(self, state: LlguidanceState, path: Path) -> None:
+        self._state = state
+        self._own: LlguidanceState | None = None
+        self.path = path
+
+    @property
+    def grammar(self) -> LlguidanceGrammar:
+        return self._state.grammar
+
+    @property
+    def is_dear(self) -> bool:
+        return self._state.is_dear
+
+    @property
+    def begin(self) -> LlguidanceState:
+        """Where the path begins."""
+        return self._state
+
+    @property
+    def own(self) -> LlguidanceState:
+        """The same place with a matcher of its own."""
+        if self._own is None:
+            self._own = self._state.after_all(self.path)
+            assert self._own is not None, "it was legal"
+        return self._own
+
+    def after(self, token: int) -> State | None:
+        if len(self.path) < LONG:
+            return self._state.drafted(self.path, token)
+        return self.own.after(token)
+
+    def after_all(self, tokens: Sequence[int]) -> State | None:
+        return self.own.after_all(tokens)
+
+    def become(self, tokens: Sequence[int]) -> State | None:
+        return self.own.become(tokens)
+
+    def forced(self, limit: int) -> list[int]:
+        return self.own.forced(limit)
 
 
 class CanonicalState(LlguidanceState):
@@ -171,8 +226,8 @@ class CanonicalState(LlguidanceState):
 
     __slots__ = ()
 
-    def after(self, token: int) -> LlguidanceState | None:
-        exact = super().after(token)
+    def after(self, token: int) -> CanonicalState | None:
+        exact = None if self.matcher is None else self._after(token)
         backend = self._grammar.backend
         if exact is not None or self.matcher is None or backend.is_nameless(token):
             return exact
@@ -187,9 +242,9 @@ class CanonicalState(LlguidanceState):
         return None
 
     def _consumed(
-        self,
-        tokens: Sequence[int],
-        matcher_here: Callable[[], llguidance.LLMatcher],
-        reader: llguidance.LLMatcher | None = None,
-    ) -> State | None:
-        return one_by_one(self, tokens)
+        self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
+    ) -> LlguidanceState | None:
+        reached: CanonicalState | None = self
+        for token in tokens:
+            reached = None if reached is None else reached.after(token)
+        return reached

@@ -180,6 +180,7 @@ class XgrammarState:
     """matcher: None after an end-of-sequence token."""
 
     __slots__ = ("_grammar", "matcher")
+    is_dear = False
 
     def __init__(self, grammar: XgrammarGrammar, matcher: Any) -> None:
         self._grammar = grammar

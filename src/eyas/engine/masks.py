@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Series
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 import numpy as np
 import torch
@@ -231,7 +231,9 @@ class TreeMasks:
             if self.walked[b] is None and b not in self.silent:
                 mask_RK[row : row + size] = -1
         first = [each.requests[0] for _, each in live]
-        later = [request for _, each in live for request in each.requests[1:]]
+        # A few nodes of everybody at a time: those of one sequence are filled one after the other.
+        turns = zip_longest(*(each.requests[1:] for _, each in live))
+        later = [request for turn in turns for request in turn if request is not None]
         self._mask = mask
         self._filling = Filling(first, later, mask_RK, masking.time_limit)
         if not masking.walks_ahead or mask_RK.size > WORTH_A_THREAD:

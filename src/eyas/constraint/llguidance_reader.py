@@ -1,0 +1,154 @@
+"""A matcher of llguidance that goes through drafts and comes back.
+
+The library keeps a matcher's last mask by the lexer's state and the number of the parser's row, also
+when it has gone back: of `"a" "t" "h" | "c" "t" "o"` it would allow `th` after `c` once it has been
+asked after `a`. So a reader that goes to a place which does not follow the one where it was asked last
+is copied anew, or, where that is dear, asked first for the mask of where the two part.
+
+Promises: a reader stands where it is told to, or fails as a fresh copy fails there.
+Does not know: masks, grammars, which thread it is in.
+"""
+
+from __future__ import annotations
+
+import time
+from threading import Lock
+
+import llguidance
+
+from eyas.constraint.base import ConstraintFailure
+from eyas.constraint.borrowed import OF_THE_HOST, when_free, without_panic
+
+FAR = 64
+"""Tokens that a reader may be behind its state; from then on a copy is quicker."""
+CHEAP_SECONDS, DEAR_SECONDS = 2e-5, 4e-5
+"""A copy that takes less is cheap, one that takes longer is dear; a mask takes about as long."""
+SURE = 3
+"""So many dear copies with no cheap one between them are no chance. Only speed hangs on these."""
+LIMIT_HIT = (
+    "the output grammar is too complex to go on from here; lower its repetition counts or lengths"
+)
+
+Path = tuple[int, ...]
+
+
+class Place:
+    """What the states of an output share. lane: of its grammar."""
+
+    __slots__ = ("__weakref__", "_num_dear", "lane")
+
+    def __init__(self, lane: int) -> None:
+        self.lane = lane
+        self._num_dear = 0
+
+    @property
+    def is_dear(self) -> bool:
+        """Are copies of its matchers?"""
+        return self._num_dear >= SURE
+
+    def copied(self, matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
+        """A matcher that stands where this one does and is the caller's own."""
+        begin = time.perf_counter()
+        with without_panic:
+            copy = when_free(matcher.deep_copy)
+        seconds = time.perf_counter() - begin
+        if seconds > DEAR_SECONDS:
+            self._num_dear += 1
+        elif seconds < CHEAP_SECONDS:
+            self._num_dear = 0
+        return copy
+
+
+class Reader:
+    """state: the matcher of the reader's state; the reader's own is copied from it. lock: held by who
+    uses the reader or moves its state.
+
+    Places are tokens since some place at or before the state: `_here` leads to the state, `_at` to the
+    matcher, `_asked` to where it was asked for its last mask (or to any place before that).
+    """
+
+    def __init__(self, state: llguidance.LLMatcher, place: Place) -> None:
+        self.lock = Lock()
+        self._state = state
+        self._place = place
+        self._renew()
+
+    def _renew(self) -> None:
+        self.matcher = self._place.copied(self._state)
+        self._here: Path = ()
+        self._at: Path = ()
+        self._asked: Path = ()
+
+    @property
+    def has_moved(self) -> bool:
+        """Has it been elsewhere than where its state is?"""
+        return bool(self._here or self._at or self._asked)
+
+    def follow(self, tokens: Path, state: llguidance.LLMatcher) -> bool:
+        """Its state is from now on the one after these tokens. Returns whether it is fit for that."""
+        here = self._here + tokens
+        num = min(_common(here, self._at), _common(here, self._asked))
+        self._here, self._at, self._asked = here[num:], self._at[num:], self._asked[num:]
+        self._state = state
+        return len(self._here) <= FAR
+
+    def stand(self, path: Path) -> bool:
+        """Go to where a path leads from the state; False where it is not legal. ConstraintFailure at a
+        limit, which a fresh copy hits as well."""
+        if not self._tries_to_go(self._here + path):
+            self._renew()
+            with without_panic:
+                self._go(path)
+        return len(self._at) == len(self._here) + len(path)
+
+    def _tries_to_go(self, place: Path) -> bool:
+        """False where it fails, has failed before, or cannot go back."""
+        try:
+            self._go(place)
+        except OF_THE_HOST:
+            raise
+        except BaseException:
+            return False
+        return True
+
+    def _go(self, place: Path) -> None:
+        """As far as the tokens are legal."""
+        num = _common(self._at, place)
+        if num < len(self._at):
+            self.matcher.rollback(len(self._at) - num)
+            self._at = place[:num]
+        if num < len(place):
+            num += self.matcher.try_consume_tokens(list(place[num:]))
+            self._at = place[:num]
+        if when_free(self.matcher.is_error):
+            raise ConstraintFailure(LIMIT_HIT)
+
+    def takes_detour(self, path: Path) -> bool:
+        """Is it to be asked for another mask before the one that stands at `path`? Then it is there."""
+        parting = self._parting(self._here + path)
+        if parting is None:
+            return False
+        if not self._place.is_dear or not self._tries_to_go(parting):
+            self._renew()
+            return False
+        self._asked = parting
+        return True
+
+    def _parting(self, place: Path) -> Path | None:
+        """Where the way to a place leaves that to where it was asked; None where it does not."""
+        num = _common(self._asked, place)
+        return None if num == len(self._asked) else place[:num]
+
+    def note_asked(self, path: Path) -> None:
+        """Its last mask is the one at `path`."""
+        self._asked = self._here + path
+
+
+def _common(one: Path, other: Path) -> int:
+    """How many tokens two paths share from their beginning on."""
+    num = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        num += 1
+    return num
