@@ -396,8 +396,8 @@ MUTATIONS = [
     Mutation(
         "a matcher that has gone back keeps its last mask",
         "constraint/llguidance_masks.py",
-        "detours = [each for each in asked if self._moves(each, Reader.takes_detour)]",
-        "detours: list[_Asked] = []",
+        "detours = [each.matcher for each in asked if self._moves(each, Reader.takes_detour)]",
+        "detours: list[llguidance.LLMatcher] = []",
         "tests/constraint/test_readers.py::test_a_mask_of_a_draft_is_not_taken_for_another_texts",
     ),
     Mutation(
@@ -479,10 +479,17 @@ MUTATIONS = [
     ),
     Mutation(
         "a state moves when one looks ahead",
-        "constraint/llguidance_states.py",
-        "return when_free(self.matcher.deep_copy)",
-        "return self.matcher",
+        "constraint/llguidance_reader.py",
+        "copy = when_free(matcher.deep_copy)",
+        "copy = matcher",
         BACKENDS + "what_is_walked_through_is_allowed_by_the_mask_before[llguidance-schema]",
+    ),
+    Mutation(
+        "who has been elsewhere passes for a copy",
+        "constraint/llguidance_masks.py",
+        "each.is_kept = each.state.is_dear or each.reader.has_moved",
+        "each.is_kept = each.state.is_dear",
+        "tests/constraint/test_readers.py::test_masks_of_trees_are_those_of_their_paths[hardly-1-calls]",
     ),
     Mutation(
         "the beginning of a marker is shown",
