@@ -36,8 +36,9 @@ MAX_SECONDS = 30.0
 """From a hostile request to its answer; a compilation alone has five seconds."""
 MAX_RATIO = 3.0
 LATE = "not compiled in time"
-MAX_GROWTH = 300 * 2**20
-"""Bytes by which the engine's memory may grow over all of it."""
+MAX_GROWTH = 450 * 2**20
+"""Bytes by which the engine's memory may grow over all of it: the cache of grammars counts 256 MiB, about,
+and what the threads that compile leave unused comes on top."""
 
 pytestmark = [NEEDS_CHECKPOINT, pytest.mark.slow]
 
