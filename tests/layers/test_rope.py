@@ -48,6 +48,13 @@ PARAMETERS: list[dict[str, Any]] = [
         "rope_theta": 1e4,
         "factor": 8.0,
         "original_max_position_embeddings": 512,
+        "truncate": None,
+    },
+    {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "original_max_position_embeddings": 512,
         "mscale": 1.0,
         "mscale_all_dim": 0.7,
     },

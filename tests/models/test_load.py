@@ -110,7 +110,8 @@ def test_both_names_of_one_thing_read_the_same(copy: Path) -> None:
 
 
 def test_mistral_slides_where_its_file_is_silent(copy: Path) -> None:
-    change_config(copy, architectures=["MistralForCausalLM"], sliding_window="absent")
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    change_config(copy, **mistral, sliding_window="absent")
     assert set(read_spec(copy).windows) == {4096}
     change_config(copy, sliding_window=None)
     assert set(read_spec(copy).windows) == {None}
@@ -176,8 +177,31 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "heads that do not divide": ({"num_key_value_heads": 3}, "num_key_value_heads 3 must divide 4"),
     "activation": ({"hidden_act": "gelu"}, r"hidden_act 'gelu' is not supported \(silu is\)"),
     "layer type": ({"layer_types": ["mamba"] * 3}, "layer_types 'mamba' is not supported"),
+    "both ways": ({"is_causal": False}, "is_causal False is not supported"),
+    "layers that differ": (
+        {"per_layer_config": {"1": {"rms_norm_eps": 0.5}}},
+        "per_layer_config is not supported: all layers must be alike",
+    ),
+    "two families": (
+        {"model_type": "mistral"},
+        "model_type 'mistral' is not that of LlamaForCausalLM in architectures",
+    ),
+    "heads that rotate in part": (
+        {"partial_rotary_factor": 0.5},
+        "partial_rotary_factor 0.5 is not supported: .*; leave the field out",
+    ),
+    "a base in one field alone": (
+        {
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        },
+        "rope_scaling and rope_parameters say different things; keep one",
+    ),
     "layer count": ({"layer_types": ["full_attention"]}, "layer_types must list 3 layers"),
-    "no window": ({"layer_types": ["sliding_attention"] * 3}, "no sliding_window is in use"),
+    "no window": (
+        {"layer_types": ["sliding_attention"] * 3},
+        "no sliding_window is in use; give their window in sliding_window",
+    ),
     "negative epsilon": ({"rms_norm_eps": -1.0}, "rms_norm_eps must be at least 0, not -1.0"),
     "senseless base": (
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1.0}},
@@ -292,6 +316,48 @@ def test_a_missing_tensor_is_named(copy: Path) -> None:
     change_tensors(copy, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(ValueError, match=r"lacks tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
         load_model(copy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lost", "hint"),
+    [
+        ({"attention_bias": True}, "", r"_proj\.bias'.*correct attention_bias and mlp_bias"),
+        ({}, "lm_head.weight", r"'lm_head\.weight'.*correct tie_word_embeddings"),
+    ],
+)
+def test_a_field_that_asks_for_missing_tensors_is_named(
+    copy: Path, changes: dict[str, Any], lost: str, hint: str
+) -> None:
+    change_config(copy, **changes)
+    change_tensors(copy, lambda tensors: tensors.pop(lost, None))
+    with pytest.raises(ValueError, match=f"lacks tensor.*{hint} in config.json"):
+        load_model(copy)
+
+
+def test_biases_that_the_config_denies_are_named(copy: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj.bias"
+    change_tensors(copy, lambda tensors: tensors.update({name: torch.zeros(64)}))
+    with pytest.raises(ValueError, match="holds tensor .*correct attention_bias and mlp_bias"):
+        load_model(copy)
+
+
+def test_files_written_without_the_head_have_no_prefix(tmp_path: Path) -> None:
+    save_model(make_model("llama tied"), tmp_path)
+    expected = run(load_model(tmp_path, dtype="float32"))
+
+    def bare(tensors: dict[str, torch.Tensor]) -> None:
+        found = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+        tensors.clear()
+        tensors.update(found)
+
+    change_tensors(tmp_path, bare)
+    assert torch.equal(run(load_model(tmp_path, dtype="float32")), expected)
+
+
+def test_older_names_of_layers_read_the_same(copy: Path) -> None:
+    expected = read_spec(copy)
+    change_config(copy, layer_types=["attention", "full_attention", "attention"])
+    assert read_spec(copy) == expected
 
 
 def test_a_wrong_shape_says_what_was_found_and_expected(copy: Path) -> None:

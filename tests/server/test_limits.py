@@ -396,6 +396,24 @@ def test_the_models_own_sampling_defaults_fill_what_a_client_leaves_out(tmp_path
     assert (params.temperature, params.top_k, params.top_p) == (0.6, 0, 0.5)
 
 
+def test_defaults_that_are_left_out_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    from eyas.text import sampling_defaults
+    from tests.server.fakes import model_directory
+
+    nothing = {
+        "suppress_tokens": [],
+        "num_beams": 1,
+        "typical_p": 1.0,
+        "min_length": 0,
+        "top_h": None,
+    }
+    with caplog.at_level("WARNING", logger="eyas"):
+        assert sampling_defaults(model_directory(tmp_path, top_k=20, **nothing)) == {"top_k": 20}
+        assert not caplog.text
+        sampling_defaults(model_directory(tmp_path, bad_words_ids=[[5]], min_new_tokens=20))
+    assert "min_new_tokens, bad_words_ids: not supported and left out" in caplog.text
+
+
 def test_served_names_are_what_clients_may_ask_for(directory: Path):
     with (
         live_server(FakeClient(directory), served_model_names=("a", "b")) as server,

@@ -146,10 +146,14 @@ class ConfigFile:
         if not isinstance(types, list) or len(types) != num_layers:
             raise self.bad("layer_types", f"must list {num_layers} layers")
         for kind in types:
-            if kind not in ("full_attention", "sliding_attention"):
+            if kind not in ("full_attention", "attention", "sliding_attention"):
                 raise self.bad("layer_types", f"{kind!r} is not supported (full or sliding is)")
             if kind == "sliding_attention" and window is None:
-                raise self.bad("layer_types", "has sliding layers but no sliding_window is in use")
+                raise self.bad(
+                    "layer_types",
+                    "has sliding layers but no sliding_window is in use; give their window in "
+                    "sliding_window (with use_sliding_window where the family has it)",
+                )
         return tuple(window if kind == "sliding_attention" else None for kind in types)
 
     def rope(self, head_dim: int) -> RopeSpec:
@@ -183,11 +187,14 @@ class ConfigFile:
             )
         partial = rope.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
         if partial != 1.0:
-            raise self.bad("partial_rotary_factor", f"{partial} is not supported for this family")
+            raise self.bad(
+                "partial_rotary_factor",
+                f"{partial} is not supported: this family rotates whole heads; leave the field out, or "
+                "use a checkpoint of another family",
+            )
         if head_dim % 2:
             raise self.bad("head_dim", f"must be even, not {head_dim}")
-        newer = self.nested("rope_parameters").optional_number("rope_theta")
-        theta = rope.number("rope_theta", self.number("rope_theta", newer or 10000.0))
+        theta = rope.number("rope_theta", self.number("rope_theta", 10000.0))
         if theta <= 1:
             raise self.bad("rope_theta", f"must be above 1, not {theta}")
         if kind in UNSCALED_ROPE_KINDS:
@@ -221,7 +228,7 @@ class ConfigFile:
             original,
             beta_fast=rope.number("beta_fast", 32.0) or 32.0,
             beta_slow=rope.number("beta_slow", 1.0) or 1.0,
-            truncate=rope.flag("truncate", True),
+            truncate="truncate" not in rope.values or rope.flag("truncate"),
             attention_factor=_yarn_attention_factor(rope, factor),
         )
 

@@ -57,6 +57,9 @@ def read_dense(
     layers from first_windowed_layer on.
     """
     config.require_silu()
+    config.require("is_causal", True, True, "an encoder's text cannot be continued")
+    if config.nested("per_layer_config").values:
+        raise config.bad("per_layer_config", "is not supported: all layers must be alike")
     num_layers = config.count("num_hidden_layers")
     num_query_heads = config.count("num_attention_heads")
     num_kv_heads = config.count("num_key_value_heads", num_query_heads)

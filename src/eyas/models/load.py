@@ -19,7 +19,14 @@ from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
 from eyas.models.registry import family_of, read_spec
 from eyas.models.spec import ModelSpec
-from eyas.models.weights import Checkpoint, Progress, fill, has_own_head, wanted_tensors
+from eyas.models.weights import (
+    Checkpoint,
+    Progress,
+    fill,
+    has_own_head,
+    stored_names,
+    wanted_tensors,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +44,7 @@ class ModelFiles:
         """Reads the configuration and the headers of the files. ValueError: as `load_model`."""
         spec = read_spec(directory)
         checkpoint = Checkpoint.open(directory)
-        names = family_of(spec.architecture).CHECKPOINT_NAMES
+        names = stored_names(checkpoint, family_of(spec.architecture).CHECKPOINT_NAMES)
         if spec.tie_embeddings and has_own_head(checkpoint, names):
             log.warning(
                 "%s/config.json says that lm_head shares the embedding's weights, but its files hold "

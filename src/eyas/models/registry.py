@@ -25,6 +25,15 @@ FAMILIES = {
 }
 
 
+MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""What `model_type` says in a file of theirs; others than these are of older conversions."""
+
+
 class Family(Protocol):
     """A family module.
 
@@ -57,6 +66,13 @@ def read_spec(directory: Path | str) -> ModelSpec:
             f"{config.path}: architecture {architecture!r} is not supported"
             f"{remote if 'auto_map' in config.values else ''}; "
             f"supported: {', '.join(supported_architectures())}"
+        )
+    kind = config.values.get("model_type")
+    if kind in MODEL_TYPES.values() and kind != MODEL_TYPES.get(architecture, kind):
+        raise config.bad(
+            "model_type",
+            f"{kind!r} is not that of {architecture} in architectures, and libraries differ in which "
+            "of them they read; correct the wrong one",
         )
     quantization = config.nested("quantization_config").values
     if quantization:

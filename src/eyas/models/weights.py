@@ -256,9 +256,17 @@ def checkpoint_name(parameter: str, names: Mapping[str, str]) -> str:
     return names[pattern].replace("{layer}", layer.group(1))
 
 
+def stored_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Mapping[str, str]:
+    """The names of a checkpoint's tensors, from a family's CHECKPOINT_NAMES: files that were written
+    without the head also lack the prefix of all else."""
+    bare = {parameter: name.removeprefix("model.") for parameter, name in names.items()}
+    is_bare = bare["embedding.weight"] in checkpoint.tensors
+    return bare if is_bare and names["embedding.weight"] not in checkpoint.tensors else names
+
+
 def has_own_head(checkpoint: Checkpoint, names: Mapping[str, str]) -> bool:
     """Does a checkpoint that is said to share its embedding with its head store another head? It is
-    used then, as by transformers; the flag is wrong. names: a family's CHECKPOINT_NAMES."""
+    used then, as by transformers; the flag is wrong. names: from `stored_names`."""
     pair = [names["embedding.weight"], names["head.weight"]]
     if not all(name in checkpoint.tensors for name in pair):
         return False
@@ -276,7 +284,7 @@ def wanted_tensors(
 ) -> dict[str, str]:
     """The tensors to be read, by name: the parameter that each one fills.
 
-    parameters: consecutive row blocks by parameter name. names: a family's CHECKPOINT_NAMES.
+    parameters: consecutive row blocks by parameter name. names: from `stored_names`.
     ValueError: one is missing, unknown, or of another shape or type.
     """
     tied_head = names["head.weight"] if tie_embeddings else None
@@ -335,7 +343,7 @@ def _check_names(wanted: Mapping[str, str], checkpoint: Checkpoint, tied_head: s
     if missing:
         raise ValueError(
             f"{checkpoint.directory} lacks {listed(missing)}; the checkpoint is incomplete or its "
-            "config.json describes another model: download both again"
+            f"config.json describes another model: download both again{_hint(missing)}"
         )
     markers = [name for name in checkpoint.tensors if name.endswith(f".{MTP_MARKER}")]
     mtp_layers = tuple(name.removesuffix(MTP_MARKER) for name in markers)
@@ -352,8 +360,15 @@ def _check_names(wanted: Mapping[str, str], checkpoint: Checkpoint, tied_head: s
         raise ValueError(
             f"{checkpoint.directory} holds {listed(unknown)}, which the architecture of its "
             "config.json does not have; use a checkpoint of the plain model (not quantised, "
-            "without adapters or further heads)"
+            f"without adapters or further heads){_hint(unknown)}"
         )
+
+
+def _hint(names: list[str]) -> str:
+    """Which field of config.json speaks of such tensors."""
+    if all(name.endswith(".bias") for name in names):
+        return ", or correct attention_bias and mlp_bias in config.json"
+    return ", or correct tie_word_embeddings in config.json" if names == ["lm_head.weight"] else ""
 
 
 def check_tensor(stored: StoredTensor, expected: tuple[int, ...]) -> None:
