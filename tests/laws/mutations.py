@@ -485,11 +485,18 @@ MUTATIONS = [
         BACKENDS + "what_is_walked_through_is_allowed_by_the_mask_before[llguidance-schema]",
     ),
     Mutation(
-        "who has been elsewhere passes for a copy",
+        "two drafts share a reader",
         "constraint/llguidance_masks.py",
-        "each.is_kept = each.state.is_dear or each.reader.has_moved",
-        "each.is_kept = each.state.is_dear",
-        "tests/constraint/test_readers.py::test_masks_of_trees_are_those_of_their_paths[hardly-1-calls]",
+        "if reader is None or reader in taken:",
+        "if reader is None:",
+        "tests/constraint/test_readers.py::test_drafts_of_one_state_in_one_call_do_not_meet",
+    ),
+    Mutation(
+        "who has failed on the way goes on",
+        "constraint/llguidance_masks.py",
+        "if error[0] is not None:",
+        "if error[0] is KeyError:",
+        "tests/constraint/test_readers.py::test_who_has_failed_on_the_way_is_copied_anew",
     ),
     Mutation(
         "the beginning of a marker is shown",

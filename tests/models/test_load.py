@@ -337,7 +337,7 @@ def test_a_field_that_asks_for_missing_tensors_is_named(
 def test_biases_that_the_config_denies_are_named(copy: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.bias"
     change_tensors(copy, lambda tensors: tensors.update({name: torch.zeros(64)}))
-    with pytest.raises(ValueError, match="holds tensor .*correct attention_bias and mlp_bias"):
+    with pytest.raises(ValueError, match=r"holds tensor .*correct attention_bias and mlp_bias"):
         load_model(copy)
 
 

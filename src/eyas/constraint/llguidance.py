@@ -71,7 +71,7 @@ class LlguidanceBackend(Backend):
         for state in states:
             if isinstance(state, LlguidanceState) and state.matcher is not None:
                 with suppress(ConstraintFailure):  # it comes again when the masks are asked for
-                    state.reader()
+                    state.expect_draft()
 
     def job(
         self,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
 class _Asked:
     """The place at the end of a path from a state, and the draft behind it, with all (index, row) that
     want its masks. shown: the draft as the library sees it, an end where no token is left of it.
-    reader: goes there; without one the state's own matcher is asked. is_kept: it may stand elsewhere
-    before, and others want it afterwards. has_failed: it has hit a limit."""
+    reader, copy: goes there; without either the state's own matcher is asked. has_failed: the reader
+    has, at a limit."""
 
     state: LlguidanceState
     path: Path
     tokens: Path
     shown: list[int]
     reader: Reader | None = None
-    is_kept: bool = False
+    copy: llguidance.LLMatcher | None = None
     has_failed: bool = False
     places: list[tuple[int, int]] = field(default_factory=list)
 
@@ -53,7 +54,9 @@ class _Asked:
     @property
     def matcher(self) -> llguidance.LLMatcher:
         """That fills the masks."""
-        matcher = self.state.matcher if self.reader is None else self.reader.matcher
+        if self.reader is not None:
+            return self.reader.matcher
+        matcher = self.copy or self.state.matcher
         assert matcher is not None
         return matcher
 
@@ -74,57 +77,57 @@ class LlguidanceMasks:
         self._backend = backend
         self._mask_RK = mask_RK
         self._drafts = [()] * len(states) if drafts is None else drafts
+        self._failed: set[int] = set()
         self._asked = self._without_twins(states, rows)
-        has_drafts = any(each.tokens for each in self._asked)
-        every = [each for each in self._asked if not each.path]
-        self._together = [each for each in every if has_drafts and each.shown]
-        self._alone = [each for each in every if not (has_drafts and each.shown)]
+        self._together = [each for each in self._asked if each.shown]
+        self._alone = [each for each in self._asked if not (each.shown or each.path)]
         self._paths = [each for each in self._asked if each.path]
         # Roots alone first; then lane by lane, since the threads share out the row in parts.
         self._together.sort(key=lambda each: (bool(each.tokens), _lane(each)))
         self._alone.sort(key=_lane)
-        self._take_readers()
-
-    def _take_readers(self) -> None:
         for each in self._paths:
-            each.reader, each.is_kept = each.state.reader(), True
+            each.reader = each.state.reader()
         taken: set[Reader] = set()
         for each in self._together:
-            each.reader = each.state.reader_for_draft()
-            each.is_kept = each.state.is_dear or each.reader.has_moved
-            if each.reader in taken or not each.tokens:  # to be shown an end spoils it
-                each.reader, each.is_kept = each.state.another_reader(), False
-            taken.add(each.reader)
+            # A reader has one draft at a time, and to be shown an end would spoil it.
+            reader = each.state.reader() if each.tokens and each.state.is_dear else None
+            if reader is None or reader in taken:
+                each.copy = each.state.copy_for_draft()
+            else:
+                each.reader = reader
+                taken.add(reader)
 
     def _without_twins(self, states: Sequence[State], rows: Sequence[int] | None) -> list[_Asked]:
         asked: dict[tuple[int, Path, Path, bool], _Asked] = {}
-        for i, state in enumerate(states):
+        spelled = [tuple(self._backend.spelled(draft)) for draft in self._drafts]
+        end = self._backend.end if any(spelled) else []
+        for i, (state, tokens) in enumerate(zip(states, spelled, strict=True)):
             row, draft = i if rows is None else rows[i], self._drafts[i]
             assert row + len(draft) < len(self._mask_RK)
-            path: Path = ()
-            if isinstance(state, DraftedState):
-                state, path = (state.own, ()) if draft else (state.begin, state.path)
-            assert isinstance(state, LlguidanceState)
-            if state.matcher is None:
+            try:
+                begin, path = _begin(state, has_draft=bool(draft))
+            except ConstraintFailure:
+                self._failed.add(i)
                 continue
-            tokens = self._backend.spelled(draft)
-            key = (id(state.matcher), path, tuple(tokens), bool(draft))
-            shown = tokens or self._backend.end[: len(draft)]
-            new = _Asked(state, path, tuple(tokens), shown)
-            asked.setdefault(key, new).places.append((i, row))
+            if begin.matcher is None:
+                continue
+            shown = list(tokens) or end[: len(draft)]
+            key = (id(begin.matcher), path, tokens, bool(shown))
+            asked.setdefault(key, _Asked(begin, path, tokens, shown)).places.append((i, row))
         return list(asked.values())
 
     def run(self) -> None:
         """Fill all rows."""
         backend, mask_RK = self._backend, self._mask_RK
         with ExitStack() as held:
-            kept = [each for each in self._together if each.is_kept]
-            self._hold_readers([*kept, *self._paths], held)
-            self._stand(kept)
+            drafted = [each for each in self._together if each.reader is not None]
+            self._hold_readers([*drafted, *self._paths], held)
+            self._stand(drafted)
             drafts = [each for each in self._together if not each.has_failed]
             backend.fill_drafts([(each.matcher, each.row, each.shown) for each in drafts], mask_RK)
-            rows, tokens = [each.row for each in kept], [each.tokens for each in kept]
-            for each, num in zip(kept, num_legal(mask_RK, rows, tokens), strict=True):
+            drafted = [each for each in drafted if not each.has_failed]
+            rows, tokens = [each.row for each in drafted], [each.tokens for each in drafted]
+            for each, num in zip(drafted, num_legal(mask_RK, rows, tokens), strict=True):
                 self._note(each, each.tokens[:num])
             backend.fill_rows([(each.matcher, each.row) for each in self._alone], mask_RK)
             self._fill_paths()
@@ -152,7 +155,7 @@ class LlguidanceMasks:
                 if not reader.lock.acquire(blocking=False):
                     reader = each.state.another_reader()
                     reader.lock.acquire()
-                held.callback(reader.lock.release)
+                held.push(partial(_let_go, reader))
                 taken[each.reader] = reader
             each.reader = taken[each.reader]
 
@@ -181,7 +184,9 @@ class LlguidanceMasks:
     def settle(self) -> list[Filled | None]:
         """What became of each state."""
         mask_RK = self._mask_RK
-        found: list[Filled | None] = [Filled(0, 0)] * len(self._drafts)
+        found: list[Filled | None] = [
+            None if i in self._failed else Filled(0, 0) for i in range(len(self._drafts))
+        ]
         rows, tokens = [each.row for each in self._asked], [each.tokens for each in self._asked]
         for each, num in zip(self._asked, num_legal(mask_RK, rows, tokens), strict=True):
             row, size = each.row, 1 + len(each.tokens)
@@ -200,11 +205,11 @@ class LlguidanceMasks:
         num_words, ends = np.count_nonzero(last_K), self._backend.eos_token_ids
         if num_words > len(ends) or (num_words and not any(allows(last_K, end) for end in ends)):
             return Filled(num, num + 1)
-        if asked.has_failed or (not asked.is_kept and when_free(asked.matcher.is_error)):
+        if asked.has_failed or (asked.reader is None and when_free(asked.matcher.is_error)):
             last_K[:] = 0
             return Filled(num, num) if num else None
         matcher, path = asked.matcher, [*asked.path, *asked.tokens[:num]]
-        if path or asked.is_kept:
+        if path or asked.reader is not None:
             matcher = asked.state.copy()
             with without_panic:
                 matcher.try_consume_tokens(path)
@@ -218,6 +223,20 @@ class LlguidanceMasks:
         if num == len(draft) or draft[num] not in self._backend.eos_token_ids:
             return filled
         return Filled(num + 1, num + 1) if allows(last_K, draft[num]) else filled
+
+
+def _begin(state: State, *, has_draft: bool) -> tuple[LlguidanceState, Path]:
+    """A state with a matcher, and the path to a place from there."""
+    if isinstance(state, DraftedState):
+        return (state.own, ()) if has_draft else (state.begin, state.path)
+    assert isinstance(state, LlguidanceState)
+    return state, ()
+
+
+def _let_go(reader: Reader, *error: object) -> None:
+    if error[0] is not None:
+        reader.spoil()
+    reader.lock.release()
 
 
 def _lane(asked: _Asked) -> tuple[int, int]:

@@ -64,25 +64,27 @@ class Reader:
     uses the reader or moves its state.
 
     Places are tokens since some place at or before the state: `_here` leads to the state, `_at` to the
-    matcher, `_asked` to where it was asked for its last mask (or to any place before that).
+    matcher, `_asked` to where it was asked for its last mask, or to a place behind that one.
     """
 
     def __init__(self, state: llguidance.LLMatcher, place: Place) -> None:
         self.lock = Lock()
         self._state = state
         self._place = place
+        self._is_fit = False
         self._renew()
 
     def _renew(self) -> None:
+        self._is_fit = False
         self.matcher = self._place.copied(self._state)
+        self._is_fit = True
         self._here: Path = ()
         self._at: Path = ()
         self._asked: Path = ()
 
-    @property
-    def has_moved(self) -> bool:
-        """Has it been elsewhere than where its state is?"""
-        return bool(self._here or self._at or self._asked)
+    def spoil(self) -> None:
+        """Something has failed on the way; nobody knows where it stands."""
+        self._is_fit = False
 
     def follow(self, tokens: Path, state: llguidance.LLMatcher) -> bool:
         """Its state is from now on the one after these tokens. Returns whether it is fit for that."""
@@ -103,13 +105,15 @@ class Reader:
 
     def _tries_to_go(self, place: Path) -> bool:
         """False where it fails, has failed before, or cannot go back."""
+        if not self._is_fit:
+            return False
         try:
             self._go(place)
         except OF_THE_HOST:
             raise
         except BaseException:
-            return False
-        return True
+            self.spoil()
+        return self._is_fit
 
     def _go(self, place: Path) -> None:
         """As far as the tokens are legal."""

@@ -30,7 +30,7 @@ LONG = 16
 class LlguidanceState:
     """matcher: None after an end-of-sequence token. place: its output's."""
 
-    __slots__ = ("_grammar", "_reader", "matcher", "num_deviations", "place")
+    __slots__ = ("_copy", "_grammar", "_reader", "matcher", "num_deviations", "place")
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class LlguidanceState:
         self._grammar = grammar
         self.place = place or Place(0)
         self._reader: Reader | None = None
+        self._copy: llguidance.LLMatcher | None = None
         self.matcher = matcher
         self.num_deviations = num_deviations
 
@@ -94,8 +95,8 @@ class LlguidanceState:
         return self._consumed(tokens, self.copy)
 
     def become(self, tokens: Sequence[int]) -> LlguidanceState | None:
-        reader, self._reader = self._reader, None
-        if reader is None or not self.is_dear or not reader.lock.acquire(blocking=False):
+        reader, self._reader, self._copy = self._reader, None, None
+        if reader is None or not reader.lock.acquire(blocking=False):
             return self._moved(tokens)
         try:
             reached = self._moved(tokens)
@@ -132,11 +133,13 @@ class LlguidanceState:
         return self._with(matcher)._over_end(tokens[len(plain) :])
 
     def _over_end(self, tokens: Sequence[int]) -> LlguidanceState | None:
-        """After tokens of which the first one, if there is any, has no text; nothing follows an end."""
-        if not tokens:
-            return self
-        reached = None if self.matcher is None else self._after(tokens[0])
-        return reached if len(tokens) == 1 else None
+        """After tokens of which the first one, if there is any, has no text."""
+        reached: LlguidanceState | None = self
+        for token in tokens:
+            if reached is None or reached.matcher is None:
+                return None
+            reached = reached._after(token)
+        return reached
 
     def forced(self, limit: int) -> list[int]:
         if self.matcher is None or limit <= 0:
@@ -145,18 +148,23 @@ class LlguidanceState:
             data = self.copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
         return self._grammar.backend.forced_tokens(data)[:limit] if data else []
 
+    def expect_draft(self) -> None:
+        """Have at hand what a draft from here will go through."""
+        if self.is_dear:
+            self.reader()
+        elif self._copy is None:
+            self._copy = self.copy()
+
+    def copy_for_draft(self) -> llguidance.LLMatcher:
+        """A copy for one draft, the one at hand if there is one."""
+        copy, self._copy = self._copy, None
+        return copy or self.copy()
+
     def reader(self) -> Reader:
         """For drafts from here; where it is in use, another."""
         if self._reader is None or self._reader.lock.locked():
             self._reader = self.another_reader()
         return self._reader
-
-    def reader_for_draft(self) -> Reader:
-        """The same, for one draft; it only stays the state's where it is worth that."""
-        reader = self.reader()
-        if not self.is_dear:
-            self._reader = None
-        return reader
 
     def another_reader(self) -> Reader:
         """One that nobody else has."""
@@ -202,7 +210,8 @@ class DraftedState:
         """The same place with a matcher of its own."""
         if self._own is None:
             self._own = self._state.after_all(self.path)
-            assert self._own is not None, "it was legal"
+        if self._own is None:  # it was legal, so what states share has hit a limit
+            raise ConstraintFailure(LIMIT_HIT)
         return self._own
 
     def after(self, token: int) -> State | None:
