@@ -60,27 +60,30 @@ class Place:
 
 
 class Reader:
-    """state: the matcher of the reader's state; the reader's own is copied from it. lock: held by who
-    uses the reader or moves its state.
+    """matcher: a copy of `state`, the matcher of the reader's state, and copied anew where it fails.
+    lock: held by who uses the reader or moves its state.
 
     Places are tokens since some place at or before the state: `_here` leads to the state, `_at` to the
     matcher, `_asked` to where it was asked for its last mask, or to a place behind that one.
     """
 
-    def __init__(self, state: llguidance.LLMatcher, place: Place) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, state: llguidance.LLMatcher, place: Place
+    ) -> None:
         self.lock = Lock()
+        self.matcher = matcher
         self._state = state
         self._place = place
-        self._is_fit = False
-        self._renew()
+        self._is_fit = True
+        self._here: Path = ()
+        self._at: Path = ()
+        self._asked: Path = ()
 
     def _renew(self) -> None:
         self._is_fit = False
         self.matcher = self._place.copied(self._state)
         self._is_fit = True
-        self._here: Path = ()
-        self._at: Path = ()
-        self._asked: Path = ()
+        self._here = self._at = self._asked = ()
 
     def spoil(self) -> None:
         """Something has failed on the way; nobody knows where it stands."""

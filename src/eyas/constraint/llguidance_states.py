@@ -150,7 +150,7 @@ class LlguidanceState:
 
     def expect_draft(self) -> None:
         """Have at hand what a draft from here will go through."""
-        if self.is_dear:
+        if self.place.is_dear:
             self.reader()
         elif self._copy is None:
             self._copy = self.copy()
@@ -168,17 +168,15 @@ class LlguidanceState:
 
     def another_reader(self) -> Reader:
         """One that nobody else has."""
-        return Reader(self._own_matcher, self.place)
+        copy = self.copy_for_draft()
+        assert self.matcher is not None
+        return Reader(copy, self.matcher, self.place)
 
     def copy(self) -> llguidance.LLMatcher:
         """A matcher that stands here and is the caller's own."""
-        return self.place.copied(self._own_matcher)
-
-    @property
-    def _own_matcher(self) -> llguidance.LLMatcher:
         if self.matcher is None:
             raise ConstraintFailure("nothing follows an end, or the state was given up")
-        return self.matcher
+        return self.place.copied(self.matcher)
 
 
 class DraftedState:
