@@ -168,7 +168,7 @@ class LlguidanceState:
 
     def another_reader(self) -> Reader:
         """One that nobody else has."""
-        copy = self.copy_for_draft()
+        copy = self.copy()  # whoever asks: the one at hand is for the thread that steps
         assert self.matcher is not None
         return Reader(copy, self.matcher, self.place)
 
