@@ -12,6 +12,7 @@ Does not know: masks, grammars, which thread it is in.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from threading import Lock
 
 import llguidance
@@ -23,6 +24,11 @@ FAR = 64
 """Tokens that a reader may be behind its state; from then on a copy is quicker."""
 CHEAP_SECONDS, DEAR_SECONDS = 2e-5, 4e-5
 """A copy that takes less is cheap, one that takes longer is dear; a mask takes about as long."""
+READS = 2
+"""Times that a token is read more often by a reader than by copies, about."""
+FADES = 0.95
+"""How much of the longest time that a token took is still believed at the next one; refused ones tell
+nothing."""
 SURE = 3
 """So many dear copies with no cheap one between them are no chance. Only speed hangs on these."""
 LIMIT_HIT = (
@@ -35,11 +41,12 @@ Path = tuple[int, ...]
 class Place:
     """What the states of an output share. lane: of its grammar."""
 
-    __slots__ = ("__weakref__", "_num_dear", "lane")
+    __slots__ = ("__weakref__", "_num_dear", "_token_seconds", "lane")
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
         self._num_dear = 0
+        self._token_seconds = 0.0
 
     @property
     def is_dear(self) -> bool:
@@ -51,12 +58,20 @@ class Place:
         begin = time.perf_counter()
         with without_panic:
             copy = when_free(matcher.deep_copy)
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - begin - READS * self._token_seconds
         if seconds > DEAR_SECONDS:
             self._num_dear += 1
         elif seconds < CHEAP_SECONDS:
             self._num_dear = 0
         return copy
+
+    def read(self, matcher: llguidance.LLMatcher, tokens: Sequence[int]) -> int:
+        """Have a matcher read tokens as far as they are legal; how many are."""
+        begin = time.perf_counter()
+        num = matcher.try_consume_tokens(list(tokens))
+        seconds = (time.perf_counter() - begin) / len(tokens)
+        self._token_seconds = max(seconds, FADES * self._token_seconds)
+        return num
 
 
 class Reader:
@@ -125,7 +140,7 @@ class Reader:
             self.matcher.rollback(len(self._at) - num)
             self._at = place[:num]
         if num < len(place):
-            num += self.matcher.try_consume_tokens(list(place[num:]))
+            num += self._place.read(self.matcher, place[num:])
             self._at = place[:num]
         if when_free(self.matcher.is_error):
             raise ConstraintFailure(LIMIT_HIT)

@@ -69,7 +69,7 @@ class LlguidanceState:
                 return self._with(None)
             if backend.is_nameless(token):
                 return None
-            if matcher.try_consume_tokens([token]) == 1:
+            if self.place.read(matcher, (token,)) == 1:
                 return self._with(matcher)
             if matcher.is_error():
                 raise ConstraintFailure(LIMIT_HIT)
@@ -125,7 +125,7 @@ class LlguidanceState:
             return self._over_end(tokens)
         matcher = matcher_here()
         with without_panic:
-            num_taken = when_free(lambda: matcher.try_consume_tokens(plain))
+            num_taken = when_free(lambda: self.place.read(matcher, plain))
             if when_free(matcher.is_error):
                 raise ConstraintFailure(LIMIT_HIT)
         if num_taken < len(plain):
