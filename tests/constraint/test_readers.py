@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -85,11 +85,32 @@ def plain_masks(
     return mask_LK
 
 
-def walk(name: str, tokenizer: Tokenizer) -> tuple[Any, Sequence[str | int]]:
-    """A grammar and a text of it."""
-    if name == "alike":
-        return MORE_ALIKE, letters_of(tokenizer, "athctoetiatheaoctocto")
-    return WALKS[name]
+class Scene(NamedTuple):
+    """A grammar and the tokens of a text of it, its end included."""
+
+    name: str
+    backend: Any
+    grammar: Any
+    tokens: list[int]
+
+
+@pytest.fixture(params=[1, 3])
+def num_threads(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(params=[*WALKS, "alike"])
+def scene(
+    request: pytest.FixtureRequest, vocabulary: Any, tokenizer: Tokenizer, num_threads: int
+) -> Iterator[Scene]:
+    backend: Any = build_backend("llguidance", vocabulary, num_threads)
+    root, pieces = WALKS.get(request.param) or (
+        MORE_ALIKE,
+        letters_of(tokenizer, "athctoetiatheaoctocto"),
+    )
+    tokens = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    yield Scene(request.param, backend, compiled(backend, root), tokens)  # type: ignore[arg-type]
+    backend.close()
 
 
 def some_token(draw: random.Random, tokenizer: Tokenizer, ahead: Sequence[int], place: int) -> int:
@@ -101,16 +122,11 @@ def some_token(draw: random.Random, tokenizer: Tokenizer, ahead: Sequence[int], 
 
 
 @pytest.mark.usefixtures("dear_at")
-@pytest.mark.parametrize("name", [*WALKS, "alike"])
-@pytest.mark.parametrize("num_threads", [1, 3])
 def test_masks_are_those_of_a_walk_however_many_drafts_came_before(
-    vocabulary: Any, tokenizer: Tokenizer, name: str, num_threads: int
+    scene: Scene, tokenizer: Tokenizer
 ) -> None:
     """Right, wrong, over the end, with what is no token; steps of every length."""
-    backend: Any = build_backend("llguidance", vocabulary, num_threads)
-    root, pieces = walk(name, tokenizer)
-    grammar = compiled(backend, root)
-    tokens = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    name, backend, grammar, tokens = scene
     for seed in range(6):
         draw = random.Random(f"{name} {seed}")
         state, place = grammar.start(), 0
@@ -122,20 +138,12 @@ def test_masks_are_those_of_a_walk_however_many_drafts_came_before(
             num = draw.randrange(1, 5)
             state = state.become(tokens[place : place + num])
             place += num
-    backend.close()
 
 
 @pytest.mark.usefixtures("dear_at")
-@pytest.mark.parametrize("name", [*WALKS, "alike"])
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_masks_of_trees_are_those_of_their_paths(
-    vocabulary: Any, tokenizer: Tokenizer, name: str, num_threads: int
-) -> None:
+def test_masks_of_trees_are_those_of_their_paths(scene: Scene, tokenizer: Tokenizer) -> None:
     """Of two outputs at once, a few nodes at a time, in any order; some steps have chains."""
-    backend: Any = build_backend("llguidance", vocabulary, num_threads)
-    root, pieces = walk(name, tokenizer)
-    grammar = compiled(backend, root)
-    text = [*tokens_of(tokenizer, *pieces), tokenizer.eos_id]
+    name, backend, grammar, text = scene
     num_words, num_nodes = backend.vocabulary.num_mask_words, 0
     for seed in range(3):
         draw = random.Random(f"{name} {seed}")
@@ -183,7 +191,6 @@ def test_masks_of_trees_are_those_of_their_paths(
                 states[i] = states[i].become(text[len(before) : len(before) + num])
                 before += text[len(before) : len(before) + num]
     assert num_nodes > 40
-    backend.close()
 
 
 def test_a_text_is_copied_once_however_long_it_gets(

@@ -122,7 +122,7 @@ class LlguidanceState:
         """The state after these tokens, read by a matcher that stands here and may be moved."""
         plain = self._grammar.backend.spelled(tokens)
         if self.matcher is None or not plain:
-            return self._over_end(tokens)
+            return self._one_by_one(tokens)
         matcher = matcher_here()
         with without_panic:
             num_taken = when_free(lambda: self.place.read(matcher, plain))
@@ -130,11 +130,11 @@ class LlguidanceState:
                 raise ConstraintFailure(LIMIT_HIT)
         if num_taken < len(plain):
             return None
-        return self._with(matcher)._over_end(tokens[len(plain) :])
+        return self._with(matcher)._one_by_one(tokens[len(plain) :])
 
-    def _over_end(self, tokens: Sequence[int]) -> LlguidanceState | None:
-        """After tokens of which the first one, if there is any, has no text."""
-        reached: LlguidanceState | None = self
+    def _one_by_one(self, tokens: Sequence[int]) -> Self | None:
+        """After tokens that the library cannot be shown together, by a copy for each."""
+        reached: Self | None = self
         for token in tokens:
             if reached is None or reached.matcher is None:
                 return None
@@ -182,39 +182,34 @@ class LlguidanceState:
 class DraftedState:
     """Where a draft leads from a state that is dear to copy; its reader goes there."""
 
-    __slots__ = ("_own", "_state", "path")
+    __slots__ = ("_own", "begin", "path")
     num_deviations = 0
 
-    def __init__(self, state: LlguidanceState, path: Path) -> None:
-        self._state = state
+    def __init__(self, begin: LlguidanceState, path: Path) -> None:
         self._own: LlguidanceState | None = None
+        self.begin = begin
         self.path = path
 
     @property
     def grammar(self) -> LlguidanceGrammar:
-        return self._state.grammar
+        return self.begin.grammar
 
     @property
     def is_dear(self) -> bool:
-        return self._state.is_dear
-
-    @property
-    def begin(self) -> LlguidanceState:
-        """Where the path begins."""
-        return self._state
+        return self.begin.is_dear
 
     @property
     def own(self) -> LlguidanceState:
         """The same place with a matcher of its own."""
         if self._own is None:
-            self._own = self._state.after_all(self.path)
+            self._own = self.begin.after_all(self.path)
         if self._own is None:  # it was legal, so what states share has hit a limit
             raise ConstraintFailure(LIMIT_HIT)
         return self._own
 
     def after(self, token: int) -> State | None:
         if len(self.path) < LONG:
-            return self._state.drafted(self.path, token)
+            return self.begin.drafted(self.path, token)
         return self.own.after(token)
 
     def after_all(self, tokens: Sequence[int]) -> State | None:
@@ -233,10 +228,13 @@ class CanonicalState(LlguidanceState):
 
     __slots__ = ()
 
-    def after(self, token: int) -> CanonicalState | None:
-        exact = None if self.matcher is None else self._after(token)
+    def after(self, token: int) -> Self | None:
+        return self._one_by_one((token,))
+
+    def _after(self, token: int) -> Self | None:
+        exact = super()._after(token)
         backend = self._grammar.backend
-        if exact is not None or self.matcher is None or backend.is_nameless(token):
+        if exact is not None or backend.is_nameless(token):
             return exact
         bare = backend.vocabulary.tokens[token].strip(_WHITE)
         for data in (bare, b" " + bare) if bare else (b"",):
@@ -245,13 +243,12 @@ class CanonicalState(LlguidanceState):
             with without_panic:
                 num_taken = matcher.try_consume_tokens(tokens)
             if num_taken == len(tokens):
-                return CanonicalState(self._grammar, matcher, self.num_deviations + 1, self.place)
+                reached = self._with(matcher)
+                reached.num_deviations += 1
+                return reached
         return None
 
     def _consumed(
         self, tokens: Sequence[int], matcher_here: Callable[[], llguidance.LLMatcher]
-    ) -> LlguidanceState | None:
-        reached: CanonicalState | None = self
-        for token in tokens:
-            reached = None if reached is None else reached.after(token)
-        return reached
+    ) -> Self | None:
+        return self._one_by_one(tokens)
