@@ -67,16 +67,14 @@ COMMANDS: dict[str, list[str]] = {
 }
 """By the name of its result."""
 CHAIN_OF_5 = ("--draft-steps", "5", "--draft-topk", "1")
+TREE_OF_32 = ("--draft-steps", "5", "--draft-topk", "8", "--draft-nodes", "32")
 SHAPE = ("bench", "decode", "--shape", "llama-3.1-8b", "--dummy-weights", "--profile")
 EAGLE3 = (*SHAPE, "--drafter", "eagle3", "--synthetic-acceptance", "3.52")
 ON_GPU: dict[str, list[str]] = {
     "h200_plain": [*SHAPE, "--batch", "1,8,32"],
     "h200_chain": [*EAGLE3, *CHAIN_OF_5, "--batch", "1,8,32"],
     "h200_chain_alike": [*EAGLE3, "--synthetic-alike", *CHAIN_OF_5, "--batch", "32"],
-    "h200_tree_32": [
-        *(*EAGLE3, "--draft-steps", "5", "--draft-topk", "8", "--draft-nodes", "32"),
-        *("--batch", "1,8"),
-    ],
+    "h200_tree_32": [*EAGLE3, *TREE_OF_32, "--batch", "1,8"],
     "h200_tree_60": [
         *(*EAGLE3, "--draft-steps", "7", "--draft-topk", "10", "--draft-nodes", "60"),
         *("--batch", "1"),
@@ -93,6 +91,11 @@ ON_GPU |= {
         *("bench", "decode", "--shape", "qwen3-8b", "--dummy-weights", "--tokenizer", "QWEN3"),
         *("--schemas", "SCHEMAS", "--drafter", "eagle3", *CHAIN_OF_5),
         *("--synthetic-acceptance", "3.52", "--batch", "1,8,32", "--repeats", "1"),
+    ],
+    "h200_schemas_tree": [
+        *("bench", "decode", "--shape", "qwen3-8b", "--dummy-weights", "--tokenizer", "QWEN3"),
+        *("--schemas", "SCHEMAS", "--drafter", "eagle3", *TREE_OF_32),
+        *("--synthetic-acceptance", "3.52", "--batch", "1,8", "--repeats", "1"),
     ],
     "h200_serve": [
         *("bench", "serve", "--shape", "llama-3.1-8b", "--dummy-weights", *LOAD, "--rate", "24"),

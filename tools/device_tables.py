@@ -91,16 +91,16 @@ def parts_table(results: Results) -> str:
 def schemas_table(results: Results) -> str:
     """Steps with a JSON schema on every request beside the same steps without."""
     lines = [
-        "| batch | ms without | ms with | mean | p50 | p99 | tokens a draft, without and with |",
-        "|---" * 7 + "|",
+        "| draft | batch | without, ms | with, ms | mean | p50 | p99 | tokens a draft: without, with |",
+        "|---" * 8 + "|",
     ]
-    for entry in results.get("h200_schemas", {}).get("results", ()):
-        held, free, ratio = entry["with_schemas"], entry["without"], entry["ratio"]
-        lengths = f"{free['tokens_per_draft']:.2f}, {held['tokens_per_draft']:.2f}"
-        lines.append(
-            f"| {entry['batch']} | {free['step_ms']['mean']:.2f} | {held['step_ms']['mean']:.2f} "
-            f"| {ratio['mean']:.3f}x | {ratio['p50']:.3f}x | {ratio['p99']:.2f}x | {lengths} |"
-        )
+    for name, draft in (("h200_schemas", "chain of 5"), ("h200_schemas_tree", "tree of 32")):
+        for entry in results.get(name, {}).get("results", ()):
+            held, free, ratio = entry["with_schemas"], entry["without"], entry["ratio"]
+            lengths = f"{free['tokens_per_draft']:.2f}, {held['tokens_per_draft']:.2f}"
+            times = f"{free['step_ms']['mean']:.2f} | {held['step_ms']['mean']:.2f}"
+            ratios = f"{ratio['mean']:.3f}x | {ratio['p50']:.3f}x | {ratio['p99']:.2f}x"
+            lines.append(f"| {draft} | {entry['batch']} | {times} | {ratios} | {lengths} |")
     return "\n".join(lines)
 
 

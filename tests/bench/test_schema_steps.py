@@ -46,13 +46,15 @@ def write_schemas(folder: Path) -> Path:
     return folder
 
 
-def make_engine(tmp_path: Path, drafter: str = "head", seqs: int = 4, **more: Any) -> Engine:
+def make_engine(
+    tmp_path: Path, drafter: str = "head", seqs: int = 4, topk: int = 1, **more: Any
+) -> Engine:
     config = engine_config(
         model="tiny",
         drafter=drafter,
         draft_steps=4,
-        draft_topk=1,
-        draft_nodes=5,
+        draft_topk=topk,
+        draft_nodes=5 if topk == 1 else 16,
         device="cpu",
         threads=1,
         dtype="float32",
@@ -69,9 +71,11 @@ def make_engine(tmp_path: Path, drafter: str = "head", seqs: int = 4, **more: An
     return engine
 
 
-def make_texts(engine: Engine, tmp_path: Path, longest: int = 100) -> schema_texts.Texts:
+def make_texts(
+    engine: Engine, tmp_path: Path, longest: int = 100, topk: int = 1
+) -> schema_texts.Texts:
     tokenizer = Tokenizer.from_directory(tmp_path / "tokenizer")
-    return read_texts(engine, tokenizer, write_schemas(tmp_path / "schemas"), longest)
+    return read_texts(engine, tokenizer, write_schemas(tmp_path / "schemas"), longest, topk=topk)
 
 
 def written(engine: Engine, text: Text, number: int, texts: list[Text], *, held: bool) -> list[int]:
@@ -99,7 +103,7 @@ def test_instances_are_read_with_what_else_could_stand_there(tmp_path: Path) -> 
         assert len(text.others) == len(text.tokens) + 1
         tokens, num_legal = [*text.tokens, END], 0
         state = text.grammar.start()
-        for token, other in zip(tokens, text.others, strict=True):
+        for token, (other,) in zip(tokens, text.others, strict=True):
             assert other != token
             num_legal += state.after(other) is not None
             state = state.after(token)
@@ -132,11 +136,13 @@ def test_a_text_that_its_grammar_refuses_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flights", ["0", "1"])
-@pytest.mark.parametrize("drafter", ["root", "head"])
-def test_instances_are_written_token_by_token(tmp_path: Path, drafter: str, flights: str) -> None:
-    engine = make_engine(tmp_path, drafter, flights=flights)
-    texts = make_texts(engine, tmp_path).texts
-    teacher = install(engine, texts, 1, None if drafter == "root" else 3.0, 4)
+@pytest.mark.parametrize(("drafter", "topk"), [("root", 1), ("head", 1), ("head", 3)])
+def test_instances_are_written_token_by_token(
+    tmp_path: Path, drafter: str, topk: int, flights: str
+) -> None:
+    engine = make_engine(tmp_path, drafter, flights=flights, topk=topk)
+    texts = make_texts(engine, tmp_path, topk=topk).texts
+    teacher = install(engine, texts, 1, None if drafter == "root" else 3.0, 4, topk)
     for number, text in enumerate(texts):
         for held in (True, False):
             found = written(engine, text, number, texts, held=held)
@@ -146,20 +152,21 @@ def test_instances_are_written_token_by_token(tmp_path: Path, drafter: str, flig
     engine.shutdown()
 
 
+@pytest.mark.parametrize("topk", [1, 3])
 def test_masks_of_whole_trees_are_read_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topk: int
 ) -> None:
     """As on a device, where nothing is left out of a tree before the forward."""
     monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
-    engine = make_engine(tmp_path, flights="1")
-    texts = make_texts(engine, tmp_path).texts
-    teacher = install(engine, texts, 1, 3.0, 4)
+    engine = make_engine(tmp_path, flights="1", topk=topk)
+    texts = make_texts(engine, tmp_path, topk=topk).texts
+    teacher = install(engine, texts, 1, 3.0, 4, topk)
     run = run_round(engine, texts, range(6), 1, 1, "a", has_schema=True)
     assert not run.errors and run.draft_lengths
     assert sum(run.draft_lengths) / len(run.draft_lengths) == pytest.approx(3.0, rel=0.1)
-    assert run.num_masks / len(run.seconds) > 2
+    assert run.num_masks / len(run.seconds) > (2 if topk == 1 else 6)
     assert teacher.num_2.tolist() == [0, 0]
-    assert engine.metrics.grammar.num_pruned < run.num_steps * 2, "most other tokens are legal"
+    assert engine.metrics.grammar.num_pruned < run.num_steps * 2 * topk**2, "most are legal"
     engine.shutdown()
 
 
@@ -280,8 +287,16 @@ def test_the_command_tells_ratios(
         assert 1.5 < entry["with_schemas"]["tokens_per_draft"] < 3.5
     assert result["settings"]["instances"] == 6 and result["settings"]["prompt_tokens"] == 1
     assert result["settings"]["refused_instances"] == ["w"]
+    assert result["settings"]["acceptance"] == schema_texts.NAME
     status, out, _ = run_command(capsys, *asked, "--batch", "2")
     assert status == 0 and "with schemas / without" in out
+    trees = ("--drafter", "eagle3", "--draft-topk", "3", "--synthetic-acceptance", "2.5")
+    status, out, _ = run_command(capsys, *asked, *trees, "--batch", "2", "--json")
+    assert status == 0
+    result = json.loads(out.splitlines()[-1])
+    assert result["settings"]["acceptance"] == schema_texts.OF_TREES
+    held = result["results"][0]["with_schemas"]
+    assert held["masks_per_step"] > 8 and 1.5 < held["tokens_per_draft"] < 3.5
 
 
 @pytest.mark.parametrize(
@@ -294,7 +309,7 @@ def test_the_command_tells_ratios(
         (("--schemas", ".", "--tokenizer", ".", "-t", "1"), "--temperature: with --schemas"),
         (
             ("--schemas", ".", "--tokenizer", ".", "--drafter", "eagle3"),
-            "--draft-topk 1 --synthetic-acceptance",
+            "--drafter eagle3 --synthetic-acceptance",
         ),
     ],
 )

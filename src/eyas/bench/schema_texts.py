@@ -2,8 +2,9 @@
 
 An instance of a schema is spelled as JSON and cut into tokens. A request names its instance by the
 first token of its prompt, so everything is looked up on the device: drafts are replaced by the
-instance's tokens up to a drawn length and one other token that its grammar allows there, and the
-verdict, after verification has run in full, by the one of a model that prefers the instance's tokens.
+instance's tokens up to a drawn length and other tokens that its grammar allows there, and the verdict,
+after verification has run in full, by the one of a model that prefers the instance's tokens. Trees have
+the form that a good head would give them (`tree_forms`), and text behind every node.
 
 Promises: a token that its row's mask refuses is not chosen: at a root the request ends with an error,
 as one whose row allows nothing; further down the walk ends before it. Nothing waits for the device, so
@@ -28,6 +29,7 @@ import torch
 
 from eyas.bench.grammar import Case, read_cases
 from eyas.bench.synthetic import Verify, draw_lengths
+from eyas.bench.tree_forms import Form, depths, form_of, path
 from eyas.constraint import ConstraintFailure, Grammar
 from eyas.constraint.base import State
 from eyas.core import DraftTree, GrammarError, Request, SamplingParams, Verdict
@@ -40,6 +42,7 @@ from eyas.schemas import prepare
 from eyas.text import Tokenizer
 
 NAME = "instances' tokens, drawn acceptance"
+OF_TREES = f"{NAME}, trees of a good head's form"
 LEAST_TOKENS = 32
 """Shorter instances take no part: a sequence's first steps are not what is measured."""
 MOST_TEXTS = 256
@@ -52,14 +55,14 @@ Propose = Callable[[Batch, Shape], DraftTree]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """An instance. tokens: without the end. others: at each place, the end's included, another token
-    that its grammar allows there, where it allows one."""
+    """An instance. tokens: without the end. others: at each place, the end's included, other tokens
+    that its grammar allows there, as far as there are so many."""
 
     name: str
     output: OutputSpec
     grammar: Grammar
     tokens: list[int]
-    others: list[int]
+    others: list[list[int]]
 
 
 @dataclass(slots=True)
@@ -78,10 +81,12 @@ def read_texts(
     folder: Path,
     longest: int,
     *,
+    topk: int = 1,
     tell: Callable[[int], None] = lambda number: None,
 ) -> Texts:
     """Valid instances of a folder's schemas of LEAST_TOKENS to `longest` tokens, one of every schema
-    before the second of any; their grammars are compiled. ValueError where there is none."""
+    before the second of any, with `topk` other tokens at each place; their grammars are compiled.
+    ValueError where there is none."""
     if engine.info.grammar_backend is None:
         raise ValueError("--schemas: this model cannot be held to schemas")
     end = engine.info.eos_token_ids[0]
@@ -106,7 +111,7 @@ def read_texts(
             continue
         output, grammar = compiled
         draw = random.Random(f"{case.name} {len(tokens)}")
-        others = other_tokens(grammar, [*tokens, end], engine.info.vocab_size, draw)
+        others = other_tokens(grammar, [*tokens, end], engine.info.vocab_size, draw, topk)
         if others is None:
             found.left_out["instance refused"] += 1
             found.refused.append(case.name)
@@ -122,12 +127,13 @@ def read_texts(
 
 
 def other_tokens(
-    grammar: Grammar, tokens: Sequence[int], vocab_size: int, draw: random.Random
-) -> list[int] | None:
-    """At each place a token other than the instance's, allowed, and such that the instance could go on
-    after it if one is soon found. None where the grammar refuses one of the instance's own."""
+    grammar: Grammar, tokens: Sequence[int], vocab_size: int, draw: random.Random, num: int = 1
+) -> list[list[int]] | None:
+    """At each place so many tokens other than the instance's, allowed as far as there are so many, and
+    the first such that the instance could go on after it if one is soon found. None where the grammar
+    refuses one of the instance's own."""
     state: State | None = grammar.start(fresh=True)
-    others: list[int] = []
+    others: list[list[int]] = []
     for place, token in enumerate(tokens):
         assert state is not None
         mask_1K = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
@@ -138,7 +144,8 @@ def other_tokens(
             return None
         allowed_V[[token, tokens[-1]]] = 0
         later = tokens[place + 1 : place + 2]
-        others.append(_other(state, np.flatnonzero(allowed_V), token, later, draw))
+        legal = np.flatnonzero(allowed_V)
+        others.append(_others(state, legal, token, later, draw, num, vocab_size))
         try:
             state = state.after(token)
         except ConstraintFailure:
@@ -146,20 +153,31 @@ def other_tokens(
     return others
 
 
-def _other(
-    state: State, legal: np.ndarray, token: int, later: Sequence[int], draw: random.Random
-) -> int:
-    if not len(legal):  # one text must follow: a wrong guess is refused
-        return token - 1 if token else 1
-    tried = [int(legal[draw.randrange(len(legal))]) for _ in range(_TRIES)]
-    for other in tried:
-        try:
-            following = state.after(other)
-            if following is not None and (not later or following.after(later[0]) is not None):
-                return other
-        except ConstraintFailure:
-            continue
-    return tried[0]
+def _others(
+    state: State,
+    legal: np.ndarray,
+    token: int,
+    later: Sequence[int],
+    draw: random.Random,
+    num: int,
+    vocab_size: int,
+) -> list[int]:
+    drawn = [int(legal[draw.randrange(len(legal))]) for _ in range(_TRIES * num) if len(legal)]
+    first = next((other for other in drawn[:_TRIES] if _goes_on(state, other, later)), None)
+    # Where hardly anything is legal the wrong guesses are refused.
+    refused = ((token + step) % vocab_size for step in range(-1, -vocab_size, -1))
+    found = dict.fromkeys(drawn if first is None else [first, *drawn])
+    while len(found) < num:
+        found.setdefault(next(refused))
+    return list(found)[:num]
+
+
+def _goes_on(state: State, other: int, later: Sequence[int]) -> bool:
+    try:
+        following = state.after(other)
+        return following is not None and (not later or following.after(later[0]) is not None)
+    except ConstraintFailure:
+        return False
 
 
 def _in_turn(cases: Sequence[Case]) -> Iterator[tuple[Case, Any]]:
@@ -181,24 +199,33 @@ def _compiled(engine: Engine, case: Case) -> tuple[OutputSpec, Grammar] | None:
 class Teacher:
     """Has an engine's sequences write instances.
 
-    ahead_IC, others_IC: tokens of each instance and the other ones, by place; the end stands behind
-    every text. ends_I: its place. accepted_AC: how many draft tokens a seat accepts whose root stands
-    at a position. num_2: roots whose token was refused, and walks that ended further down because a
-    mask was not there in time (on the device).
+    ahead_IC: tokens of each instance by place; others_ICK: those that its grammar allows beside them;
+    the end stands behind every text. ends_I: its place. accepted_AC: how many draft tokens a seat
+    accepts whose root stands at a position. num_2: roots whose token was refused, and walks that ended
+    further down because a mask was not there in time (on the device).
     """
 
     def __init__(
-        self, engine: Engine, texts: Sequence[Text], prompt_tokens: int, accepted_AC: torch.Tensor
+        self,
+        engine: Engine,
+        texts: Sequence[Text],
+        prompt_tokens: int,
+        accepted_AC: torch.Tensor,
+        steps: int,
+        topk: int,
     ) -> None:
         device, end = engine.table.device, engine.info.eos_token_ids[0]
         columns = max(len(text.tokens) for text in texts) + 2
         ahead = [text.tokens + [end] * (columns - len(text.tokens)) for text in texts]
-        others = [text.others + [end] * (columns - len(text.others)) for text in texts]
+        beyond = [(end - 1 - k) % engine.info.vocab_size for k in range(topk)]
+        others = [text.others + [beyond] * (columns - len(text.others)) for text in texts]
         self._ahead_IC = torch.tensor(ahead, device=device)
-        self._others_IC = torch.tensor(others, device=device)
+        self._others_ICK = torch.tensor(others, device=device)
         self._ends_I = torch.tensor([len(text.tokens) for text in texts], device=device)
         self._accepted_AC = accepted_AC.to(device)
         self._prompt_tokens = prompt_tokens
+        self._steps, self._topk = steps, topk
+        self._forms: dict[int, Form] = {}
         self._nobody = engine.table.nobody
         self._propose: Propose = engine.drafter.propose
         self._verify: Verify = engine.launcher.verify
@@ -206,25 +233,33 @@ class Teacher:
         self._before_2 = torch.zeros_like(self.num_2)
 
     def propose(self, batch: Batch, shape: Shape) -> DraftTree:
-        """The drafter's chain, with other tokens."""
+        """The drafter's tree, with another form and other tokens."""
         self._before_2.copy_(self.num_2)
         tree = self._propose(batch, shape)
         if tree.width == 1:
             return tree
-        assert tree.is_chain
         tree = batch.hold(tree)
+        if tree.width not in self._forms:  # not while a step is captured
+            form = form_of(tree.width, self._steps, self._topk, tree.tokens_BW.device)
+            self._forms[tree.width] = form
+        form = self._forms[tree.width]
         key = (tree.width, tree.tokens_BW.data_ptr())
-        return batch.stage("taught", key, lambda: self._taught(batch, tree))
+        return batch.stage("taught", key, lambda: self._taught(batch, tree, form))
 
-    def _taught(self, batch: Batch, tree: DraftTree) -> DraftTree:
-        names_B, places_BW = self._places(batch, tree.width - 1)
-        names_B1 = names_B.unsqueeze(1)
+    def _taught(self, batch: Batch, tree: DraftTree, form: Form) -> DraftTree:
+        """First children have the text's tokens, but for the one behind the last to be accepted."""
         wanted_B1 = self._accepted_AC[batch.seats_B, batch.roots_B].unsqueeze(1)
-        is_other_BW = torch.arange(tree.width - 1, device=wanted_B1.device) == wanted_B1
-        ahead_BW = self._ahead_IC[names_B1, places_BW]
-        drafts_BW = torch.where(is_other_BW, self._others_IC[names_B1, places_BW], ahead_BW)
-        tokens_BW = torch.cat([tree.tokens_BW[:, :1], drafts_BW], dim=1)
-        return replace(tree, tokens_BW=tokens_BW)
+        # Where the first is wrong its siblings are, too.
+        is_wrong_BW = form.follows_main_W & (form.depths_W - 1 == wanted_B1)
+        names_B1, places_BW = self._places(batch, form.depths_W - 1)
+        ranks_BW = form.ranks_W - 1 + is_wrong_BW.to(torch.int64)
+        others_BW = self._others_ICK[names_B1, places_BW, ranks_BW.clamp(min=0)]
+        tokens_BW = torch.where(ranks_BW >= 0, others_BW, self._ahead_IC[names_B1, places_BW])
+        tokens_BW = torch.cat([tree.tokens_BW[:, :1], tokens_BW[:, 1:]], dim=1)
+        parents_BW = form.parents_W.expand_as(tokens_BW).contiguous()
+        if tree.is_chain:  # also of what fills it up
+            parents_BW = tree.parents_BW
+        return replace(tree, tokens_BW=tokens_BW, parents_BW=parents_BW)
 
     def verify(
         self,
@@ -236,30 +271,28 @@ class Teacher:
     ) -> Verdict:
         """What the verifier says, and then the instance's tokens as far as the masks allow them."""
         verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
-        assert tree.is_chain
-        names_B, places_BW = self._places(batch, tree.width)
-        chosen_BW = self._ahead_IC[names_B.unsqueeze(1), places_BW]
+        names_B1, places_BW = self._places(batch, depths(tree, self._steps))
+        chosen_BW = self._ahead_IC[names_B1, places_BW]
         if mask_RK is not None:
             chosen_BW = torch.where(allowed(mask_RK, chosen_BW, rows), chosen_BW, -1)
-        nodes_W = torch.arange(1, tree.width, device=chosen_BW.device)
-        agrees_BW = (chosen_BW[:, :-1] == tree.tokens_BW[:, 1:]) & (
-            nodes_W < tree.sizes_B.unsqueeze(1)
-        )
-        accepted_B = agrees_BW.to(torch.int64).cumprod(dim=1).sum(dim=1)
-        has_last_B = chosen_BW.gather(1, accepted_B.unsqueeze(1)).squeeze(1) >= 0
+        nodes_BD, accepted_B = path(tree, chosen_BW, self._steps)
+        chosen_BD = chosen_BW.gather(1, nodes_BD)
+        has_last_B = chosen_BD.gather(1, accepted_B.unsqueeze(1)).squeeze(1) >= 0
         counts_B = accepted_B + has_last_B.to(torch.int64)
-        self._count(batch, names_B, accepted_B, has_last_B)
-        verdict.tokens_BW.copy_(chosen_BW.clamp(min=0))
+        self._count(batch, names_B1.squeeze(1), accepted_B, has_last_B)
+        size = nodes_BD.shape[1]
+        verdict.tokens_BW[:, :size].copy_(chosen_BD.clamp(min=0))
+        verdict.nodes_BW[:, :size].copy_(nodes_BD)
         real_B = verdict.counts_B
         real_B.copy_(torch.where(real_B > 0, torch.where(counts_B > 0, counts_B, -1), real_B))
         return verdict
 
-    def _places(self, batch: Batch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The instance of each sequence, and [B, W] which of its tokens comes after each node."""
-        names_B = batch.table.tokens_AC[batch.seats_B, 0]
-        nodes_W = torch.arange(width, device=names_B.device)
-        places_BW = batch.roots_B.unsqueeze(1) + (1 - self._prompt_tokens) + nodes_W
-        return names_B, places_BW.clamp(0, self._ahead_IC.shape[1] - 1)
+    def _places(self, batch: Batch, depths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[B, 1] the instance of each sequence, and [B, W] which of its tokens comes after each node,
+        by the nodes' depths ([W] or [B, W])."""
+        names_B1 = batch.table.tokens_AC[batch.seats_B, 0].unsqueeze(1)
+        places_BW = batch.roots_B.unsqueeze(1) + (1 - self._prompt_tokens) + depths
+        return names_B1, places_BW.clamp(0, self._ahead_IC.shape[1] - 1)
 
     def _count(
         self,
@@ -299,15 +332,16 @@ def install(
     prompt_tokens: int,
     mean: float | None,
     steps: int,
+    topk: int = 1,
 ) -> Teacher:
     """Have this engine write `texts`, `mean` tokens a step on average, the one that every step yields
-    included; None where nothing drafts. steps: tokens of its chains."""
+    included; None where nothing drafts. steps: levels of its trees. topk: children of a node."""
     num_seats, num_positions = engine.table.tokens_AC.shape
     if mean is None:
         accepted_AC = torch.zeros((num_seats, num_positions), dtype=torch.int64)
     else:
         accepted_AC = draw_lengths(mean, steps, num_seats, num_positions)
-    teacher = Teacher(engine, texts, prompt_tokens, accepted_AC)
+    teacher = Teacher(engine, texts, prompt_tokens, accepted_AC, steps, topk)
     engine.drafter.propose = teacher.propose  # type: ignore[method-assign]
     engine.launcher.verify = teacher.verify
     return teacher

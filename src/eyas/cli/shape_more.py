@@ -41,10 +41,10 @@ def schema_steps(
     assert options.tokenizer is not None
     accepted = options.synthetic_acceptance
     drafts = drafting.drafter != "root"
-    if drafts and (drafting.drafter != "head" or drafting.draft_topk != 1 or accepted is None):
+    if drafts and (drafting.drafter != "head" or accepted is None):
         raise ValueError(
-            "--schemas: drafts are chains of drawn acceptance here; give --drafter eagle3 "
-            "--draft-topk 1 --synthetic-acceptance, or no drafter"
+            "--schemas: drafts are a head's, of drawn acceptance, here; give --drafter eagle3 "
+            "--synthetic-acceptance, or no drafter"
         )
     if protocol.temperature:
         raise ValueError("--temperature: with --schemas answers are given; leave it out")
@@ -54,20 +54,20 @@ def schema_steps(
     say = narrator(as_json)
     say("filling weights")
     engine = dummy_engine(options.shape, config, tokenizer_directory=options.tokenizer)
+    shape = config.draft.max_steps, drafting.draft_topk if drafts else 1
     found = schema_texts.read_texts(
         engine,
         Tokenizer.from_directory(options.tokenizer),
         options.schemas,
         protocol.max_tokens,
+        topk=shape[1],
         tell=lambda number: say(f"{number} instances"),
     )
-    teacher = schema_texts.install(
-        engine, found.texts, protocol.prompt_tokens, accepted, config.draft.max_steps
-    )
+    teacher = schema_texts.install(engine, found.texts, protocol.prompt_tokens, accepted, *shape)
     lengths = sorted(len(text.tokens) for text in found.texts)
     settings = {
         "protocol": "instances of schemas, with schemas and without in turn; a full batch's steps",
-        "acceptance": schema_texts.NAME,
+        "acceptance": schema_texts.NAME if shape[1] == 1 else schema_texts.OF_TREES,
         "instances": len(found.texts),
         "schemas": len({text.name for text in found.texts}),
         "instance_tokens": [lengths[0], lengths[len(lengths) // 2], lengths[-1]],

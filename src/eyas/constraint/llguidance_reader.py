@@ -23,14 +23,14 @@ from eyas.constraint.borrowed import OF_THE_HOST, when_free, without_panic
 FAR = 64
 """Tokens that a reader may be behind its state; from then on a copy is quicker."""
 CHEAP_SECONDS, DEAR_SECONDS = 2e-5, 4e-5
-"""A copy that takes less is cheap, one that takes longer is dear; a mask takes about as long."""
+"""A copy that takes longer is dear, about as long as a mask; one that takes less ends it."""
 READS = 2
 """Times that a token is read more often by a reader than by copies, about."""
 FADES = 0.95
 """How much of the longest time that a token took is still believed at the next one; refused ones tell
 nothing."""
-SURE = 3
-"""So many dear copies with no cheap one between them are no chance. Only speed hangs on these."""
+SURE = 8
+"""So many dear copies one after the other are no chance. Only speed hangs on these."""
 LIMIT_HIT = (
     "the output grammar is too complex to go on from here; lower its repetition counts or lengths"
 )
@@ -61,7 +61,7 @@ class Place:
         seconds = time.perf_counter() - begin - READS * self._token_seconds
         if seconds > DEAR_SECONDS:
             self._num_dear += 1
-        elif seconds < CHEAP_SECONDS:
+        elif seconds < CHEAP_SECONDS or not self.is_dear:
             self._num_dear = 0
         return copy
 
@@ -157,9 +157,10 @@ class Reader:
         return True
 
     def _parting(self, place: Path) -> Path | None:
-        """Where the way to a place leaves that to where it was asked; None where it does not."""
+        """Where the way to a place leaves that to where it was asked; None where one leads on to the
+        other: a mask that has the lexer's state and the number of rows of a place before is its own."""
         num = _common(self._asked, place)
-        return None if num == len(self._asked) else place[:num]
+        return None if num in (len(self._asked), len(place)) else place[:num]
 
     def note_asked(self, path: Path) -> None:
         """Its last mask is the one at `path`."""
