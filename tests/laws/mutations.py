@@ -38,6 +38,7 @@ STREAM = "tests/laws/test_stream_law.py::test_"
 ATTENTION = "tests/attention/test_reference_attention.py::test_"
 NOISE = "tests/sampling/test_noise.py::test_"
 FORCED = "tests/draft/test_forced.py::test_"
+RUNS = "tests/engine/test_runs.py::test_"
 PRUNE = "tests/engine/test_prune.py::test_"
 MARKS = "tests/engine/test_stops_marks.py::test_"
 BACKENDS = "tests/constraint/test_backends.py::test_"
@@ -104,9 +105,23 @@ MUTATIONS = [
     Mutation(
         "every node has the root's mask",
         "engine/masks.py",
-        "MaskRequest(point, self.tokens or (), row + node, keeps, has_room)",
-        "MaskRequest(self.root, self.tokens or (), row + node, keeps, has_room)",
+        "run.request = MaskRequest(run.point, run.tokens,",
+        "run.request = MaskRequest(self.runs[0].point, run.tokens,",
         NAMED + "each_node_has_its_own_mask[oracle tree]",
+    ),
+    Mutation(
+        "runs stay where they were filled",
+        "engine/masks.py",
+        "if each.is_lazy and len(each.runs) > 1:",
+        "if False:",
+        RUNS + "masks_and_refusals_are_those_of_a_walk[1-None-0]",
+    ),
+    Mutation(
+        "a run begins at the root",
+        "constraint/automaton.py",
+        "point = _try_all(point, (*way, tokens_W[first]), shared=self.has_twins)",
+        "point = _try_all(point, (tokens_W[first],), shared=self.has_twins)",
+        RUNS + "masks_and_refusals_are_those_of_a_walk[1-None-0]",
     ),
     Mutation(
         "an automaton is not told what was chosen",

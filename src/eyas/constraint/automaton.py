@@ -175,6 +175,23 @@ class Automaton:
             points.append(None if above is None else _try(above, token))
         return points
 
+    def heads(
+        self, tokens_W: Sequence[int], parents_W: Sequence[int], runs: Sequence[tuple[int, ...]]
+    ) -> list[Point | None]:
+        """Where the first node of each of these runs of a draft stands, as `walk` finds it, without a
+        point for the nodes behind it, that of the root first; no budget may count here."""
+        found: list[Point | None] = []
+        ways: dict[int, tuple[Point | None, tuple[int, ...]]] = {}
+        for first, *behind in runs:
+            point, way = (self.root, ()) if first == 0 else ways[parents_W[first]]
+            if first and point is not None:
+                point = _try_all(point, (*way, tokens_W[first]), shared=self.has_twins)
+            found.append(point)
+            ways[first] = point, ()
+            for num, node in enumerate(behind, 1):
+                ways[node] = point, tuple(tokens_W[each] for each in behind[:num])
+        return found
+
     def advance(self, tokens: Sequence[int]) -> None:
         """Move over tokens that were chosen. ConstraintFailure at a limit that holds for them alone."""
         for passed in self._passed:  # forks have had one step to take these points over
@@ -245,6 +262,21 @@ def _try(point: Point, token: int) -> Point | None:
     try:
         return point.after(token)
     except Exception:  # whatever a draft does to its automaton, it costs the draft alone
+        return None
+
+
+def _try_all(point: Point, tokens: tuple[int, ...], *, shared: bool) -> Point | None:
+    """The same over several tokens, by a point that nobody else finds, or one that others share."""
+    try:
+        if not shared:
+            state = point.state.after_all(tokens)
+            return None if state is None else Point(state, None)
+        reached: Point | None = point
+        while tokens and reached is not None:
+            reached, num_passed = reached.beyond(tokens)
+            tokens = tokens[num_passed:]
+        return reached
+    except Exception:
         return None
 
 

@@ -174,9 +174,10 @@ class Backend(Protocol):
         """`eyas.core.GrammarError` says what is wrong with it and where."""
         ...
 
-    def expect(self, states: Sequence[State]) -> None:
+    def expect(self, states: Sequence[State], *, once: bool = False) -> None:
         """Masks of these states and of drafts behind them will be asked for soon; what can be done for
-        them before the drafts are known is done now. Nothing, for most libraries."""
+        them before the drafts are known is done now. once: by one request, and nothing will be asked of
+        them after it. Nothing, for most libraries."""
         return None
 
     def job(

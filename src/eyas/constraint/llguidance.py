@@ -67,11 +67,11 @@ class LlguidanceBackend(Backend):
     def compile(self, spec: OutputSpec) -> LlguidanceGrammar:
         return self._compile(spec.root, spec.param, canonical_trees(spec.root))
 
-    def expect(self, states: Sequence[State]) -> None:
+    def expect(self, states: Sequence[State], *, once: bool = False) -> None:
         for state in states:
             if isinstance(state, LlguidanceState) and state.matcher is not None:
                 with suppress(ConstraintFailure):  # it comes again when the masks are asked for
-                    state.expect_draft()
+                    state.expect_draft(once=once)
 
     def job(
         self,

@@ -148,9 +148,11 @@ class LlguidanceState:
             data = self.copy().compute_ff_bytes()[: limit * MAX_TOKEN_BYTES]
         return self._grammar.backend.forced_tokens(data)[:limit] if data else []
 
-    def expect_draft(self) -> None:
-        """Have at hand what a draft from here will go through."""
-        if self.place.is_dear:
+    def expect_draft(self, *, once: bool = False) -> None:
+        """Have at hand what a draft from here will go through. once: that may be its own matcher."""
+        if once:
+            self._copy = self.matcher
+        elif self.place.is_dear:
             self.reader()
         elif self._copy is None:
             self._copy = self.copy()

@@ -27,11 +27,12 @@ import numpy as np
 import torch
 
 from eyas.constraint import ConstraintFailure
-from eyas.constraint.automaton import Point
+from eyas.constraint.automaton import Automaton
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
 from eyas.engine.prune import Refusals, refused, without
+from eyas.engine.runs import Run, depths_of, in_node_order, runs_of
 from eyas.engine.sequence import Sequence, Status
 from eyas.transfer import BlankPages, Outbox, reachable
 from eyas.wire import GrammarStats
@@ -81,24 +82,28 @@ class Masking:
 
 @dataclass(slots=True, eq=False)
 class _Walked:
-    """One sequence's tree: where each node stands. None in `points`: not legal. tokens: of a draft of
-    which only the root was looked at, since its masks will tell the rest. requests: the masks of its
-    points, in order, or that of the root with all behind it."""
+    """One sequence's tree, as runs: each a node, or, where is_lazy, with what is behind it, of which
+    masks will tell what is legal. parents: of its nodes. requests: the root's, then the others'."""
 
     sequence: Sequence
-    points: list[Point | None]
-    tokens: tuple[int, ...] | None = None
+    parents: list[int]
+    runs: list[Run]
+    is_lazy: bool = False
     requests: list[MaskRequest] = field(default_factory=list)
 
     def ask(self, row: int, size: int) -> None:
-        """For masks from `row` on; `size` rows are its own."""
+        """For masks from `row` on, in the runs' order; `size` rows are its own."""
         assert self.sequence.automaton is not None
-        keeps, has_room = self.sequence.automaton.has_twins, self.tokens is not None and size > 1
-        self.requests = [
-            MaskRequest(point, self.tokens or (), row + node, keeps, has_room)
-            for node, point in enumerate(self.points)
-            if point is not None
-        ]
+        keeps, at = self.sequence.automaton.has_twins, row
+        for run in self.runs:
+            num = len(run.nodes)
+            if run.is_seen and run.point is not None:
+                room = row + size - at if run is self.runs[-1] else num
+                run.request = MaskRequest(
+                    run.point, run.tokens, at, keeps, self.is_lazy and room > 1
+                )
+                self.requests.append(run.request)
+            at += num
 
     @property
     def has_root(self) -> bool:
@@ -116,14 +121,15 @@ class _Walked:
         """Would this sequence's next draft delay the others?"""
         return any(request.is_slow for request in self.requests)
 
-    def legal(self, size: int) -> list[bool]:
+    def legal(self) -> list[bool]:
         """By node; what was not looked at is not refused."""
-        if self.tokens is None:
-            return [point is not None for point in self.points]
-        request = self.requests[0]
-        is_refused = not request.is_late and request.num_legal < len(request.tokens)
-        num = 1 + request.num_legal if is_refused else size
-        return [node < num for node in range(size)]
+        refused = {run.first_refused for run in self.runs} - {None}
+        legal = [True] * len(self.parents)
+        if not refused:
+            return legal
+        for node, parent in enumerate(self.parents[1:], 1):
+            legal[node] = legal[parent] and node not in refused
+        return legal
 
 
 Live = list[tuple[int, _Walked]]
@@ -154,7 +160,7 @@ class TreeMasks:
     def walk(self, rooted: Series[Sequence]) -> None:
         """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
         walks_ahead = self._masking.walks_ahead
-        if not walks_ahead and self.tree.is_chain:
+        if not walks_ahead:
             self._expect(rooted)
         host = self._host.read()
         num = len(rooted)  # what comes after them fills up the batch
@@ -170,11 +176,7 @@ class TreeMasks:
             if sequence.status is not Status.RUNNING or sequence.failure is not None:
                 self.silent.add(b)
                 continue
-            if not walks_ahead and self.tree.is_chain and not sequence.automaton.has_budget:
-                tokens = self._tokens[b][1 : self._sizes[b]][: sequence.automaton.reach.limit]
-                self.walked[b] = _Walked(sequence, [sequence.automaton.root], tuple(tokens))
-            else:
-                self._walk(b, sequence)
+            self._walk(b, sequence, sequence.automaton)
         if walks_ahead:
             self._refuse()
             self._prune()
@@ -186,23 +188,26 @@ class TreeMasks:
         if states:
             states[0].grammar.backend.expect(states)
 
-    def _walk(self, b: int, sequence: Sequence) -> None:
-        automaton, size = sequence.automaton, self._sizes[b]
-        assert automaton is not None
+    def _walk(self, b: int, sequence: Sequence, automaton: Automaton) -> None:
+        tokens, parents = (each[b][: self._sizes[b]] for each in (self._tokens, self._parents))
+        # From where copies are dear one reader goes to every node.
+        goes_everywhere = automaton.root.state.is_dear and not self.tree.is_chain
+        is_lazy = not (self._masking.walks_ahead or automaton.has_budget or goes_everywhere)
         try:
-            points = automaton.walk(self._tokens[b][:size], self._parents[b][:size])
+            if is_lazy:
+                runs = _runs(automaton, tokens, parents, is_chain=self.tree.is_chain)
+            else:
+                points = automaton.walk(tokens, parents)
+                runs = [Run((node,), point) for node, point in enumerate(points)]
         except Exception:
             self._fail(sequence)
             self.silent.add(b)
         else:
-            self.walked[b] = _Walked(sequence, points)
+            self.walked[b] = _Walked(sequence, parents, runs, is_lazy)
 
     def _refuse(self) -> None:
         """Say what is not legal."""
-        legal = [
-            None if each is None else each.legal(size)
-            for each, size in zip(self.walked, self._sizes, strict=True)
-        ]
+        legal = [None if each is None else each.legal() for each in self.walked]
         self.refusals = refused(self._parents, self._sizes, legal)
         self._masking.stats.num_pruned += self.refusals.num_nodes
 
@@ -212,7 +217,7 @@ class TreeMasks:
         self.tree, self.refusals = without(self.refusals, self.tree, *host)
         for each in self.walked:
             if each is not None:
-                each.points = [point for point in each.points if point is not None]
+                each.runs = [run for run in each.runs if run.point is not None]
         if self.refusals.num_nodes:
             self._sizes = self.tree.sizes_B.tolist()
 
@@ -245,7 +250,7 @@ class TreeMasks:
         """[R, K] int32, on the host."""
         assert self._mask is not None and self._filling is not None
         mask, live = self._mask, self._live()
-        num_drafts = sum(each.tokens is not None for _, each in live)
+        num_drafts = sum(each.is_lazy for _, each in live)
         step_seconds = min(self._masking.step_seconds, default=math.inf)
         slow_after = step_seconds / min(SLOW_PARTS, max(1, num_drafts))
         if not self._filling.wait(slow_after, step_seconds / SLOW_ROOT_PARTS):
@@ -254,6 +259,8 @@ class TreeMasks:
         for row, each in live:
             if not each.has_root and each.sequence.status is Status.RUNNING:  # else nobody asks
                 self._retry(each, mask_RK, row)
+            if each.is_lazy and len(each.runs) > 1:
+                in_node_order(mask_RK[row : row + self.tree.width], each.runs)
         return mask
 
     def note(self) -> None:
@@ -279,9 +286,9 @@ class TreeMasks:
         for request in late:
             request.wipe(mask_RK)
         again = {
-            each.requests[0]: MaskRequest(each.points[0], (), row)
+            each.requests[0]: MaskRequest(each.requests[0].point, (), row)
             for row, each in live
-            if each.requests[0].is_late and each.points[0] is not None
+            if each.requests[0].is_late
         }
         self._fill_now(again.values(), mask_RK)
         for request, root in again.items():
@@ -297,14 +304,15 @@ class TreeMasks:
         """How far to look into the next drafts. Where time was over and nobody stands out, all who were
         late are to blame."""
         live = self._live()
-        has_culprit = any(each.is_slow and each.requests[-1].tokens for _, each in live)
+        has_culprit = any(each.is_slow and each.requests[0].tokens for _, each in live)
         for _, each in live:
             automaton = each.sequence.automaton
             assert automaton is not None
+            levels = self.tree.width - 1 if self.tree.is_chain else max(depths_of(each.parents))
             if each.is_slow or (each.is_late and not has_culprit):
-                automaton.held_up(self.tree.width - 1)
+                automaton.held_up(levels)
             elif not each.is_late:
-                automaton.reach.in_time(self.tree.width - 1)
+                automaton.reach.in_time(levels)
 
     def _rows(self) -> list[int]:
         """Where each sequence's begin."""
@@ -340,6 +348,30 @@ class TreeMasks:
             "an output grammar failed; its request ends", exc_info=log.isEnabledFor(logging.DEBUG)
         )
         sequence.failure = FAILED
+
+
+def _runs(
+    automaton: Automaton, tokens: list[int], parents: list[int], *, is_chain: bool
+) -> list[Run]:
+    """A tree as runs, as far down as its sequence's drafts are looked at."""
+    limit = len(tokens) if automaton.reach.limit is None else automaton.reach.limit
+    if is_chain:
+        return [Run(tuple(range(len(tokens))), automaton.root, tuple(tokens[1 : 1 + limit]))]
+    nodes, depths = runs_of(parents), depths_of(parents)
+    seen = [each for each in nodes if depths[each[0]] <= limit]
+    points = dict(zip(seen, automaton.heads(tokens, parents, seen), strict=True))
+    if not automaton.has_twins:
+        heads = [point.state for point in points.values() if point is not None]
+        heads[0].grammar.backend.expect(heads[1:], once=True)
+    return [
+        Run(
+            each,
+            points.get(each),
+            tuple(tokens[node] for node in each[1:] if depths[node] <= limit),
+            each in points,
+        )
+        for each in nodes
+    ]
 
 
 def advance(sequence: Sequence, tokens: list[int], stats: GrammarStats) -> bool:
