@@ -275,7 +275,6 @@ def test_who_has_failed_on_the_way_is_copied_anew(
     grammar = compiled(llguidance_backend, ALIKE)
     one, two, t = (tokens_of(tokenizer, letter) for letter in "act")
     state = grammar.start()
-    masks_of(llguidance_backend, state, one)
     fill = type(llguidance_backend).fill_drafts
 
     def fails(backend: Any, asked: Any, mask_RK: np.ndarray) -> None:

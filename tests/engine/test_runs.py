@@ -1,52 +1,17 @@
-"""Trees of which only the first node of each run is walked to: their masks are those of a walk."""
+"""A tree's nodes in runs."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import numpy as np
-import pytest
-import torch
 
-from eyas.constraint import llguidance_reader
-from eyas.constraint.automaton import Automaton
-from eyas.core import DraftTree
-from eyas.engine.masks import Masking
 from eyas.engine.runs import Run, depths_of, in_node_order, runs_of
-from eyas.grammar import OutputSpec
-from tests.constraint.walking import tokens_of
-
-from .test_masks import END, OBJECT, TEXT, TOKENIZER, backend, filled, sequence
-
-assert backend is not None  # a fixture
-
-NUM_TREES = 60
-
-
-@pytest.fixture(autouse=True)
-def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left out of a tree before the forward, and nothing is dear."""
-    monkeypatch.setattr(llguidance_reader, "SURE", 10**9)
-    monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
 
 
 def random_parents(draw: random.Random, size: int) -> list[int]:
     return [-1] + [draw.choice([node - 1, draw.randrange(node)]) for node in range(1, size)]
-
-
-def random_tree(draw: random.Random, held: Any, right: list[int], size: int) -> list[list[int]]:
-    """[tokens, parents]: the text's tokens with siblings that are allowed, refused, or over the end."""
-    parents, tokens = random_parents(draw, size), [0]
-    depths = depths_of(parents)
-    for node in range(1, size):
-        beside = {tokens[w] for w in range(1, node) if parents[w] == parents[node]}
-        place = held.place + depths[node] - 1
-        asked = [right[place] if place < len(right) else END]
-        asked += [END, *right[:3], draw.randrange(4000), *range(4000, 4000 + size)]
-        tokens.append(next(token for token in asked if token not in beside))
-    return [tokens, parents]
 
 
 def test_every_node_is_in_one_run_and_follows_its_parent_there() -> None:
@@ -71,78 +36,5 @@ def test_rows_of_runs_go_where_their_nodes_are() -> None:
     assert rows[:, 0].tolist() == [0, 4, 2, 8, 6, 10]
 
 
-@pytest.mark.parametrize("num_forks", [0, 1])
-@pytest.mark.parametrize("limit", [None, 0, 2])
-def test_masks_and_refusals_are_those_of_a_walk(
-    backend: Any, num_forks: int, limit: int | None
-) -> None:
-    draw = random.Random(num_forks)
-    tokens = [*tokens_of(TOKENIZER, TEXT), END]
-    num_legal = num_refused = num_deep = 0
-    for _ in range(NUM_TREES // 6):
-        rooted, rows = [], []
-        for _ in range(6):
-            place = draw.randrange(len(tokens))
-            held = sequence(backend, OBJECT)
-            held.automaton.advance(tokens[:place])
-            held.automaton.reach.limit = limit
-            held.place = place
-            rooted.append(held)
-            rows.append(random_tree(draw, held, tokens, 12))
-            for _ in range(num_forks):
-                twin = sequence(backend, None)
-                twin.automaton, twin.place = held.automaton.fork(), place
-                rooted.append(twin)
-                rows.append(
-                    rows[-1] if draw.random() < 0.5 else random_tree(draw, twin, tokens, 12)
-                )
-        sizes = [draw.randint(1, 12) for _ in rows]
-        tree = DraftTree(
-            torch.tensor([row for row, _ in rows]),
-            torch.tensor([parents for _, parents in rows]),
-            torch.tensor(sizes),
-            False,
-        )
-        mask_BWK, refusals, stats = filled(tree, rooted, backend)
-        assert not stats.num_late
-        for b, (held, (row, parents), size) in enumerate(zip(rooted, rows, sizes, strict=True)):
-            alone = Automaton(backend.compile(OutputSpec(root=OBJECT)))
-            alone.advance(tokens[: held.place])
-            depths = depths_of(parents)
-            for node, point in enumerate(alone.walk(row[:size], parents[:size])):
-                expected_1K = np.zeros((1, mask_BWK.shape[2]), dtype=np.int32)
-                is_seen = limit is None or depths[node] <= limit
-                if point is not None and is_seen:
-                    backend.fill([point.state], expected_1K)
-                assert (mask_BWK[b, node] == expected_1K[0]).all(), (b, node)
-                if is_seen:
-                    assert (node in refusals.illegal[b]) == (point is None)
-                    num_legal += point is not None
-                    num_refused += point is None
-                else:
-                    num_deep += 1
-            assert not mask_BWK[b, size:].any()
-    assert num_legal > 50 and (limit == 0 or num_refused > 20) and (limit is None or num_deep > 50)
-
-
-def test_an_output_goes_on_after_its_trees(backend: Any) -> None:
-    """What a tree has found is given up, and nothing of it is left behind."""
-    draw = random.Random(3)
-    tokens = [*tokens_of(TOKENIZER, TEXT), END]
-    held = sequence(backend, OBJECT)
-    held.place = 0
-    while held.place < len(tokens) - 1:
-        row, parents = random_tree(draw, held, tokens, 10)
-        tree = DraftTree(torch.tensor([row]), torch.tensor([parents]), torch.tensor([10]), False)
-        mask_1WK, _, _ = filled(tree, [held], backend)
-        alone = Automaton(backend.compile(OutputSpec(root=OBJECT)))
-        alone.advance(tokens[: held.place])
-        expected_1K = np.zeros((1, mask_1WK.shape[2]), dtype=np.int32)
-        backend.fill([alone.root.state], expected_1K)
-        assert (mask_1WK[0, 0] == expected_1K[0]).all()
-        assert not held.automaton.root.later, "its matcher is moved, not copied"
-        num = draw.randint(1, 3)
-        held.automaton.advance(
-            tokens[held.place : held.place + num][: len(tokens) - 1 - held.place]
-        )
-        held.place = min(held.place + num, len(tokens) - 1)
+def test_depths_are_levels_below_the_root() -> None:
+    assert depths_of([-1]) == [0] and depths_of([-1, 0, 0, 1, 2, 3]) == [0, 1, 1, 2, 2, 3]
