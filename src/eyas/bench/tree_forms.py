@@ -96,7 +96,7 @@ def path(tree: DraftTree, chosen_BW: torch.Tensor, steps: int) -> tuple[torch.Te
     if tree.is_chain:
         agrees_BW = agrees_BW.to(torch.int64).cumprod(dim=1).to(torch.bool)
     else:
-        for _ in range(steps - 1):  # whom the root's children do not lead to
+        for _ in range(steps - 1):  # and so do all above it
             agrees_BW = agrees_BW & agrees_BW.gather(1, above_BW)
     # One node of a level at most, since siblings differ; the last column takes all others.
     levels_BW = torch.where(agrees_BW, depths(tree, steps), size)

@@ -190,12 +190,13 @@ class TreeMasks:
 
     def _walk(self, b: int, sequence: Sequence, automaton: Automaton) -> None:
         tokens, parents = (each[b][: self._sizes[b]] for each in (self._tokens, self._parents))
+        is_chain = self.tree.is_chain
         # From where copies are dear one reader goes to every node.
-        goes_everywhere = automaton.root.state.is_dear and not self.tree.is_chain
+        goes_everywhere = not is_chain and automaton.root.state.is_dear
         is_lazy = not (self._masking.walks_ahead or automaton.has_budget or goes_everywhere)
         try:
             if is_lazy:
-                runs = _runs(automaton, tokens, parents, is_chain=self.tree.is_chain)
+                runs = _runs(automaton, tokens, parents, is_chain=is_chain)
             else:
                 points = automaton.walk(tokens, parents)
                 runs = [Run((node,), point) for node, point in enumerate(points)]
