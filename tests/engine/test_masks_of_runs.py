@@ -99,6 +99,37 @@ def test_masks_and_refusals_are_those_of_a_walk(
     assert num_legal > 50 and (limit == 0 or num_refused > 20) and (limit is None or num_deep > 50)
 
 
+def test_a_run_whose_call_breaks_has_its_masks_or_none(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first node's automaton went through the draft itself, and may be anywhere."""
+    fill = type(backend).fill_drafts
+    broken = []
+
+    def breaks(library: Any, asked: Any, mask_RK: np.ndarray) -> None:
+        if any(row == 3 for _, row, _ in asked) and not broken:
+            for matcher, _, tokens in asked:
+                matcher.try_consume_tokens(tokens[:1])
+            broken.append(asked)
+            raise RuntimeError("in the middle of a draft, on purpose")
+        fill(library, asked, mask_RK)
+
+    monkeypatch.setattr(type(backend), "fill_drafts", breaks)
+    one, two = tokens_of(TOKENIZER, '{"a'), tokens_of(TOKENIZER, "{ ")
+    assert len(one) >= 2 and one[0] != two[0]
+    held = sequence(backend, OBJECT)
+    tokens, parents = [0, one[0], two[0], one[1], two[-1]], [-1, 0, 0, 1, 2]
+    tree = DraftTree(torch.tensor([tokens]), torch.tensor([parents]), torch.tensor([5]), False)
+    mask_1WK, refusals, _ = filled(tree, [held], backend)
+    assert broken and not refusals.num_nodes
+    points = Automaton(backend.compile(OutputSpec(root=OBJECT))).walk(tokens, parents)
+    for node, point in enumerate(points):
+        expected_1K = np.zeros((1, mask_1WK.shape[2]), dtype=np.int32)
+        assert point is not None and not backend.fill([point.state], expected_1K)
+        is_right = (mask_1WK[0, node] == expected_1K[0]).all()
+        assert is_right or (node in (2, 4) and not mask_1WK[0, node].any())
+
+
 def test_an_output_goes_on_after_its_trees(backend: Any) -> None:
     """What a tree has found is given up, and nothing of it is left behind."""
     draw = random.Random(3)

@@ -1,7 +1,8 @@
 """Masks of one step, filled beside whoever waits for them.
 
 Roots, alone or with drafts behind them, are filled by one call of the library, which works on many
-cores; then, in pieces, the nodes behind roots that are alone, as long as there is time.
+cores; then, in pieces, other places of the same trees and what is behind them, as long as there is
+time.
 What needs the interpreter's lock is done by whoever asks, before and after, as far as the library
 allows it: two threads that both want the lock wait for each other more often than they work.
 
@@ -48,7 +49,7 @@ class Filling:
         time_limit: float,
     ) -> None:
         """mask_RK: zeros in the rows of all requests. time_limit: seconds after which no more of
-        `later` is begun, and the drafts of `first` are not waited for. All are of one library."""
+        `later` is begun, and drafts of `first` are not waited for. All are of one library."""
         self._mask_RK = mask_RK
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
@@ -58,8 +59,7 @@ class Filling:
         # Roots alone, known to be slow, go first.
         new.sort(key=lambda request: bool(request.tokens))
         self._first = MaskBatch(new, mask_RK)
-        pieces = [behind[start : start + PIECE] for start in range(0, len(behind), PIECE)]
-        self._pieces = [MaskBatch(piece, mask_RK) for piece in pieces]
+        self._pieces = [MaskBatch(piece, mask_RK) for piece in _pieces(behind)]
         self._batches = [self._first, *self._pieces]
         self._call: _Call | None = None
 
@@ -170,6 +170,19 @@ class Filling:
     def _twins(self, request: MaskRequest) -> list[MaskRequest]:
         """It, and those that ask for the same."""
         return self._same[id(request.point), request.tokens]
+
+
+def _pieces(requests: Sequence[MaskRequest]) -> list[list[MaskRequest]]:
+    """In order, each of PIECE masks or a few more."""
+    pieces: list[list[MaskRequest]] = []
+    left = 0
+    for request in requests:
+        if left <= 0:
+            pieces.append([])
+            left = PIECE
+        pieces[-1].append(request)
+        left -= 1 + len(request.tokens)
+    return pieces
 
 
 class _Call:

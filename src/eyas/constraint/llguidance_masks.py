@@ -129,7 +129,9 @@ class LlguidanceMasks:
             rows, tokens = [each.row for each in drafted], [each.tokens for each in drafted]
             for each, num in zip(drafted, num_legal(mask_RK, rows, tokens), strict=True):
                 self._note(each, each.tokens[:num])
-            backend.fill_rows([(each.matcher, each.row) for each in self._alone], mask_RK)
+            # Who was given up meanwhile, since the call was left behind, is asked for by nobody.
+            alone = [(each.state.matcher, each.row) for each in self._alone]
+            backend.fill_rows([(m, row) for m, row in alone if m is not None], mask_RK)
             self._fill_paths()
 
     def _fill_paths(self) -> None:
@@ -230,6 +232,8 @@ def _begin(state: State, *, has_draft: bool) -> tuple[LlguidanceState, Path]:
     if isinstance(state, DraftedState):
         return (state.own, ()) if has_draft else (state.begin, state.path)
     assert isinstance(state, LlguidanceState)
+    if state.is_spent:
+        raise ConstraintFailure("a state that was to be asked once is asked again")
     return state, ()
 
 

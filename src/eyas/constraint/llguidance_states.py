@@ -28,9 +28,10 @@ LONG = 16
 
 
 class LlguidanceState:
-    """matcher: None after an end-of-sequence token. place: its output's."""
+    """matcher: None after an end-of-sequence token. place: its output's. is_spent: a draft has gone
+    through its own matcher, so that masks may be asked for no more."""
 
-    __slots__ = ("_copy", "_grammar", "_reader", "matcher", "num_deviations", "place")
+    __slots__ = ("_copy", "_grammar", "_reader", "is_spent", "matcher", "num_deviations", "place")
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class LlguidanceState:
         self._copy: llguidance.LLMatcher | None = None
         self.matcher = matcher
         self.num_deviations = num_deviations
+        self.is_spent = False
 
     @property
     def grammar(self) -> LlguidanceGrammar:
@@ -160,6 +162,7 @@ class LlguidanceState:
     def copy_for_draft(self) -> llguidance.LLMatcher:
         """A copy for one draft, the one at hand if there is one."""
         copy, self._copy = self._copy, None
+        self.is_spent |= copy is not None and copy is self.matcher
         return copy or self.copy()
 
     def reader(self) -> Reader:

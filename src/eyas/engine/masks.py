@@ -158,7 +158,8 @@ class TreeMasks:
         self._host = masking.outbox.send(tensors)
 
     def walk(self, rooted: Series[Sequence]) -> None:
-        """Follow every constrained sequence's draft, where it can lose nodes or is no chain."""
+        """Follow every constrained sequence's draft: to every node where it can lose some, else to
+        where its runs begin."""
         walks_ahead = self._masking.walks_ahead
         if not walks_ahead:
             self._expect(rooted)

@@ -36,7 +36,7 @@ class Run:
         """The node that is not legal while those before it are, as far as they were looked at."""
         if self.point is None:
             return self.nodes[0] if self.is_seen else None
-        if self.request is None or self.request.is_late:
+        if self.request is None or self.request.is_late or not self.request.num_masks:
             return None
         num = self.request.num_legal
         return self.nodes[1 + num] if num < len(self.tokens) else None
