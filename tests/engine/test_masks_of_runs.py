@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eyas.constraint import llguidance_reader
-from eyas.constraint.automaton import Automaton
+from eyas.constraint.automaton import Automaton, Point
 from eyas.core import DraftTree
 from eyas.engine.masks import Masking
 from eyas.engine.runs import depths_of
@@ -43,6 +43,13 @@ def random_tree(draw: random.Random, held: Any, right: list[int], size: int) -> 
         asked += [END, *right[:3], draw.randrange(4000), *range(4000, 4000 + size)]
         tokens.append(next(token for token in asked if token not in beside))
     return [tokens, parents]
+
+
+def mask_of(backend: Any, point: Point | None) -> np.ndarray:
+    """[K], all zero where there is no point."""
+    mask_1K = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
+    assert point is None or not backend.fill([point.state], mask_1K)
+    return mask_1K[0]
 
 
 @pytest.mark.parametrize("num_forks", [0, 1])
@@ -84,11 +91,9 @@ def test_masks_and_refusals_are_those_of_a_walk(
             alone.advance(tokens[: held.place])
             depths = depths_of(parents)
             for node, point in enumerate(alone.walk(row[:size], parents[:size])):
-                expected_1K = np.zeros((1, mask_BWK.shape[2]), dtype=np.int32)
                 is_seen = limit is None or depths[node] <= limit
-                if point is not None and is_seen:
-                    backend.fill([point.state], expected_1K)
-                assert (mask_BWK[b, node] == expected_1K[0]).all(), (b, node)
+                expected_K = mask_of(backend, point if is_seen else None)
+                assert (mask_BWK[b, node] == expected_K).all(), (b, node)
                 if is_seen:
                     assert (node in refusals.illegal[b]) == (point is None)
                     num_legal += point is not None
@@ -124,9 +129,8 @@ def test_a_run_whose_call_breaks_has_its_masks_or_none(
     assert broken and not refusals.num_nodes
     points = Automaton(backend.compile(OutputSpec(root=OBJECT))).walk(tokens, parents)
     for node, point in enumerate(points):
-        expected_1K = np.zeros((1, mask_1WK.shape[2]), dtype=np.int32)
-        assert point is not None and not backend.fill([point.state], expected_1K)
-        is_right = (mask_1WK[0, node] == expected_1K[0]).all()
+        assert point is not None
+        is_right = (mask_1WK[0, node] == mask_of(backend, point)).all()
         assert is_right or (node in (2, 4) and not mask_1WK[0, node].any())
 
 
@@ -142,9 +146,7 @@ def test_an_output_goes_on_after_its_trees(backend: Any) -> None:
         mask_1WK, _, _ = filled(tree, [held], backend)
         alone = Automaton(backend.compile(OutputSpec(root=OBJECT)))
         alone.advance(tokens[: held.place])
-        expected_1K = np.zeros((1, mask_1WK.shape[2]), dtype=np.int32)
-        backend.fill([alone.root.state], expected_1K)
-        assert (mask_1WK[0, 0] == expected_1K[0]).all()
+        assert (mask_1WK[0, 0] == mask_of(backend, alone.root)).all()
         assert not held.automaton.root.later, "its matcher is moved, not copied"
         num = draw.randint(1, 3)
         held.automaton.advance(

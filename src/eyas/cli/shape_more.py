@@ -9,16 +9,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eyas.cli.errors import CheckFailed
 from eyas.cli.measuring import narrator, number, tell
 from eyas.cli.options import DraftOptions
 from eyas.cli.shape_decode import finish, result_of, title_of, turns
 from eyas.cli.shape_options import Protocol, ShapeOptions, shape_config
-
-if TYPE_CHECKING:
-    pass
 
 PREFILL_ROWS, INTERFERE_ROWS = 8192, 2048
 

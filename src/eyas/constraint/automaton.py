@@ -187,9 +187,11 @@ class Automaton:
             if first and point is not None:
                 point = _try_all(point, (*way, tokens_W[first]), shared=self.has_twins)
             found.append(point)
-            ways[first] = point, ()
-            for num, node in enumerate(behind, 1):
-                ways[node] = point, tuple(tokens_W[each] for each in behind[:num])
+            way = ()
+            ways[first] = point, way
+            for node in behind:
+                way = (*way, tokens_W[node])
+                ways[node] = point, way
         return found
 
     def advance(self, tokens: Sequence[int]) -> None:
