@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from eyas.children import python_command
 from eyas.constraint.base import Backend, MaskJob, State, allows, along, counted, one_by_one
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
@@ -262,7 +262,7 @@ class _Compiler:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "eyas.constraint.xgrammar_worker"],
+            python_command("eyas.constraint.xgrammar_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

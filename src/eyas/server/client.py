@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -23,6 +22,7 @@ import zmq
 import zmq.asyncio
 
 from eyas import wire
+from eyas.children import python_command
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, Request, RequestError
 from eyas.server import errors
@@ -158,7 +158,7 @@ class EngineProcess:
         self._config = config
         self._max_queued = max_queued
         self._log_level = log_level
-        self._command = list(command or (sys.executable, "-m", "eyas.engine.worker"))
+        self._command = list(command or python_command("eyas.engine.worker"))
         self._inboxes: dict[str, _Inbox] = {}
         self._info: EngineInfo | None = None
         self._failure: str | None = None
