@@ -6,9 +6,11 @@ Each step adds one token to every live choice: the prompt's last id, then its su
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import Grammar
@@ -27,6 +29,10 @@ class CountingEngine:
             raise ValueError("model.path: there is no model here; give another path")
         if FAULT == "bug_at_start":
             raise RuntimeError("secret detail")
+        if FAULT == "once":
+            (Path(config.model.path) / "started").touch(exist_ok=False)
+        if FAULT == "with_child":
+            self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         self.info: EngineInfo = engine_info(config.model.path)
         self._live: dict[str, tuple[Request, int]] = {}
         self._num_steps = 0
@@ -67,6 +73,9 @@ class CountingEngine:
             raise RuntimeError("secret detail")
         if "hang" in salts:
             time.sleep(3600)
+        if "turn" in salts:  # the loop turns, but nothing comes of it
+            self._num_steps -= 1
+            return []
         deltas = []
         for request_id, (request, count) in list(self._live.items()):
             is_last = count + 1 >= (request.params.max_tokens or 16)

@@ -1,7 +1,7 @@
 """Starting, draining and ending a server: the HTTP process and its engine process.
 
 Promises: HTTP answers at once and /ready when the engine does; SIGTERM lets running answers finish,
-a second one ends at once; when the engine dies every client hears of it and the exit status is 1.
+a second one ends at once; an engine that cannot be started, or not again, is exit status 1.
 Does not know: routes, engines.
 """
 
@@ -26,10 +26,11 @@ from eyas.config import EngineConfig
 from eyas.core import DraftCounts
 from eyas.server import logs
 from eyas.server.app import create_app
-from eyas.server.client import EngineProcess
+from eyas.server.client import EngineClient, EngineProcess
 from eyas.server.options import ServerOptions
 from eyas.server.protocol import BoundedProtocol, Connections
 from eyas.server.service import Service
+from eyas.server.supervisor import EngineSupervisor
 
 log = logging.getLogger("eyas.server")
 
@@ -121,8 +122,15 @@ async def _serve(
     listener: socket.socket,
     command: Sequence[str] | None,
 ) -> int:
-    client = EngineProcess(
-        config, max_queued=options.max_queued, log_level=options.log_level, command=command
+    client = EngineSupervisor(
+        partial(
+            EngineProcess,
+            config,
+            max_queued=options.max_queued,
+            log_level=options.log_level,
+            command=command,
+        ),
+        max_restarts=options.max_restarts,
     )
     service = Service(config, options, client)
     loop = asyncio.get_running_loop()
@@ -137,6 +145,7 @@ async def _serve(
         nonlocal draining
         if draining is None:
             log.info("draining: running answers may take %.0f s more", options.drain_seconds)
+            client.start_no_more()
             draining = asyncio.create_task(drain())
 
     def on_signal(number: int) -> None:
@@ -148,7 +157,11 @@ async def _serve(
 
     async def follow() -> None:
         nonlocal status
-        reason = await _follow_engine(client, service)
+        try:
+            reason = await client.run(partial(_greet, service))
+        except Exception:
+            log.exception("the engine is not looked after any more")
+            reason = "the server failed"
         if draining is None:
             status = 1
             log.error("%s", reason)
@@ -158,7 +171,6 @@ async def _serve(
         server.should_exit = True
 
     server = _Server(uvicorn_config(service), on_signal)
-    await client.start()
     tasks = [asyncio.create_task(follow()), asyncio.create_task(_report(client))]
     host, port = listener.getsockname()[:2]
     log.info("listening on http://%s:%d; the model is being loaded", host, port)
@@ -174,37 +186,25 @@ async def _serve(
     return status
 
 
-async def _follow_engine(client: EngineProcess, service: Service) -> str:
-    """Makes the service ready when the engine is; returns why there is no engine any more."""
-    failed = asyncio.create_task(client.failed.wait())
-    ready = asyncio.create_task(client.ready.wait())
-    try:
-        await asyncio.wait({failed, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done() and client.info is not None:
-            info = client.info
-            try:
-                await service.load_texts()
-            except ValueError as error:
-                return str(error)
-            log.info(
-                "ready: %s (%s, %.1f M parameters), %s, %s, drafter %s, context %d, exact: %s",
-                service.names[0],
-                info.architecture,
-                info.num_parameters / 1e6,
-                info.device,
-                info.dtype,
-                info.drafter,
-                info.max_model_len,
-                "yes" if info.exact else f"no, {info.exact_reason}",
-            )
-        await failed
-        return client.health().reason
-    finally:
-        failed.cancel()
-        ready.cancel()
+async def _greet(service: Service) -> None:
+    """Makes the service ready, now that the engine is. ValueError: it cannot be."""
+    await service.load_texts()
+    info = service.client.info
+    if info is not None:
+        log.info(
+            "ready: %s (%s, %.1f M parameters), %s, %s, drafter %s, context %d, exact: %s",
+            service.names[0],
+            info.architecture,
+            info.num_parameters / 1e6,
+            info.device,
+            info.dtype,
+            info.drafter,
+            info.max_model_len,
+            "yes" if info.exact else f"no, {info.exact_reason}",
+        )
 
 
-async def _report(client: EngineProcess) -> None:
+async def _report(client: EngineClient) -> None:
     """A line now and then while something happens."""
     before = client.health().stats
     while True:
