@@ -21,7 +21,8 @@ class GrammarStats(msgspec.Struct, kw_only=True):
     """Output grammars since the engine started. num_refused: by fault. mask_seconds: that grammar
     libraries took for num_masks rows of masks. num_pruned: drafted tokens that a grammar refused before
     the forward. num_late: drafts that were cut short because a step did not wait for their masks.
-    num_replays: automata built anew because a resource limit was hit."""
+    num_replays: automata built anew because a resource limit was hit. can_compile: there are threads
+    for it."""
 
     num_compiled: int = 0
     num_hits: int = 0
@@ -34,6 +35,7 @@ class GrammarStats(msgspec.Struct, kw_only=True):
     num_pruned: int = 0
     num_late: int = 0
     num_replays: int = 0
+    can_compile: bool = True
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -61,6 +63,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
 GAUGES = {"num_running", "num_waiting", "num_slots", "num_free_slots", "num_cached_slots"} | {
     "num_cached",
     "cache_bytes",
+    "can_compile",
 }
 """What is not counted since a start: the numbers of this moment."""
 

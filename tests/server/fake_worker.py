@@ -8,19 +8,35 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo
-from eyas.constraint import Grammar
+from eyas.constraint import Backend, CompilePool, Grammar
 from eyas.core import Delta, GrammarError, Request, RequestError, Usage
 from eyas.engine.worker import main
 from eyas.grammar import OutputSpec
-from eyas.wire import EngineStats
+from eyas.wire import EngineStats, GrammarStats
 from tests.server.fakes import engine_info
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
+
+
+class AnyBackend(Backend):
+    name = "any"
+
+    def compile(self, spec: OutputSpec) -> Any:
+        return SimpleNamespace(num_bytes=100, spec=spec)
+
+    def close(self) -> None:
+        pass
+
+    def job(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
 
 
 class CountingEngine:
@@ -33,6 +49,17 @@ class CountingEngine:
             (Path(config.model.path) / "started").touch(exist_ok=False)
         if FAULT == "with_child":
             self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        self._pool: CompilePool | None = None
+        if FAULT == "threads":
+            self._pool = CompilePool(AnyBackend())
+            start, denied = threading.Thread.start, Path(config.model.path) / "no_threads"
+
+            def started(thread: threading.Thread) -> None:
+                if denied.exists():
+                    raise RuntimeError("can't start new thread")
+                start(thread)
+
+            threading.Thread.start = started
         self.info: EngineInfo = engine_info(config.model.path)
         self._live: dict[str, tuple[Request, int]] = {}
         self._num_steps = 0
@@ -45,7 +72,9 @@ class CountingEngine:
             raise KeyError("secret detail")
 
     def compile(self, spec: OutputSpec) -> Future[Grammar]:
-        """No grammar can be compiled here."""
+        """No grammar can be compiled here, but with "threads" any, and none of them does anything."""
+        if self._pool is not None:
+            return self._pool.compile(spec)
         future: Future[Grammar] = Future()
         future.set_exception(GrammarError("regex: is malformed", "invalid", param=spec.param))
         return future
@@ -98,7 +127,13 @@ class CountingEngine:
         return deltas
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_running=len(self._live), num_steps=self._num_steps, num_slots=1)
+        can_compile = self._pool is None or self._pool.can_compile()
+        return EngineStats(
+            num_running=len(self._live),
+            num_steps=self._num_steps,
+            num_slots=1,
+            grammar=GrammarStats(can_compile=can_compile),
+        )
 
     def check(self) -> None:
         assert FAULT != "leak", "slots are lost"

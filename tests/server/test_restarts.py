@@ -16,6 +16,7 @@ import pytest
 
 from eyas import wire
 from eyas.core import DraftCounts
+from tests.server.fakes import model_directory
 from tests.server.test_launch import Served, chat, served
 
 LONG = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 100_000, "stream": True}
@@ -182,6 +183,25 @@ def test_an_engine_whose_steps_come_to_nothing_is_not_ready(directory: Path, sal
         server.process.send_signal(signal.SIGTERM)
         thread.join(SECONDS)
         assert server.process.wait(SECONDS) == 0
+
+
+def test_without_threads_for_grammars_who_needs_one_is_told_and_others_are_served(tmp_path: Path):
+    directory = model_directory(tmp_path / "model")
+    with served(directory, "threads") as server:
+        url = server.wait_until_ready()
+        denied = directory / "no_threads"
+        denied.touch()
+        for pattern in ("a", "b"):
+            refused = chat(url, max_tokens=3, guided_regex=pattern)
+            assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+            assert "no thread left" in refused.json()["error"]["message"]
+        until(lambda: status_of(url) == 503)
+        assert "no thread left" in httpx.get(f"{url}/ready").json()["error"]["message"]
+        assert chat(url, max_tokens=3).status_code == 200
+        denied.unlink()
+        until(lambda: status_of(url) == 200)
+        for pattern in ("a", "b", "c"):
+            assert chat(url, max_tokens=3, guided_regex=pattern).status_code == 200
 
 
 def test_counts_of_two_engines_are_one_and_gauges_are_the_later_ones():

@@ -36,6 +36,7 @@ ENGINE_RESTARTING = "the engine process has ended and is being started again; tr
 ENGINE_BUSY = "the engine could not take the request; try it again"
 ANSWER_LOST = "the engine process has ended, and this answer with it; send the request again"
 ENGINE_STALLED = "the engine has not made a step for some time; try again later"
+NO_GRAMMARS = "the engine has no thread left to compile output grammars; try again later"
 DRAINING = "the server is shutting down; try another one"
 TOO_MANY = "too many requests are waiting; try again in a moment"
 TOO_SLOW = "the client reads its answer too slowly; it was given up"

@@ -82,6 +82,12 @@ class Service:
         return errors.unavailable(reason or state_says[health.state], health.retry_seconds)
 
     def check_ready(self) -> None:
+        """ApiError 503 says what a probe should know: no work can be taken, or not all kinds of it."""
+        self.check_open()
+        if not self.client.health().stats.grammar.can_compile:
+            raise errors.unavailable(errors.NO_GRAMMARS)
+
+    def check_open(self) -> None:
         """ApiError 503 says why no work can be taken."""
         if self.is_draining:
             raise errors.unavailable(errors.DRAINING, self.options.drain_seconds or 1)
