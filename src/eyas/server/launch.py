@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
-from types import FrameType
 
 import msgspec
 import uvicorn
@@ -27,6 +26,7 @@ from eyas.core import DraftCounts
 from eyas.server import logs
 from eyas.server.app import create_app
 from eyas.server.client import EngineClient, EngineProcess
+from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
 from eyas.server.protocol import BoundedProtocol, Connections
 from eyas.server.service import Service
@@ -38,7 +38,11 @@ REPORT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 30
 LAST_WORDS_SECONDS = 2.0
 SPARE_FILES = 128
-"""What the process opens besides connections."""
+"""What the process may open besides connections; where few files may be open, half of them, but"""
+LEAST_FILES = 32
+"""so many beyond those that are open before it begins: 14 of its own, and those of a moment, such as of
+an engine process that starts and of modules that are imported."""
+LEAST_CONNECTIONS = 4
 
 
 def serve(
@@ -58,7 +62,8 @@ def serve(
 
 
 def with_room(options: ServerOptions) -> ServerOptions:
-    """As many connections as the system lets this process have; its own limit is raised so far."""
+    """As many connections as the system lets this process have; its own limit is raised so far.
+    ValueError where that is next to none."""
     wanted = options.max_connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -68,7 +73,13 @@ def with_room(options: ServerOptions) -> ServerOptions:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return options
-    num_connections = max(2, soft - SPARE_FILES)
+    num_open = _num_open_files()
+    num_connections = soft - min(SPARE_FILES, max(num_open + LEAST_FILES, soft // 2))
+    if num_connections < LEAST_CONNECTIONS:
+        raise ValueError(
+            f"this process may have {soft} files open, which is too few for a server: allow it "
+            f"{num_open + LEAST_FILES + LEAST_CONNECTIONS} or more with ulimit -n"
+        )
     num_requests = max(1, min(options.max_requests, num_connections * 3 // 4))
     log.warning(
         "room for %d requests at once instead of %d: this process may have %d files open; raise it "
@@ -82,11 +93,18 @@ def with_room(options: ServerOptions) -> ServerOptions:
     )
 
 
-def uvicorn_config(service: Service) -> uvicorn.Config:
-    """How our application is served."""
+def _num_open_files() -> int:
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:
+        return LEAST_FILES  # it is not told here
+
+
+def new_server(service: Service, on_signal: Callable[[int], None]) -> Server:
+    """What serves our application."""
     options = service.options
     connections = Connections(options.max_connections)
-    return uvicorn.Config(
+    config = uvicorn.Config(
         create_app(service),
         http=partial(  # pyrefly: ignore
             BoundedProtocol,
@@ -103,17 +121,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, int(LAST_WORDS_SECONDS)),
     )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, but what a signal means is ours to say."""
-
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[int], None]) -> None:
-        super().__init__(config)
-        self._on_signal = on_signal
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._on_signal(sig)
+    return Server(config, connections, on_signal)
 
 
 async def _serve(
@@ -170,7 +178,7 @@ async def _serve(
             await asyncio.sleep(0.02)
         server.should_exit = True
 
-    server = _Server(uvicorn_config(service), on_signal)
+    server = new_server(service, on_signal)
     tasks = [asyncio.create_task(follow()), asyncio.create_task(_report(client))]
     host, port = listener.getsockname()[:2]
     log.info("listening on http://%s:%d; the model is being loaded", host, port)
