@@ -203,11 +203,14 @@ class EngineProcess:
         """Start the process; it becomes ready later. OSError, ValueError: it cannot be started here."""
         self._folder = SocketFolder()
         address = self._folder.address
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.bind(address)
+        try:
+            self._context = zmq.asyncio.Context()
+            self._socket = self._context.socket(zmq.PAIR)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.SNDHWM, 0)
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"no socket for it: {error}") from error
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
         )

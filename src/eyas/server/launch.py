@@ -38,10 +38,10 @@ REPORT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 30
 LAST_WORDS_SECONDS = 2.0
 SPARE_FILES = 128
-"""What the process may open besides connections; where few files may be open, half of them, but"""
+"""What the process may open besides connections; where it may have few files, half of them."""
 LEAST_FILES = 32
-"""so many beyond those that are open before it begins: 14 of its own, and those of a moment, such as of
-an engine process that starts and of modules that are imported."""
+"""Of these at least, beyond what is open at the start: 14 files of its own, and those of a moment, such
+as of an engine process that starts and of modules that are imported."""
 LEAST_CONNECTIONS = 4
 
 

@@ -75,7 +75,9 @@ class EngineSupervisor:
         """Of the engine that there is now; counts are those of all."""
         health = self._process.health()
         state = "restarting" if self._was_ready and health.state != "ready" else health.state
-        waiting = max(0.0, self._pause_ends - time.monotonic()) + self._load_seconds
+        waiting = 0.0
+        if state != "ready":
+            waiting = max(0.0, self._pause_ends - time.monotonic()) + self._load_seconds
         return msgspec.structs.replace(
             health,
             state=state if self._reason is None else "failed",
