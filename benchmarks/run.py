@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from eyas.children import python_command
+
 RESULTS = Path("benchmarks/results")
 TASKS = ("--workload", "tasks", "--max-tokens", "256")
 """Held-out tasks of the built-in model's kinds; answers end by themselves."""
@@ -119,9 +121,9 @@ def as_arguments(name: str, folders: Mapping[str, Path | None], output: Path) ->
     command = (COMMANDS | ON_GPU)[name]
     if any(folders.get(word, word) is None for word in command):
         return None
-    program = [] if command[0].endswith(".py") else ["-m", "eyas"]
-    words = [str(folders.get(word, word)) for word in command]
-    return [sys.executable, *program, *words, "--output", str(output)]
+    words = [*(str(folders.get(word, word)) for word in command), "--output", str(output)]
+    is_script = command[0].endswith(".py")
+    return [sys.executable, *words] if is_script else python_command("eyas", *words)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,21 +1,22 @@
 """eyas: an LLM inference engine built around draft trees; speculation never changes the output."""
 
-from typing import TYPE_CHECKING
-
-from eyas.core import (
-    Delta,
-    GrammarError,
-    Request,
-    RequestError,
-    SamplingParams,
-    TokenLogprob,
-    Usage,
-)
-from eyas.grammar import OutputSpec
-from eyas.typed import Grammar, JsonSchema, OutputIncomplete, Regex
+# Nothing is imported before it is asked for: torch takes seconds, and with `python -m eyas` imports
+# from here would still look in the working directory first (see `eyas.__main__`).
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from eyas.llm import LLM  # imported when it is first used: torch takes seconds
+    from eyas.core import (
+        Delta,
+        GrammarError,
+        Request,
+        RequestError,
+        SamplingParams,
+        TokenLogprob,
+        Usage,
+    )
+    from eyas.grammar import OutputSpec
+    from eyas.llm import LLM
+    from eyas.typed import Grammar, JsonSchema, OutputIncomplete, Regex
 
 __version__ = "0.4.1"
 
@@ -35,10 +36,25 @@ __all__ = [
     "Usage",
 ]
 
+_ROOMS = {
+    "LLM": "llm",
+    "OutputSpec": "grammar",
+    "Grammar": "typed",
+    "JsonSchema": "typed",
+    "OutputIncomplete": "typed",
+    "Regex": "typed",
+}
+
 
 def __getattr__(name: str) -> object:
-    if name == "LLM":
-        from eyas.llm import LLM
+    if name not in __all__:
+        raise AttributeError(f"module 'eyas' has no attribute {name!r}")
+    from importlib import import_module
 
-        return LLM
-    raise AttributeError(f"module 'eyas' has no attribute {name!r}")
+    value = getattr(import_module(f"eyas.{_ROOMS.get(name, 'core')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -55,6 +55,10 @@ class GrammarsBusy(GrammarError):
     """A grammar that nobody had time for; the same request may do well a little later."""
 
 
+class GrammarsUnavailable(GrammarsBusy):
+    """The system has no thread or process left to compile one."""
+
+
 def _check(condition: bool, param: str, message: str) -> None:
     if not condition:
         raise RequestError(f"{param}: {message}", param=param)

@@ -6,21 +6,23 @@ Does not know: sockets, HTTP, how an engine works.
 
 from __future__ import annotations
 
-from typing import Literal
+from itertools import zip_longest
+from typing import Any, Literal
 
 import msgspec
 
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, DraftCounts, Request
 
-Refusal = Literal["invalid", "overloaded", "internal"]
+Refusal = Literal["invalid", "overloaded", "unavailable", "internal"]
 
 
 class GrammarStats(msgspec.Struct, kw_only=True):
     """Output grammars since the engine started. num_refused: by fault. mask_seconds: that grammar
     libraries took for num_masks rows of masks. num_pruned: drafted tokens that a grammar refused before
     the forward. num_late: drafts that were cut short because a step did not wait for their masks.
-    num_replays: automata built anew because a resource limit was hit."""
+    num_replays: automata built anew because a resource limit was hit. can_compile: there are threads
+    for it."""
 
     num_compiled: int = 0
     num_hits: int = 0
@@ -33,6 +35,7 @@ class GrammarStats(msgspec.Struct, kw_only=True):
     num_pruned: int = 0
     num_late: int = 0
     num_replays: int = 0
+    can_compile: bool = True
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -55,6 +58,29 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_failed_steps: int = 0
     drafts: DraftCounts = msgspec.field(default_factory=DraftCounts)
     grammar: GrammarStats = msgspec.field(default_factory=GrammarStats)
+
+
+GAUGES = {"num_running", "num_waiting", "num_slots", "num_free_slots", "num_cached_slots"} | {
+    "num_cached",
+    "cache_bytes",
+    "can_compile",
+}
+"""What is not counted since a start: the numbers of this moment."""
+
+
+def added(earlier: Any, later: Any) -> Any:
+    """Counts of an engine and of the one after it, as one; gauges are the later one's."""
+    match later:
+        case msgspec.Struct():
+            names = [name for name in later.__struct_fields__ if name not in GAUGES]
+            sums = {name: added(getattr(earlier, name), getattr(later, name)) for name in names}
+            return msgspec.structs.replace(later, **sums)
+        case dict():
+            return {key: earlier.get(key, 0) + later.get(key, 0) for key in {**earlier, **later}}
+        case list():
+            return [sum(pair) for pair in zip_longest(earlier, later, fillvalue=0)]
+        case _:
+            return earlier + later
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +114,8 @@ class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A submitted request that will have no deltas."""
+    """A submitted request that will have no deltas. overloaded: too many wait; unavailable: what it
+    needs is not there now; internal: a fault of ours."""
 
     request_id: str
     message: str

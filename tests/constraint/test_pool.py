@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,8 @@ import pytest
 
 from eyas.constraint import Backend, CompilePool, Vocabulary, build_backend
 from eyas.constraint.base import MaskJob
-from eyas.core import GrammarError
+from eyas.constraint.pool import SLOW_SECONDS
+from eyas.core import GrammarError, GrammarsUnavailable
 from eyas.grammar import Json, OutputSpec, Regex
 from eyas.text import Tokenizer
 from tests.constraint.walking import ends, tokens_of
@@ -213,6 +214,82 @@ def test_stuck_threads_are_bounded(fake: _Backend) -> None:
         time.sleep(0.02)
     assert threading.active_count() - before <= 2, "replacements leave when the stuck ones are back"
     pool.close()
+
+
+@pytest.fixture
+def denied(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of threads that the system does not start."""
+    names: set[str] = set()
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name in names:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    return names
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"eyas-compile"}, {"eyas-compile-deadlines"}, {"eyas-compile", "eyas-compile-deadlines"}],
+)
+def test_without_a_thread_who_asks_is_told_and_later_ones_are_served(
+    fake: _Backend, denied: set[str], names: set[str]
+) -> None:
+    pool = CompilePool(fake, num_threads=2)
+    assert pool.can_compile()
+    denied |= names
+    for _ in range(3):
+        error = pool.compile(_spec("a", param="regex")).exception(60)
+        assert isinstance(error, GrammarsUnavailable) and error.param == "regex"
+        assert "no thread left" in str(error) and not pool.can_compile()
+    assert pool.stats().num_waiting == 0
+    denied.clear()
+    assert pool.can_compile()
+    assert pool.compile(_spec("a")).result(60)
+    stuck = [pool.compile(_spec(f"slow {i}")) for i in range(2)]
+    until(lambda: len(fake.compiled) == 3)
+    assert len(fake.threads) == 2, "as many threads as were asked for"
+    fake.gate.set()
+    assert all(future.result(60) for future in stuck)
+    pool.close()
+
+
+def test_without_more_threads_those_there_are_go_on(fake: _Backend, denied: set[str]) -> None:
+    pool = CompilePool(fake, deadline_seconds=60)
+    assert pool.compile(_spec("a")).result(60)
+    denied.add("eyas-compile")
+    slow = pool.compile(_spec("slow"))
+    behind = pool.compile(_spec("behind"))
+    time.sleep(SLOW_SECONDS)  # another thread is due now, and cannot be had
+    assert pool.can_compile() and not behind.done()
+    denied.clear()
+    assert behind.result(60) and not slow.done(), "it is tried again"
+    fake.gate.set()
+    assert slow.result(60)
+    pool.close()
+
+
+def test_a_library_without_a_thread_has_not_refused_the_grammar(
+    vocabulary: Vocabulary, tokenizer: Tokenizer, denied: set[str]
+) -> None:
+    pool = CompilePool(build_backend("llguidance", vocabulary))
+    denied.add("eyas-deep")
+    error = pool.compile(_spec("[a-z]+", param="regex")).exception(60)
+    assert isinstance(error, GrammarsUnavailable) and not pool.can_compile()
+    denied.clear()
+    assert pool.can_compile()
+    assert ends(pool.compile(_spec("[a-z]+")).result(60), tokens_of(tokenizer, "ab"))
+    pool.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_full_queue_says_try_again(fake: _Backend) -> None:

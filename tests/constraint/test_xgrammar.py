@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eyas.constraint import Vocabulary, build_backend
-from eyas.core import GrammarError
+from eyas.core import GrammarError, GrammarsUnavailable
 from eyas.grammar import FreeText, Json, Marker, OutputSpec, Regex, Series
 from eyas.schemas import prepare
 from eyas.text import Tokenizer
@@ -42,6 +42,30 @@ def test_a_compilation_that_takes_too_long_is_killed(
     backend.close()
     with pytest.raises(GrammarError, match="stopping"):
         compiled(backend, Regex("a"))
+
+
+def test_without_a_process_for_it_who_asks_is_told_and_later_ones_are_served(
+    xgrammar_backend: Any,
+    vocabulary: Vocabulary,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend: Any = build_backend("xgrammar", vocabulary, deadline_seconds=60.0)
+    backend._compiler._process.kill()
+    start = subprocess.Popen
+
+    def denied(*_: Any, **__: Any) -> Any:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", denied)
+    with pytest.raises(GrammarError, match="died"):
+        compiled(backend, Regex("[0-9]"))
+    for _ in range(2):
+        with pytest.raises(GrammarsUnavailable, match="no process left"):
+            compiled(backend, Regex("[0-9]"))
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert ends(compiled(backend, Regex("[0-9]")), tokens_of(tokenizer, "1"))
+    backend.close()
 
 
 def test_a_keyword_that_it_ignores_is_refused(xgrammar_backend: Any, tokenizer: Tokenizer) -> None:

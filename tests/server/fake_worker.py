@@ -6,19 +6,37 @@ Each step adds one token to every live choice: the prompt's last id, then its su
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo
-from eyas.constraint import Grammar
+from eyas.constraint import Backend, CompilePool, Grammar
 from eyas.core import Delta, GrammarError, Request, RequestError, Usage
 from eyas.engine.worker import main
 from eyas.grammar import OutputSpec
-from eyas.wire import EngineStats
+from eyas.wire import EngineStats, GrammarStats
 from tests.server.fakes import engine_info
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
+
+
+class AnyBackend(Backend):
+    name = "any"
+
+    def compile(self, spec: OutputSpec) -> Any:
+        return SimpleNamespace(num_bytes=100, spec=spec)
+
+    def close(self) -> None:
+        pass
+
+    def job(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
 
 
 class CountingEngine:
@@ -27,6 +45,21 @@ class CountingEngine:
             raise ValueError("model.path: there is no model here; give another path")
         if FAULT == "bug_at_start":
             raise RuntimeError("secret detail")
+        if FAULT == "once":
+            (Path(config.model.path) / "started").touch(exist_ok=False)
+        if FAULT == "with_child":
+            self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        self._pool: CompilePool | None = None
+        if FAULT == "threads":
+            self._pool = CompilePool(AnyBackend())
+            start, denied = threading.Thread.start, Path(config.model.path) / "no_threads"
+
+            def started(thread: threading.Thread) -> None:
+                if denied.exists():
+                    raise RuntimeError("can't start new thread")
+                start(thread)
+
+            threading.Thread.start = started
         self.info: EngineInfo = engine_info(config.model.path)
         self._live: dict[str, tuple[Request, int]] = {}
         self._num_steps = 0
@@ -39,7 +72,9 @@ class CountingEngine:
             raise KeyError("secret detail")
 
     def compile(self, spec: OutputSpec) -> Future[Grammar]:
-        """No grammar can be compiled here."""
+        """No grammar can be compiled here, but with "threads" any, and none of them does anything."""
+        if self._pool is not None:
+            return self._pool.compile(spec)
         future: Future[Grammar] = Future()
         future.set_exception(GrammarError("regex: is malformed", "invalid", param=spec.param))
         return future
@@ -67,6 +102,9 @@ class CountingEngine:
             raise RuntimeError("secret detail")
         if "hang" in salts:
             time.sleep(3600)
+        if "turn" in salts:  # the loop turns, but nothing comes of it
+            self._num_steps -= 1
+            return []
         deltas = []
         for request_id, (request, count) in list(self._live.items()):
             is_last = count + 1 >= (request.params.max_tokens or 16)
@@ -89,7 +127,13 @@ class CountingEngine:
         return deltas
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_running=len(self._live), num_steps=self._num_steps, num_slots=1)
+        can_compile = self._pool is None or self._pool.can_compile()
+        return EngineStats(
+            num_running=len(self._live),
+            num_steps=self._num_steps,
+            num_slots=1,
+            grammar=GrammarStats(can_compile=can_compile),
+        )
 
     def check(self) -> None:
         assert FAULT != "leak", "slots are lost"

@@ -9,14 +9,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-import uvicorn
-
 from eyas.config import EngineConfig, EngineInfo, ModelConfig
 from eyas.core import Delta, DraftCounts, Mark, Request, RequestError, TokenLogprob, Usage
 from eyas.grammar import Marker
 from eyas.server.client import EngineHealth
 from eyas.server.free_text import Spelling
-from eyas.server.launch import uvicorn_config
+from eyas.server.launch import new_server
 from eyas.server.options import ServerOptions
 from eyas.server.service import Service
 from eyas.text import Detokenizer, Tokenizer
@@ -193,7 +191,7 @@ class LiveServer:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = uvicorn.Server(uvicorn_config(service))
+        self.server = new_server(service, lambda number: None)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:

@@ -1,16 +1,22 @@
-"""A whole server in a process of its own: `python -m tests.server.served <directory> [fault]`."""
+"""A whole server in a process of its own:
+`python -m tests.server.served <directory> [fault] [option=value ...]`."""
 
 from __future__ import annotations
 
 import sys
+
+import msgspec
 
 from eyas.config import EngineConfig, ModelConfig
 from eyas.server.launch import serve
 from eyas.server.options import ServerOptions
 
 if __name__ == "__main__":
-    directory, *fault = sys.argv[1:]
+    directory, *rest = sys.argv[1:]
+    fault = [word for word in rest if "=" not in word]
+    asked = dict(word.split("=", 1) for word in rest if "=" in word)
     config = EngineConfig(model=ModelConfig(path=directory))
-    options = ServerOptions(port=0, served_model_names=("tiny",), drain_seconds=5)
+    settings = {"port": 0, "served_model_names": ("tiny",), "drain_seconds": 5, **asked}
+    options = msgspec.convert(settings, ServerOptions, strict=False)
     command = [sys.executable, "-m", "tests.server.fake_worker", *fault]
     sys.exit(serve(config, options, command=command))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import resource
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from eyas.server.launch import SPARE_FILES, with_room
 from eyas.server.options import ServerOptions
 from tests.server.fakes import FakeClient, LiveServer, live_server
+from tests.server.test_launch import served
 from tests.server.test_limits import BODY, CHAT, until
 
 HALF_A_HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
@@ -180,6 +183,39 @@ def test_connections_fit_into_the_files_that_may_be_open(monkeypatch: pytest.Mon
     limits[:] = [1024, 100_000]
     assert with_room(ServerOptions()) == ServerOptions()
     assert limits[0] == ServerOptions().max_connections + SPARE_FILES
+
+
+def test_too_few_files_for_a_server_are_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
+    with pytest.raises(ValueError, match=r"24 files open.* ulimit -n"):
+        with_room(ServerOptions())
+
+
+def test_idle_connections_take_no_files_from_what_the_server_needs(directory: Path):
+    """Four times as many as the process may have files, and an answer under way, which goes on; an
+    engine that is started again needs files as well."""
+    few = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
+    before = [sys.executable, "-c", f"{few}; os.execv(sys.argv[1], sys.argv[1:])"]
+    with served(directory, before=before) as server, contextlib.ExitStack() as stack:
+        url = server.wait_until_ready()
+        address = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        long = {**BODY, "stream": True, "max_tokens": 2000}
+        running = stack.enter_context(httpx.stream("POST", url + CHAT, json=long, timeout=60))
+        lines = running.iter_lines()
+        next(lines)
+        for _ in range(256):
+            stack.enter_context(socket.create_connection(address, timeout=60))
+        for _ in range(3):
+            assert httpx.get(f"{url}/ready", timeout=60).status_code == 200
+            assert httpx.post(url + CHAT, json=BODY, timeout=60).status_code == 200
+        last = [json.loads(line[6:]) for line in lines if line.startswith("data: {")][-1]
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert httpx.post(url + CHAT, json={**BODY, "cache_salt": "crash"}).status_code == 503
+        assert until(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
+        assert httpx.post(url + CHAT, json=BODY, timeout=60).status_code == 200
+        num_lines = len(server.log)
+        assert num_lines < 40 and not any("Traceback" in line for line in server.log)
+        assert sum("connections are open" in line for line in server.log) == 1
 
 
 def test_keys_are_the_bytes_that_are_sent(directory: Path):

@@ -56,7 +56,7 @@ async def engine(*fault: str, max_queued: int = 64) -> AsyncIterator[EngineProce
     finally:
         await client.close()
     assert client._process is not None and client._process.returncode is not None
-    assert not Path(client._directory).exists()
+    assert client._folder is not None and not Path(client._folder.path).exists()
 
 
 def request(name: str, salt: str = "", **params: int) -> Request:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -23,10 +23,10 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 
 class Served:
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, before: Sequence[str] = ()) -> None:
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.served", *arguments],
+            [*before, sys.executable, "-m", "tests.server.served", *arguments],
             stderr=subprocess.PIPE,
             text=True,
             env=ENVIRONMENT,
@@ -67,8 +67,9 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(*arguments: object) -> Iterator[Served]:
-    server = Served(*map(str, arguments))
+def served(*arguments: object, before: Sequence[str] = ()) -> Iterator[Served]:
+    """before: a command that becomes the server, such as `env`."""
+    server = Served(*map(str, arguments), before=before)
     try:
         yield server
     finally:
@@ -131,6 +132,36 @@ def test_a_signal_lets_running_streams_finish(directory: Path):
         assert server.process.wait(10) == 0
 
 
+def test_answers_that_the_drain_cuts_off_are_told_to_come_again(directory: Path):
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 100_000}
+    with served(directory, "drain_seconds=0.2") as server:
+        url = server.wait_until_ready()
+        whole: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: whole.append(chat(url, **body)))
+        thread.start()
+        with httpx.stream(
+            "POST", f"{url}/v1/chat/completions", json={**body, "stream": True}, timeout=60
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            while 'eyas:num_requests_running{model_name="tiny"} 2.0' not in (
+                httpx.get(f"{url}/metrics").text
+            ):
+                time.sleep(0.02)
+            server.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        thread.join(60)
+        assert whole[0].status_code == 503 and whole[0].headers["retry-after"] == "1"
+        for error in (whole[0].json()["error"], json.loads(rest[-2][6:])["error"]):
+            assert (error["type"], error["code"]) == (
+                "service_unavailable_error",
+                "service_unavailable",
+            )
+            assert "ended by the server" in error["message"]
+        assert rest[-1] == "data: [DONE]"
+        assert server.process.wait(60) == 0
+
+
 def test_a_second_signal_ends_at_once(directory: Path):
     with served(directory) as server:
         url = server.wait_until_ready()
@@ -149,14 +180,14 @@ def test_a_second_signal_ends_at_once(directory: Path):
             assert server.process.wait(2) == 128 + signal.SIGTERM
 
 
-def test_a_dead_engine_is_reported_and_ends_the_server(directory: Path):
-    with served(directory) as server:
+def test_without_restarts_a_dead_engine_is_reported_and_ends_the_server(directory: Path):
+    with served(directory, "max_restarts=0") as server:
         url = server.wait_until_ready()
         response = chat(url, cache_salt="crash")
         assert response.status_code == 503
         assert "engine process has ended" in response.json()["error"]["message"]
-        assert server.process.wait(10) == 1
-    assert any("engine process" in line for line in server.log)
+        assert server.process.wait(60) == 1
+    assert any("the engine process has ended (status 3)" in line for line in server.log)
 
 
 @pytest.mark.parametrize("fault", ["no_model", "bug_at_start"])

@@ -30,11 +30,11 @@ import psutil
 
 from eyas.bench.load import percentile
 from eyas.bench.soak_requests import Workload, answer_of, drawn_workloads
+from eyas.children import python_command
 
 SAMPLE_SECONDS = 1.0
 MAX_SHOWN = 5
 READY_SECONDS = 120.0
-SERVER_CODE = "from eyas.cli import main; main()"
 
 
 @dataclass
@@ -282,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     url, process_id = given.url, given.pid
     if url is None:
         port = 18_000 + random.randrange(2000)
-        command = [sys.executable, "-c", SERVER_CODE, "serve", "--port", str(port), *given.serve]
+        command = python_command("eyas", "serve", "--port", str(port), *given.serve)
         server = subprocess.Popen(command)
         url, process_id = f"http://127.0.0.1:{port}", server.pid
     try:

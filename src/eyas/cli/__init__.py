@@ -11,6 +11,7 @@ import sys
 
 import typer
 
+from eyas.children import guard_children
 from eyas.cli import (
     bench,
     decode,
@@ -74,6 +75,7 @@ def _root(
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and leave with its exit status."""
     given = sys.argv[1:] if arguments is None else arguments
+    guard_children()
     try:
         app(given, prog_name="eyas")
     except Exception as error:

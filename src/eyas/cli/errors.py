@@ -36,6 +36,7 @@ OPTION_OF_SETTING = {
     "max_queued": "--max-waiting",
     "max_body_bytes": "--max-body-bytes",
     "drain_seconds": "--drain-timeout",
+    "stall_seconds": "--stall-timeout",
     "output": "--output",
     "prompts": "--prompts",
     "conversations": "--conversations",

@@ -89,6 +89,23 @@ def serve(
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 30.0,
+    stall_timeout: Annotated[
+        float,
+        typer.Option(
+            "--stall-timeout",
+            help="Seconds that the engine may go without a step, while it has work, before /ready and "
+            "new requests get 503; more than its longest step takes.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = 5.0,
+    no_restart: Annotated[
+        bool,
+        typer.Option(
+            "--no-restart",
+            help="When the engine process dies, end with status 1 instead of starting it again.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = False,
     grammars: GrammarOptions,
     reasoning_parser: Annotated[
         str | None,
@@ -128,7 +145,7 @@ def serve(
 ) -> None:
     """Serve a model over an OpenAI-style API."""
     from eyas.server.launch import serve as run_server
-    from eyas.server.options import ServerOptions
+    from eyas.server.options import MAX_RESTARTS, ServerOptions
 
     said = in_our_words(peers, chosen.model, _given(context))
     settings = {
@@ -155,6 +172,8 @@ def serve(
         max_requests=max_requests,
         max_connections=max_requests + SPARE_CONNECTIONS,
         drain_seconds=drain_timeout,
+        stall_seconds=stall_timeout,
+        max_restarts=0 if no_restart else MAX_RESTARTS,
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
         log_level=log_level.value,

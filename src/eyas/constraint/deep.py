@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from eyas.constraint.threads import started
+
 T = TypeVar("T")
 
 STACK_BYTES = 512 * 2**20
@@ -23,7 +25,7 @@ _BEGINNING = threading.Lock()
 
 
 def on_deep_stack(work: Callable[[], T]) -> T:
-    """`work()`, in a thread of its own."""
+    """`work()`, in a thread of its own. GrammarsUnavailable where there is none left."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -35,8 +37,7 @@ def on_deep_stack(work: Callable[[], T]) -> T:
     with _BEGINNING:  # the size is that of every thread which begins meanwhile
         usual = threading.stack_size(STACK_BYTES)
         try:
-            thread = threading.Thread(target=run, name="eyas-deep", daemon=True)
-            thread.start()
+            thread = started(run, "eyas-deep")
         finally:
             threading.stack_size(usual)
     thread.join()

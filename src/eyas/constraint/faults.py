@@ -43,7 +43,7 @@ def refused_leaf(root: Node, refusal: Callable[[Node], str | None]) -> GrammarEr
 def named(error: GrammarError, param: str | None) -> GrammarError:
     """The error with the request's field in front."""
     message = f"{param}: {error.message}" if param else error.message
-    return GrammarError(message, error.fault, param=param)
+    return type(error)(message, error.fault, param=param)
 
 
 def described(node: Node | None, words: str) -> GrammarError:

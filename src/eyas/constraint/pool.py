@@ -2,7 +2,8 @@
 
 Promises: whoever waits is answered in time; one compilation at a time of any grammar, however many
 wait; a grammar that was refused is not compiled again at once; memory and threads are bounded, and no
-thread is lost, whatever a library raises.
+thread is lost, whatever a library raises; where the system has no thread left, who asks is told so, and
+threads are started when it has.
 Does not know: grammar libraries, requests.
 """
 
@@ -18,8 +19,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from eyas.constraint.base import Backend, Grammar
+from eyas.constraint.deep import on_deep_stack
 from eyas.constraint.priority import give_way
-from eyas.core import GrammarError, GrammarsBusy
+from eyas.constraint.threads import NO_THREAD, started
+from eyas.core import GrammarError, GrammarsBusy, GrammarsUnavailable
 from eyas.grammar import OutputSpec
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,7 @@ SLOW_SECONDS = 0.5
 """A compilation that takes longer holds no others up: they get another thread."""
 MAX_STUCK_THREADS = 8
 """Slow compilations that are made up for by another thread; with more, others wait for them."""
+HIRE_AGAIN_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -97,6 +101,8 @@ class CompilePool:
         self._num_live = 0
         self._is_closed = False
         self._watch: threading.Thread | None = None
+        self._is_short = False
+        self._is_in_doubt = False
 
     def compile(self, spec: OutputSpec) -> Future[Grammar]:
         """The grammar, within the deadline. GrammarError of the future: what is wrong with it, or fault
@@ -132,6 +138,19 @@ class CompilePool:
                 num_waiting=len(self._waiting),
                 num_stuck=stats.num_stuck,
             )
+
+    def can_compile(self) -> bool:
+        """Are there threads for grammars? Where some could not be started, another attempt is made."""
+        if self._is_in_doubt:
+            try:
+                on_deep_stack(lambda: None)  # as what compiles would
+            except GrammarsUnavailable:
+                return False
+            self._is_in_doubt = False
+        with self._lock:
+            if self._is_short and not self._is_closed:
+                self._hire()
+            return not self._is_short or self._is_staffed()
 
     def close(self) -> None:
         """Refuse what waits and end the threads; a compilation under way ends by itself."""
@@ -178,22 +197,34 @@ class CompilePool:
             )
             self._count_refused(error, 1)
             return lambda: _refuse(waiter, error)
+        self._hire()
+        if not self._is_staffed():
+            error = GrammarsUnavailable(NO_THREAD, "timeout")
+            self._count_refused(error, 1)
+            return lambda: _refuse(waiter, error)
         job = _Job(spec, key, self._clock() + self._deadline_seconds, futures=waiter)
         self._jobs[key] = job
         self._waiting.append(job)
-        self._hire()
         self._changed.notify_all()
         return None
 
+    def _is_staffed(self) -> bool:
+        """Is there a thread that compiles, and the one that sees to deadlines? The lock is held."""
+        return self._watch is not None and self._num_live > 0
+
     def _hire(self) -> None:
-        """Start the threads that are due. The lock is held."""
-        if self._watch is None:
-            self._watch = threading.Thread(target=self._watch_deadlines, daemon=True)
-            self._watch.name = "eyas-compile-deadlines"
-            self._watch.start()
-        while self._num_live < self._num_due():
-            self._num_live += 1
-            threading.Thread(target=self._work, name="eyas-compile", daemon=True).start()
+        """Start the threads that are due, as many as the system lets us. The lock is held."""
+        was_short, self._is_short = self._is_short, False
+        try:
+            if self._watch is None:
+                self._watch = started(self._watch_deadlines, "eyas-compile-deadlines")
+            while self._num_live < self._num_due():
+                started(self._work, "eyas-compile")
+                self._num_live += 1  # it waits for the lock, and then counts itself out
+        except GrammarsUnavailable as error:
+            self._is_short = True
+            if not was_short:
+                log.error("%s (%s)", error, error.__cause__)
 
     def _work(self) -> None:
         give_way()
@@ -235,6 +266,7 @@ class CompilePool:
                 "the grammar compiler failed on it; write it in another way", "invalid"
             )
         seconds = time.perf_counter() - begin
+        self._is_in_doubt = isinstance(result, GrammarsUnavailable)
         with self._lock:
             self._stats.compile_seconds += seconds
             if job.is_late:
@@ -254,7 +286,8 @@ class CompilePool:
     def _keep(self, key: bytes, result: Grammar | GrammarError, *, is_late: bool) -> None:
         """For later requests. The lock is held."""
         if isinstance(result, GrammarError):
-            if not (is_late and result.fault == "timeout"):
+            is_of_now = isinstance(result, GrammarsBusy) or (is_late and result.fault == "timeout")
+            if not is_of_now:
                 self._remember(key, result)
             return
         self._stats.num_compiled += 1
@@ -305,6 +338,8 @@ class CompilePool:
         moments = [job.deadline for job in self._jobs.values()]
         slow = (job.started + SLOW_SECONDS for job in self._jobs.values() if job.is_running)
         moments += [moment for moment in slow if moment > now]
+        if self._is_short:
+            moments.append(now + HIRE_AGAIN_SECONDS)
         return max(0.001, min(moments) - now) if moments else None
 
     def _give_up(self, job: _Job) -> tuple[_Waiters, GrammarError]:

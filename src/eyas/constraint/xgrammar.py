@@ -13,24 +13,30 @@ from __future__ import annotations
 import json
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from eyas.children import python_command
 from eyas.constraint.base import Backend, MaskJob, State, allows, along, counted, one_by_one
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
+from eyas.constraint.threads import started
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.constraint.xgrammar_worker import Answer, Hello, tokenizer_info
-from eyas.core import GrammarError
+from eyas.core import GrammarError, GrammarsUnavailable
 from eyas.grammar import FreeText, Json, Marker, Node, OutputSpec, leaves, replaced
 
 START_SECONDS = 120.0
+NO_PROCESS = (
+    "output grammars cannot be compiled now: the system has no process left for it; try again later"
+)
 
 
 class XgrammarBackend(Backend):
@@ -229,14 +235,19 @@ class _Compiler:
         self._deadline_seconds = deadline_seconds
         self._lock = threading.Lock()
         self._is_closed = False
-        self._process = self._spawn()
+        self._process: subprocess.Popen[bytes] | None = self._spawn()
         self._is_ready = False
 
     def ask(self, question: bytes) -> Answer:
-        """GrammarError with fault "timeout" at the deadline."""
+        """GrammarError with fault "timeout" at the deadline. GrammarsUnavailable where the system lets
+        us have no process."""
         with self._lock:
             if self._is_closed:
                 raise GrammarError("the engine is stopping; try again later", "timeout")
+            try:
+                self._process = self._process or self._spawn()
+            except OSError as error:
+                raise GrammarsUnavailable(NO_PROCESS, "timeout") from error
             try:
                 if not self._is_ready:
                     self._exchange(self._hello, START_SECONDS)
@@ -262,7 +273,7 @@ class _Compiler:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "eyas.constraint.xgrammar_worker"],
+            python_command("eyas.constraint.xgrammar_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -271,24 +282,24 @@ class _Compiler:
 
     def _replace(self) -> None:
         self._kill()
-        self._is_ready = False
         if not self._is_closed:
-            self._process = self._spawn()
+            with suppress(OSError):  # else the next question tries again
+                self._process = self._spawn()
 
     def _kill(self) -> None:
-        process = self._process
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        process, self._process, self._is_ready = self._process, None, False
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
         """A line there, a line back. TimeoutError; OSError where the process ends."""
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
-        writer = threading.Thread(target=_write, args=(process.stdin, line), daemon=True)
-        writer.start()
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        started(partial(_write, process.stdin, line), "eyas-compile-ask")
         return _read_line(process.stdout, seconds)
 
 

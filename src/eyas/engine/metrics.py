@@ -35,6 +35,7 @@ class Metrics(EngineStats, kw_only=True):
             self.grammar.compile_seconds = compiled.compile_seconds
             self.grammar.num_cached = compiled.num_cached
             self.grammar.cache_bytes = compiled.num_bytes
+            self.grammar.can_compile = grammars.can_compile()
         slots = cache.stats()
         return msgspec.structs.replace(
             self,

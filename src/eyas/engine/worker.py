@@ -25,7 +25,7 @@ import zmq
 from eyas import wire
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import Grammar
-from eyas.core import Delta, GrammarsBusy, Request, RequestError
+from eyas.core import Delta, GrammarsBusy, GrammarsUnavailable, Request, RequestError
 from eyas.grammar import OutputSpec
 
 log = logging.getLogger("eyas.engine")
@@ -196,7 +196,9 @@ class Worker:
             self._live[request.id] = set(range(request.params.n))
 
     def _refuse(self, request: Request, error: BaseException) -> None:
-        if isinstance(error, GrammarsBusy):
+        if isinstance(error, GrammarsUnavailable):
+            refusal = wire.Refused(request.id, error.message, error.param, "unavailable")
+        elif isinstance(error, GrammarsBusy):
             refusal = wire.Refused(request.id, error.message, error.param, "overloaded")
         elif isinstance(error, RequestError):
             refusal = wire.Refused(request.id, error.message, error.param)

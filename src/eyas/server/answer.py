@@ -93,7 +93,7 @@ class Answer:
             raise errors.overloaded() from error
         except EngineUnavailable as error:
             self._ending = "unavailable"
-            raise errors.unavailable(errors.ENGINE_GONE) from error
+            raise self._service.unavailable(str(error)) from error
         except Exception:
             self._ending = "failed"
             raise
@@ -270,7 +270,7 @@ async def _next(source: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta] |
 def _failure_of(delta: Delta) -> ApiError | None:
     if delta.finish_reason == "error":
         message = delta.error or errors.INTERNAL
-        if message == errors.ENGINE_GONE:
+        if message in errors.UNAVAILABLE:
             return errors.unavailable(message)
         return ApiError(500 if delta.param is None else 400, message, param=delta.param)
     if delta.finish_reason == "abort":

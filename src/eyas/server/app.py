@@ -91,7 +91,7 @@ class _Routes:
         return _json({"status": "ok"})
 
     async def ready(self, http: HttpRequest) -> Response:
-        """The engine's loop turns, the model is loaded, the server takes requests."""
+        """The engine steps, the model is loaded, the server takes requests of all kinds."""
         self._service.check_ready()
         stats = self._service.client.health().stats
         return _json(
@@ -206,7 +206,7 @@ class _Routes:
             data = await read_body(http, options.max_body_bytes, seconds, share)
             body = await parsed(data, kind, self._service.readers)
         self._service.check_model(getattr(body, "model", None))
-        self._service.check_ready()
+        self._service.check_open()
         return body, self._service.texts
 
     def _salt(self, http: HttpRequest, body: Sampled | GenerateBody) -> str:

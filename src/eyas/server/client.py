@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
-import sys
-import tempfile
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal, Protocol
@@ -23,10 +22,12 @@ import zmq
 import zmq.asyncio
 
 from eyas import wire
+from eyas.children import python_command
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, Request, RequestError
 from eyas.server import errors
 from eyas.server.formats import moved
+from eyas.server.socket_folder import SocketFolder
 
 log = logging.getLogger("eyas.server")
 
@@ -34,8 +35,11 @@ MAX_PENDING_TOKENS = 16_384
 KILL_SECONDS = 5.0
 
 
+State = Literal["starting", "ready", "restarting", "failed"]
+
+
 class EngineUnavailable(Exception):
-    """The engine cannot take the request now."""
+    """The engine cannot take the request now; may say why, in words for the client."""
 
 
 class EngineOverloaded(EngineUnavailable):
@@ -43,11 +47,14 @@ class EngineOverloaded(EngineUnavailable):
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """idle_seconds: since the engine's loop was last seen to turn."""
+    """idle_seconds: since the engine was last seen to make a step, or to have nothing to do.
+    retry_seconds: when it may be ready, if it is not. num_restarts: engines started after the first."""
 
-    state: Literal["starting", "ready", "failed"]
+    state: State
     reason: str = ""
     idle_seconds: float = 0.0
+    retry_seconds: float = 1.0
+    num_restarts: int = 0
     last_step_seconds: float = 0.0
     stats: wire.EngineStats = msgspec.field(default_factory=wire.EngineStats)
 
@@ -142,7 +149,8 @@ class _Inbox:
 
 
 class EngineProcess:
-    """An engine in a process of its own, reached over a private ipc socket.
+    """An engine in a process of its own, reached over a private ipc socket: one life of it, from start
+    to end (`eyas.server.supervisor` starts the next).
 
     command: what to run instead of `python -m eyas.engine.worker` (it reads a `wire.Setup`).
     """
@@ -158,14 +166,15 @@ class EngineProcess:
         self._config = config
         self._max_queued = max_queued
         self._log_level = log_level
-        self._command = list(command or (sys.executable, "-m", "eyas.engine.worker"))
+        self._command = list(command or python_command("eyas.engine.worker"))
         self._inboxes: dict[str, _Inbox] = {}
         self._info: EngineInfo | None = None
         self._failure: str | None = None
         self._stats = wire.EngineStats()
         self._last_step_seconds = 0.0
-        self._last_seen = time.monotonic()
+        self._last_turn = time.monotonic()
         self._process: asyncio.subprocess.Process | None = None
+        self._folder: SocketFolder | None = None
         self._socket: zmq.asyncio.Socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -181,24 +190,27 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     def health(self) -> EngineHealth:
-        state: Literal["starting", "ready", "failed"] = "ready" if self._info else "starting"
+        state: State = "ready" if self._info else "starting"
         return EngineHealth(
             state="failed" if self._failure is not None else state,
             reason=self._failure or "",
-            idle_seconds=time.monotonic() - self._last_seen,
+            idle_seconds=time.monotonic() - self._last_turn,
             last_step_seconds=self._last_step_seconds,
             stats=self._stats,
         )
 
     async def start(self) -> None:
-        """Start the process; it becomes ready later."""
-        self._directory = tempfile.mkdtemp(prefix="eyas-")  # made with mode 0700
-        address = f"ipc://{self._directory}/engine"
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.bind(address)
+        """Start the process; it becomes ready later. OSError, ValueError: it cannot be started here."""
+        self._folder = SocketFolder()
+        address = self._folder.address
+        try:
+            self._context = zmq.asyncio.Context()
+            self._socket = self._context.socket(zmq.PAIR)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.SNDHWM, 0)
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"no socket for it: {error}") from error
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -212,7 +224,7 @@ class EngineProcess:
     async def close(self) -> None:
         """Tell the process to end; kill it if it does not. What is under way ends with an error."""
         self._is_closing = True
-        self._fail(errors.ENGINE_GONE)
+        self._fail("the engine process was told to end")
         if self._process is not None and self._process.returncode is None:
             await self._send(wire.Shutdown())
             if self._process.stdin is not None:
@@ -230,15 +242,16 @@ class EngineProcess:
         if self._socket is not None:
             self._socket.close()
             self._context.term()
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
 
     def kill(self) -> None:
         """End the process at once, with nothing said to anybody."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-        if self._socket is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
 
     async def generate(self, request: Request) -> AsyncIterator[Delta]:
         if self._failure is not None or self._info is None:
@@ -280,26 +293,31 @@ class EngineProcess:
             except msgspec.DecodeError:
                 log.exception("a reply of the engine could not be read and was left out")
                 continue
-            self._last_seen = time.monotonic()
             await self._hear(reply)
 
     async def _hear(self, reply: wire.Reply) -> None:
         match reply:
             case wire.Deltas(deltas):
+                self._last_turn = time.monotonic()
                 for delta in deltas:
                     inbox = self._inboxes.get(delta.request_id)
                     if inbox is not None and not inbox.put(delta):
                         inbox.end(errors.TOO_SLOW)
                         await self._send(wire.Abort(delta.request_id))
             case wire.Heartbeat(stats, last_step_seconds):
+                has_work = stats.num_running + stats.num_waiting > 0
+                if not has_work or stats.num_steps != self._stats.num_steps:
+                    self._last_turn = time.monotonic()
                 self._stats, self._last_step_seconds = stats, last_step_seconds
             case wire.Ready(info):
+                self._last_turn = time.monotonic()
                 self._info = info
                 self.ready.set()
             case wire.Refused(request_id, message, param, refusal):
                 failures = {
                     "invalid": RequestError(message, param=param),
                     "overloaded": EngineOverloaded(),
+                    "unavailable": EngineUnavailable(message),
                     "internal": EngineUnavailable(),
                 }
                 if request_id in self._inboxes:
@@ -310,14 +328,15 @@ class EngineProcess:
     async def _watch(self) -> None:
         assert self._process is not None
         status = await self._process.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it had started itself
         await asyncio.sleep(0.1)  # its last words may still be on the way
         if not self._is_closing:
-            log.error("the engine process ended with status %s", status)
-            self._fail(errors.ENGINE_GONE)
+            self._fail(f"the engine process has ended (status {status})")
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:
             self._failure = reason
         for inbox in self._inboxes.values():
-            inbox.end(errors.ENGINE_GONE)
+            inbox.end(errors.ANSWER_LOST)
         self.failed.set()

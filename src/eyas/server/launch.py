@@ -1,7 +1,7 @@
 """Starting, draining and ending a server: the HTTP process and its engine process.
 
 Promises: HTTP answers at once and /ready when the engine does; SIGTERM lets running answers finish,
-a second one ends at once; when the engine dies every client hears of it and the exit status is 1.
+a second one ends at once; an engine that cannot be started, or not again, is exit status 1.
 Does not know: routes, engines.
 """
 
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
-from types import FrameType
 
 import msgspec
 import uvicorn
@@ -26,10 +25,12 @@ from eyas.config import EngineConfig
 from eyas.core import DraftCounts
 from eyas.server import logs
 from eyas.server.app import create_app
-from eyas.server.client import EngineProcess
+from eyas.server.client import EngineClient, EngineProcess
+from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
 from eyas.server.protocol import BoundedProtocol, Connections
 from eyas.server.service import Service
+from eyas.server.supervisor import EngineSupervisor
 
 log = logging.getLogger("eyas.server")
 
@@ -37,7 +38,11 @@ REPORT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 30
 LAST_WORDS_SECONDS = 2.0
 SPARE_FILES = 128
-"""What the process opens besides connections."""
+"""What the process may open besides connections; where it may have few files, half of them."""
+LEAST_FILES = 32
+"""Of these at least, beyond what is open at the start: 14 files of its own, and those of a moment, such
+as of an engine process that starts and of modules that are imported."""
+LEAST_CONNECTIONS = 4
 
 
 def serve(
@@ -57,7 +62,8 @@ def serve(
 
 
 def with_room(options: ServerOptions) -> ServerOptions:
-    """As many connections as the system lets this process have; its own limit is raised so far."""
+    """As many connections as the system lets this process have; its own limit is raised so far.
+    ValueError where that is next to none."""
     wanted = options.max_connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -67,7 +73,13 @@ def with_room(options: ServerOptions) -> ServerOptions:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return options
-    num_connections = max(2, soft - SPARE_FILES)
+    num_open = _num_open_files()
+    num_connections = soft - min(SPARE_FILES, max(num_open + LEAST_FILES, soft // 2))
+    if num_connections < LEAST_CONNECTIONS:
+        raise ValueError(
+            f"this process may have {soft} files open, which is too few for a server: allow it "
+            f"{num_open + LEAST_FILES + LEAST_CONNECTIONS} or more with ulimit -n"
+        )
     num_requests = max(1, min(options.max_requests, num_connections * 3 // 4))
     log.warning(
         "room for %d requests at once instead of %d: this process may have %d files open; raise it "
@@ -81,11 +93,18 @@ def with_room(options: ServerOptions) -> ServerOptions:
     )
 
 
-def uvicorn_config(service: Service) -> uvicorn.Config:
-    """How our application is served."""
+def _num_open_files() -> int:
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:
+        return LEAST_FILES  # it is not told here
+
+
+def new_server(service: Service, on_signal: Callable[[int], None]) -> Server:
+    """What serves our application."""
     options = service.options
     connections = Connections(options.max_connections)
-    return uvicorn.Config(
+    config = uvicorn.Config(
         create_app(service),
         http=partial(  # pyrefly: ignore
             BoundedProtocol,
@@ -102,17 +121,7 @@ def uvicorn_config(service: Service) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=max(1, int(LAST_WORDS_SECONDS)),
     )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, but what a signal means is ours to say."""
-
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[int], None]) -> None:
-        super().__init__(config)
-        self._on_signal = on_signal
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._on_signal(sig)
+    return Server(config, connections, on_signal)
 
 
 async def _serve(
@@ -121,8 +130,15 @@ async def _serve(
     listener: socket.socket,
     command: Sequence[str] | None,
 ) -> int:
-    client = EngineProcess(
-        config, max_queued=options.max_queued, log_level=options.log_level, command=command
+    client = EngineSupervisor(
+        partial(
+            EngineProcess,
+            config,
+            max_queued=options.max_queued,
+            log_level=options.log_level,
+            command=command,
+        ),
+        max_restarts=options.max_restarts,
     )
     service = Service(config, options, client)
     loop = asyncio.get_running_loop()
@@ -137,6 +153,7 @@ async def _serve(
         nonlocal draining
         if draining is None:
             log.info("draining: running answers may take %.0f s more", options.drain_seconds)
+            client.start_no_more()
             draining = asyncio.create_task(drain())
 
     def on_signal(number: int) -> None:
@@ -148,7 +165,11 @@ async def _serve(
 
     async def follow() -> None:
         nonlocal status
-        reason = await _follow_engine(client, service)
+        try:
+            reason = await client.run(partial(_greet, service))
+        except Exception:
+            log.exception("the engine is not looked after any more")
+            reason = "the server failed"
         if draining is None:
             status = 1
             log.error("%s", reason)
@@ -157,8 +178,7 @@ async def _serve(
             await asyncio.sleep(0.02)
         server.should_exit = True
 
-    server = _Server(uvicorn_config(service), on_signal)
-    await client.start()
+    server = new_server(service, on_signal)
     tasks = [asyncio.create_task(follow()), asyncio.create_task(_report(client))]
     host, port = listener.getsockname()[:2]
     log.info("listening on http://%s:%d; the model is being loaded", host, port)
@@ -174,37 +194,25 @@ async def _serve(
     return status
 
 
-async def _follow_engine(client: EngineProcess, service: Service) -> str:
-    """Makes the service ready when the engine is; returns why there is no engine any more."""
-    failed = asyncio.create_task(client.failed.wait())
-    ready = asyncio.create_task(client.ready.wait())
-    try:
-        await asyncio.wait({failed, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done() and client.info is not None:
-            info = client.info
-            try:
-                await service.load_texts()
-            except ValueError as error:
-                return str(error)
-            log.info(
-                "ready: %s (%s, %.1f M parameters), %s, %s, drafter %s, context %d, exact: %s",
-                service.names[0],
-                info.architecture,
-                info.num_parameters / 1e6,
-                info.device,
-                info.dtype,
-                info.drafter,
-                info.max_model_len,
-                "yes" if info.exact else f"no, {info.exact_reason}",
-            )
-        await failed
-        return client.health().reason
-    finally:
-        failed.cancel()
-        ready.cancel()
+async def _greet(service: Service) -> None:
+    """Makes the service ready, now that the engine is. ValueError: it cannot be."""
+    await service.load_texts()
+    info = service.client.info
+    if info is not None:
+        log.info(
+            "ready: %s (%s, %.1f M parameters), %s, %s, drafter %s, context %d, exact: %s",
+            service.names[0],
+            info.architecture,
+            info.num_parameters / 1e6,
+            info.device,
+            info.dtype,
+            info.drafter,
+            info.max_model_len,
+            "yes" if info.exact else f"no, {info.exact_reason}",
+        )
 
 
-async def _report(client: EngineProcess) -> None:
+async def _report(client: EngineClient) -> None:
     """A line now and then while something happens."""
     before = client.health().stats
     while True:

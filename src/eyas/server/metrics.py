@@ -44,10 +44,14 @@ class _EngineCollector(Collector):
             "kv_cache_slots": ("Cache slots", stats.num_slots),
             "grammar_cache_bytes": ("Compiled grammars held", stats.grammar.cache_bytes),
             "engine_ready": ("1 when the engine steps", int(health.state == "ready")),
-            "engine_idle_seconds": ("Since the engine's loop turned", health.idle_seconds),
+            "engine_idle_seconds": (
+                "Since the engine made a step or had nothing to do",
+                health.idle_seconds,
+            ),
             "last_step_seconds": ("Duration of the last step", health.last_step_seconds),
         }
         counters = {
+            "engine_restarts": ("Engines started again after one died", health.num_restarts),
             "engine_steps": ("Steps", stats.num_steps),
             "prompt_tokens": ("Prompt tokens processed", stats.num_prompt_tokens),
             "generation_tokens": ("Tokens generated", stats.num_output_tokens),

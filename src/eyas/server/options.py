@@ -9,6 +9,8 @@ import msgspec
 
 from eyas.dialect import check_parsers
 
+MAX_RESTARTS = 5
+
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """host, port: loopback unless asked for. api_keys: any of them opens every route.
@@ -21,7 +23,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_logprobs: log-probabilities of one answer, where all of it is made before it is sent.
     drain_seconds: how long running answers may take to finish after SIGTERM.
     write_timeout_seconds: a client that takes nothing for so long is dropped.
-    stall_seconds: /ready says no when the engine's loop has not turned for so long.
+    stall_seconds: /ready says no when the engine has made no step for so long while it had work, or has
+    not said for so long that it has none.
+    max_restarts: of an engine process that dies, in a row (`eyas.server.supervisor`).
     reasoning_parser, tool_call_parser: the format of reasoning and of tool calls, by the names that
     vLLM and SGLang have for them; None is the one that the checkpoint shows.
     """
@@ -40,7 +44,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     write_timeout_seconds: float = 60.0
     read_timeout_seconds: float = 60.0
     text_timeout_seconds: float = 60.0
-    stall_seconds: float = 60.0
+    stall_seconds: float = 5.0
+    max_restarts: int = MAX_RESTARTS
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
     log_level: str = "info"
@@ -59,6 +64,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("read_timeout_seconds", 0.1, 86_400),
             ("text_timeout_seconds", 0.1, 86_400),
             ("stall_seconds", 1, 86_400),
+            ("max_restarts", 0, 1000),
         ):
             value = getattr(self, name)
             if not low <= value <= high:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -31,26 +32,48 @@ _NAMED_TARGET = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 
 class Connections:
-    """How many connections a server has, and which of them have no whole request, longest first. An
-    upload counts from when it last moved, as `eyas.server.body` has it."""
+    """The connections that a server has, and which of them have no whole request, longest first. An
+    upload counts from when it last moved, as `eyas.server.body` has it.
+
+    when_changed: called when there may be room for another, or one that can be ended to make it."""
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
-        self._num_open = 0
+        self._open: set[BoundedProtocol] = set()
         self._resting: dict[BoundedProtocol, None] = {}
+        self._ending: BoundedProtocol | None = None
+        self.when_changed: Callable[[], None] = lambda: None
+
+    def has_room(self) -> bool:
+        """For one more?"""
+        return len(self._open) < self._max_open
+
+    def make_room(self) -> None:
+        """Begin the end of the one that has rested for longest; of one after the other."""
+        if self._ending is None and self._resting:
+            self._ending = next(iter(self._resting))
+            del self._resting[self._ending]
+            transport = self._ending.transport
+            if transport.get_write_buffer_size():
+                transport.abort()  # it would wait for a client that may never take the rest
+            else:
+                transport.close()
+
+    def coming(self, connection: BoundedProtocol) -> None:
+        """One more, which is about to be opened."""
+        self._open.add(connection)
 
     def opened(self, connection: BoundedProtocol) -> None:
-        """One more, which rests. Where that is one too many, another's end begins here."""
-        self._num_open += 1
+        """It is there, and rests."""
         self._resting[connection] = None
-        if self._num_open > self._max_open:
-            longest = next(iter(self._resting))
-            del self._resting[longest]
-            longest.transport.close()
+        self.when_changed()
 
     def closed(self, connection: BoundedProtocol) -> None:
-        self._num_open -= 1
+        self._open.discard(connection)
         self._resting.pop(connection, None)
+        if self._ending is connection:
+            self._ending = None
+        self.when_changed()
 
     def note(
         self, connection: BoundedProtocol, *, has_request: bool, has_moved: bool = False
@@ -58,10 +81,9 @@ class Connections:
         """Whether it has a whole request now, or more of one."""
         if has_request or has_moved:
             self._resting.pop(connection, None)
-        if has_request:
-            return
-        if not connection.transport.is_closing():
+        if not has_request and connection in self._open and connection is not self._ending:
             self._resting.setdefault(connection)
+            self.when_changed()
 
 
 class _Reader(h11.Connection):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from eyas.config import EngineConfig, EngineInfo
 from eyas.server import errors
 from eyas.server.client import EngineClient
+from eyas.server.errors import ApiError
 from eyas.server.metrics import Metrics
 from eyas.server.options import ServerOptions
 from eyas.server.texts import ModelTexts, TextWorkers, model_directory
@@ -36,12 +37,14 @@ class Service:
         self.is_draining = False
         self.started_at = int(time.time())
         self._texts: ModelTexts | None = None
+        self._texts_info: EngineInfo | None = None
         self._live: dict[str, list[str]] = {}
 
     async def load_texts(self) -> None:
-        """Once the engine is ready. ValueError names a broken file or an unknown parser."""
+        """Once an engine is ready: those of its model, unless they are there. ValueError names a broken
+        file or an unknown parser."""
         info = self.client.info
-        if info is not None and self._texts is None:
+        if info is not None and info != self._texts_info:
             directory = model_directory(self.config, info)
             self._texts = await asyncio.to_thread(
                 ModelTexts,
@@ -50,25 +53,41 @@ class Service:
                 self.options.reasoning_parser,
                 self.options.tool_call_parser,
             )
+            self._texts_info = info
 
     @property
     def info(self) -> EngineInfo:
         """ApiError 503 while there is no engine."""
         info = self.client.info
         if info is None:
-            failed = self.client.health().state == "failed"
-            raise errors.unavailable(errors.ENGINE_GONE if failed else errors.ENGINE_STARTING)
+            raise self.unavailable()
         return info
 
     @property
     def texts(self) -> ModelTexts:
-        """ApiError 503 until they are loaded."""
-        _ = self.info
-        if self._texts is None:
+        """ApiError 503 until they are loaded, and are those of the engine that there is."""
+        if self.info != self._texts_info or self._texts is None:
             raise errors.unavailable(errors.ENGINE_STARTING)
         return self._texts
 
+    def unavailable(self, reason: str = "") -> ApiError:
+        """503 that says why the engine takes nothing now."""
+        health = self.client.health()
+        state_says = {
+            "starting": errors.ENGINE_STARTING,
+            "ready": errors.ENGINE_BUSY,
+            "restarting": errors.ENGINE_RESTARTING,
+            "failed": errors.ENGINE_GONE,
+        }
+        return errors.unavailable(reason or state_says[health.state], health.retry_seconds)
+
     def check_ready(self) -> None:
+        """ApiError 503 says what a probe should know: no work can be taken, or not all kinds of it."""
+        self.check_open()
+        if not self.client.health().stats.grammar.can_compile:
+            raise errors.unavailable(errors.NO_GRAMMARS)
+
+    def check_open(self) -> None:
         """ApiError 503 says why no work can be taken."""
         if self.is_draining:
             raise errors.unavailable(errors.DRAINING, self.options.drain_seconds or 1)
