@@ -12,6 +12,7 @@ from eyas.core import (
     Usage,
 )
 from eyas.grammar import OutputSpec
+from eyas.outputs import Choice, GenerationOutput, PartialOutput, ToolCall
 from eyas.typed import Grammar, JsonSchema, OutputIncomplete, Regex
 
 if TYPE_CHECKING:
@@ -21,17 +22,21 @@ __version__ = "0.4.1"
 
 __all__ = [
     "LLM",
+    "Choice",
     "Delta",
+    "GenerationOutput",
     "Grammar",
     "GrammarError",
     "JsonSchema",
     "OutputIncomplete",
     "OutputSpec",
+    "PartialOutput",
     "Regex",
     "Request",
     "RequestError",
     "SamplingParams",
     "TokenLogprob",
+    "ToolCall",
     "Usage",
 ]
 
