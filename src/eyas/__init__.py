@@ -16,29 +16,35 @@ if TYPE_CHECKING:
     )
     from eyas.grammar import OutputSpec
     from eyas.llm import LLM
+    from eyas.outputs import Choice, GenerationOutput, PartialOutput, ToolCall
     from eyas.typed import Grammar, JsonSchema, OutputIncomplete, Regex
 
 __version__ = "0.4.1"
 
 __all__ = [
     "LLM",
+    "Choice",
     "Delta",
+    "GenerationOutput",
     "Grammar",
     "GrammarError",
     "JsonSchema",
     "OutputIncomplete",
     "OutputSpec",
+    "PartialOutput",
     "Regex",
     "Request",
     "RequestError",
     "SamplingParams",
     "TokenLogprob",
+    "ToolCall",
     "Usage",
 ]
 
 _ROOMS = {
     "LLM": "llm",
     "OutputSpec": "grammar",
+    **dict.fromkeys(("Choice", "GenerationOutput", "PartialOutput", "ToolCall"), "outputs"),
     "Grammar": "typed",
     "JsonSchema": "typed",
     "OutputIncomplete": "typed",

@@ -7,11 +7,12 @@ Does not know: HTTP, processes, formats of families of models.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -27,18 +28,25 @@ from eyas.config import (
     SchedulerConfig,
 )
 from eyas.core import Delta, Request, RequestError, SamplingParams
-from eyas.dialect import Dialect, Segmenter, Wanted, find_dialect, tool_specs
+from eyas.dialect import Dialect, Event, Segmenter, Wanted, find_dialect, tool_specs
 from eyas.draft import Drafter
 from eyas.engine.build import build_engine
-from eyas.grammar import OutputSpec
+from eyas.grammar import Node, OutputSpec
 from eyas.models import Progress, locate_model
-from eyas.outputs import Choice, GenerationOutput
+from eyas.outputs import Choice, GenerationOutput, PartialOutput
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template
-from eyas.typed import OutputIncomplete, Typed, typed
+from eyas.typed import Grammar, OutputIncomplete, Regex, Typed, typed
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+Params = SamplingParams | Sequence[SamplingParams] | None
+Tools = Sequence[Mapping[str, Any]] | None
+ToolChoice = str | Mapping[str, Any] | None
+TextOutput = Regex | Grammar | re.Pattern[str] | str | Node
+"""What is read back as a text."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,11 @@ class Asked:
     prompt: list[int]
     output: OutputSpec | None = None
     new_segmenter: Callable[[], Segmenter] | None = None
+
+    def segmenters(self, num_choices: int) -> list[Segmenter] | None:
+        """One for each choice."""
+        new = self.new_segmenter
+        return None if new is None else [new() for _ in range(num_choices)]
 
 
 class LLM:
@@ -131,10 +144,36 @@ class LLM:
         values: dict[str, Any] = {**self._defaults, **changes}
         return SamplingParams(**values)
 
+    @overload
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, output: None = None
+    ) -> list[GenerationOutput]: ...
+
+    @overload
+    def generate(self, prompts: Prompt, params: Params = None, *, output: TextOutput) -> str: ...
+
+    @overload
+    def generate(self, prompts: Prompt, params: Params = None, *, output: type[T]) -> T: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: Params = None, *, output: TextOutput
+    ) -> list[str]: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: Params = None, *, output: type[T]
+    ) -> list[T]: ...
+
+    @overload
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, output: Any
+    ) -> Any: ...
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params = None,
         *,
         output: Any = None,
     ) -> Any:
@@ -142,20 +181,102 @@ class LLM:
 
         output: what the continuation must be, as in `chat`.
         """
-        listed = _as_prompts(prompts)
         type_ = None if output is None else typed(output)
-        spec = None if type_ is None else OutputSpec(root=type_.node, param="output")
-        asked = [Asked(self._encode(prompt), spec) for prompt in listed]
+        asked = [self._asked(prompt, type_) for prompt in _as_prompts(prompts)]
         is_one = isinstance(prompts, str) or bool(prompts and isinstance(prompts[0], int))
         return _read_back(self._run(asked, params), type_, is_one=is_one)
 
+    @overload
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        messages: Conversation | Sequence[Conversation],
+        params: Params = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: None = None,
+        **template_options: Any,
+    ) -> list[GenerationOutput]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: TextOutput,
+        **template_options: Any,
+    ) -> str: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: type[T],
+        **template_options: Any,
+    ) -> T: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: TextOutput,
+        **template_options: Any,
+    ) -> list[str]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: type[T],
+        **template_options: Any,
+    ) -> list[T]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: Any,
+        **template_options: Any,
+    ) -> Any: ...
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
         parallel_tool_calls: bool = True,
         max_reasoning_tokens: int | None = None,
         output: Any = None,
@@ -167,10 +288,11 @@ class LLM:
         name of one (or OpenAI's object that names it). max_reasoning_tokens: after so many the
         reasoning is closed. template_options go to the chat template, such as enable_thinking.
 
-        output: what the content must be: a pydantic class, a dataclass, a Literal, Regex(...),
-        Grammar(...) or JsonSchema(...). Then the value comes back itself (a list of values for several
-        conversations), and OutputIncomplete is raised where an answer did not come to its end, or
-        called a tool instead.
+        output: what the content must be: a pydantic class, a dataclass, list[...] of one, a Literal,
+        re.compile(...), a grammar's text, Regex(...), Grammar(...) or JsonSchema(...). Then the value
+        comes back itself (a list of values for several conversations, and with `n` above 1 a list of
+        them for each, which the annotations do not tell), and OutputIncomplete is raised where an
+        answer did not come to its end, or called a tool instead.
         """
         type_ = None if output is None else typed(output)
         wanted = _wanted(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
@@ -182,35 +304,124 @@ class LLM:
         is_one = isinstance(messages[0], Mapping)
         return _read_back(self._run(asked, params), type_, is_one=is_one)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
-        """Deltas of one prompt as they become final. Leaving the loop early ends the request."""
-        return self._stream(Asked(self._encode(prompt)), params)
+    @overload
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, output: None = None
+    ) -> Iterator[Delta]: ...
+
+    @overload
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, output: TextOutput
+    ) -> Iterator[PartialOutput[str]]: ...
+
+    @overload
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, output: type[T]
+    ) -> Iterator[PartialOutput[T]]: ...
+
+    @overload
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, output: Any
+    ) -> Iterator[PartialOutput[Any]]: ...
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        output: Any = None,
+    ) -> Iterator[Any]:
+        """Deltas of one prompt as they become final. Leaving the loop early ends the request.
+
+        output: what the continuation must be, as in `chat`. Then each delta comes with what the text so
+        far says (`PartialOutput`), the last one of a choice with its value; OutputIncomplete is raised
+        where there is none.
+        """
+        type_ = None if output is None else typed(output)
+        return self._stream(self._asked(prompt, type_), params, type_)
+
+    @overload
+    def stream_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: None = None,
+        **template_options: Any,
+    ) -> Iterator[Delta]: ...
+
+    @overload
+    def stream_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: TextOutput,
+        **template_options: Any,
+    ) -> Iterator[PartialOutput[str]]: ...
+
+    @overload
+    def stream_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: type[T],
+        **template_options: Any,
+    ) -> Iterator[PartialOutput[T]]: ...
+
+    @overload
+    def stream_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: Any,
+        **template_options: Any,
+    ) -> Iterator[PartialOutput[Any]]: ...
 
     def stream_chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         params: SamplingParams | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
         parallel_tool_calls: bool = True,
         max_reasoning_tokens: int | None = None,
         output: Any = None,
         **template_options: Any,
-    ) -> Iterator[Delta]:
+    ) -> Iterator[Any]:
         """Deltas of one conversation's answer as they become final, held to what `chat` holds it to.
-        Their text is as the model writes it; `LLM.dialect.segmenter` splits it."""
+        Their text is as the model writes it; `LLM.dialect.segmenter` splits it. With `output` they come
+        as from `stream`, and what is read is the content."""
         type_ = None if output is None else typed(output)
         wanted = _wanted(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
         shown = None if wanted.choice == "none" else tools
         prompt = self.encode_chat(messages, tools=shown, **template_options)
-        return self._stream(self._asked_chat(prompt, wanted), params)
+        return self._stream(self._asked_chat(prompt, wanted), params, type_)
 
     def encode_chat(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools = None,
         **template_options: Any,
     ) -> list[int]:
         """Token ids of a conversation, ready for the answer."""
@@ -240,6 +451,10 @@ class LLM:
             return require_tokenizer(self._tokenizer, "prompt").encode_prompt(prompt)
         return list(prompt)
 
+    def _asked(self, prompt: Prompt, type_: Typed | None) -> Asked:
+        output = None if type_ is None else OutputSpec(root=type_.node, param="output")
+        return Asked(self._encode(prompt), output)
+
     def _asked_chat(self, prompt: list[int], wanted: Wanted) -> Asked:
         output = self.dialect.output(wanted, prompt)
         if output is not None and wanted.answer is not None:
@@ -260,9 +475,7 @@ class LLM:
             with_marks=asked.new_segmenter is not None,
         )
 
-    def _run(
-        self, asked: list[Asked], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[GenerationOutput]:
+    def _run(self, asked: list[Asked], params: Params) -> list[GenerationOutput]:
         if params is None or isinstance(params, SamplingParams):
             each: list[SamplingParams | None] = [params] * len(asked)
         else:
@@ -286,25 +499,21 @@ class LLM:
 
     def _collect(self, request: Request, asked: Asked) -> GenerationOutput:
         """One request's answers, read to their ends."""
-        num_choices = request.params.n
-        choices = [Choice(index) for index in range(num_choices)]
-        output = GenerationOutput(request.prompt_token_ids, choices)
-        new = asked.new_segmenter
-        segmenters = [new() for _ in choices] if new is not None else None
+        output = _empty(request)
+        segmenters = asked.segmenters(request.params.n)
         for delta in self._deltas(request):
-            events = None
-            if segmenters is not None:
-                segmenter = segmenters[delta.index]
-                events = segmenter.push(delta.text, delta.marks)
-                if delta.finish_reason is not None:
-                    events += segmenter.finish()
-            output.absorb(delta, events)
+            output.absorb(delta, _events(delta, segmenters))
         return output
 
-    def _stream(self, asked: Asked, params: SamplingParams | None) -> Iterator[Delta]:
-        deltas = self._open_and_close(self._request(asked, params))
+    def _stream(
+        self, asked: Asked, params: SamplingParams | None, type_: Typed | None
+    ) -> Iterator[Any]:
+        request = self._request(asked, params)
+        deltas = self._open_and_close(request)
         next(deltas)  # opens now; one that has begun also closes if nobody ever reads it
-        return deltas
+        if type_ is None:
+            return deltas
+        return _partials(deltas, _empty(request), asked.segmenters(request.params.n), type_)
 
     def _open_and_close(self, request: Request) -> Iterator[Delta]:
         """An empty delta once the request is open, then its own."""
@@ -348,8 +557,8 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _as_conversations(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-) -> list[Sequence[Message]]:
+    messages: Conversation | Sequence[Conversation],
+) -> list[Conversation]:
     listed = list(messages)
     if not listed:
         raise RequestError("messages: give at least one message", param="messages")
@@ -363,8 +572,8 @@ _OF_TEMPLATES = ("add_generation_prompt", "continue_final_message")
 
 def _wanted(
     output: Typed | None,
-    tools: Sequence[Mapping[str, Any]] | None,
-    choice: str | Mapping[str, Any] | None,
+    tools: Tools,
+    choice: ToolChoice,
     parallel: bool,
     max_reasoning_tokens: int | None,
 ) -> Wanted:
@@ -384,17 +593,49 @@ def _wanted(
     )
 
 
+def _empty(request: Request) -> GenerationOutput:
+    """Of a request that has not answered yet."""
+    choices = [Choice(index) for index in range(request.params.n)]
+    return GenerationOutput(request.prompt_token_ids, choices)
+
+
+def _events(delta: Delta, segmenters: Sequence[Segmenter] | None) -> list[Event] | None:
+    """What a delta's text is, where somebody splits it."""
+    if segmenters is None:
+        return None
+    segmenter = segmenters[delta.index]
+    events = segmenter.push(delta.text, delta.marks)
+    return events if delta.finish_reason is None else events + segmenter.finish()
+
+
+def _partials(
+    deltas: Iterator[Delta],
+    output: GenerationOutput,
+    segmenters: Sequence[Segmenter] | None,
+    type_: Typed,
+) -> Iterator[PartialOutput[Any]]:
+    """Each delta with what its choice says so far."""
+    for delta in deltas:
+        output.absorb(delta, _events(delta, segmenters))
+        choice = output.choices[delta.index]
+        value = None if delta.finish_reason is None else _value(choice, type_)
+        yield PartialOutput(delta, choice.content, type_.partial(choice.content), value)
+
+
+def _value(choice: Choice, type_: Typed) -> Any:
+    """What a finished answer means. OutputIncomplete where it is not whole."""
+    is_whole = choice.finish_reason == "stop" and choice.stop_reason is None
+    if not is_whole or choice.tool_calls:
+        raise OutputIncomplete(choice)
+    return type_.parse(choice.content)
+
+
 def _read_back(outputs: list[GenerationOutput], wanted: Typed | None, *, is_one: bool) -> Any:
     """The outputs, or the values that their texts mean; the value alone of one prompt."""
     if wanted is None:
         return outputs
     values = []
     for output in outputs:
-        read = []
-        for choice in output.choices:
-            is_whole = choice.finish_reason == "stop" and choice.stop_reason is None
-            if not is_whole or choice.tool_calls:
-                raise OutputIncomplete(choice)
-            read.append(wanted.parse(choice.content))
+        read = [_value(choice, wanted) for choice in output.choices]
         values.append(read[0] if len(read) == 1 else read)
     return values[0] if is_one else values

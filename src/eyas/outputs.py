@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from eyas.core import Delta, FinishReason, TokenLogprob, Usage
 from eyas.dialect import Event
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -85,3 +88,23 @@ class GenerationOutput:
             choice.error = delta.error
             choice.seed = delta.seed
             choice.usage = delta.usage or choice.usage
+
+
+@dataclass(frozen=True, slots=True)
+class PartialOutput(Generic[T]):
+    """A stream's answer of a type, as far as it has come.
+
+    delta: what is new. content: the answer so far, without reasoning. partial: what that says, as plain
+    Python values: the members of an object that have begun, with an open string or number cut where it
+    stands; None before there is anything. value: the answer itself, with the last delta of its choice.
+    """
+
+    delta: Delta
+    content: str
+    partial: Any
+    value: T | None = None
+
+    @property
+    def text(self) -> str:
+        """What is new, as the model writes it."""
+        return self.delta.text

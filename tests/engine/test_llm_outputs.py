@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Literal
+import json
+import re
+from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
 
-from eyas import Grammar, JsonSchema, OutputIncomplete, Regex, RequestError, SamplingParams
+from eyas import (
+    Grammar,
+    GrammarError,
+    JsonSchema,
+    OutputIncomplete,
+    Regex,
+    RequestError,
+    SamplingParams,
+)
 from eyas.llm import LLM
+from eyas.typed import typed
 
 QUESTION = [{"role": "user", "content": "Extract as JSON: Maria is 34 and lives in Porto."}]
 GREEDY = SamplingParams(temperature=0, max_tokens=120)
@@ -55,7 +66,9 @@ def llm() -> LLM:
         (Colour, Colour),
         (Literal["yes", "no"], str),
         (Regex("[0-9]{3}"), str),
+        (re.compile("[0-9]{3}"), str),
         (Grammar('root ::= "a" | "b"'), str),
+        ('start: "a" | "b"', str),
         (JsonSchema({"type": "array", "items": {"type": "boolean"}, "maxItems": 2}), list),
     ],
 )
@@ -93,7 +106,87 @@ def test_a_stream_is_held_to_the_same(llm: LLM) -> None:
     assert "".join(delta.text for delta in deltas) in ("yes", "no")
 
 
-@pytest.mark.parametrize("output", [3, "a text", object()])
+def test_models_inside_of_other_types_come_back(llm: LLM) -> None:
+    few = Annotated[list[Person], pydantic.Field(min_length=1, max_length=2)]
+    people = llm.chat(QUESTION, GREEDY, output=few, enable_thinking=False)
+    assert people
+    assert all(isinstance(person, Person) for person in people)
+    both = llm.chat([QUESTION, QUESTION], GREEDY, output=dict[Literal["who"], Person])
+    assert [list(found) for found in both] == [["who"], ["who"]]
+
+
+def test_what_a_dataclass_asks_of_pydantic_is_kept(llm: LLM) -> None:
+    @dataclasses.dataclass
+    class Age:
+        years: Annotated[int, pydantic.Field(ge=500, le=503)]
+
+    age = llm.chat(QUESTION, GREEDY, output=Age, enable_thinking=False)
+    assert 500 <= age.years <= 503
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_compiled_pattern_matches_what_comes_back(llm: LLM, seed: int) -> None:
+    hot = SamplingParams(temperature=1.5, seed=seed, max_tokens=120)
+    pattern = re.compile(r"^(?:a\S{1,4}|\d+[^\]x]-.)$", re.IGNORECASE)
+    text = llm.generate("A name: ", hot, output=pattern)
+    assert pattern.fullmatch(text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (re.compile("a(?=b)"), "position 1: look-around"),
+        (re.compile(r"(?i)x\W"), r"\\W at position 5"),
+        (re.compile("x # y", re.VERBOSE), "VERBOSE"),
+        (re.compile(r"(?P<x>a)(?P=x)", re.IGNORECASE), "position 8"),
+        (re.compile(b"x"), "bytes"),
+    ],
+)
+def test_a_compiled_pattern_that_cannot_be_kept_is_refused(
+    llm: LLM, pattern: re.Pattern[Any], message: str
+) -> None:
+    with pytest.raises(GrammarError, match=f"output: .*{message}"):
+        llm.generate("A name: ", GREEDY, output=pattern)
+
+
+def test_a_stream_tells_what_it_says_so_far(llm: LLM) -> None:
+    whole = llm.chat(QUESTION, GREEDY, output=Person)
+    partials = list(llm.stream_chat(QUESTION, GREEDY, output=Person))
+    assert partials[-1].value == whole
+    assert [partial.value for partial in partials[:-1]] == [None] * (len(partials) - 1)
+    assert "".join(partial.text for partial in partials).endswith(partials[-1].content)
+    final = json.loads(partials[-1].content)
+    said = [partial.partial for partial in partials if partial.partial is not None]
+    assert said[-1] == final
+    assert len({json.dumps(value) for value in said}) > 2
+    for value in said:
+        assert value.keys() <= final.keys()
+        assert final["name"].startswith(value.get("name", ""))
+
+
+def test_every_beginning_of_an_answer_can_be_read(llm: LLM) -> None:
+    text = '{"a": [true, null, -1.5e3], "b\\ud83d\\ude00": "\\u00e9\\n", "c": {"d": "x\\\\"}}'
+    type_ = typed(JsonSchema(True))
+    for end in range(len(text)):
+        type_.partial(text[:end])
+    assert type_.partial(text[:12]) == {"a": [True]}
+    assert type_.partial(text) == json.loads(text)
+
+
+def test_a_stream_of_texts_gives_the_text(llm: LLM) -> None:
+    partials = list(llm.stream("One digit: ", GREEDY, output=re.compile("[0-9]{3}")))
+    assert [partial.partial for partial in partials] == [partial.content for partial in partials]
+    assert re.fullmatch("[0-9]{3}", partials[-1].value)
+
+
+def test_a_stream_that_is_cut_off_says_so(llm: LLM) -> None:
+    short = SamplingParams(temperature=0, max_tokens=3)
+    partials = llm.stream("As JSON: ", short, output=Person)
+    with pytest.raises(OutputIncomplete, match="max_tokens"):
+        list(partials)
+
+
+@pytest.mark.parametrize("output", [3, "a text", object(), list["Unknown"]])  # noqa: F821
 def test_what_is_no_type_is_refused(llm: LLM, output: object) -> None:
     with pytest.raises(RequestError, match="output"):
         llm.chat(QUESTION, GREEDY, output=output)

@@ -10,17 +10,21 @@ import eyas
 
 PUBLIC = {
     "LLM",
+    "Choice",
     "Delta",
+    "GenerationOutput",
     "Grammar",
     "GrammarError",
     "JsonSchema",
     "OutputIncomplete",
     "OutputSpec",
+    "PartialOutput",
     "Regex",
     "Request",
     "RequestError",
     "SamplingParams",
     "TokenLogprob",
+    "ToolCall",
     "Usage",
 }
 LLM_METHODS = {

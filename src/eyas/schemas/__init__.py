@@ -11,5 +11,13 @@ from eyas.schemas.joined import leading_back
 from eyas.schemas.languages import grammar_source
 from eyas.schemas.names import unspelled
 from eyas.schemas.prepare import prepare
+from eyas.schemas.python_patterns import rust_pattern
 
-__all__ = ["check_ignored", "grammar_source", "leading_back", "prepare", "unspelled"]
+__all__ = [
+    "check_ignored",
+    "grammar_source",
+    "leading_back",
+    "prepare",
+    "rust_pattern",
+    "unspelled",
+]

@@ -16,6 +16,8 @@ class PatternFault(Exception):
 
     def __init__(self, place: int, message: str, fault: GrammarFault = "unsupported") -> None:
         super().__init__(f"position {place}: {message}")
+        self.place = place
+        self.message = message
         self.fault: GrammarFault = fault
 
 
