@@ -11,6 +11,7 @@ Does not know: networks, requests.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from eyas.draft.costs import Costs
 from eyas.runner.batch import Batch
 from eyas.runner.graphs import bucket_of
 
+log = logging.getLogger("eyas.draft")
+
 PLAIN = Shape(0, 1, 1)
 TREE_NODES = (8, 16)
 """Sizes of trees that are weighed."""
@@ -32,13 +35,19 @@ TRIAL_STEPS = 4
 what comes after it."""
 CATCH_UP_SHARE = 0.01
 """Of the time, at most so much goes into catching up for tries."""
-MIN_GAIN = 1.04
+MIN_GAIN = 1.08
 """A shape must promise this much more than not drafting."""
+PLAIN_TRY_EVERY = 16
+"""Steps with drafts before the first try of a step without, which the next ones follow at twice the
+distance each: what drafts are compared with must be right, and may have been timed on cold caches or
+while something else ran."""
 TRY_EVERY, TRY_AT_LEAST_EVERY = 48, 384
 """Steps of a batch size between tries of another shape; the longer nothing better is found, the
 rarer."""
+TRY_SHARE = 0.01
+"""Of the time, at most so much is lost to tries of what turns out slower."""
 MAX_WAIT = 20_000
-"""Steps that the cost of catching up may put a try off."""
+"""Steps that the cost of catching up, or of the last try, may put a try off."""
 NUM_PLAIN_FIRST = 3
 """Steps of a batch size that show what not drafting costs, before anything is weighed."""
 SETTLED = 32
@@ -46,9 +55,10 @@ HOLD = 4
 """After so many steps of a batch size its shape is weighed only every few steps."""
 WEIGHT = 0.08
 """How much one step counts in a running mean."""
-FEW = 4
-OUTLIER = 2.0
-"""After a few steps, one counts as at most so many times what such steps cost so far."""
+RECENT = 16
+"""Steps of a kind that say what it costs: their lower quartile, since noise only delays."""
+LOG_EVERY = 256
+"""Steps of a batch size between two lines of the log about it."""
 PRIOR_ACCEPTANCE = 0.75
 """Of a chain's next token, before anything is known."""
 
@@ -61,15 +71,30 @@ class Running:
     trust: int = 0
     num: int = 0
 
-    def add(self, value: float) -> None:
-        self.num += 1
-        self.value += max(WEIGHT, 1 / (self.num + self.trust)) * (value - self.value)
+    def add(self, value: float, weight: int = 1) -> None:
+        """The mean of so many values."""
+        self.num += weight
+        self.value += max(WEIGHT, weight / (self.num + self.trust)) * (value - self.value)
+
+
+@dataclass(slots=True)
+class _Correction:
+    """What steps of a kind took, each over what was predicted. value: of a usual one."""
+
+    value: float = 1.0
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, ratio: float) -> None:
+        self._recent.append(ratio)
+        self.value = sorted(self._recent)[len(self._recent) // 4]
 
 
 @dataclass(slots=True)
 class _Batch:
     """What is known of one batch size. age: its steps so far; held: the shape in use; patience: steps
-    until the try after the next; tried: when each shape ran last; trial: what runs until trial_end."""
+    until the try after the next; tried: when each shape ran last; trial: what runs until trial_end;
+    plain_try, plain_patience: the age of the next try of a step without a draft, and the steps to the
+    one after it; logged: the shape and the age that the log was last told."""
 
     age: int = 0
     held: Shape = PLAIN
@@ -79,6 +104,9 @@ class _Batch:
     trial: Shape | None = None
     trial_end: int = 0
     num_tries: int = 0
+    plain_try: int = 0
+    plain_patience: int = PLAIN_TRY_EVERY
+    logged: tuple[Shape | None, int] = (None, 0)
 
 
 @dataclass(slots=True)
@@ -107,7 +135,7 @@ class Pace:
         deepest = max(shape.steps for shape in shapes)
         self._by_depth = [Running(PRIOR_ACCEPTANCE, trust=3) for _ in range(deepest)]
         self._yields: dict[Shape, Running] = {}
-        self._corrections: dict[tuple[int, Shape], Running] = {}
+        self._corrections: dict[tuple[int, Shape], _Correction] = {}
         self._batches: dict[int, _Batch] = {}
         self._warm: set[tuple[int, Shape]] = set()
         self._upkeep = _Upkeep()
@@ -118,28 +146,38 @@ class Pace:
         batch.age += 1
         if batch.trial is not None and batch.age < batch.trial_end:
             return batch.trial
-        batch.trial = None
+        ended, batch.trial = batch.trial, None
         if batch.age <= NUM_PLAIN_FIRST:
             return PLAIN
-        if batch.age > SETTLED and batch.age % HOLD:
+        if ended is None and batch.age > SETTLED and batch.age % HOLD:
             return batch.held
         rates = {shape: self._rate(num_sequences, shape) for shape in self.shapes}
         best = max(self.shapes, key=rates.__getitem__)
         if rates[best] < MIN_GAIN * rates[PLAIN]:
             best = PLAIN
         if best != batch.held:
+            if batch.held == PLAIN:
+                batch.plain_patience = PLAIN_TRY_EVERY
+                batch.plain_try = batch.age + PLAIN_TRY_EVERY
             batch.held, batch.patience = best, TRY_EVERY
-        if batch.age >= batch.next_try:
+        if ended is not None:
+            lost = TRIAL_STEPS * (1 / rates[ended] - 1 / rates[best]) * (1 + self._yield(ended))
+            self._wait(batch, lost * rates[best] / (1 + self._yield(best)) / TRY_SHARE)
+        self._tell(num_sequences, batch, rates)
+        another = best
+        if best != PLAIN and batch.age >= batch.plain_try:
+            another = PLAIN
+            batch.plain_try = batch.age + batch.plain_patience
+            batch.plain_patience = min(2 * batch.plain_patience, TRY_AT_LEAST_EVERY)
+        elif batch.age >= batch.next_try:
             another = self._another(batch, rates)
             batch.next_try = batch.age + batch.patience
             if another in batch.tried:
                 batch.patience = min(2 * batch.patience, TRY_AT_LEAST_EVERY)
-            if another != best:
-                batch.tried[another] = batch.age
-                batch.trial, batch.trial_end = another, batch.age + TRIAL_STEPS
-                return another
-        batch.tried[best] = batch.age
-        return best
+        if another != best:
+            batch.trial, batch.trial_end = another, batch.age + TRIAL_STEPS
+        batch.tried[another] = batch.age
+        return another
 
     def learn(
         self,
@@ -157,11 +195,12 @@ class Pace:
                 for depth in range(shape.steps):
                     reached = [a for drafted, a in fates if a >= depth and drafted > depth]
                     if reached:
-                        self._by_depth[depth].add(sum(a > depth for a in reached) / len(reached))
+                        mean = sum(a > depth for a in reached) / len(reached)
+                        self._by_depth[depth].add(mean, len(reached))
             else:
                 mean = sum(accepted for _, accepted in fates) / len(fates)
                 known = Running(self._chain_yield(shape.steps), trust=3)
-                self._yields.setdefault(shape, known).add(mean)
+                self._yields.setdefault(shape, known).add(mean, len(fates))
         if seconds is not None:
             predicted = self._predicted(num_sequences, shape)
             key = (bucket_of(num_sequences), shape)
@@ -169,9 +208,7 @@ class Pace:
                 self._warm.add(key)
                 return
             ratio = seconds / max(predicted, 1e-9)
-            running = self._corrections.setdefault(key, Running(ratio))
-            least = min(ratio, running.value)  # of a few, the quickest says most: noise only delays
-            running.add(least if running.num < FEW else min(ratio, OUTLIER * running.value))
+            self._corrections.setdefault(key, _Correction()).add(ratio)
 
     def keep_up(self, num_tokens: int, seconds: float) -> None:
         """A step with drafts gave so many tokens; of its time so much went into rows of prompts."""
@@ -182,8 +219,32 @@ class Pace:
         batch = self._batches.setdefault(bucket_of(num_sequences), _Batch())
         plain = self._corrections.get((bucket_of(num_sequences), PLAIN))
         usual = (plain.value if plain else 1.0) * self._predicted(num_sequences, PLAIN)
-        wait = int(seconds / max(usual, 1e-9) / CATCH_UP_SHARE)
-        batch.next_try = max(batch.next_try, batch.age + min(wait, MAX_WAIT))
+        self._wait(batch, seconds / max(usual, 1e-9) / CATCH_UP_SHARE)
+
+    @staticmethod
+    def _wait(batch: _Batch, num_steps: float) -> None:
+        """The next try is so many steps away, at least."""
+        batch.next_try = max(batch.next_try, batch.age + int(min(num_steps, MAX_WAIT)))
+
+    def _tell(self, num_sequences: int, batch: _Batch, rates: dict[Shape, float]) -> None:
+        """The log hears whether there are drafts, and why, when that changes."""
+        before, age = batch.logged
+        is_news = before is None or (before == PLAIN) != (batch.held == PLAIN)
+        if not is_news or batch.age <= SETTLED or batch.age < age + LOG_EVERY:
+            return
+        batch.logged = (batch.held, batch.age)
+        best = max((shape for shape in self.shapes if shape.steps), key=rates.__getitem__)
+        log.info(
+            "batches of %d: %s; %.0f tokens/s without a draft, %.0f with the best one (%d tokens deep, "
+            "%d nodes), which is used from %.2f times as many on",
+            num_sequences,
+            "drafting" if batch.held.steps else "not drafting",
+            rates[PLAIN],
+            rates[best],
+            best.steps,
+            best.nodes,
+            MIN_GAIN,
+        )
 
     def _another(self, batch: _Batch, rates: dict[Shape, float]) -> Shape:
         """A shape that could be better than it looks: the best of those never tried, else the one
@@ -215,7 +276,7 @@ class Pace:
 
     def _usual(self, shape: Shape) -> float:
         """The correction of this shape at other batch sizes, else of what is most like it."""
-        same = [r.value for (_, s), r in self._corrections.items() if s == shape and r.num]
+        same = [r.value for (_, s), r in self._corrections.items() if s == shape]
         if not same:
             alike = shape.steps > 0
             same = [r.value for (_, s), r in self._corrections.items() if (s.steps > 0) == alike]
