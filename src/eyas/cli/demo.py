@@ -24,6 +24,8 @@ from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
 
 if TYPE_CHECKING:
+    from rich.panel import Panel
+
     from eyas.bench.prompts import Task
     from eyas.core import Delta, RequestError, Usage
     from eyas.dialect import Wanted
@@ -123,7 +125,7 @@ def demo(
             answers = {name: answer(llm, task) for name, llm in llms.items()}
             rows.append(compare(task, answers))
             if not as_json:
-                _show_answer(rows[-1], answers)
+                _show(answer_panel(rows[-1], answers))
         result = summary(llms[PLAIN], rows)
     print(json.dumps(result, ensure_ascii=False)) if as_json else _show_summary(result)
     if not result["identical"]:
@@ -321,8 +323,8 @@ def _introduce(llms: dict[str, LLM]) -> None:
     )
 
 
-def _show_answer(row: dict[str, Any], answers: dict[str, Answer]) -> None:
-    from rich.console import Console
+def answer_panel(row: dict[str, Any], answers: dict[str, Answer]) -> Panel:
+    """One task and its answer as `compare` has them, in colour, for a terminal."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -340,9 +342,13 @@ def _show_answer(row: dict[str, Any], answers: dict[str, Answer]) -> None:
     verdict = "same tokens" if row["identical"] else row["error"] or "TOKENS DIFFER"
     steps = ", ".join(f"{entry['steps']} {name}" for name, entry in row["contestants"].items())
     footer = f"{row['num_tokens']} tokens; steps: {steps}; {verdict}"
-    Console().print(
-        Panel(text, title=f"{row['task']}{temperature}", subtitle=footer, title_align="left")
-    )
+    return Panel(text, title=f"{row['task']}{temperature}", subtitle=footer, title_align="left")
+
+
+def _show(panel: Panel) -> None:
+    from rich.console import Console
+
+    Console().print(panel)
 
 
 def _parts(row: dict[str, Any]) -> list[tuple[str, str]]:
