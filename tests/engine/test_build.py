@@ -111,6 +111,18 @@ def test_the_tokenizer_says_what_ends_a_text_where_the_model_does_not(model: Pat
         assert llm.info.eos_token_ids == (llm.tokenizer.eos_id,)
 
 
+def test_the_tokenizers_end_counts_beside_those_of_the_model(model: Path) -> None:
+    """As after a fine-tune whose turns end otherwise than the base model's texts."""
+    change(model / "generation_config.json", eos_token_id=5)
+    change(model / "config.json", eos_token_id=7)
+    with LLM(config=config(model)) as llm:
+        end = llm.tokenizer.eos_id
+        assert end is not None and llm.info.eos_token_ids == (5, 7, end)
+        likely = SamplingParams(temperature=0, max_tokens=8, logit_bias={end: 100.0})
+        (output,) = llm.generate(["Once"], likely)
+        assert output.choices[0].finish_reason == "stop" and len(output.token_ids) == 1
+
+
 def test_a_token_that_the_model_lacks_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -120,7 +120,7 @@ def test_mistral_slides_where_its_file_is_silent(copy: Path) -> None:
 def test_what_ends_a_text_is_read(copy: Path) -> None:
     assert read_spec(copy).eos_token_ids == (2, 3)
     (copy / "generation_config.json").write_text('{"eos_token_id": [5, 6, 5, -1]}')
-    assert read_spec(copy).eos_token_ids == (5, 6)
+    assert read_spec(copy).eos_token_ids == (5, 6, 2, 3)
     (copy / "generation_config.json").write_text('{"eos_token_id": [5, 9999]}')
     with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id 9999 is outside"):
         read_spec(copy)
@@ -134,7 +134,9 @@ LEFT_OUT = ("num_key_value_heads", "max_position_embeddings", "sliding_window", 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
 def test_what_a_file_leaves_out_is_what_transformers_takes(family: str, tmp_path: Path) -> None:
-    sizes = {**SIZES, "num_attention_heads": 32, "hidden_size": 128, "use_sliding_window": True}
+    sizes = {**SIZES, "num_attention_heads": 32, "hidden_size": 128}
+    if family in ("Qwen2", "Qwen3"):
+        sizes["use_sliding_window"] = True
     sizes = {name: value for name, value in sizes.items() if name not in LEFT_OUT}
     name = f"{family}ForCausalLM"
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "architectures": [name]}))
@@ -161,7 +163,38 @@ def test_a_beginning_outside_the_vocabulary_is_left_out(
 CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown architecture": (
         {"architectures": ["BertModel"]},
-        r"'BertModel' is not supported; supported: LlamaForCausalLM, .*Qwen3ForCausalLM",
+        r"'BertModel' is not supported \(it generates no text\); supported: Llama.*, Qwen3ForCausalLM",
+    ),
+    "experts": (
+        {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128},
+        r"'Qwen3MoeForCausalLM' is not supported \(it is a mixture of experts\)",
+    ),
+    "experts, by their fields": (
+        {"architectures": ["BrandNewForCausalLM"], "n_routed_experts": 8, "kv_lora_rank": 512},
+        r"'BrandNewForCausalLM' .*\(it is a mixture of experts, it has latent attention\)",
+    ),
+    "images": (
+        {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}},
+        r"not supported \(it reads images, audio or video\)",
+    ),
+    "states": ({"architectures": ["FalconMambaForCausalLM"]}, "it has layers with a state"),
+    "too many layers": (
+        {"num_hidden_layers": 2147483647},
+        "num_hidden_layers must be a whole number from 1 to 4096, not 2147483647",
+    ),
+    "another model's type": (
+        {"model_type": "granite"},
+        "model_type 'granite' is not that of LlamaForCausalLM .*goes with 'llama'",
+    ),
+    "capped logits": (
+        {"attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping 50.0 would change what the model computes and is not known",
+    ),
+    "scaled logits": ({"logit_scale": 0.25}, "logit_scale 0.25 would change"),
+    "scaled residuals": ({"residual_multiplier": 0.22}, "residual_multiplier 0.22 would change"),
+    "a window that Llama has not": (
+        {"sliding_window": 4096},
+        "sliding_window is not known for Llama",
     ),
     "remote code": (
         {"architectures": ["OtherForCausalLM"], "auto_map": {"AutoModel": "modeling.Other"}},
@@ -241,6 +274,83 @@ def test_a_config_that_cannot_be_served_is_refused(case: str, copy: Path) -> Non
     with pytest.raises(ValueError, match=message) as caught:
         load_model(copy)
     assert "config.json" in str(caught.value)
+
+
+HARMLESS = {
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "_name_or_path": "x",
+    "unsloth_version": "2026.1",
+    "attention_dropout": 0.1,
+    "embd_pdrop": 0.1,
+    "initializer_range": 0.02,
+    "pretraining_tp": 4,
+    "use_cache": True,
+    "output_attentions": True,
+    "router_aux_loss_coef": 0.001,
+    "router_jitter_noise": 0.01,
+    "attn_implementation": "sdpa",
+    "use_flash_attn": True,
+    "logit_scale": 1.0,
+    "residual_multiplier": 1,
+    "final_logit_softcapping": None,
+    "use_qk_norm": False,
+    "sliding_window": None,
+    "some_note": {"by": "me"},
+    "max_window_layers": 0,
+    "image_token_id": 5,
+}
+
+
+def test_fields_that_change_nothing_are_left_alone(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = read_spec(copy)
+    change_config(copy, **HARMLESS)
+    with caplog.at_level(logging.INFO, "eyas"):
+        assert read_spec(copy) == expected
+    assert "some_note" in caplog.text and "attention_dropout" not in caplog.text
+
+
+NUMBERS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads"),
+)
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+@pytest.mark.parametrize(
+    "value", [0, -1, 2, 7, 4096, 2**31 - 1, 2**63, 1.5, "8", True, [8]], ids=str
+)
+def test_a_size_that_the_tensors_do_not_have_is_named(
+    field: str, value: Any, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is built by it."""
+    told = json.loads((copy / "config.json").read_text())[field]
+    if told == value and value is not True:
+        return
+
+    def build(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("built before the sizes were checked")
+
+    monkeypatch.setattr("eyas.models.load.Decoder", build)
+    change_config(copy, **{field: value})
+    with pytest.raises(ValueError, match=rf"{field}|must divide \d+ attention heads"):
+        load_model(copy)
+
+
+def test_what_transformers_ignores_of_mistral_is_ignored(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    change_config(copy, **mistral, sliding_window=16)
+    expected = read_spec(copy)
+    layers = ["sliding_attention", "full_attention", "full_attention"]
+    change_config(copy, layer_types=layers, attention_bias=True)
+    with caplog.at_level(logging.WARNING, "eyas"):
+        assert read_spec(copy) == expected
+    assert "attention_bias, layer_types: ignored, as transformers does" in caplog.text
+    load_model(copy)
 
 
 def test_remote_code_of_a_supported_architecture_is_ignored(copy: Path) -> None:

@@ -126,8 +126,8 @@ def test_processor_flags_decide_on_bfloat16(
     info = tmp_path / "cpuinfo"
     info.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbogomips: 1\n")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    assert cpu_has_bfloat16(info) is expected
-    assert cpu_has_bfloat16(tmp_path / "absent") is False
+    assert cpu_has_bfloat16(info, {}) is expected
+    assert cpu_has_bfloat16(tmp_path / "absent", {}) is False
 
 
 def test_names_of_number_formats_are_resolved() -> None:

@@ -126,7 +126,7 @@ def load(
         network=network,
         directory=directory,
         tokenizer=tokenizer,
-        eos_token_ids=spec.eos_token_ids or _own_end(tokenizer, spec.vocab_size),
+        eos_token_ids=_ends(spec.eos_token_ids, tokenizer, spec.vocab_size),
         dtype=dtype,
     )
 
@@ -291,10 +291,14 @@ def connect(
     )
 
 
-def _own_end(tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
-    """The tokenizer's end of a text, where the model's files name none."""
+def _ends(
+    of_files: tuple[int, ...], tokenizer: Tokenizer | None, vocab_size: int
+) -> tuple[int, ...]:
+    """What ends a text: the tokens that config.json and generation_config.json name, and the
+    tokenizer's own, which a fine-tune for chats often changes alone."""
     end = None if tokenizer is None else tokenizer.eos_id
-    return () if end is None or end >= vocab_size else (end,)
+    own = () if end is None or end >= vocab_size else (end,)
+    return tuple(dict.fromkeys((*of_files, *own)))
 
 
 def _check_memory(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, place: Device) -> None:

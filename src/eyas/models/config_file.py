@@ -19,6 +19,13 @@ from eyas.layers.rope import ROPE_KINDS, RopeSpec
 
 UNSCALED_ROPE_KINDS = ("default", "dynamic")
 """dynamic: all positions that the checkpoint was made for have plain angles; no more are served."""
+MOST = {
+    "num_hidden_layers": 4096,
+    "num_attention_heads": 65536,
+    "num_key_value_heads": 65536,
+    "head_dim": 65536,
+}
+"""What no model has more of, by field; a larger number would be a long wait for a refusal."""
 REFUSED_ROPE_KINDS = {"longrope": "its angles depend on how long the text has become"}
 
 
@@ -64,15 +71,16 @@ class ConfigFile:
             value = default
         if value is None:
             raise self.bad(field, "is missing; the checkpoint's configuration is incomplete")
-        if type(value) is not int or not 0 < value < 2**31:
-            raise self.bad(field, f"must be a whole number above 0, not {value!r}")
+        most = MOST.get(field, 2**31 - 1)
+        if type(value) is not int or not 0 < value <= most:
+            raise self.bad(field, f"must be a whole number from 1 to {most}, not {value!r}")
         return value
 
     def index(self, field: str, default: int) -> int:
         """A whole number of at least 0."""
         value = self.values.get(field)
         value = default if value is None else value
-        if type(value) is not int or value < 0:
+        if type(value) is not int or not 0 <= value < 2**31:
             raise self.bad(field, f"must be a whole number of at least 0, not {value!r}")
         return value
 

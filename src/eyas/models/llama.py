@@ -6,13 +6,18 @@ Does not know: how either is used.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from eyas.models import dense
 from eyas.models.config_file import ConfigFile
 from eyas.models.spec import ModelSpec
 
+log = logging.getLogger(__name__)
+
 CHECKPOINT_NAMES = dense.CHECKPOINT_NAMES
+
+FIELDS = frozenset(("attention_bias", "mlp_bias", "sliding_window"))
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
@@ -28,9 +33,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 def read(config: ConfigFile) -> ModelSpec:
     architecture = config.values["architectures"][0]
     config = config.with_defaults(DEFAULTS[architecture])
-    attention_bias = config.flag("attention_bias")
     is_mistral = architecture == "MistralForCausalLM"
+    if is_mistral:
+        config = _as_transformers_reads_mistral(config)
+    elif config.values.get("sliding_window") is not None:
+        raise config.bad(
+            "sliding_window",
+            "is not known for LlamaForCausalLM: some libraries would attend in a window and some would "
+            "not; remove it, or use MistralForCausalLM with model_type mistral",
+        )
     has_window = is_mistral and config.values["sliding_window"] is not None
+    attention_bias = config.flag("attention_bias")
     return dense.read_dense(
         config,
         family="llama",
@@ -41,3 +54,14 @@ def read(config: ConfigFile) -> ModelSpec:
         qk_norm=False,
         window=config.count("sliding_window") if has_window else None,
     )
+
+
+def _as_transformers_reads_mistral(config: ConfigFile) -> ConfigFile:
+    """Its Mistral has no biases and attends alike in all layers, whatever the file says."""
+    ignored = ("attention_bias", "mlp_bias", "layer_types")
+    said = [name for name in ignored if config.values.get(name)]
+    if said:
+        log.warning(
+            "%s: %s: ignored, as transformers does for Mistral", config.path, ", ".join(said)
+        )
+    return ConfigFile(config.path, {k: v for k, v in config.values.items() if k not in ignored})

@@ -22,6 +22,7 @@ from eyas.models.spec import ModelSpec
 from eyas.models.weights import (
     Checkpoint,
     Progress,
+    check_sizes,
     fill,
     has_own_head,
     stored_names,
@@ -45,6 +46,7 @@ class ModelFiles:
         spec = read_spec(directory)
         checkpoint = Checkpoint.open(directory)
         names = stored_names(checkpoint, family_of(spec.architecture).CHECKPOINT_NAMES)
+        check_sizes(spec, checkpoint, names)
         if spec.tie_embeddings and has_own_head(checkpoint, names):
             log.warning(
                 "%s/config.json says that lm_head shares the embedding's weights, but its files hold "

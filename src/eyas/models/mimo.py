@@ -13,6 +13,7 @@ from eyas.models.config_file import ConfigFile
 from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = qwen2.CHECKPOINT_NAMES
+FIELDS = qwen2.FIELDS
 
 
 def read(config: ConfigFile) -> ModelSpec:

@@ -14,6 +14,10 @@ from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = dense.CHECKPOINT_NAMES
 
+WINDOW_FIELDS = frozenset(("sliding_window", "use_sliding_window", "max_window_layers"))
+FIELDS = WINDOW_FIELDS | {"attention_bias"}
+"""Its biases are where they are, whatever attention_bias says."""
+
 DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from eyas.models import dense
 from eyas.models.config_file import ConfigFile
-from eyas.models.qwen2 import DEFAULTS, read_windows
+from eyas.models.qwen2 import DEFAULTS, WINDOW_FIELDS, read_windows
 from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = dense.CHECKPOINT_NAMES
+FIELDS = WINDOW_FIELDS | {"attention_bias"}
 
 
 def read(config: ConfigFile) -> ModelSpec:

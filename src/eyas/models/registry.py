@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from eyas.models.config_file import ConfigFile
+from eyas.models.fields import check_unread, why_not
 from eyas.models.spec import ModelSpec
 
 FAMILIES = {
@@ -26,21 +27,24 @@ FAMILIES = {
 
 
 MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
+    "LlamaForCausalLM": ("llama",),
+    "MiMoForCausalLM": ("mimo",),
+    "MistralForCausalLM": ("mistral",),
+    "Qwen2ForCausalLM": ("qwen2",),
+    "Qwen3ForCausalLM": ("qwen3",),
 }
-"""What `model_type` says in a file of theirs; others than these are of older conversions."""
+"""What `model_type` may say in a file of theirs."""
 
 
 class Family(Protocol):
     """A family module.
 
     CHECKPOINT_NAMES: parameter name -> name in the checkpoint, both with `{layer}`.
+    FIELDS: what it reads of config.json beside `fields.READ`, or may leave unread.
     """
 
     CHECKPOINT_NAMES: dict[str, str]
+    FIELDS: frozenset[str]
 
     def read(self, config: ConfigFile) -> ModelSpec: ...
 
@@ -64,15 +68,17 @@ def read_spec(directory: Path | str) -> ModelSpec:
         remote = " (code that a checkpoint brings along is never run)"
         raise ValueError(
             f"{config.path}: architecture {architecture!r} is not supported"
+            f"{why_not(architecture, config)}"
             f"{remote if 'auto_map' in config.values else ''}; "
             f"supported: {', '.join(supported_architectures())}"
         )
     kind = config.values.get("model_type")
-    if kind in MODEL_TYPES.values() and kind != MODEL_TYPES.get(architecture, kind):
+    if kind is not None and kind not in MODEL_TYPES[architecture]:
         raise config.bad(
             "model_type",
             f"{kind!r} is not that of {architecture} in architectures, and libraries differ in which "
-            "of them they read; correct the wrong one",
+            f"of them they read; correct the wrong one ({architecture} goes with "
+            f"{MODEL_TYPES[architecture][0]!r})",
         )
     quantization = config.nested("quantization_config").values
     if quantization:
@@ -81,4 +87,6 @@ def read_spec(directory: Path | str) -> ModelSpec:
             f"{config.path}: the checkpoint is quantised ({method}), which is not supported; "
             "use the unquantised checkpoint of the same model"
         )
-    return family_of(architecture).read(config)
+    family = family_of(architecture)
+    check_unread(config, family.FIELDS)
+    return family.read(config)

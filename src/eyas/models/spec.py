@@ -93,8 +93,9 @@ def layer_products(spec: ModelSpec | HeadSpec, input_size: int) -> tuple[tuple[i
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
-    """From generation_config.json beside `config`, else from `config` itself."""
+    """Those of generation_config.json beside `config`, and those of `config` itself."""
     path = config.path.with_name("generation_config.json")
     advice = ConfigFile.read(path) if path.is_file() else ConfigFile(path, {})
-    of_text = advice.token_ids("eos_token_id", vocab_size)
-    return of_text or config.token_ids("eos_token_id", vocab_size)
+    places = (advice, config)
+    found = [token for place in places for token in place.token_ids("eos_token_id", vocab_size)]
+    return tuple(dict.fromkeys(found))

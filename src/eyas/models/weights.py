@@ -26,6 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eyas.models.config_file import ConfigFile
+from eyas.models.spec import ModelSpec
 
 Progress = Callable[[str, int, int], None]
 
@@ -274,6 +275,60 @@ def has_own_head(checkpoint: Checkpoint, names: Mapping[str, str]) -> bool:
     if embedding.shape != head.shape or embedding.dtype != head.dtype:
         return True
     return not torch.equal(*map(checkpoint.one, pair))
+
+
+def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
+    """Compare config.json's sizes with the files' headers, before anything is built by them.
+
+    names: from `stored_names`. ValueError names the field, and both numbers. Tensors that are missing
+    are for `wanted_tensors` to tell.
+    """
+    query = names["layers.{layer}.attention.q.weight"]
+    layers = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
+    found = sorted(
+        int(match[1])
+        for name in checkpoint.tensors
+        if (match := layers.fullmatch(name))
+        and f"{name[: match.end(1)]}.{MTP_MARKER}" not in checkpoint.tensors
+    )
+    if found and found[-1] + 1 != spec.num_layers:
+        raise ValueError(
+            f"{checkpoint.directory}/config.json: num_hidden_layers is {spec.num_layers}, but the "
+            f"files hold {found[-1] + 1} layers (the last one has "
+            f"{query.format(layer=found[-1])!r}); correct it, or download the checkpoint again"
+        )
+    sizes = {
+        "hidden": (f"hidden_size ({spec.hidden_size})", spec.hidden_size),
+        "vocab": (f"vocab_size ({spec.vocab_size})", spec.vocab_size),
+        "inner": (f"intermediate_size ({spec.intermediate_size})", spec.intermediate_size),
+        "query": (
+            f"num_attention_heads x head_dim ({spec.num_query_heads} x {spec.head_dim})",
+            spec.num_query_heads * spec.head_dim,
+        ),
+        "kv": (
+            f"num_key_value_heads x head_dim ({spec.num_kv_heads} x {spec.head_dim})",
+            spec.num_kv_heads * spec.head_dim,
+        ),
+    }
+    for parameter, rows in (
+        ("embedding.weight", "vocab"),
+        ("layers.{layer}.attention.q.weight", "query"),
+        ("layers.{layer}.attention.k.weight", "kv"),
+        ("layers.{layer}.mlp.gate.weight", "inner"),
+    ):
+        tensor = checkpoint.tensors.get(names[parameter].format(layer=0))
+        if tensor is None:
+            continue
+        said = (sizes[rows], sizes["hidden"])
+        expected = tuple(size for _, size in said)
+        if tensor.shape != expected:
+            pairs = zip(said, (*tensor.shape, 0, 0), strict=False)
+            wrong = [words for (words, size), stored in pairs if size != stored]
+            raise ValueError(
+                f"{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}, expected "
+                f"{list(expected)} by {' and '.join(wrong)} in config.json; config.json and weights "
+                "are of different models"
+            )
 
 
 def wanted_tensors(

@@ -1,0 +1,112 @@
+"""Fields of a config.json that no family here reads: harmless, or refused because they change numbers.
+
+Promises: a field that is named like something that arithmetic reads, and is not at a value that changes
+nothing, is refused by name, wherever it comes from; the rest is told of in one line of the log.
+Does not know: families (each says what it reads).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from eyas.models.config_file import ConfigFile
+
+log = logging.getLogger(__name__)
+
+READ = frozenset(
+    (
+        *("architectures", "model_type", "auto_map", "quantization_config", "per_layer_config"),
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+        *("num_attention_heads", "num_key_value_heads", "hidden_act", "rms_norm_eps"),
+        *("max_position_embeddings", "original_max_position_embeddings", "rope_theta"),
+        *("rope_parameters", "rope_scaling", "partial_rotary_factor", "layer_types", "is_causal"),
+        *("tie_word_embeddings", "bos_token_id", "eos_token_id", "num_nextn_predict_layers"),
+    )
+)
+"""What every dense family reads; with the layers of an MTP head, which are found by their tensors."""
+_ARITHMETIC = re.compile(
+    r"soft_?cap|multiplier|scal(e|ing)|norm|clip|clamp|limit|alpha|residual|qk_|rotary|rope|yarn|alibi"
+    r"|mup|expert|router|routed|moe|logit|window|sliding|bias|parallel|lora|mamba|ssm|conv|attn"
+    r"|attention|gat(e|ing)|cross|shared?_|_heads?(_|$)|_dim(_|$)|pre_attn|embed|position|activation"
+    r"|_act(_|$)|causal|sparse|compress|index_"
+)
+_HARMLESS = re.compile(
+    r"dropout|_p?drop$|initiali[sz]|^init_|_loss|jitter|^output_|^return_|implementation|flash"
+    r"|^use_cache|logits_to_keep|_parallel_size|_token_i(d|ndex)s?$|fp32|^problem_type$"
+    r"|^is_(encoder_)?decoder$|^tie_encoder|_name_or_path|transformers|torch|unsloth|^chunk_size_feed"
+    r"|^cross_attention_hidden_size$|^add_cross_attention$|^pruned_heads$|^use_bfloat16$"
+)
+"""What is of training, of how a result is returned, or of one library's own way to compute the same."""
+_ONE_IS_NEUTRAL = re.compile(r"multiplier|scal(e|ing)|factor")
+
+
+def check_unread(config: ConfigFile, read: Collection[str]) -> None:
+    """read: the family's own fields, beside `READ`. ValueError names a field that would be ignored."""
+    unread = {
+        name: value
+        for name, value in config.values.items()
+        if name not in READ and name not in read and not _is_neutral(name, value)
+    }
+    changing = [name for name in unread if _ARITHMETIC.search(name) and not _HARMLESS.search(name)]
+    if changing:
+        name = min(changing)
+        raise config.bad(
+            name,
+            f"{_shortened(unread[name])} would change what the model computes and is not known for "
+            f"{config.values['architectures'][0]} here; remove it if the model was made without it, "
+            "or use a checkpoint without it",
+        )
+    others = sorted(name for name in unread if not _HARMLESS.search(name))
+    if others:
+        log.info("%s: not read: %s", config.path, ", ".join(others)[:1000])
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    if value in (None, False, "", 0, [], {}):  # False is 0 as well
+        return True
+    return value == 1 and _ONE_IS_NEUTRAL.search(name) is not None
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_BY_FIELD: Mapping[str, str] = {
+    "it is a mixture of experts": r"expert|moe_|^moe",
+    "it has latent attention": r"kv_lora_rank",
+    "it has layers with a state (Mamba, linear attention)": (
+        r"mamba|^ssm|state_size|linear_(key|num)|conv_kernel"
+    ),
+    "it reads images, audio or video": r"vision|audio|image_token|video_token",
+    "it has an encoder beside the decoder": r"^encoder_|is_encoder_decoder",
+}
+_BY_NAME: Mapping[str, str] = {
+    "it is a mixture of experts": (
+        r"Moe|MoE|Mixtral|Deepseek|DeepSeek|GptOss|Dbrx|Jamba|Experts|Llama4"
+    ),
+    "it has layers with a state (Mamba, linear attention)": (
+        r"Mamba|Rwkv|Jamba|Next|Falcon_?H1|Zamba|Lfm"
+    ),
+    "it reads images, audio or video": r"VL|Vision|ConditionalGen|Omni|Audio|Llava|Image",
+    "it has an encoder beside the decoder": r"T5|Bart|Whisper|Encoder",
+    "it generates no text": (
+        r"Classification|ForMaskedLM|QuestionAnswering|Reward|^Bert|Roberta|Embedding|(?<!LM)Model$"
+    ),
+}
+
+
+def why_not(architecture: str, config: ConfigFile) -> str:
+    """What an architecture that is not supported has that nothing here computes; "" where its name and
+    fields do not tell."""
+    fields = [name for name, value in config.values.items() if not _is_neutral(name, value)]
+    reasons = [said for said, name in _BY_NAME.items() if re.search(name, architecture)]
+    reasons += [
+        said
+        for said, field in _BY_FIELD.items()
+        if said not in reasons and any(re.search(field, name) for name in fields)
+    ]
+    return f" ({', '.join(reasons)})" if reasons else ""
