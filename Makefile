@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 TRITON := "triton==3.6.0; sys_platform == 'linux'"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test check format gpu memcheck bench docs
+.PHONY: help setup demo test test-capped check format gpu memcheck bench docs
 
 help:
-	@echo "make demo | test | check | format | bench | docs | gpu | memcheck | setup"
+	@echo "make demo | test | test-capped | check | format | bench | docs | gpu | memcheck | setup"
 
 setup: $(STAMP)
 
@@ -27,6 +27,13 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
+
+# As on a processor without AVX-512 and bfloat16: all rooms that compute, or CAPPED=tests for everything.
+CAPPED := $(addprefix tests/,attention draft engine layers models sampling bench/test_verify.py \
+	laws/test_batch_law.py laws/test_drafter_law.py)
+test-capped: $(STAMP)
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu and not slow" $(CAPPED)
 
 check: $(STAMP)
 	$(BIN)/ruff check

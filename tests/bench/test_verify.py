@@ -15,6 +15,7 @@ from eyas.bench.verify import Plan, choose_drafting, verify
 from eyas.cli import main
 from eyas.config import DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import TokenLogprob
+from eyas.models import cpu_has_bfloat16
 from eyas.outputs import Choice
 from tests.models.tiny import make_model, save_model
 from tests.models.tiny_heads import make_head, make_mtp, save_target, write_mtp, write_speculators
@@ -52,7 +53,8 @@ def test_a_checkpoint_without_tokenizer_or_head_is_verified(family: str, tmp_pat
     assert report["model"]["name"] == "model"
     assert report["drafting"]["drafter"] == "model" and "itself" in report["drafting"]["note"]
     assert report["parts"]["parity"]["float32"]["max_logprob_difference"] < 1e-4
-    assert report["parts"]["parity"]["bfloat16"]["num_positions"] > 30
+    if cpu_has_bfloat16():
+        assert report["parts"]["parity"]["bfloat16"]["num_positions"] > 30
     chain = next(c for c in report["parts"]["law"]["cases"] if c["lineup"] == "chain")
     assert chain["same_bits"] and chain["num_accepted"] > 0
     assert sorted(tmp_path.rglob("*")) == before

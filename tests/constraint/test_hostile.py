@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +31,6 @@ LONG_AND_ENDLESS = "\n".join(
         'endless: endless "a"',
     ]
 )
-MAX_SECONDS = 30.0
-"""Of one input on a busy machine; what takes longer is stopped by the pool's deadline."""
 
 REFUSED: dict[str, tuple[Node, str, str]] = {
     "unbalanced": (Regex("(Paris|Amsterdam}"), "invalid", "position 0.*unclosed"),
@@ -212,13 +209,11 @@ def test_what_cannot_be_enforced_is_refused_with_its_place(
     llguidance_backend: Any, tokenizer: Tokenizer, name: str
 ) -> None:
     root, fault, message = REFUSED[name]
-    begin = time.monotonic()
     with pytest.raises(GrammarError, match=f"^regex: .*{message}") as caught:
         llguidance_backend.compile(OutputSpec(root=root, param="regex"))
     assert caught.value.fault == fault
     assert len(caught.value.message) < 600
     assert "start:" not in caught.value.message and "eyas" not in caught.value.message
-    assert time.monotonic() - begin < MAX_SECONDS
     good = compiled(llguidance_backend, Regex("(Paris|Amsterdam)"))
     assert ends(good, tokens_of(tokenizer, "Paris"))
 
@@ -228,12 +223,10 @@ def test_what_is_large_but_right_is_enforced(
     llguidance_backend: Any, tokenizer: Tokenizer, name: str
 ) -> None:
     root, text = ACCEPTED[name]
-    begin = time.monotonic()
     grammar = compiled(llguidance_backend, root)
     assert ends(grammar, tokens_of(tokenizer, text))
     assert not takes(grammar, tokens_of(tokenizer, "!"))
     assert grammar.start(fresh=True).after_all(tokens_of(tokenizer, text)) is not None
-    assert time.monotonic() - begin < MAX_SECONDS
 
 
 def test_a_megabyte_of_schema_is_bounded(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
@@ -315,7 +308,6 @@ def test_a_panic_in_mid_output_is_a_failure_like_a_limit(
 
 
 def test_two_hundred_schemas_at_once(llguidance_backend: Any, tokenizer: Tokenizer) -> None:
-    begin = time.monotonic()
     grammars = [
         compiled(
             llguidance_backend,
@@ -331,7 +323,6 @@ def test_two_hundred_schemas_at_once(llguidance_backend: Any, tokenizer: Tokeniz
         )
         for i in range(200)
     ]
-    assert time.monotonic() - begin < MAX_SECONDS
     for i in (0, 77, 199):
         assert ends(grammars[i], tokens_of(tokenizer, f'{{"k{i}": 1}}'))
         assert not takes(grammars[i], tokens_of(tokenizer, '{"z'))

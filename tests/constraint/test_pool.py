@@ -78,14 +78,14 @@ def _spec(pattern: str, param: str | None = None) -> OutputSpec:
 
 
 def _fault(future: Future[Any]) -> str:
-    error = future.exception(10)
+    error = future.exception(60)
     assert isinstance(error, GrammarError)
     return error.fault
 
 
 def test_a_grammar_is_compiled_once_and_kept(fake: _Backend) -> None:
     pool = CompilePool(fake)
-    grammars = {id(pool.compile(_spec("a")).result(10)) for _ in range(5)}
+    grammars = {id(pool.compile(_spec("a")).result(60)) for _ in range(5)}
     assert len(grammars) == 1 and fake.compiled == ["a"]
     stats = pool.stats()
     assert (stats.num_compiled, stats.num_hits, stats.num_cached) == (1, 4, 1)
@@ -97,7 +97,7 @@ def test_who_asks_while_it_is_compiled_gets_the_same_one(fake: _Backend) -> None
     pool = CompilePool(fake)
     futures = [pool.compile(_spec("slow")) for _ in range(50)]
     fake.gate.set()
-    assert len({id(future.result(10)) for future in futures}) == 1
+    assert len({id(future.result(60)) for future in futures}) == 1
     assert fake.compiled == ["slow"]
     pool.close()
 
@@ -105,11 +105,11 @@ def test_who_asks_while_it_is_compiled_gets_the_same_one(fake: _Backend) -> None
 def test_the_cache_is_bounded_and_the_oldest_goes(fake: _Backend) -> None:
     pool = CompilePool(fake, max_cache_bytes=450)
     for pattern in ("a", "b", "c"):
-        pool.compile(_spec(pattern)).result(10)
-    pool.compile(_spec("a")).result(10)
-    pool.compile(_spec("d")).result(10)
-    pool.compile(_spec("a")).result(10)
-    pool.compile(_spec("b")).result(10)
+        pool.compile(_spec(pattern)).result(60)
+    pool.compile(_spec("a")).result(60)
+    pool.compile(_spec("d")).result(60)
+    pool.compile(_spec("a")).result(60)
+    pool.compile(_spec("b")).result(60)
     assert fake.compiled == ["a", "b", "c", "d", "b"]
     assert pool.stats().num_bytes <= 450
     pool.close()
@@ -118,14 +118,14 @@ def test_the_cache_is_bounded_and_the_oldest_goes(fake: _Backend) -> None:
 def test_a_refusal_is_remembered_and_names_each_ones_field(fake: _Backend) -> None:
     pool = CompilePool(fake)
     for i in range(1000):
-        error = pool.compile(_spec("bad", param=f"field{i % 3}")).exception(10)
+        error = pool.compile(_spec("bad", param=f"field{i % 3}")).exception(60)
         assert isinstance(error, GrammarError)
         assert (
             str(error) == f"field{i % 3}: refused at position 0" and error.param == f"field{i % 3}"
         )
     assert fake.compiled == ["bad"]
     assert pool.stats().num_refused == {"invalid": 1000}
-    assert pool.compile(_spec("good")).result(10).spec == _spec("good")
+    assert pool.compile(_spec("good")).result(60).spec == _spec("good")
     pool.close()
 
 
@@ -142,7 +142,7 @@ def test_refusals_are_forgotten_after_a_while(fake: _Backend) -> None:
 def test_a_library_that_breaks_is_a_refusal(fake: _Backend) -> None:
     pool = CompilePool(fake)
     assert _fault(pool.compile(_spec("broken"))) == "invalid"
-    assert pool.compile(_spec("good")).result(10)
+    assert pool.compile(_spec("good")).result(60)
     pool.close()
 
 
@@ -150,7 +150,7 @@ def test_a_library_that_panics_costs_no_thread(fake: _Backend) -> None:
     pool = CompilePool(fake, clock=lambda: 0.0)  # nothing is slow, so that one thread is due
     futures = [pool.compile(_spec(f"panic {i}")) for i in range(20)]
     assert [_fault(future) for future in futures] == ["invalid"] * 20
-    assert pool.compile(_spec("good")).result(10)
+    assert pool.compile(_spec("good")).result(60)
     assert len(fake.threads) == pool._num_live == 1
     stats = pool.stats()
     assert stats.num_refused == {"invalid": 20} and stats.num_compiled == 1
@@ -161,43 +161,30 @@ def test_a_library_that_panics_costs_no_thread(fake: _Backend) -> None:
 def test_a_real_panic_is_a_refusal_that_names_its_field(
     vocabulary: Vocabulary, tokenizer: Tokenizer
 ) -> None:
-    pool = CompilePool(build_backend("llguidance", vocabulary))
-    begin = time.monotonic()
-    for i in range(12):
-        error = pool.compile(_spec(f"^[é-ü]|[é-ü]$|{i}", param="regex")).exception(10)
+    pool = CompilePool(build_backend("llguidance", vocabulary), deadline_seconds=300)
+    for i in range(12):  # each is told at once, not at its deadline
+        error = pool.compile(_spec(f"^[é-ü]|[é-ü]$|{i}", param="regex")).exception(60)
         assert isinstance(error, GrammarError) and error.fault == "invalid"
         assert "the grammar library failed on it" in error.message
         assert error.message.startswith("regex: ") and error.param == "regex"
-    assert time.monotonic() - begin < 5, "each is told at once, not at its deadline"
-    assert ends(pool.compile(_spec("[a-z]+")).result(10), tokens_of(tokenizer, "ab"))
+    assert ends(pool.compile(_spec("[a-z]+")).result(60), tokens_of(tokenizer, "ab"))
     pool.close()
 
 
 def test_the_deadline_answers_and_a_stuck_thread_is_replaced(fake: _Backend) -> None:
     pool = CompilePool(fake, deadline_seconds=0.2)
-    begin = time.monotonic()
     stuck = pool.compile(_spec("slow"))
     behind = pool.compile(_spec("behind"))
     assert _fault(stuck) == "timeout" and "0.2 seconds" in str(stuck.exception())
-    assert time.monotonic() - begin < 5
-    assert isinstance(behind.exception(10), GrammarError | None)
-    assert pool.compile(_spec("next")).result(10)
-    end = (
-        time.monotonic() + 10
-    )  # the one behind may have been late itself, and is not stuck for long
-    while pool.stats().num_stuck > 1 and time.monotonic() < end:
-        time.sleep(0.01)
-    assert pool.stats().num_stuck == 1
+    assert isinstance(behind.exception(60), GrammarError | None)
+    until(lambda: pool.compile(_spec("next")).exception(60) is None)
+    until(lambda: pool.stats().num_stuck == 1)  # what was late itself is not stuck for long
     assert _fault(pool.compile(_spec("slow"))) == "timeout"
     assert fake.compiled.count("slow") == 1
     fake.gate.set()
-    for _ in range(200):
-        if pool.stats().num_stuck == 0:
-            break
-        time.sleep(0.02)
-    assert pool.stats().num_stuck == 0
-    assert pool.compile(_spec("slow")).result(10), "what came late is kept"
-    assert pool.compile(_spec("last")).result(10)
+    until(lambda: pool.stats().num_stuck == 0)
+    assert pool.compile(_spec("slow")).result(60), "what came late is kept"
+    until(lambda: pool.compile(_spec("last")).exception(60) is None)
     pool.close()
 
 
@@ -208,11 +195,7 @@ def test_stuck_threads_are_bounded(fake: _Backend) -> None:
         assert _fault(pool.compile(_spec(f"slow {i}"))) == "timeout"
     assert threading.active_count() - before <= 11
     fake.gate.set()
-    for _ in range(200):
-        if threading.active_count() - before <= 2:
-            break
-        time.sleep(0.02)
-    assert threading.active_count() - before <= 2, "replacements leave when the stuck ones are back"
+    until(lambda: threading.active_count() - before <= 2)  # replacements leave when they are back
     pool.close()
 
 
@@ -300,7 +283,7 @@ def test_a_full_queue_says_try_again(fake: _Backend) -> None:
     assert {_fault(future) for future in refused} == {"timeout"}
     assert "try again later" in str(refused[0].exception())
     fake.gate.set()
-    done, pending = wait(futures, timeout=10)
+    done, pending = wait(futures, timeout=60)
     assert not pending and len(done) == 20
     pool.close()
 
@@ -320,7 +303,7 @@ def test_grammars_of_a_real_backend(vocabulary: Vocabulary, tokenizer: Tokenizer
     futures = [pool.compile(spec) for pair in zip(specs, bad * 4, strict=True) for spec in pair]
     wait(futures, timeout=60)
     for i, spec in enumerate(specs[::20]):
-        grammar = pool.compile(spec).result(10)
+        grammar = pool.compile(spec).result(60)
         assert ends(grammar, tokens_of(tokenizer, f'"v{i * 20}"'))
     stats = pool.stats()
     assert stats.num_compiled == 200 and stats.num_refused == {"invalid": 200}
@@ -336,7 +319,7 @@ def test_what_nobody_waits_for_is_not_compiled() -> None:
         left, kept = pool.compile(_spec("left")), pool.compile(_spec("kept"))
         assert left.cancel()
         backend.gate.set()
-        assert kept.result(5) is not None and running.result(5) is not None
+        assert kept.result(60) is not None and running.result(60) is not None
         assert "left" not in backend.compiled and "kept" in backend.compiled
     finally:
         pool.close()
@@ -344,12 +327,11 @@ def test_what_nobody_waits_for_is_not_compiled() -> None:
 
 def test_a_slow_compilation_holds_nobody_up() -> None:
     backend = _Backend()
-    pool = CompilePool(backend, deadline_seconds=30)
+    pool = CompilePool(backend, deadline_seconds=300)
     try:
         slow = pool.compile(_spec("slow"))
-        begin = time.monotonic()
-        assert pool.compile(_spec("quick")).result(10) is not None
-        assert time.monotonic() - begin < 5 and not slow.done()
+        assert pool.compile(_spec("quick")).result(60) is not None
+        assert not slow.done()
     finally:
         backend.gate.set()
         pool.close()
@@ -360,7 +342,7 @@ def test_a_refusal_keeps_neither_the_grammar_nor_the_frames() -> None:
     try:
         large = "bad" + "x" * 500_000
         with pytest.raises(GrammarError):
-            pool.compile(_spec(large)).result(5)
+            pool.compile(_spec(large)).result(60)
         kept = list(pool._refusals.items())
         assert all(len(key) <= 64 and error.__traceback__ is None for key, (error, _) in kept)
         too_large = pool.compile(_spec("y" * 3_000_000))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -49,23 +48,31 @@ def test_help_is_as_pinned(name: str) -> None:
     assert help_text(name) == (GOLDEN / f"{name}.txt").read_text()
 
 
-def test_help_is_quick() -> None:
-    def seconds() -> float:
-        """Of the processor, which do not grow when others use it too."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        help_text("eyas")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy",
+    "tokenizers",
+    "starlette",
+    "llguidance",
+    "huggingface_hub",
+)
+"""What takes tenths of seconds to import, and help needs none of."""
 
-    assert min(seconds() for _ in range(5)) < 0.5
 
-
-def test_help_imports_no_torch() -> None:
-    script = "import sys, eyas.cli; print('torch' in sys.modules, 'rich.console' in sys.modules)"
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_imports_nothing_heavy(name: str) -> None:
+    eyas = Path(sys.executable).with_name("eyas")
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", str(eyas), *COMMANDS[name], "--help"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert done.stdout.split()[0] == "False"
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "typer" in imported
+    assert imported.isdisjoint(HEAVY)
 
 
 if __name__ == "__main__":

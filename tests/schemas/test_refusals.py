@@ -276,13 +276,13 @@ HOSTILE: dict[str, Any] = {
 }
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_patterns_and_names_take_bounded_time(name: str) -> None:
-    begin = time.process_time()
     for lenient in (False, True):
         with contextlib.suppress(GrammarError):
             prepare(HOSTILE[name], param="schema", lenient=lenient)
-    assert time.process_time() - begin < 2  # meant to be 0.5 where nobody else computes
+    # Without the bounds each takes minutes to hours.
 
 
 def test_800_options_with_a_discriminator_are_quick() -> None:

@@ -58,7 +58,7 @@ def api(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=120) as client:
         yield client
 
 
@@ -89,7 +89,7 @@ def live_url() -> Iterator[str]:
         assert process.wait(30) == 0, "".join(lines)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(120)
         reader.join(10)
         assert process.stderr is not None
         process.stderr.close()

