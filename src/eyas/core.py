@@ -7,8 +7,9 @@ Does not know: how anything here is computed, stored or sent.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
@@ -64,6 +65,38 @@ def _check(condition: bool, param: str, message: str) -> None:
         raise RequestError(f"{param}: {message}", param=param)
 
 
+def as_token_ids(value: Any, param: str) -> list[int]:
+    """Token ids out of any sequence of whole numbers: lists, tuples, NumPy arrays, tensors.
+
+    RequestError names `param` where there is anything else in it, or more than one dimension.
+    """
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(listed, (list, tuple)):
+        ids = [_as_int(each) for each in listed]
+        if None not in ids:
+            return cast("list[int]", ids)
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    kind = f" and type {value.dtype}" if hasattr(value, "dtype") else ""
+    raise RequestError(
+        f"{param}: takes token ids, whole numbers in one dimension, not {type(value).__name__}"
+        f"{shape}{kind}",
+        param=param,
+    )
+
+
+def _as_int(value: Any) -> int | None:
+    """A whole number of any library; None for what is none."""
+    if type(value) is int:
+        return value
+    is_flag = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    if is_flag or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the next token is chosen and when the text ends. Every field holds with every drafter.
 
@@ -96,6 +129,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        self._take_numbers_of_libraries()
         for name, low, high in (
             ("temperature", 0.0, 100.0),
             ("top_p", 0.0, 1.0),
@@ -158,6 +192,28 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "logit_bias",
             f"maps at most {MAX_LOGIT_BIAS_ENTRIES} token ids to numbers between -100 and 100",
         )
+
+    def _take_numbers_of_libraries(self) -> None:
+        """NumPy's and torch's whole numbers and arrays of ids, as Python's own."""
+        force = msgspec.structs.force_setattr
+        for name in (
+            "top_k",
+            "n",
+            "min_tokens",
+            "seed",
+            "max_tokens",
+            "logprobs",
+            "prompt_logprobs",
+        ):
+            number = _as_int(value := getattr(self, name))
+            if number is not None and number is not value:
+                force(self, name, number)
+        if any(type(token) is not int for token in self.stop_token_ids):
+            ids = as_token_ids(self.stop_token_ids, "stop_token_ids")
+            force(self, "stop_token_ids", tuple(ids))
+        if any(type(token) is not int for token in self.logit_bias):
+            tokens = as_token_ids(list(self.logit_bias), "logit_bias")
+            force(self, "logit_bias", dict(zip(tokens, self.logit_bias.values(), strict=True)))
 
 
 class Request(msgspec.Struct, kw_only=True):

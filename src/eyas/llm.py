@@ -27,7 +27,7 @@ from eyas.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from eyas.core import Delta, Request, RequestError, SamplingParams
+from eyas.core import Delta, Request, RequestError, SamplingParams, as_token_ids
 from eyas.dialect import Dialect, Event, Segmenter, Wanted, find_dialect, tool_specs
 from eyas.draft import Drafter
 from eyas.engine.build import build_engine
@@ -177,14 +177,14 @@ class LLM:
         *,
         output: Any = None,
     ) -> Any:
-        """Continue prompts (texts or token ids); one GenerationOutput a prompt, in order.
+        """Continue prompts (texts or token ids, in lists, tuples, NumPy arrays or tensors); one
+        GenerationOutput a prompt, in order.
 
         output: what the continuation must be, as in `chat`.
         """
         type_ = None if output is None else typed(output)
         asked = [self._asked(prompt, type_) for prompt in _as_prompts(prompts)]
-        is_one = isinstance(prompts, str) or bool(prompts and isinstance(prompts[0], int))
-        return _read_back(self._run(asked, params), type_, is_one=is_one)
+        return _read_back(self._run(asked, params), type_, is_one=_is_one(prompts))
 
     @overload
     def chat(
@@ -449,7 +449,7 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return require_tokenizer(self._tokenizer, "prompt").encode_prompt(prompt)
-        return list(prompt)
+        return as_token_ids(prompt, "prompts")
 
     def _asked(self, prompt: Prompt, type_: Typed | None) -> Asked:
         output = None if type_ is None else OutputSpec(root=type_.node, param="output")
@@ -547,13 +547,16 @@ class LLM:
             yield delta
 
 
+def _is_one(prompts: Any) -> bool:
+    """A text, or token ids; else there are several."""
+    if isinstance(prompts, str) or hasattr(prompts, "shape"):
+        return True
+    first = next(iter(prompts), "")
+    return not (isinstance(first, Sequence) or getattr(first, "shape", ()))
+
+
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    listed = list(prompts)
-    if listed and isinstance(listed[0], int):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
+    return [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[list-item]
 
 
 def _as_conversations(

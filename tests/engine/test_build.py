@@ -20,6 +20,7 @@ from eyas.engine import build
 from eyas.llm import LLM
 from eyas.runner import device
 from tests.models.tiny import make_model, save_model
+from tests.models.tiny_heads import make_head, save_target, write_specforge
 from tests.text.small_tokenizers import CHATML_TEMPLATE, chatml_spec, write_model_directory
 
 
@@ -121,6 +122,24 @@ def test_the_tokenizers_end_counts_beside_those_of_the_model(model: Path) -> Non
         likely = SamplingParams(temperature=0, max_tokens=8, logit_bias={end: 100.0})
         (output,) = llm.generate(["Once"], likely)
         assert output.choices[0].finish_reason == "stop" and len(output.token_ids) == 1
+
+
+def test_a_head_that_stands_for_a_model_or_is_missing_says_what_to_do(tmp_path: Path) -> None:
+    target = save_target(tmp_path / "target")
+    head = write_specforge(tmp_path / "head", make_head())
+    with pytest.raises(ValueError, match="draft head .*as --model, and this as --draft-model"):
+        LLM(str(head))
+    with pytest.raises(
+        ValueError, match=r"name one with --draft-model, or train one with `eyas train"
+    ):
+        LLM(str(target), drafter="head")
+    tensors = load_file(head / "model.safetensors")
+    tensors["fc.weight"] = torch.zeros(64, 100)
+    save_file(tensors, head / "model.safetensors")
+    with pytest.raises(
+        ValueError, match=r"'fc\.weight' takes 100 numbers .*gives 192 \(3 states of 64"
+    ):
+        LLM(str(target), drafter="head", draft_model=str(head))
 
 
 def test_a_token_that_the_model_lacks_is_named(

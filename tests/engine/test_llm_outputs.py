@@ -8,8 +8,10 @@ import json
 import re
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pydantic
 import pytest
+import torch
 
 from eyas import (
     Grammar,
@@ -190,6 +192,62 @@ def test_a_stream_that_is_cut_off_says_so(llm: LLM) -> None:
 def test_what_is_no_type_is_refused(llm: LLM, output: object) -> None:
     with pytest.raises(RequestError, match="output"):
         llm.chat(QUESTION, GREEDY, output=output)
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        np.array([5, 6, 7]),
+        np.array([5, 6, 7], dtype=np.uint16),
+        torch.tensor([5, 6, 7]),
+        torch.tensor([5, 6, 7], dtype=torch.int32),
+        [np.int64(5), np.int32(6), torch.tensor(7)],
+        (5, 6, 7),
+        [np.array([5, 6, 7]), [5, 6, 7]],
+        [torch.tensor([5, 6, 7]), (5, 6, 7)],
+    ],
+    ids=str,
+)
+def test_token_ids_come_from_arrays_and_tensors_too(llm: LLM, prompts: Any) -> None:
+    expected = llm.generate([5, 6, 7], GREEDY)[0].token_ids
+    found = llm.generate(prompts, GREEDY)
+    is_several = len(prompts) == 2
+    assert [output.token_ids for output in found] == [expected] * (2 if is_several else 1)
+    if not is_several:
+        streamed = [token for delta in llm.stream(prompts, GREEDY) for token in delta.token_ids]
+        assert streamed == expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        (np.array([[5, 6], [7, 8]]), r"shape \(2, 2\)"),
+        (np.array([5.0]), "float64"),
+        (torch.tensor([0.5]), "torch.float32"),
+        (np.array([True]), "bool"),
+        ([5.0, 6.0], "whole numbers"),
+        ([True, False], "whole numbers"),
+    ],
+    ids=str,
+)
+def test_other_arrays_are_refused_by_name(llm: LLM, prompts: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=f"prompts: .*{words}"):
+        llm.generate(prompts, GREEDY)
+
+
+def test_parameters_take_numbers_of_libraries() -> None:
+    params = SamplingParams(
+        top_k=np.int64(5),  # pyrefly: ignore
+        seed=np.uint64(2**63),  # pyrefly: ignore
+        max_tokens=torch.tensor(8),  # pyrefly: ignore
+        stop_token_ids=np.array([3, 4]),  # pyrefly: ignore
+        logit_bias={np.int64(3): 1.0},  # pyrefly: ignore
+    )
+    assert params == SamplingParams(
+        top_k=5, seed=2**63, max_tokens=8, stop_token_ids=(3, 4), logit_bias={3: 1.0}
+    )
+    with pytest.raises(RequestError, match="stop_token_ids"):
+        SamplingParams(stop_token_ids=np.array([0.5]))  # pyrefly: ignore
 
 
 def test_an_option_that_no_template_reads_is_refused(llm: LLM) -> None:

@@ -43,6 +43,7 @@ from eyas.models import Decoder, ModelFiles, ModelSpec, Progress
 from eyas.models.heads import (
     DraftHead,
     HeadSpec,
+    brings_layers,
     has_mtp,
     is_head,
     load_head,
@@ -112,7 +113,8 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
     """Resolve the drafting settings for the target in `directory`."""
     draft = config.draft
     names = draft.names
-    found = _find(config, directory) if not names or {"model", "head"} & set(names) else None
+    is_asked = not names or {"model", "head"} & set(names)
+    found = _find(config, directory, spec) if is_asked else None
     if not names and found is None:
         names = ("forced",)
     elif not names:
@@ -126,8 +128,8 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
     if "head" in names:
         if found is None:
             raise ValueError(
-                f"draft.model: drafter 'head' needs a head, and {config.model.path} brings none along; "
-                "name one with --draft-model"
+                f"draft.model: drafter 'head' needs a draft head, and {config.model.path} brings none "
+                "along; name one with --draft-model, or train one with `eyas train head`"
             )
         try:
             head = read_head(found, spec, target_directory=directory, token_map=draft.token_map)
@@ -137,7 +139,7 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
     return Drafting(names, draft)
 
 
-def _find(config: EngineConfig, directory: Path) -> Path | None:
+def _find(config: EngineConfig, directory: Path, spec: ModelSpec) -> Path | None:
     """Where the draft model or head is, if there is one."""
     draft, wants_head = config.draft, "model" not in config.draft.names
     if draft.model == "builtin" and wants_head:
@@ -146,7 +148,8 @@ def _find(config: EngineConfig, directory: Path) -> Path | None:
         return locate_head(draft.model, None, config.model.offline)
     if config.model.path == "builtin":
         return builtin.head_path()
-    if has_mtp(directory) or "head" in draft.names:  # reading it says what is wrong with it
+    is_asked = "head" in draft.names  # reading it then says what is wrong with it
+    if has_mtp(directory) or (is_asked and brings_layers(directory, spec)):
         return directory
     return None
 

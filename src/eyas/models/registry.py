@@ -57,6 +57,11 @@ def family_of(architecture: str) -> Family:
     return cast(Family, import_module(f"eyas.models.{FAMILIES[architecture]}"))
 
 
+def _names_a_head(config: ConfigFile, architecture: str) -> bool:
+    fields = ("speculators_model_type", "draft_vocab_size", "eagle_config")
+    return "eagle" in architecture.lower() or any(name in config.values for name in fields)
+
+
 def read_spec(directory: Path | str) -> ModelSpec:
     """The facts of the checkpoint in `directory`, from its JSON files alone."""
     config = ConfigFile.of_model(directory)
@@ -64,6 +69,11 @@ def read_spec(directory: Path | str) -> ModelSpec:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise config.bad("architectures", "is missing; it must name the model's class")
     architecture = names[0]
+    if _names_a_head(config, architecture):
+        raise ValueError(
+            f"{config.path} is of a draft head ({architecture}), not of a model; give the model that "
+            "it was made for as --model, and this as --draft-model"
+        )
     if architecture not in FAMILIES:
         remote = " (code that a checkpoint brings along is never run)"
         raise ValueError(

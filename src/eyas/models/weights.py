@@ -423,6 +423,8 @@ def _hint(names: list[str]) -> str:
     """Which field of config.json speaks of such tensors."""
     if all(name.endswith(".bias") for name in names):
         return ", or correct attention_bias and mlp_bias in config.json"
+    if "fc.weight" in names:
+        return ". It looks like a draft head: give it as --draft-model, and its model as --model"
     return ", or correct tie_word_embeddings in config.json" if names == ["lm_head.weight"] else ""
 
 

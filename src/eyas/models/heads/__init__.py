@@ -4,7 +4,7 @@ Promises: one `HeadSpec` and one `DraftHead` for every kind and file format; a h
 its target is refused with the reason. Does not know: trees, sampling, training.
 """
 
-from eyas.models.heads.load import has_mtp, is_head, load_head, read_head
+from eyas.models.heads.load import brings_layers, has_mtp, is_head, load_head, read_head
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.read import HeadFacts, read_facts
 from eyas.models.heads.save import save_head
@@ -15,6 +15,7 @@ __all__ = [
     "DraftHead",
     "HeadFacts",
     "HeadSpec",
+    "brings_layers",
     "default_taps",
     "has_mtp",
     "is_head",

@@ -57,6 +57,11 @@ def has_mtp(directory: Path | str) -> bool:
     return True
 
 
+def brings_layers(directory: Path | str, target: ModelSpec) -> bool:
+    """Whether there are MTP layers among the model's files, usable or not."""
+    return find_layout(Checkpoint.open(directory), target.num_layers) is not None
+
+
 def read_head(
     directory: Path | str,
     target: ModelSpec,

@@ -139,7 +139,15 @@ def check_parameters(spec: HeadSpec, checkpoint: Checkpoint, files: Mapping[str,
             "config.json describes another: download both again"
         )
     for parameter, shape in spec.parameter_shapes.items():
-        check_tensor(checkpoint.tensors[files[parameter]], shape)
+        tensor = checkpoint.tensors[files[parameter]]
+        if parameter == "fc.weight" and tensor.shape[1:] != shape[1:]:
+            states = len(spec.taps) if spec.fuses_states else 2
+            raise ValueError(
+                f"{tensor.file}: tensor {tensor.name!r} takes {tensor.shape[-1]} numbers of a token, "
+                f"this model gives {shape[1]} ({states} states of {spec.target_hidden_size}); the head "
+                "was made for another model: take one made for this"
+            )
+        check_tensor(tensor, shape)
 
 
 def _flat(outer: ConfigFile) -> ConfigFile:
