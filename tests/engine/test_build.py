@@ -127,7 +127,7 @@ def test_the_tokenizers_end_counts_beside_those_of_the_model(model: Path) -> Non
 def test_a_head_that_stands_for_a_model_or_is_missing_says_what_to_do(tmp_path: Path) -> None:
     target = save_target(tmp_path / "target")
     head = write_specforge(tmp_path / "head", make_head())
-    with pytest.raises(ValueError, match="draft head .*as --model, and this as --draft-model"):
+    with pytest.raises(ValueError, match=r"draft head .*as --model, and this as --draft-model"):
         LLM(str(head))
     with pytest.raises(
         ValueError, match=r"name one with --draft-model, or train one with `eyas train"
