@@ -227,6 +227,8 @@ class Request(msgspec.Struct, kw_only=True):
     """Deltas say where control tokens stand in their text."""
     cache_salt: str = ""
     """Prefix-cache namespace: requests with different salts never share stored prefixes."""
+    client: str = ""
+    """Who asks; seats are shared evenly among those who wait."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):

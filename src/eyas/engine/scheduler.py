@@ -1,9 +1,9 @@
 """Who runs in the next step, with how many rows, and on which slots.
 
 Promises: no phases, only counts: a sequence has positions to store and a root to try. Older sequences
-go first; when slots run out the youngest gives way and is recomputed later, so the oldest always
-finishes. What a step under way may still change is planned from upper bounds; slots return only when
-no flight can touch them.
+go first, seats go to the client that holds fewest; when slots run out the youngest gives way and is
+recomputed later, so the oldest always finishes. What a step under way may still change is planned from
+upper bounds; slots return only when no flight can touch them.
 Does not know: models, trees, tokens' meaning.
 """
 
@@ -12,11 +12,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from eyas.cache import CacheManager
 from eyas.cache.slots import NO_SLOTS
 from eyas.draft import Shape
 from eyas.engine.sequence import Sequence, Status
+from eyas.engine.waiting import WaitingQueue
 from eyas.runner.batch import Span
 from eyas.runner.table import SequenceTable
 
@@ -62,14 +64,14 @@ class Scheduler:
         self.table = table
         self.max_batch_tokens = max_batch_tokens
         self.wish = wish
-        self.waiting: list[Sequence] = []
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=lambda s: s.order)
+        self.waiting.add(sequence)
 
     def next(self) -> Plan | None:
         """Plan a step and reserve its slots; None when nothing can run before a flight lands."""
@@ -77,7 +79,8 @@ class Scheduler:
         storing = [s for s in self.running if s.is_storing_context]
         budget = self.max_batch_tokens
         share = budget * 3 // 4 if storing or self.waiting else budget
-        candidates = (*self.running, *self.waiting[: self.table.num_seats])
+        likely = islice(self.waiting.in_turn(self.running), self.table.num_seats)
+        candidates = (*self.running, *likely)
         wish = self.wish(len(stepping), sum(s.automaton is not None for s in candidates))
         most = max(1, min(self.table.max_width, share // max(1, len(stepping))))
         plan = Plan([], [], 1, wish.within(most))
@@ -101,7 +104,7 @@ class Scheduler:
             budget -= count + width * has_root
         if starved is not None:
             return plan if plan.spans else None
-        for sequence in list(self.waiting):
+        for sequence in self.waiting.in_turn(list(self.running)):
             if budget <= 0 or not self._admit(sequence, width):
                 if budget <= 0 or not self._awaits_leader(sequence):
                     break
@@ -127,7 +130,7 @@ class Scheduler:
         sequence.num_planned = 0
         sequence.usage.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self.waiting, sequence, key=lambda s: s.order)
+        self.waiting.add(sequence)
 
     def _vacate(self, sequence: Sequence) -> None:
         assert sequence.lease is not None

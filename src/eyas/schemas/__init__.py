@@ -10,10 +10,11 @@ from eyas.schemas.ignored import check_ignored
 from eyas.schemas.joined import leading_back
 from eyas.schemas.languages import grammar_source
 from eyas.schemas.names import unspelled
-from eyas.schemas.prepare import prepare
+from eyas.schemas.prepare import PREPARED, prepare
 from eyas.schemas.python_patterns import rust_pattern
 
 __all__ = [
+    "PREPARED",
     "check_ignored",
     "grammar_source",
     "leading_back",

@@ -5,13 +5,14 @@ Does not know: any keyword but $ref.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from eyas.core import GrammarError
 from eyas.schemas.ecma import read
 from eyas.schemas.keywords import Schema
 from eyas.schemas.lengths import bounded, lengths, rotated
-from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, fail
+from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, MAX_SECONDS, fail
 from eyas.schemas.references import References
 from eyas.schemas.trees import Node, PatternFault, written
 
@@ -34,6 +35,7 @@ class Context:
         self.schemas: list[dict[str, Any]] = []
         self._patterns: dict[str, Node] = {}
         self._cases_left = MAX_CASES
+        self._ends = time.thread_time() + MAX_SECONDS
         self._schemas_left = MAX_SCHEMAS
 
     @property
@@ -45,8 +47,18 @@ class Context:
         """The target of the schema's $ref, and where it stands."""
         return self.references.resolve(schema["$ref"], place)
 
+    def check_time(self) -> None:
+        """No schema may take longer than this, of its thread's own processor time."""
+        if time.thread_time() > self._ends:
+            message = (
+                f"{self.param}: preparing the schema took more than {MAX_SECONDS:g} seconds; make it "
+                "smaller: fewer choices, conditions and patterns"
+            )
+            raise GrammarError(message, "timeout", param=self.param)
+
     def count(self) -> None:
         """One more schema is rewritten."""
+        self.check_time()
         self._schemas_left -= 1
         if self._schemas_left < 0:
             message = f"{self.param}: has more than {MAX_SCHEMAS} schemas; make it smaller"
@@ -54,6 +66,7 @@ class Context:
 
     def spend(self, place: str, amount: int = 1) -> None:
         """Counts cases that are written out, so that no schema can ask for more than the limit."""
+        self.check_time()
         self._cases_left -= amount
         if self._cases_left < 0:
             message = (
@@ -80,6 +93,7 @@ class Context:
 
     def _read(self, text: str, place: str) -> Node:
         if text not in self._patterns:
+            self.check_time()
             try:
                 self._patterns[text] = rotated(read(text))
             except PatternFault as fault:

@@ -24,6 +24,8 @@ MAX_SCHEMAS = 8_000
 """That are rewritten; references count once."""
 MAX_CASES = 2_000
 """Schemas that are looked at to write out what others do not allow."""
+MAX_SECONDS = 5.0
+"""Of processor time for one schema; what the other limits let through takes about half a second."""
 MAX_OUTPUT_DEPTH = 124
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

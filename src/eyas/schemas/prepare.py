@@ -1,22 +1,36 @@
 """The way of a schema through this room: limits, malformed parts, rewriting, endless parts, names.
 
+Promises: what was prepared, or refused, is not prepared again for as long as it is kept.
 Does not know: what the rewrites are.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
-from eyas.core import GrammarError
+from eyas.core import GrammarError, GrammarFault
 from eyas.schemas.checking import check_document
 from eyas.schemas.context import Context
 from eyas.schemas.finite import without_endless
 from eyas.schemas.joined import check_joined
 from eyas.schemas.keywords import draft_of
 from eyas.schemas.limits import MAX_OUTPUT_DEPTH, check_size, depth_of, fail, read, shortened
+from eyas.schemas.memo import Memo
 from eyas.schemas.names import spelled
 from eyas.schemas.rewrite import Rewriter
+
+
+class _Outcome(NamedTuple):
+    """What came of a schema; fault: it was refused, and text says why."""
+
+    text: str
+    fault: GrammarFault | None = None
+
+
+PREPARED: Memo[_Outcome] = Memo(max_entries=1024, max_bytes=32 * 2**20)
+"""By schema, field and leniency: `prepare` is a function of these alone."""
 
 
 def prepare(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = False) -> str:
@@ -24,7 +38,8 @@ def prepare(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = 
 
     param: the request's field, for errors. lenient: keywords that cannot be enforced are left out;
     what is malformed is an error all the same. GrammarError says what is wrong (invalid), what would
-    be ignored (unsupported) or what is too large (too_complex), where, and what to do.
+    be ignored (unsupported), what is too large (too_complex) or takes too long (timeout), where, and
+    what to do.
     """
     if isinstance(schema, str):
         schema = read(schema, param)
@@ -32,10 +47,31 @@ def prepare(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = 
     if not isinstance(schema, (dict, bool)):
         message = f"a schema is an object or a boolean, not {shortened(schema)}"
         raise fail(param, "#", message, "invalid")
+    key = hashlib.sha256(json.dumps([schema, param, lenient]).encode()).digest()
+    outcome = PREPARED.get(key)
+    if outcome is None:
+        try:
+            outcome = _Outcome(_prepared(schema, param, lenient))
+        except GrammarError as error:
+            if error.fault == "timeout":
+                raise
+            outcome = _Outcome(error.message, error.fault)
+        PREPARED.put(key, outcome, len(key) + 4 * len(outcome.text))
+    if outcome.fault is not None:
+        raise GrammarError(outcome.text, outcome.fault, param=param)
+    return outcome.text
+
+
+def _prepared(schema: dict[str, Any] | bool, param: str, lenient: bool) -> str:
     try:
         context = Context(schema, param, draft_of(schema), lenient)
         check_document(context)
-        result = spelled(without_endless(Rewriter(context).document(context.root)), context)
+        rewritten = Rewriter(context).document(context.root)
+        context.check_time()
+        rewritten = without_endless(rewritten)
+        context.check_time()
+        result = spelled(rewritten, context)
+        context.check_time()
         check_joined(result, context)
     except RecursionError:
         message = (

@@ -67,8 +67,8 @@ class Answer:
     async def respond(self, http: HttpRequest, *, streams: bool, includes_usage: bool) -> Response:
         """The HTTP response. ApiError for what the engine refuses or fails at."""
         self._request_id = http.state.request_id
-        if self._num_choices > self._service.options.max_queued:
-            raise errors.never_fits(self._num_choices, self._service.options.max_queued)
+        if self._num_choices > self._service.options.max_queued_each:
+            raise errors.never_fits(self._num_choices, self._service.options.max_queued_each)
         if self._shape.repeats or not streams:
             self._check_size()
         source = self._deltas()

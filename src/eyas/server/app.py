@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from eyas.core import RequestError
+from eyas.core import Request, RequestError
 from eyas.server import errors, metrics
 from eyas.server.answer import Answer
 from eyas.server.body import Body, BodyRoom, parsed, read_body
@@ -42,6 +42,8 @@ from eyas.server.schema import (
 from eyas.server.service import Service
 from eyas.server.texts import ModelTexts
 from eyas.text import require_tokenizer
+
+Result = TypeVar("Result")
 
 MAX_LARGE_BODIES = 32
 """Bodies of the largest size that may be there at once."""
@@ -124,7 +126,8 @@ class _Routes:
         body, texts = await self._read(http, ChatBody)
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
         salt = self._salt(http, body)
-        chat = await self._service.workers.run(lambda: chat_of(body, texts, answer_id, salt))
+        chat = await self._prepared(http, lambda: chat_of(body, texts, answer_id, salt))
+        chat.request.client = self._service.client_of(http)
         with_usage = includes_usage(body)
         tokenizer = require_tokenizer(texts.tokenizer, "messages")
         shape = ChatFormat(
@@ -143,8 +146,8 @@ class _Routes:
         body, texts = await self._read(http, CompletionBody)
         answer_id = f"cmpl-{secrets.token_hex(12)}"
         salt = self._salt(http, body)
-        requests = await self._service.workers.run(
-            lambda: completion_requests(body, texts, answer_id, salt)
+        requests = await self._requests(
+            http, lambda: completion_requests(body, texts, answer_id, salt)
         )
         with_usage = includes_usage(body)
         shape = CompletionFormat(
@@ -163,8 +166,8 @@ class _Routes:
         body, texts = await self._read(http, GenerateBody)
         answer_id = secrets.token_hex(16)
         salt = self._salt(http, body)
-        requests = await self._service.workers.run(
-            lambda: generate_requests(body, texts, answer_id, salt)
+        requests = await self._requests(
+            http, lambda: generate_requests(body, texts, answer_id, salt)
         )
         shape = GenerateFormat(texts.tokenizer, answer_id, requests, body, texts.eos_token_ids)
         answer = Answer(self._service, answer_id, requests, shape)
@@ -172,7 +175,7 @@ class _Routes:
 
     async def tokenize(self, http: HttpRequest) -> Response:
         body, texts = await self._read(http, TokenizeBody)
-        ids = await self._service.workers.run(lambda: _tokenized(body, texts))
+        ids = await self._prepared(http, lambda: _tokenized(body, texts))
         written: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": texts.max_model_len,
@@ -193,9 +196,7 @@ class _Routes:
                 param="tokens",
             )
         tokenizer = require_tokenizer(texts.tokenizer, "tokens")
-        text = await self._service.workers.run(
-            lambda: tokenizer.decode(body.tokens, skip_special=False)
-        )
+        text = await self._prepared(http, lambda: tokenizer.decode(body.tokens, skip_special=False))
         return _json({"prompt": text})
 
     async def _read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, ModelTexts]:
@@ -204,10 +205,24 @@ class _Routes:
         with self._bodies.share() as share:
             seconds = options.read_timeout_seconds
             data = await read_body(http, options.max_body_bytes, seconds, share)
-            body = await parsed(data, kind, self._service.readers)
+            http.state.body_size = len(data)
+            body = await parsed(data, kind, self._service.readers, self._service.client_of(http))
         self._service.check_model(getattr(body, "model", None))
         self._service.check_open()
         return body, self._service.texts
+
+    async def _prepared(self, http: HttpRequest, work: Callable[[], Result]) -> Result:
+        """`work()`, in its turn among those of other clients."""
+        client = self._service.client_of(http)
+        return await self._service.workers.run(work, client, http.state.body_size)
+
+    async def _requests(
+        self, http: HttpRequest, work: Callable[[], list[Request]]
+    ) -> list[Request]:
+        requests = await self._prepared(http, work)
+        for request in requests:
+            request.client = self._service.client_of(http)
+        return requests
 
     def _salt(self, http: HttpRequest, body: Sampled | GenerateBody) -> str:
         return self._service.cache_salt(body.cache_salt, http.headers.get("authorization", ""))

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from eyas.server.errors import BODY_TOO_LATE, ApiError, overloaded
 from eyas.server.fields import FORMS
 from eyas.server.json_text import json_object, path_of
-from eyas.server.texts import TextWorkers
+from eyas.server.text_workers import TextWorkers
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -154,11 +154,11 @@ async def read_body(
     return b"".join(pieces)
 
 
-async def parsed(body: bytes, kind: type[Body], workers: TextWorkers) -> Body:
+async def parsed(body: bytes, kind: type[Body], workers: TextWorkers, client: str) -> Body:
     """The body as `kind`, as `parse` has it; `workers` take the large ones."""
     if len(body) <= SMALL_BYTES:
         return parse(body, kind)
-    return await workers.run(lambda: parse(body, kind))
+    return await workers.run(lambda: parse(body, kind), client, len(body))
 
 
 def parse(body: bytes, kind: type[Body]) -> Body:

@@ -102,6 +102,7 @@ class _Inbox:
 
     def __init__(self, request: Request) -> None:
         self.request_id = request.id
+        self.client = request.client
         self.unfinished = set(range(request.params.n))
         self._pending: dict[int, Delta] = {}
         self._failure: Exception | None = None
@@ -160,11 +161,13 @@ class EngineProcess:
         config: EngineConfig,
         *,
         max_queued: int = 1024,
+        max_queued_each: int | None = None,
         log_level: str = "info",
         command: Sequence[str] | None = None,
     ) -> None:
         self._config = config
         self._max_queued = max_queued
+        self._max_queued_each = max_queued if max_queued_each is None else max_queued_each
         self._log_level = log_level
         self._command = list(command or python_command("eyas.engine.worker"))
         self._inboxes: dict[str, _Inbox] = {}
@@ -258,8 +261,11 @@ class EngineProcess:
             raise EngineUnavailable
         if request.id in self._inboxes:
             raise RequestError("id: a request with this id is under way", param="id")
-        num_queued = sum(len(inbox.unfinished) for inbox in self._inboxes.values())
-        if num_queued + request.params.n > self._max_queued:
+        num_queued = num_own = request.params.n
+        for inbox in self._inboxes.values():
+            num_queued += len(inbox.unfinished)
+            num_own += len(inbox.unfinished) * (inbox.client == request.client)
+        if num_queued > self._max_queued or num_own > self._max_queued_each:
             raise EngineOverloaded
         inbox = self._inboxes[request.id] = _Inbox(request)
         try:

@@ -46,6 +46,7 @@ UNAVAILABLE = frozenset({ANSWER_LOST, ABORTED})
 NO_KEY = "no valid API key; send it as the header 'Authorization: Bearer <key>'"
 BODY_TOO_LATE = "the request's body did not arrive in time"
 TEXT_TOO_SLOW = "the prompt took too long to prepare; shorten it"
+TEXT_QUEUE = "too many requests are being prepared; try again in a moment"
 
 
 MAX_MESSAGE_CHARS = 800

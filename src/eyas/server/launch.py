@@ -135,6 +135,7 @@ async def _serve(
             EngineProcess,
             config,
             max_queued=options.max_queued,
+            max_queued_each=options.max_queued_each,
             log_level=options.log_level,
             command=command,
         ),

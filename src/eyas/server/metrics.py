@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from eyas.core import DraftCounts
+from eyas.schemas import PREPARED
 from eyas.server.client import EngineHealth
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
@@ -43,6 +44,7 @@ class _EngineCollector(Collector):
             ),
             "kv_cache_slots": ("Cache slots", stats.num_slots),
             "grammar_cache_bytes": ("Compiled grammars held", stats.grammar.cache_bytes),
+            "prepared_schema_bytes": ("Prepared schemas held", PREPARED.num_bytes),
             "engine_ready": ("1 when the engine steps", int(health.state == "ready")),
             "engine_idle_seconds": (
                 "Since the engine made a step or had nothing to do",
@@ -66,6 +68,8 @@ class _EngineCollector(Collector):
                 "Tokens drafted that a grammar refused before the step",
                 stats.grammar.num_pruned,
             ),
+            "prepared_schema_hits": ("Schemas found prepared", PREPARED.num_hits),
+            "prepared_schema_misses": ("Schemas that had to be prepared", PREPARED.num_misses),
             "grammar_compiles": ("Output grammars compiled", stats.grammar.num_compiled),
             "grammar_cache_hits": ("Output grammars found compiled", stats.grammar.num_hits),
             "grammar_compile_seconds": ("Spent compiling", stats.grammar.compile_seconds),

@@ -50,6 +50,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tool_call_parser: str | None = None
     log_level: str = "info"
 
+    @property
+    def max_queued_each(self) -> int:
+        """The most of one client: with several keys a quarter of the room is left to the others."""
+        several = len(self.api_keys) > 1
+        return max(1, self.max_queued * 3 // 4) if several else self.max_queued
+
     def __post_init__(self) -> None:
         for name, low, high in (
             ("port", 0, 65535),

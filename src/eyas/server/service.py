@@ -11,13 +11,16 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from starlette.requests import Request as HttpRequest
+
 from eyas.config import EngineConfig, EngineInfo
 from eyas.server import errors
 from eyas.server.client import EngineClient
 from eyas.server.errors import ApiError
 from eyas.server.metrics import Metrics
 from eyas.server.options import ServerOptions
-from eyas.server.texts import ModelTexts, TextWorkers, model_directory
+from eyas.server.text_workers import TextWorkers
+from eyas.server.texts import ModelTexts, model_directory
 
 log = logging.getLogger("eyas.server")
 
@@ -103,9 +106,14 @@ class Service:
     def cache_salt(self, asked: str | None, authorization: str) -> str:
         """Holders of different keys share no stored prefixes, so none can time another's."""
         if len(self.options.api_keys) > 1:
-            owner = hashlib.sha256(authorization.encode("utf-8", "replace")).hexdigest()[:16]
-            return f"{owner}:{asked or ''}"
+            return f"{_digest(authorization)}:{asked or ''}"
         return asked or ""
+
+    def client_of(self, http: HttpRequest) -> str:
+        """Who asks, for fair shares: the holder of a key, or where there are no keys a connection."""
+        if self.options.api_keys:
+            return _digest(http.headers.get("authorization", ""))
+        return "" if http.client is None else f"{http.client.host}:{http.client.port}"
 
     @property
     def num_live(self) -> int:
@@ -137,3 +145,7 @@ class Service:
         self.workers.close()
         self.readers.close()
         self.writers.shutdown(wait=False, cancel_futures=True)
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:16]

@@ -1,17 +1,14 @@
-"""Prompts for the engine: tokenising and rendering, off the event loop and with a deadline.
+"""Prompts for the engine: tokenising and rendering.
 
-Promises: the event loop never waits for a tokenizer; a prompt that cannot fit is refused before it
-is read whole. Does not know: HTTP, the engine.
+Promises: a prompt that cannot fit is refused before it is read whole. Does not know: HTTP, the engine.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib.resources
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Request, RequestError, SamplingParams
@@ -21,11 +18,6 @@ from eyas.server import errors
 from eyas.server.free_text import Spelling
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template
-
-MAX_WAITING = 256
-NUM_THREADS = 2
-
-Result = TypeVar("Result")
 
 
 class ModelTexts:
@@ -139,33 +131,6 @@ class ModelTexts:
         if len(ids) >= self.max_model_len:
             raise errors.too_long(str(len(ids)), self.max_model_len, param)
         return ids
-
-
-class TextWorkers:
-    """Threads for what would hold up the event loop."""
-
-    def __init__(self, timeout_seconds: float, num_threads: int = NUM_THREADS) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="eyas-text")
-        self._num_waiting = 0
-
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """`work()` in a thread. ApiError 429 when too many wait, 400 when it takes too long."""
-        if self._num_waiting >= MAX_WAITING:
-            raise errors.overloaded()
-        self._num_waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await asyncio.wait_for(
-                loop.run_in_executor(self._threads, work), self._timeout_seconds
-            )
-        except TimeoutError as error:
-            raise errors.ApiError(400, errors.TEXT_TOO_SLOW) from error
-        finally:
-            self._num_waiting -= 1
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def model_directory(config: EngineConfig, info: EngineInfo) -> Path:
