@@ -141,7 +141,7 @@ class FakeClient:
         params = request.params
         ids = self.ids_of(self.answer(request, index))
         limit = params.max_tokens or len(ids)
-        text = Detokenizer(self.tokenizer, params.skip_special_tokens)
+        text = Detokenizer(self.tokenizer, params.skip_special_tokens, continues=True)
         for place, token_id in enumerate(ids[:limit]):
             if self.error_after == place:
                 yield Delta(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from eyas.core import Delta, Request, RequestError, TokenLogprob
+from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, ending, finite, prompt_logprobs, token_text
 from eyas.server.sampling import includes_usage, refuse_unsupported, sampling_params
@@ -153,12 +153,11 @@ class CompletionFormat:
     def _writer(self, place: int) -> _LogprobWriter:
         if place not in self._writers:
             scores_prompt = self._echoes is not None and self._params.prompt_logprobs is not None
-            offset = 0 if scores_prompt else len(self._echo(place))
             self._writers[place] = _LogprobWriter(
                 self._tokenizer,
-                self._params.logprobs,
-                offset,
-                skip_special=self._params.skip_special_tokens,
+                self._params,
+                offset=0 if scores_prompt else len(self._echo(place)),
+                continues=not scores_prompt,
             )
         return self._writers[place]
 
@@ -172,14 +171,17 @@ class _LogprobWriter:
     """One choice's log-probabilities in the old form: parallel lists, and places in the text."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, num_top: int | None, offset: int, *, skip_special: bool
+        self, tokenizer: Tokenizer | None, params: SamplingParams, *, offset: int, continues: bool
     ) -> None:
+        """offset: where the first token stands. continues: it follows a prompt, shown or not."""
         self._tokenizer = tokenizer
-        self._num_top = num_top
+        self._num_top = params.logprobs
         self._offset = offset
         self._detokenizer = None
         if tokenizer is not None:
-            self._detokenizer = Detokenizer(tokenizer, skip_special, continues=offset > 0)
+            self._detokenizer = Detokenizer(
+                tokenizer, params.skip_special_tokens, continues=continues
+            )
 
     def write(
         self, entries: Sequence[TokenLogprob | None], unscored_ids: Sequence[int] = ()
