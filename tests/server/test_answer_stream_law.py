@@ -1,19 +1,17 @@
-"""The stream law for written answers: usage and log-probabilities do not depend on how a stream was cut."""
+"""The stream law for written answers: usage and log-probabilities follow from the tokens alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eyas.core import Delta, Mark, Request, SamplingParams, TokenLogprob
+from eyas.core import Delta, Request, SamplingParams, TokenLogprob
 from eyas.dialect import Wanted
 from eyas.dialect.qwen3 import qwen3
 from eyas.engine.stops import Shown, StopChecker
