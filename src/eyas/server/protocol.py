@@ -27,7 +27,9 @@ HEAD_TIMEOUT_SECONDS = 30.0
 LINGER_SECONDS = 2.0
 NO_REQUEST = "this is no HTTP request"
 NO_BODY = "the request's body is not in the form that its head announces"
-TWO_LENGTHS = "the request has content-length and transfer-encoding, which may say two lengths; send one of them"
+TWO_LENGTHS = (
+    "the request has content-length and transfer-encoding, which may say two lengths; send one"
+)
 ODD_LINES = (
     "the request's head has lines that do not end in CR LF, or that go on in the next one; send each "
     "field in one line that ends in CR LF"
