@@ -15,7 +15,7 @@ from tests.server.test_limits import CHAT, post_head, raw, read_all, until
 @pytest.mark.parametrize("pause", [0, 0.05])
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_head_that_is_too_long_is_refused(server: LiveServer, pause: float, ends: bool):
-    head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-big: " + b"a" * 40_000
+    head = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-big: " + b"a" * 40_000
     with raw(server, head) as connection:
         time.sleep(pause)
         connection.sendall(b"\r\n\r\n" if ends else b"a" * 100_000)
@@ -24,8 +24,8 @@ def test_a_head_that_is_too_long_is_refused(server: LiveServer, pause: float, en
 
 
 def test_a_head_behind_another_request_is_no_longer_than_any(server: LiveServer):
-    first = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-    second = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-big: " + b"a" * 40_000 + b"\r\n\r\n"
+    first = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    second = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-big: " + b"a" * 40_000 + b"\r\n\r\n"
     with raw(server, first + second) as connection:
         data = read_all(connection)
     assert data.startswith(b"HTTP/1.1 200 ")
@@ -42,7 +42,10 @@ def refused(answer: bytes, status: int) -> dict[str, str]:
     return error
 
 
-CHUNKED = b"POST %b HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = (
+    b"POST %b HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
 
 
 @pytest.mark.parametrize("pause", [0, 0.05])
@@ -61,7 +64,7 @@ def test_a_body_that_is_framed_wrongly_is_answered(
 
 
 def test_an_error_has_no_other_requests_id(server: LiveServer):
-    first = b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\n\r\n"
+    first = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine\r\n\r\n"
     with raw(server, first + b"GET\r\n\r\n") as connection:
         data = read_all(connection)
     at = data.rindex(b"HTTP/1.1 ")
@@ -72,13 +75,13 @@ def test_an_error_has_no_other_requests_id(server: LiveServer):
 
 def test_a_target_may_have_the_servers_name_in_it(server: LiveServer):
     for target, status in (
-        (b"http://x:80/v1/models", 200),
-        (b"HTTPS://x/health?a=http://b", 200),
-        (b"http://x", 404),
-        (b"http://x?a=/health", 404),
-        (b"/http://x/health", 404),
+        (b"http://localhost:80/v1/models", 200),
+        (b"HTTPS://localhost/health?a=http://b", 200),
+        (b"http://localhost", 404),
+        (b"http://localhost?a=/health", 404),
+        (b"/http://localhost/health", 404),
     ):
-        head = b"GET %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % target
+        head = b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % target
         with raw(server, head) as connection:
             assert read_all(connection).startswith(b"HTTP/1.1 %d " % status), target
 
@@ -90,9 +93,9 @@ def test_a_target_may_have_the_servers_name_in_it(server: LiveServer):
         b"GET\r\n\r\n",
         post_head("-5"),
         post_head("abc"),
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
-        b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nbad header\r\n\r\n",
     ],
 )
 def test_what_is_no_http_ends_the_connection_only(server: LiveServer, data: bytes):
