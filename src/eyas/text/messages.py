@@ -50,7 +50,7 @@ def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> d
 
 
 def require_content(message: Mapping[str, Any], place: int) -> None:
-    """RequestError for a message that says nothing: only an assistant's may do without content, where it
+    """RequestError for a message that says nothing: only an assistant's may lack content, where it
     calls, refuses or reasons."""
     is_assistant = message.get("role") == "assistant"
     if message.get("content") is not None or (
