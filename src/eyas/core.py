@@ -60,6 +60,15 @@ def _check(condition: bool, param: str, message: str) -> None:
         raise RequestError(f"{param}: {message}", param=param)
 
 
+def is_text(text: str) -> bool:
+    """Can it be written? Not if it holds half of a surrogate pair, as JSON and Python's strings can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the next token is chosen and when the text ends. Every field holds with every drafter.
 
@@ -140,6 +149,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             f"takes a list of at most {MAX_STOP_STRINGS} non-empty strings of up to "
             f"{MAX_STOP_STRING_CHARS} characters",
         )
+        _check(all(map(is_text, self.stop)), "stop", "holds half of a surrogate pair; remove it")
         _check(
             isinstance(self.stop_token_ids, (list, tuple))
             and len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS
