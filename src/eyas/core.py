@@ -97,13 +97,24 @@ def _as_int(value: Any) -> int | None:
         return None
 
 
+def is_text(text: str) -> bool:
+    """Can it be written? Not if it holds half of a surrogate pair, as JSON and Python's strings can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the next token is chosen and when the text ends. Every field holds with every drafter.
 
     temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: as usual, each renormalises what the
     filter before it left. repetition_penalty counts prompt and output; frequency_penalty and
     presence_penalty count the output. seed: 64 bits; drawn once per request when absent.
-    max_tokens: None means up to the model's context. logprobs, prompt_logprobs: None is off, N gives
+    max_tokens: None means up to the model's context, and so does more than that has room for: the
+    answer then ends with "length". 0 makes no token, for who wants prompt_logprobs alone; the prompt
+    may fill the context then. logprobs, prompt_logprobs: None is off, N gives
     the token's own log-probability and the N most likely ones, of the raw model (before bias).
     n: number of choices; they share their prompt.
     """
@@ -156,7 +167,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             _check(good, name, f"must be a whole number between {low} and {high}, not {value!r}")
         for name, low, high in (
             ("seed", -(2**63), 2**64 - 1),
-            ("max_tokens", 1, 2**31 - 1),
+            ("max_tokens", 0, 2**31 - 1),
             ("logprobs", 0, MAX_LOGPROBS),
             ("prompt_logprobs", 0, MAX_LOGPROBS),
         ):
@@ -176,6 +187,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             f"takes a list of at most {MAX_STOP_STRINGS} non-empty strings of up to "
             f"{MAX_STOP_STRING_CHARS} characters",
         )
+        _check(all(map(is_text, self.stop)), "stop", "holds half of a surrogate pair; remove it")
         _check(
             isinstance(self.stop_token_ids, (list, tuple))
             and len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS
@@ -214,6 +226,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if any(type(token) is not int for token in self.logit_bias):
             tokens = as_token_ids(list(self.logit_bias), "logit_bias")
             force(self, "logit_bias", dict(zip(tokens, self.logit_bias.values(), strict=True)))
+
+
+def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> None:
+    """RequestError where an answer of `min_tokens` has no room behind such a prompt."""
+    room = max_model_len - num_prompt_tokens
+    _check(
+        params.min_tokens <= room,
+        "min_tokens",
+        f"asks for {params.min_tokens} tokens, but this model's context holds {max_model_len} and the "
+        f"prompt has {num_prompt_tokens}; ask for {max(0, room)} or fewer, or shorten the prompt",
+    )
 
 
 class Request(msgspec.Struct, kw_only=True):

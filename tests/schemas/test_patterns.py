@@ -342,3 +342,36 @@ def test_what_grows_without_end_is_given_up_in_time() -> None:
     assert automata.Matcher(read("^(a|a)*$"), automata.Budget()).matches("a" * 90 + "!") is False
     with pytest.raises(PatternFault):
         read("(?x)a")
+
+
+NUL_PATTERNS = (
+    *("^a\0b$", "^[\0a]$", "^[^\0]$", "^[\0-\x1f]$", "^[a\0]{2}$", "\0", "^\\\0|b$", "^a\0{2}$"),
+    *("^[^a\0-c]$", "(?i:\0a)", "^[\\w\0]$", "^[\0-\U0010ffff]$", '^[\0"\\\\]$'),
+)
+
+
+@pytest.mark.parametrize("pattern", NUL_PATTERNS)
+def test_a_character_nul_in_a_pattern_is_what_its_escape_is(pattern: str) -> None:
+    escaped = pattern.replace("\\\0", "\0").replace("\0", "\\u0000")
+    for schema in (
+        lambda text: {"type": "string", "pattern": text},
+        lambda text: {"properties": {"const": {"items": {"pattern": text}}}},
+        lambda text: {"patternProperties": {text: {"type": "null"}}, "additionalProperties": False},
+    ):
+        assert prepare(schema(pattern), param="p") == prepare(schema(escaped), param="p")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": {"pattern": "\0"}},
+        {"enum": [{"pattern": "\0"}]},
+        {"default": {"patternProperties": {"\0": 1}}},
+        {"properties": {"\0": {}}},
+        {"patternProperties": {"a": {"title": "\0"}}},
+        {"required": ["\0"]},
+    ],
+)
+def test_a_character_nul_anywhere_else_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError, match="holds a NUL character"):
+        prepare(schema, param="p")

@@ -138,8 +138,12 @@ class FakeClient:
     def _deltas(self, request: Request, index: int) -> Iterator[Delta]:
         params = request.params
         ids = self.ids_of(self.answer(request, index))
-        limit = params.max_tokens or len(ids)
-        text = Detokenizer(self.tokenizer, params.skip_special_tokens)
+        limit = len(ids) if params.max_tokens is None else params.max_tokens
+        prompt_logprobs = None
+        if index == 0 and params.prompt_logprobs is not None:
+            scored = [logprob(i, params.prompt_logprobs) for i in request.prompt_token_ids[1:]]
+            prompt_logprobs = [None, *scored]
+        text = Detokenizer(self.tokenizer, params.skip_special_tokens, continues=True)
         for place, token_id in enumerate(ids[:limit]):
             if self.error_after == place:
                 yield Delta(
@@ -156,14 +160,13 @@ class FakeClient:
                 delta.marks = [Mark(0, token_id, len(delta.text))]
             if params.logprobs is not None:
                 delta.logprobs = [logprob(token_id, params.logprobs)]
-            if place == 0 and index == 0 and params.prompt_logprobs is not None:
-                scored = [logprob(i, params.prompt_logprobs) for i in request.prompt_token_ids[1:]]
-                delta.prompt_logprobs = [None, *scored]
+            delta.prompt_logprobs, prompt_logprobs = prompt_logprobs, None
             yield delta
         yield Delta(
             request_id=request.id,
             index=index,
             text=text.finish(),
+            prompt_logprobs=prompt_logprobs,
             finish_reason="stop" if limit >= len(ids) else "length",
             usage=Usage(
                 num_prompt_tokens=len(request.prompt_token_ids),

@@ -20,7 +20,7 @@ from tests.server.fakes import FakeClient, LiveServer, live_server
 from tests.server.test_launch import served
 from tests.server.test_limits import BODY, CHAT, until
 
-HALF_A_HEAD = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+HALF_A_HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
 def connect(server: LiveServer, data: bytes = b"") -> socket.socket:
@@ -100,7 +100,7 @@ def test_requests_beyond_their_limit_hear_so(directory: Path):
 
 def upload(server: LiveServer, length: int, data: bytes) -> socket.socket:
     """A connection that announces more than it sends."""
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n".encode()
     return connect(server, head + data)
 
 

@@ -410,7 +410,8 @@ def test_a_refused_field_is_named(http: httpx.Client, fake: FakeClient, field: s
     ["\x00", "\ud800", "a\udfffb", "\u2028", "\x1b[31m", "<|im_end|>", "\ufeff", "x" * 400, " "],
 )
 def test_odd_text_is_served(http: httpx.Client, fake: FakeClient, content: str):
-    body = json.dumps({"messages": [{"role": "user", "content": content}], "stop": [content]})
+    stop = [content.encode("utf-8", "replace").decode()]
+    body = json.dumps({"messages": [{"role": "user", "content": content}], "stop": stop})
     response = http.post(CHAT, content=body)
     assert response.status_code == 200, response.text
     prompt = fake.requests[-1].prompt_token_ids

@@ -144,7 +144,7 @@ def hostile(turn: int) -> Iterator[Hostile]:
     remote = {"$ref": f"https://example.com/{turn}"}
     yield Hostile("remote reference", {"json_schema": remote}, "example")
     half = {"json_schema": f'{{"const": "{turn}\\ud800"}}'}
-    yield Hostile("half a pair", half, None, {"const": f"{turn}\ufffd"})
+    yield Hostile("half a pair", half, "surrogate")
     megabyte = {"type": "integer", "description": "x" * (1_000_000 + turn)}
     yield Hostile("1 MB", {"json_schema": megabyte}, "longer")
     many = {"enum": [f"{turn}-{k}" for k in range(9_000)]}

@@ -145,8 +145,8 @@ def test_more_values_than_a_request_can_use_are_not_read():
 
 def test_halves_of_characters_are_replaced_a_piece_at_a_time():
     text = "a\ud800" * 300_000 + "\U0001f389\udfff"
-    found = json_object(json.dumps({"x": text, "\udc00": ["\udc00"]}))
-    assert found == {"x": "a\ufffd" * 300_000 + "\U0001f389\ufffd", "\ufffd": ["\ufffd"]}
+    found = json_object(json.dumps({"x": text, "y": ["\udc00"]}), is_plain_text=lambda way: True)
+    assert found == {"x": "a\ufffd" * 300_000 + "\U0001f389\ufffd", "y": ["\ufffd"]}
 
 
 def test_a_large_schema_is_read(http: httpx.Client, fake: FakeClient):

@@ -44,7 +44,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 def post_head(length: int | str, path: str = CHAT) -> bytes:
     return (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {length}\r\n\r\n"
     ).encode()
 

@@ -93,6 +93,23 @@ def test_echo_scores_the_prompt(api: openai.OpenAI):
     assert scored[0] is None and all(value <= 0 for value in scored[1:]) and len(scored) > 1
 
 
+def test_echo_scores_a_prompt_that_fills_the_context(url: str):
+    room = httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"]
+    body = {"prompt": [300 + k % 50 for k in range(room)], "echo": True, "max_tokens": 0}
+    for fields in ({}, {"logprobs": 1}):
+        answer = httpx.post(f"{url}/v1/completions", json={**body, **fields}, timeout=300).json()
+        assert answer["usage"] == {
+            **answer["usage"],
+            "prompt_tokens": room,
+            "completion_tokens": 0,
+            "total_tokens": room,
+        }
+        assert answer["choices"][0]["finish_reason"] == "length"
+    assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == room
+    longer = {**body, "prompt": [*body["prompt"], 300]}
+    assert httpx.post(f"{url}/v1/completions", json=longer).status_code == 400
+
+
 def test_many_clients_at_once_get_what_each_gets_alone(api: openai.OpenAI):
     requests = [
         {

@@ -79,6 +79,36 @@ BIG = 10**300
         (CHAT, {"messages": USER, "stream_options": 5}, "stream_options", "must be an object such"),
         (CHAT, {"messages": USER, "metadata": 5}, "metadata", "must be an object"),
         (CHAT, {"messages": USER, "seed": BIG}, "seed", "less than or equal to"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
+        *(
+            (CHAT, {"messages": [*USER, {"role": role, **more}]}, "messages[1].content", "required")
+            for role in ("user", "system", "developer", "tool", "assistant")
+            for more in ({}, {"content": None})
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "system", "content": "x"}, {"role": "system"}, *USER]},
+            "messages[1].content",
+            "is required",
+        ),
+        ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
+        (CHAT, {"messages": USER, "min_tokens": 600}, "min_tokens", "context holds 512"),
+        (TEXT, {"prompt": "x", "min_tokens": 17}, "min_tokens", "is above max_tokens"),
+        (
+            TEXT,
+            {"prompt": [5] * 500, "min_tokens": 13, "max_tokens": 20},
+            "min_tokens",
+            "12 or fewer",
+        ),
+        (
+            "/generate",
+            {"text": "x", "sampling_params": {"min_new_tokens": 600, "max_new_tokens": 600}},
+            "sampling_params.min_new_tokens",
+            "context holds 512",
+        ),
+        (CHAT, {"messages": USER, "max_tokens": 0}, "max_tokens", "at least 1"),
+        (TEXT, {"prompt": [5] * 513, "max_tokens": 0, "echo": True}, "prompt", "context holds"),
+        (TEXT, {"prompt": [5] * 512, "max_tokens": 1, "echo": True}, "prompt", "context holds"),
         ("/generate", {"text": {}}, "text", "must be a string or a list of strings"),
         ("/generate", {"input_ids": ["x"]}, "input_ids", "must be a list of token ids, or"),
         ("/generate", {"input_ids": [[1], [None]]}, "input_ids[1][0]", "valid integer"),
@@ -91,6 +121,25 @@ def test_a_field_of_several_forms_is_judged_by_the_one_that_was_sent(
     assert error["param"] == param
     assert said in error["message"] and "instance of" not in error["message"]
     assert error["message"].startswith(f"{param}: ") or error["code"] == "context_length_exceeded"
+
+
+def test_an_assistant_may_call_refuse_or_reason_without_content(
+    http: httpx.Client, fake: FakeClient
+):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for said in ({"tool_calls": [call]}, {"refusal": "No."}, {"reasoning_content": "Well."}):
+        for content in ({}, {"content": None}):
+            messages = [*USER, {"role": "assistant", **said, **content}, *USER]
+            assert http.post(CHAT, json={"messages": messages}).status_code == 200
+    empty = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+    assert http.post(CHAT, json={"messages": empty}).status_code == 200
+
+
+def test_a_prompt_that_fills_the_context_is_scored(http: httpx.Client, fake: FakeClient):
+    fields = {"max_tokens": 0, "echo": True, "logprobs": 1}
+    body = http.post(TEXT, json={"prompt": [5] * 512, **fields}).json()
+    assert len(body["choices"][0]["logprobs"]["tokens"]) == 512
+    assert body["usage"]["completion_tokens"] == 0
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "9" * 5000, "-" + "9" * 500])

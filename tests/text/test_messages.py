@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from eyas.text import ChatTemplate
-from eyas.text.sandbox import BoundedTemplate
+from eyas.text.renderers import BoundedTemplate
 from tests.text import small_tokenizers as small
 
 USER = {"role": "user", "content": "Hi"}

@@ -138,9 +138,11 @@ _FLAGS_BY_REASON = {
     "TLS is for a proxy in front": (
         "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-keyfile-password"
     ),
+    "name each origin whose pages may use the API with --cors-origin": (
+        "--allowed-origins --allowed-methods --allowed-headers --allow-credentials"
+    ),
     "is not a matter of this server; leave it to a proxy in front": (
-        "--root-path --allowed-origins --allowed-methods --allowed-headers --allow-credentials "
-        "--middleware --api-server-count --enable-request-id-headers"
+        "--root-path --middleware --api-server-count --enable-request-id-headers"
     ),
     "/metrics is always there; leave it out": (
         "--enable-metrics --enable-metrics-for-all-schedulers --disable-log-stats "

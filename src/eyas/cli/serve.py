@@ -73,6 +73,24 @@ def serve(
             "--api-key-file", help="A file with one key a line.", rich_help_panel=SERVER_PANEL
         ),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-host",
+            help="Without a key, requests call this machine by its own name, localhost or an address; "
+            "this is a name more, '*' any. May be given several times.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors-origin",
+            help="Web pages of this origin (http://localhost:3000) may use the API; '*' is any. May be "
+            "given several times.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None,
     max_body_bytes: Annotated[
         int,
         typer.Option(
@@ -146,6 +164,7 @@ def serve(
     """Serve a model over an OpenAI-style API."""
     from eyas.server.launch import serve as run_server
     from eyas.server.options import MAX_RESTARTS, ServerOptions
+    from eyas.server.origins import checked_host, checked_origin
 
     said = in_our_words(peers, chosen.model, _given(context))
     settings = {
@@ -166,6 +185,8 @@ def serve(
         host=host,
         port=port,
         api_keys=(*(api_key or ()), *_keys_of(api_key_file)),
+        allowed_hosts=tuple(map(checked_host, allowed_host or ())),
+        cors_origins=tuple(map(checked_origin, cors_origin or ())),
         served_model_names=tuple(served_model_name or ()),
         max_body_bytes=max_body_bytes,
         max_queued=max_queued,

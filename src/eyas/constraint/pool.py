@@ -109,7 +109,15 @@ class CompilePool:
         "timeout" where it took too long or too many wait already. Who needs it no more cancels the
         future: nothing is compiled for nobody."""
         future: Future[Grammar] = Future()
-        key = spec.key
+        try:
+            key = spec.key
+        except UnicodeEncodeError as fault:
+            shown = ascii(fault.object[max(0, fault.start - 20) : fault.start + 20])
+            error = GrammarError(
+                f"holds half of a surrogate pair, which no text can contain: {shown}", "invalid"
+            )
+            _refuse([(future, spec.param)], error)
+            return future
         if len(key) > MAX_SPEC_BYTES:
             error = GrammarError(
                 f"the output's grammar has more than {MAX_SPEC_BYTES} bytes; make it smaller",

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eyas.core import GrammarError, RequestError
+from eyas.core import GrammarError, RequestError, is_text
 from eyas.dialect.base import ToolSpec
 from eyas.schemas import prepare
 
@@ -37,7 +37,7 @@ def tool_specs(tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...
                 f'{param}: must be {{"type": "function", "function": {{"name": ...}}}}', param=param
             )
         name = function["name"]
-        if not name or name in specs or name in CHOICES:
+        if not name or not is_text(name) or name in specs or name in CHOICES:
             reason = "is there twice" if name in specs else "cannot be a function's name"
             raise RequestError(f"{param}.name: {name!r} {reason}", param=f"{param}.name")
         specs[name] = _tool(name, function, f"{param}.parameters")

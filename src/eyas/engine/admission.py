@@ -6,7 +6,7 @@ Promises: a RequestError names the field and the remedy. Does not know: what els
 from __future__ import annotations
 
 from eyas.config import EngineInfo
-from eyas.core import Request, RequestError
+from eyas.core import Request, RequestError, check_room
 from eyas.text import Tokenizer
 from eyas.text.tokenizer import NO_TOKENIZER
 
@@ -16,12 +16,13 @@ def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | Non
     prompt, params = request.prompt_token_ids, request.params
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
-    if len(prompt) >= info.max_model_len:
+    if len(prompt) + (params.max_tokens != 0) > info.max_model_len:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens, but this model's context holds "
             f"{info.max_model_len} and at least one is needed for the answer; shorten the prompt",
             param="prompt",
         )
+    check_room(len(prompt), params, info.max_model_len)
     if strange := [i for i in prompt if not (type(i) is int and 0 <= i < info.vocab_size)]:
         raise RequestError(_told(strange[0], info, tokenizer), param="prompt")
     for name, ids in (

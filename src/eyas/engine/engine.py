@@ -141,10 +141,10 @@ class Engine:
         if request.output is not None and grammar is None:
             grammar = self.compile(request.output).result()
         seed = params.seed if params.seed is not None else secrets.randbits(53)
-        max_length = min(
-            self.info.max_model_len,
-            len(request.prompt_token_ids) + (params.max_tokens or self.info.max_model_len),
-        )
+        room = self.info.max_model_len - len(request.prompt_token_ids)
+        num_wanted = room if params.max_tokens is None else min(room, params.max_tokens)
+        # Where nothing is wanted one token is chosen all the same, and dropped.
+        max_length = len(request.prompt_token_ids) + max(1, num_wanted)
         first = None
         if grammar is not None:
             assert request.output is not None

@@ -71,6 +71,8 @@ class StopChecker:
 
     def push(self, token_ids: list[int], logprobs: list[TokenLogprob] | None = None) -> Shown:
         """Append chosen tokens up to the first that ends the text."""
+        if self._params.max_tokens == 0:
+            return Shown(finish_reason="length")
         shown = Shown()
         for i, token_id in enumerate(token_ids):
             shown.num_taken += 1

@@ -152,10 +152,10 @@ class _Reader:
             raise PatternFault(begin, "half a surrogate pair, which no text contains", "invalid")
         ranges: Ranges = ((code, code),)
         char = chr(code)
-        if self.place == begin + 1:  # it stands for itself
-            plain = r"\{" if char == "{" else char
-        elif not code:
+        if not code:
             ranges, plain = (), charsets.written(ranges)
+        elif self.place == begin + 1:  # it stands for itself
+            plain = r"\{" if char == "{" else char
         else:
             plain = f"\\{char}" if char in _META else charsets.shown(code)
         return self._folded(Chars(ranges, plain))
@@ -307,6 +307,8 @@ class _Reader:
         if self.pattern.startswith(("&&[", "--[", "~~["), here):  # Rust's, and characters in ECMA
             message = "operations on classes are not supported; write the characters out"
             raise PatternFault(here, message)
+        if char == "\0":
+            return 0, charsets.shown(0)
         if char != "\\":
             return ord(char), f"\\{char}" if char in "[&~^-" else char
         char = self.pattern[self.place : self.place + 1]

@@ -2,11 +2,12 @@
 
 Promises: looks at every node once, without recursion, and stops at the first limit, so that anything a
 client sends is judged in time that the limits bound; what passes here can be recursed over.
-Does not know: keywords.
+Does not know: keywords, but for those that hold patterns, names and plain data.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 from typing import Any
@@ -29,6 +30,10 @@ MAX_SECONDS = 5.0
 MAX_OUTPUT_DEPTH = 124
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_SCHEMAS_BY_NAME = frozenset(
+    {"properties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+)
+_DATA = frozenset({"const", "enum", "default", "examples"})
 
 
 def fail(param: str, place: str, message: str, fault: GrammarFault) -> GrammarError:
@@ -70,12 +75,37 @@ def read(text: str, param: str) -> Any:
         raise GrammarError(f"{param}: {message}", "invalid", param=param) from None
 
 
+class _Kind(enum.Enum):
+    """What stands at a place, as far as it matters to which texts may stand there."""
+
+    SCHEMA = enum.auto()
+    BY_NAME = enum.auto()
+    BY_PATTERN = enum.auto()
+    PATTERN = enum.auto()
+    DATA = enum.auto()
+
+
+def _kind_of(key: str, parent: _Kind) -> _Kind:
+    """Of the value of this member."""
+    if parent is _Kind.DATA:
+        return _Kind.DATA
+    if parent is not _Kind.SCHEMA:
+        return _Kind.SCHEMA
+    if key in _DATA:
+        return _Kind.DATA
+    if key == "pattern":
+        return _Kind.PATTERN
+    if key == "patternProperties":
+        return _Kind.BY_PATTERN
+    return _Kind.BY_NAME if key in _SCHEMAS_BY_NAME else _Kind.SCHEMA
+
+
 def check_size(schema: Any, param: str) -> None:
     """Raises where a parsed schema is over a limit or holds what is not JSON."""
     num_nodes = num_chars = 0
-    waiting: list[tuple[Any, str, int]] = [(schema, "#", 0)]
+    waiting: list[tuple[Any, str, int, _Kind]] = [(schema, "#", 0, _Kind.SCHEMA)]
     while waiting:
-        node, place, depth = waiting.pop()
+        node, place, depth, kind = waiting.pop()
         num_nodes += 1
         if depth > MAX_DEPTH:
             raise _too_deep(param, place)
@@ -83,19 +113,22 @@ def check_size(schema: Any, param: str) -> None:
             for key in node:
                 if not isinstance(key, str):
                     raise fail(param, place, f"the key {key!r} must be a string", "invalid")
-                _check_text(key, param, place)
+                _check_text(key, param, place, is_pattern=kind is _Kind.BY_PATTERN)
                 num_chars += len(key) + 4
-            waiting.extend((value, under(place, key), depth + 1) for key, value in node.items())
+            waiting.extend(
+                (value, under(place, key), depth + 1, _kind_of(key, kind))
+                for key, value in node.items()
+            )
             if len(node) > MAX_PROPERTIES:
                 message = f"has {len(node)} members; the limit is {MAX_PROPERTIES}"
                 raise fail(param, place, message, "too_complex")
         elif isinstance(node, (list, tuple)):
             if num_nodes + len(node) > MAX_NODES:
                 raise _too_many(param)
-            waiting.extend((value, place, depth + 1) for value in node)
+            waiting.extend((value, place, depth + 1, kind) for value in node)
             num_chars += 2 * len(node)
         elif isinstance(node, str):
-            _check_text(node, param, place)
+            _check_text(node, param, place, is_pattern=kind is _Kind.PATTERN)
             num_chars += len(node) + 2
         elif isinstance(node, float) and not -1e308 <= node <= 1e308:
             raise fail(param, place, f"{node} is not a JSON number", "invalid")
@@ -124,8 +157,8 @@ def depth_of(value: Any) -> int:
     return deepest
 
 
-def _check_text(text: str, param: str, place: str) -> None:
-    if "\0" in text:
+def _check_text(text: str, param: str, place: str, *, is_pattern: bool) -> None:
+    if "\0" in text and not is_pattern:  # a pattern means the character, however it is written
         raise fail(param, place, "holds a NUL character; remove it", "invalid")
     if _SURROGATE.search(text):
         message = "holds half a surrogate pair, which no text can contain; remove it"

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from eyas.server.errors import BODY_TOO_LATE, ApiError, overloaded
 from eyas.server.fields import FORMS
-from eyas.server.json_text import json_object, path_of
+from eyas.server.json_text import Way, json_object, path_of
 from eyas.server.text_workers import TextWorkers
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -41,6 +41,11 @@ _UNSUPPORTED = {
     "chat_template": "templates of a request are not accepted; the model's own is used",
     "documents": "is not supported; put them into a message",
 }
+
+_PLAIN_TEXTS = frozenset(
+    {"content", "text", "refusal", "reasoning_content", "reasoning", "arguments"}
+)
+"""Fields of messages that are read, and what is inside them."""
 
 _OBJECTS = {
     "messages": '{"role": "user", "content": "..."}',
@@ -163,7 +168,7 @@ async def parsed(body: bytes, kind: type[Body], workers: TextWorkers, client: st
 
 def parse(body: bytes, kind: type[Body]) -> Body:
     """The body as `kind`. ApiError 400 names the field and what is wrong with it."""
-    value = json_object(body)
+    value = json_object(body, is_plain_text=_is_plain_text)
     for name, remedy in _UNSUPPORTED.items():
         if value.get(name) is not None and name not in kind.model_fields:
             raise ApiError(400, f"{name}: {remedy}", param=name)
@@ -173,6 +178,13 @@ def parse(body: bytes, kind: type[Body]) -> Body:
         raise _field_error(error) from error
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deep") from error
+
+
+def _is_plain_text(way: Way) -> bool:
+    """Is it a text that the model reads, and nothing else does?"""
+    if way[0] in ("prompt", "text"):
+        return True
+    return way[0] in ("messages", "prediction") and not _PLAIN_TEXTS.isdisjoint(way[1:])
 
 
 def _field_error(error: ValidationError) -> ApiError:

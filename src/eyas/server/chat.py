@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eyas.core import Request, RequestError
+from eyas.core import Request, RequestError, check_room
 from eyas.dialect import CHOICES, Segmenter, Wanted
 from eyas.server.messages import plain_messages, plain_tools, template_options
 from eyas.server.sampling import refuse_unsupported, sampling_params
@@ -45,7 +45,7 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
     params = sampling_params(
         body,
         texts.defaults,
-        max_tokens=_the_one_of(body, "max_completion_tokens", "max_tokens"),
+        max_tokens=_limit(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
@@ -79,6 +79,7 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
             body.continue_final_message,
         ),
     )
+    check_room(len(ids), params, texts.max_model_len)
     output = texts.dialect.output(wanted, ids)
     if output is not None:
         output = named(output, _param_of(constraint, wanted), ignore_eos=params.ignore_eos)
@@ -106,6 +107,13 @@ def _param_of(constraint: Constraint | None, wanted: Wanted) -> str:
     if wanted.tools:
         return "tools"
     return "max_reasoning_tokens"
+
+
+def _limit(body: ChatBody) -> int | None:
+    limit = _the_one_of(body, "max_completion_tokens", "max_tokens")
+    if limit == 0:
+        raise RequestError("max_tokens: must be at least 1", param="max_tokens")
+    return limit
 
 
 def _the_one_of(body: ChatBody, *names: str) -> int | None:

@@ -113,7 +113,8 @@ class ChatFormat:
             segments = None
             if self._chat.new_segmenter is not None:
                 skips = self._params.skip_special_tokens
-                segments = Segments(self._chat.new_segmenter(), Detokenizer(self._tokenizer, skips))
+                detokenizer = Detokenizer(self._tokenizer, skips, continues=True)
+                segments = Segments(self._chat.new_segmenter(), detokenizer)
             self._writers[place] = _Writer(self._chat, segments)
         return self._writers[place]
 

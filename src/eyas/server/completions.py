@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from eyas.core import Delta, Request, RequestError, TokenLogprob
+from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, ending, finite, prompt_logprobs, token_text
 from eyas.server.sampling import includes_usage, refuse_unsupported, sampling_params
@@ -29,6 +29,8 @@ def completion_requests(
 ) -> list[Request]:
     """One request for each prompt. RequestError or ApiError names what cannot be done."""
     refuse_unsupported(body)
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens: 0 is for echo: true only", param="max_tokens")
     if body.suffix is not None:
         raise RequestError("suffix: is not supported", param="suffix")
     if body.echo and body.stream and body.logprobs is not None:
@@ -38,19 +40,12 @@ def completion_requests(
     params = sampling_params(
         body,
         texts.defaults,
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else _at_least_one(body),
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if scores_prompt else body.prompt_logprobs,
     )
     output = whole_output(constraint_of(body, texts.spelling), ignore_eos=params.ignore_eos)
     return texts.raw_requests(prompts, params, output, request_id, cache_salt)
-
-
-def _at_least_one(body: CompletionBody) -> int:
-    """max_tokens 0 scores a prompt: one token is made and not shown."""
-    if body.max_tokens == 0 and not body.echo:
-        raise RequestError("max_tokens: 0 is for echo: true only", param="max_tokens")
-    return max(1, body.max_tokens or 0)
 
 
 def _decoded(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:
@@ -75,7 +70,6 @@ class CompletionFormat:
         self._tokenizer = tokenizer
         self._params = requests[0].params
         self._requests = requests
-        self._hides_output = body.max_tokens == 0
         self._with_usage = includes_usage(body)
         self._echoes: list[str] | None = None
         if body.echo:
@@ -98,7 +92,7 @@ class CompletionFormat:
         if place not in self._writers and (echo := self._echo(place)):
             chunks.append(self._chunk(place, echo, None))
         writer = self._writer(place)
-        if (delta.text or delta.logprobs) and not self._hides_output:
+        if delta.text or delta.logprobs:
             chunks.append(self._chunk(place, delta.text, writer.write(delta.logprobs or [])))
         if delta.finish_reason is not None:
             last = self._chunk(place, "", None)
@@ -108,19 +102,14 @@ class CompletionFormat:
         return chunks
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head, "choices": [], "usage": self._shown(usage)}
+        return {**self._head, "choices": [], "usage": usage}
 
     def response(self, choices: list[Choice], usage: dict[str, Any]) -> dict[str, Any]:
         return {
             **self._head,
             "choices": [encoded(self._choice(choice, choices)) for choice in choices],
-            "usage": self._shown(usage),
+            "usage": usage,
         }
-
-    def _shown(self, usage: dict[str, Any]) -> dict[str, Any]:
-        if self._hides_output:
-            return {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
-        return usage
 
     def _choice(self, choice: Choice, choices: list[Choice]) -> dict[str, Any]:
         assert choice.last is not None
@@ -128,16 +117,14 @@ class CompletionFormat:
         first = choices[choice.place - choice.place % self._params.n]
         scored = first.prompt_logprobs
         writer = self._writer(choice.place)
-        entries: list[TokenLogprob | None] = [] if self._hides_output else [*choice.logprobs]
         if self._echoes is not None and self._params.logprobs is not None and scored is not None:
             prompt = self._requests[choice.place // self._params.n].prompt_token_ids
-            logprobs = writer.write([*scored, *entries], unscored_ids=prompt[:1])
+            logprobs = writer.write([*scored, *choice.logprobs], unscored_ids=prompt[:1])
         else:
-            logprobs = writer.write(entries)
-        text = self._echo(choice.place) + ("" if self._hides_output else choice.text)
+            logprobs = writer.write(choice.logprobs)
         answer = {
             "index": choice.place,
-            "text": text,
+            "text": self._echo(choice.place) + choice.text,
             "logprobs": logprobs,
             "finish_reason": choice.last.finish_reason,
             **ending(choice.last, self._params.seed),
@@ -153,12 +140,11 @@ class CompletionFormat:
     def _writer(self, place: int) -> _LogprobWriter:
         if place not in self._writers:
             scores_prompt = self._echoes is not None and self._params.prompt_logprobs is not None
-            offset = 0 if scores_prompt else len(self._echo(place))
             self._writers[place] = _LogprobWriter(
                 self._tokenizer,
-                self._params.logprobs,
-                offset,
-                skip_special=self._params.skip_special_tokens,
+                self._params,
+                offset=0 if scores_prompt else len(self._echo(place)),
+                continues=not scores_prompt,
             )
         return self._writers[place]
 
@@ -172,14 +158,17 @@ class _LogprobWriter:
     """One choice's log-probabilities in the old form: parallel lists, and places in the text."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, num_top: int | None, offset: int, *, skip_special: bool
+        self, tokenizer: Tokenizer | None, params: SamplingParams, *, offset: int, continues: bool
     ) -> None:
+        """offset: where the first token stands. continues: it follows a prompt, shown or not."""
         self._tokenizer = tokenizer
-        self._num_top = num_top
+        self._num_top = params.logprobs
         self._offset = offset
         self._detokenizer = None
         if tokenizer is not None:
-            self._detokenizer = Detokenizer(tokenizer, skip_special, continues=offset > 0)
+            self._detokenizer = Detokenizer(
+                tokenizer, params.skip_special_tokens, continues=continues
+            )
 
     def write(
         self, entries: Sequence[TokenLogprob | None], unscored_ids: Sequence[int] = ()

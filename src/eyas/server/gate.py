@@ -1,9 +1,10 @@
 """What every request passes before it reaches a route, and every answer on its way out.
 
-Promises: deny by default: all routes but the probes need a key where keys are set; every answer has
-a request id; while the server drains nothing new gets in but probes and scrapes; a request counts
-from when all of it is there, and one too many is told so; whatever goes wrong inside becomes a 500 in
-OpenAI's shape and a line in the log. Does not know: routes.
+Promises: deny by default: all routes but the probes need a key where keys are set, and come from this
+machine's own pages or none where they are not; answers to the pages of configured origins, errors too,
+say so; every answer has a request id; while the server drains nothing new gets in but probes and
+scrapes; a request counts from when all of it is there, and one too many is told so; whatever goes wrong
+inside becomes a 500 in OpenAI's shape and a line in the log. Does not know: routes.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ import secrets
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eyas.server import errors
 from eyas.server.errors import ApiError
+from eyas.server.origins import Origins
 from eyas.server.service import Service
 
 log = logging.getLogger("eyas.server")
 
 PROBES = frozenset({"/health", "/ready", "/livez", "/readyz"})
 ALWAYS = PROBES | {"/metrics"}
+EXPOSED_HEADERS = ("x-request-id", "retry-after")
+"""What pages may read of an answer's head, beside what they may read of any."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -32,9 +37,21 @@ class Gate:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
+        options = service.options
         self._app = app
         self._service = service
-        self._key_hashes = [_hash(key.encode()) for key in service.options.api_keys]
+        self._key_hashes = [_hash(key.encode()) for key in options.api_keys]
+        self._origins = Origins(options.host, options.allowed_hosts, options.cors_origins)
+        self._inside: ASGIApp = self._guarded
+        if options.cors_origins:
+            self._inside = CORSMiddleware(
+                self._guarded,
+                allow_origins=options.cors_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                allow_private_network=True,
+                expose_headers=EXPOSED_HEADERS,
+            )
         self._num_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,12 +64,9 @@ class Gate:
         headers = Headers(scope=scope)
         request_id = request_id_of(headers)
         scope.setdefault("state", {})["request_id"] = request_id
-        has_started = False
 
         async def send_out(message: Message) -> None:
-            nonlocal has_started
             if message["type"] == "http.response.start":
-                has_started = True
                 message.setdefault("headers", [])
                 outgoing = MutableHeaders(scope=message)
                 outgoing["x-request-id"] = request_id
@@ -61,7 +75,31 @@ class Gate:
                 self._service.metrics.count_response(message["status"])
             await send(message)
 
-        is_counted = False
+        try:
+            self._check_origin(scope, headers)
+        except ApiError as error:
+            await error.response()(scope, receive, send_out)
+        else:
+            await self._inside(scope, receive, send_out)
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """A key says who asks, and no page of others knows it: with keys, only a browser's question
+        whether a page may ask is answered here, since it comes without the key."""
+        is_question = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+        if scope["path"] in PROBES:
+            return
+        if not self._key_hashes:
+            self._origins.check_host(headers)
+        if not self._key_hashes or is_question:
+            self._origins.check_origin(headers)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = is_counted = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
 
         async def receive_in() -> Message:
             nonlocal is_counted
@@ -75,24 +113,26 @@ class Gate:
             return message
 
         try:
-            self._admit(scope["path"], headers)
-            await self._app(scope, receive_in, send_out)
+            self._admit(scope, Headers(scope=scope))
+            await self._app(scope, receive_in, send_on)
         except ApiError as error:
-            await error.response()(scope, receive, send_out)
+            await error.response()(scope, receive, send_on)
         except Exception:
-            log.exception("request %s failed", request_id)
+            log.exception("request %s failed", scope["state"]["request_id"])
             if not has_started:
                 failure = ApiError(500, errors.INTERNAL)
-                await failure.response()(scope, receive, send_out)
+                await failure.response()(scope, receive, send_on)
         finally:
             self._num_requests -= is_counted
 
-    def _admit(self, path: str, headers: Headers) -> None:
-        if path in PROBES:
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        if scope["path"] in PROBES:
             return
-        if self._key_hashes and not self._has_key(headers.getlist("authorization")):
+        if not self._key_hashes:
+            self._origins.check_content_type(scope["method"], headers)
+        elif not self._has_key(headers.getlist("authorization")):
             raise ApiError(401, errors.NO_KEY, code="invalid_api_key")
-        if path in ALWAYS:
+        if scope["path"] in ALWAYS:
             return
         if self._service.is_draining:
             raise errors.unavailable(errors.DRAINING, self._service.options.drain_seconds or 1)

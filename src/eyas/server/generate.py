@@ -7,7 +7,8 @@ constraint covers the whole output. Does not know: HTTP, chat templates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,14 +53,15 @@ def generate_requests(
     asked = body.sampling_params or GenerateParams()
     param = "input_ids" if body.text is None else "text"
     prompts = prompts_in(getattr(body, param), param, asked.n or 1)
-    params = _params(body, asked, texts)
+    with _in_their_words():
+        params = _params(body, asked, texts)
     constraint = constraint_of(asked, texts.spelling, _PREFIX)
     output = whole_output(constraint, ignore_eos=params.ignore_eos)
-    return texts.raw_requests(prompts, params, output, request_id, cache_salt)
+    with _in_their_words():
+        return texts.raw_requests(prompts, params, output, request_id, cache_salt)
 
 
 def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> SamplingParams:
-    """RequestError says SGLang's name of the field that is out of range."""
     fields = {name: getattr(asked, name) for name in _SHARED}
     fields |= {ours: getattr(asked, theirs) for ours, theirs in _NAMES.items()}
     limit = fields.pop("max_tokens")
@@ -67,16 +69,24 @@ def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> Sam
         raise RequestError(
             f"{_PREFIX}max_new_tokens: must be at least 1", param=f"{_PREFIX}max_new_tokens"
         )
+    return sampling_params(
+        Sampled(**fields),
+        texts.defaults,
+        max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
+        logprobs=(body.top_logprobs_num or 0) if body.return_logprob else None,
+        prompt_logprobs=None,
+    )
+
+
+@contextmanager
+def _in_their_words() -> Iterator[None]:
+    """A RequestError about one of sampling_params says SGLang's name of it."""
     try:
-        return sampling_params(
-            Sampled(**fields),
-            texts.defaults,
-            max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
-            logprobs=(body.top_logprobs_num or 0) if body.return_logprob else None,
-            prompt_logprobs=None,
-        )
+        yield
     except RequestError as error:
         ours = error.param or ""
+        if ours not in _NAMES and ours not in _SHARED:
+            raise
         theirs = _PREFIX + _NAMES.get(ours, ours)
         message = theirs + error.message.removeprefix(ours)
         raise RequestError(message, param=theirs) from error

@@ -1,7 +1,8 @@
 """JSON as strangers send it: read in bounds, each fault a 400 that says where it is.
 
 Promises: no more objects, arrays and members are made than a request can use, so that memory stays a
-small multiple of the text; no recursion; no number that is not finite, no half of a surrogate pair.
+small multiple of the text; no recursion; no number that is not finite; no half of a surrogate pair,
+but for texts of which the caller says that they are read and no more.
 Does not know: what the fields mean.
 """
 
@@ -10,9 +11,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
+from eyas.core import is_text
 from eyas.server.errors import ApiError
 from eyas.text.arguments import MAX_STRUCTURE
 
@@ -27,15 +29,29 @@ _PIECE = re.compile(rf'(?:[^"]++|{_STRING.pattern}){{1,8192}}+', re.DOTALL)
 _MANY_DIGITS = re.compile(rf"[0-9](?<![0-9]{{2}})[0-9]{{{MAX_DIGITS}}}")
 _HALF = re.compile("[\ud800-\udfff]")
 _PIECE_CHARS = 65_536
+HALF_A_PAIR = "holds half of a surrogate pair, which no text can contain; send both halves, or none"
 
 
 class TooManyValues(ValueError):
     """The text holds more than a request can use."""
 
 
-def json_object(text: str | bytes, param: str | None = None) -> dict[str, Any]:
-    """A JSON object's text, read. ApiError 400 says where it is wrong. param: the field that holds the
-    text; None is the body."""
+Way: TypeAlias = Sequence[str | int]
+"""From the outside to a value: names of members and places in arrays."""
+
+
+def json_object(
+    text: str | bytes,
+    param: str | None = None,
+    *,
+    is_plain_text: Callable[[Way], bool] = lambda way: False,
+) -> dict[str, Any]:
+    """A JSON object's text, read. ApiError 400 says where it is wrong.
+
+    param: the field that holds the text; None is the body. is_plain_text: whether the string there is
+    one of which halves of surrogate pairs, which JSON can spell and no text can hold, become U+FFFD.
+    Elsewhere they are refused: two names, or two patterns, might become the same.
+    """
     subject = "the body" if param is None else f"{param}:"
     try:
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
@@ -52,7 +68,10 @@ def json_object(text: str | bytes, param: str | None = None) -> dict[str, Any]:
     if not is_finite:
         path = path_of([param] if param else [], _way_to_no_number(value))
         raise ApiError(400, f"{path}: holds a number that is not finite or too large", param=path)
-    return _cleaned(value) if "\\u" in text else value
+    if "\\u" in text and (way := _way_to_a_half(value, is_plain_text)) is not None:
+        path = path_of([param] if param else [], way)
+        raise ApiError(400, f"{path}: {HALF_A_PAIR}", param=path)
+    return value
 
 
 def load(text: str) -> tuple[Any, bool]:
@@ -75,7 +94,7 @@ def load(text: str) -> tuple[Any, bool]:
     return value, is_finite
 
 
-def path_of(*ways: list[str | int]) -> str:
+def path_of(*ways: Way) -> str:
     """A place in a body as errors name it: `messages[0].content`, `logit_bias["5"]`. Names are cut
     short."""
     path = ""
@@ -83,7 +102,7 @@ def path_of(*ways: list[str | int]) -> str:
         name = step[:MAX_NAME_CHARS] if isinstance(step, str) else ""
         if path and name.isidentifier():
             path += f".{name}"
-        elif path or not name:
+        elif path or not name or not is_text(name):
             path += f"[{json.dumps(name if isinstance(step, str) else step)}]"
         else:
             path = name
@@ -120,47 +139,48 @@ def _place_of(error: ValueError) -> str:
 
 
 def _way_to_no_number(value: dict[str, Any]) -> list[str | int]:
-    """The way to the first number that is not finite. No recursion."""
-    way: list[str | int] = []
-    open_ones: list[Iterator[tuple[str | int, Any]]] = [iter(value.items())]
+    """The way to the first number that is not finite."""
+    for way, _, item in _members(value):
+        if isinstance(item, float) and not math.isfinite(item):
+            return [*way]
+    return []
+
+
+def _way_to_a_half(
+    value: dict[str, Any], is_plain_text: Callable[[Way], bool]
+) -> list[str | int] | None:
+    """The way to the first half of a surrogate pair, be it in a name; those in plain texts are replaced
+    before."""
+    for way, container, item in _members(value):
+        if isinstance(way[-1], str) and not is_text(way[-1]):
+            return [*way]
+        if isinstance(item, str) and not is_text(item):
+            if not is_plain_text(way):
+                return [*way]
+            container[way[-1]] = _without_halves(item)
+    return None
+
+
+def _members(value: dict[str, Any]) -> Iterator[tuple[list[str | int], Any, Any]]:
+    """The way to each member and item, what it is in, and itself. No recursion; the way is one list,
+    which changes."""
+    way: list[str | int] = [""]
+    open_ones: list[tuple[Any, Iterator[tuple[str | int, Any]]]] = [(value, iter(value.items()))]
     while open_ones:
-        for step, item in open_ones[-1]:
-            if isinstance(item, float) and not math.isfinite(item):
-                return [*way, step]
+        container, members = open_ones[-1]
+        for way[-1], item in members:
+            yield way, container, item
             if isinstance(item, (dict, list)):
-                way.append(step)
                 inside = item.items() if isinstance(item, dict) else enumerate(item)
-                open_ones.append(iter(inside))
+                open_ones.append((item, iter(inside)))
+                way.append("")
                 break
         else:
             open_ones.pop()
-            del way[-1:]
-    return way
-
-
-def _cleaned(value: dict[str, Any]) -> dict[str, Any]:
-    """JSON can spell half of a surrogate pair; such halves become U+FFFD. No recursion."""
-    root = [value]
-    todo: list[Any] = [root]
-    while todo:
-        container = todo.pop()
-        if isinstance(container, dict):
-            cleaned = {_without_halves(key): item for key, item in container.items()}
-            container.clear()
-            container.update(cleaned)
-        for key, item in container.items() if isinstance(container, dict) else enumerate(container):
-            if isinstance(item, str):
-                container[key] = _without_halves(item)
-            elif isinstance(item, (dict, list)):
-                todo.append(item)
-    return root[0]
+            del way[-1]
 
 
 def _without_halves(text: str) -> str:
     """Piece by piece, so that other threads have their turn."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        starts = range(0, len(text), _PIECE_CHARS)
-        return "".join(_HALF.sub("\ufffd", text[at : at + _PIECE_CHARS]) for at in starts)
-    return text
+    starts = range(0, len(text), _PIECE_CHARS)
+    return "".join(_HALF.sub("\ufffd", text[at : at + _PIECE_CHARS]) for at in starts)

@@ -12,6 +12,7 @@ from typing import Any
 from eyas.core import RequestError
 from eyas.server.schema import Message, RefusalPart, TextPart, Tool
 from eyas.server.texts import ModelTexts
+from eyas.text.messages import require_content
 
 MAX_KWARG_CHARS = 1000
 _NO_REASONING_EFFORTS = ("none", "minimal")
@@ -40,6 +41,7 @@ def plain_messages(messages: list[Message], texts: ModelTexts) -> list[dict[str,
     plain: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         fields = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
+        require_content({**fields, "refusal": message.refusal}, place)
         if message.role == "developer" and template and not template.mentions("developer"):
             fields["role"] = "system"
         if isinstance(message.content, list):

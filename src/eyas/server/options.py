@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from eyas.dialect import check_parsers
+from eyas.server.origins import checked_host, checked_origin
 
 MAX_RESTARTS = 5
 
@@ -15,6 +16,8 @@ MAX_RESTARTS = 5
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """host, port: loopback unless asked for. api_keys: any of them opens every route.
 
+    allowed_hosts: names of this machine beside its own, for requests without a key; "*" is any.
+    cors_origins: whose pages may use the server from browsers; "*" is anybody's.
     served_model_names: what clients may call the model, the first is what answers say; empty is the
     model's path. max_body_bytes, max_header_bytes: larger requests are refused unread.
     max_connections: beyond them the one that has been without a whole request for longest is closed.
@@ -33,6 +36,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     served_model_names: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 1024 * 1024
     max_header_bytes: int = 32 * 1024
@@ -79,6 +84,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("max_requests: must be below max_connections, which probes need too")
         if any(not key or not key.isprintable() for key in self.api_keys):
             raise ValueError("api_keys: must not be empty and have printable characters only")
+        for name, check in (("allowed_hosts", checked_host), ("cors_origins", checked_origin)):
+            for value in getattr(self, name):
+                if check(value) != value:
+                    raise ValueError(f"{name}: write {check(value)!r} for {value!r}")
         check_parsers(self.reasoning_parser, self.tool_call_parser)
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ValueError("log_level: must be debug, info, warning or error")

@@ -2,8 +2,8 @@
 
 Promises: a connection that sends no whole request head in time is closed; so is, where there are too
 many, the one that has been without a request for longest, so that a new one is always heard; a client
-that takes nothing of what is written for it is cut off; what cannot be read as HTTP is answered in
-OpenAI's shape. Does not know: routes.
+that takes nothing of what is written for it is cut off; what cannot be read as HTTP, or what a server
+in front of this one may read differently, is answered in OpenAI's shape. Does not know: routes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ HEAD_TIMEOUT_SECONDS = 30.0
 LINGER_SECONDS = 2.0
 NO_REQUEST = "this is no HTTP request"
 NO_BODY = "the request's body is not in the form that its head announces"
-_NAMED_TARGET = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+TWO_LENGTHS = (
+    "the request has content-length and transfer-encoding, which may say two lengths; send one"
+)
+ODD_LINES = (
+    "the request's head has lines that do not end in CR LF, or that go on in the next one; send each "
+    "field in one line that ends in CR LF"
+)
+_NAMED_TARGET = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
+_ODD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 
 class Connections:
@@ -88,37 +96,53 @@ class Connections:
 
 class _Reader(h11.Connection):
     """HTTP as it comes off the wire. A head is too long, or not, however it was cut into packets; a
-    target with the server's name in it (RFC 9112, 3.2.2) is its path."""
+    target with the server's name in it (RFC 9112, 3.2.2) is its path, and that name its host.
+
+    fault: what is wrong with what came, where that is known.
+    """
 
     def __init__(self, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
         self.max_head_bytes = max_head_bytes
-        self.is_too_long = False
+        self.fault: ApiError | None = None
         self.headers: list[tuple[bytes, bytes]] = []
 
     def next_event(self) -> Any:
+        waiting = self.trailing_data[0] if self.their_state is h11.IDLE else b""
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
-            self.is_too_long = error.error_status_hint == 431
+            if error.error_status_hint == 431:
+                self.fault = self._too_long()
             raise
         if not isinstance(event, h11.Request):
             return event
         self.headers = list(event.headers)
+        head = waiting[: len(waiting) - len(self.trailing_data[0])]
         num_bytes = len(event.method) + len(event.target) + sum(map(_num_bytes, self.headers))
         if num_bytes > self.max_head_bytes:
-            self.is_too_long = True
-            raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
+            self.fault = self._too_long()
+        elif _ODD_LINE_END.search(head):
+            self.fault = ApiError(400, ODD_LINES)
+        elif {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+            self.fault = ApiError(400, TWO_LENGTHS)
+        if self.fault is not None:
+            raise h11.RemoteProtocolError(self.fault.message)
         named = _NAMED_TARGET.match(event.target)
         if named is None:
             return event
         target = event.target[named.end() :]
+        others = [(name, value) for name, value in self.headers if name != b"host"]
         return h11.Request(
             method=event.method,
             target=target if target.startswith(b"/") else b"/" + target,
-            headers=event.headers,
+            headers=[(b"host", named[1]), *others],
             http_version=event.http_version,
         )
+
+    def _too_long(self) -> ApiError:
+        limit = self.max_head_bytes
+        return ApiError(431, f"the request's head is longer than {limit} bytes; shorten it")
 
 
 def _num_bytes(header: tuple[bytes, bytes]) -> int:
@@ -203,10 +227,7 @@ class BoundedProtocol(H11Protocol):
         rest of it is thrown away for a while: unread, it would take the answer with it."""
         has_head = self.conn.our_state is not h11.IDLE
         asked = Headers(raw=self._reader.headers if has_head else [])
-        error = ApiError(400, NO_BODY if has_head else NO_REQUEST)
-        if self._reader.is_too_long:
-            limit = self._reader.max_head_bytes
-            error = ApiError(431, f"the request's head is longer than {limit} bytes; shorten it")
+        error = self._reader.fault or ApiError(400, NO_BODY if has_head else NO_REQUEST)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = msgspec.json.encode(error.body())
             headers = [

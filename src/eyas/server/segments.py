@@ -1,12 +1,14 @@
 """One choice's stream as reasoning, content and tool calls, with its tokens counted.
 
-Promises: the events do not depend on how the stream was cut into deltas, the count of reasoning tokens
-neither. Does not know: how any model writes these, JSON, HTTP.
+Promises: events, the tokens of each and the count of reasoning tokens are a function of all tokens and
+their text, so they do not depend on how the stream was cut into deltas. Does not know: how any model
+writes these, JSON, HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,36 +25,50 @@ class Piece(NamedTuple):
 
 
 class Segments:
-    """Splits one choice, its text cut at its tokens.
+    """Splits one choice, token by token: text that came before its token waits for it, as it does where
+    the token's other end may begin a stop string.
 
     num_reasoning_tokens: a token counts with the text that comes out next, so the marker that opens
     reasoning counts as reasoning and the one that closes it does not.
     """
 
     def __init__(self, segmenter: Segmenter, detokenizer: Detokenizer) -> None:
-        """detokenizer: as new, with the choice's own way to treat special tokens."""
+        """detokenizer: as new, like the one that the text comes from."""
         self._segmenter = segmenter
         self._detokenizer = detokenizer
+        self._text = ""
+        self._marks: deque[Mark] = deque()
         self._num_silent = 0
         self._lengths: list[int] = []
         self.num_reasoning_tokens = 0
         self.num_calls = 0
 
     def push(self, text: str, token_ids: Sequence[int], marks: Sequence[Mark]) -> list[Piece]:
-        """A delta's pieces, in order."""
+        """The pieces that are complete with a delta, in order."""
+        self._text += text
+        self._marks.extend(marks)
         pieces: list[Piece] = []
-        for part, own_marks, num_tokens in self._parts(text, token_ids, marks):
-            if num_tokens:
-                self._lengths.append(len(part))
-            events = self._segmenter.push(part, own_marks)
-            self._count(events, num_tokens)
-            pieces += self._placed(events)
+        begin = 0
+        for token_id in token_ids:
+            end = begin + len(self._detokenizer.push(token_id))
+            part = self._text[begin:end]  # shorter where a stop string has cut the text off
+            own: list[Mark] = []
+            if self._marks and self._marks[0].token_id == token_id:
+                own.append(Mark(0, token_id, self._marks.popleft().length))
+            begin += len(part)
+            self._lengths.append(len(part))
+            pieces += self._noted(self._segmenter.push(part, own), 1)
+        self._text = self._text[begin:]
         return pieces
 
     def finish(self) -> list[Piece]:
-        """The rest, at the end of the stream."""
-        events = self._segmenter.finish()
-        self._count(events, 0)
+        """The rest, at the end of the stream, with text that is no token's: half a character."""
+        events = self._segmenter.push(self._text) + self._segmenter.finish()
+        self._text = ""
+        return self._noted(events, 0)
+
+    def _noted(self, events: list[Event], num_tokens: int) -> list[Piece]:
+        self._count(events, num_tokens)
         return self._placed(events)
 
     def _placed(self, events: list[Event]) -> list[Piece]:
@@ -76,29 +92,6 @@ class Segments:
                 self.num_reasoning_tokens += self._num_silent
             self._num_silent = 0
         self.num_calls += sum(event.kind == "tool_call" for event in events)
-
-    def _parts(
-        self, text: str, token_ids: Sequence[int], marks: Sequence[Mark]
-    ) -> Iterator[tuple[str, list[Mark], int]]:
-        """The text and marks of each token; together all of both, whatever the tokens are."""
-        begin, place = 0, 0
-        for token_id in token_ids[:-1]:
-            end = min(len(text), begin + len(self._detokenizer.push(token_id)))
-            own = []
-            if place < len(marks):
-                mark = marks[place]
-                end = min(end, mark.offset)
-                if mark.token_id == token_id:
-                    end = mark.offset + mark.length
-                    own = [Mark(mark.offset - begin, token_id, mark.length)]
-                    place += 1
-            yield text[begin:end], own, 1
-            begin = end
-        rest = [Mark(mark.offset - begin, mark.token_id, mark.length) for mark in marks[place:]]
-        for token_id in token_ids[-1:]:
-            self._detokenizer.push(token_id)
-        if text[begin:] or rest or token_ids:
-            yield text[begin:], rest, min(1, len(token_ids))
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo
-from eyas.core import Request, RequestError, SamplingParams
+from eyas.core import Request, RequestError, SamplingParams, check_room
 from eyas.dialect import Dialect, find_dialect, named_dialect
 from eyas.grammar import OutputSpec
 from eyas.server import errors
@@ -55,19 +55,22 @@ class ModelTexts:
         assert self._dialect is not None
         return self._dialect
 
-    def prompt_ids(self, prompt: str | Sequence[int], param: str) -> list[int]:
-        """Ids of a raw prompt. ApiError or RequestError if it is empty, too long or no prompt."""
+    def prompt_ids(
+        self, prompt: str | Sequence[int], param: str, num_reserved: int = 1
+    ) -> list[int]:
+        """Ids of a raw prompt. ApiError or RequestError if it is empty, no prompt, or too long to leave
+        room for `num_reserved` tokens."""
         if isinstance(prompt, str):
-            self.check_length(prompt, param)
+            self.check_length(prompt, param, num_reserved)
             ids = require_tokenizer(self.tokenizer, param).encode_prompt(prompt)
         else:
-            ids = self.checked(list(prompt), param)
+            ids = self.checked(list(prompt), param, num_reserved)
             if max(ids) >= self.vocab_size:
                 raise RequestError(
                     f"{param}: holds token ids beyond the vocabulary of {self.vocab_size}",
                     param=param,
                 )
-        return self.checked(ids, param)
+        return self.checked(ids, param, num_reserved)
 
     def raw_requests(
         self,
@@ -77,16 +80,21 @@ class ModelTexts:
         request_id: str,
         cache_salt: str,
     ) -> list[Request]:
-        """A request for each raw prompt, given by its field. Errors are those of `prompt_ids`."""
+        """A request for each raw prompt, given by its field. Errors are those of `prompt_ids`; a
+        RequestError where there is no room for `min_tokens`."""
+        num_reserved = int(params.max_tokens != 0)
+        ids = [self.prompt_ids(prompt, param, num_reserved) for param, prompt in prompts.items()]
+        for each in ids:
+            check_room(len(each), params, self.max_model_len)
         return [
             Request(
-                id=f"{request_id}-{place}" if len(prompts) > 1 else request_id,
-                prompt_token_ids=self.prompt_ids(prompt, param),
+                id=f"{request_id}-{place}" if len(ids) > 1 else request_id,
+                prompt_token_ids=each,
                 params=params,
                 output=output,
                 cache_salt=cache_salt,
             )
-            for place, (param, prompt) in enumerate(prompts.items())
+            for place, each in enumerate(ids)
         ]
 
     def chat_ids(
@@ -112,11 +120,11 @@ class ModelTexts:
         self.check_length(text, "messages")
         return self.checked(template.ids_of(pieces), "messages")
 
-    def check_length(self, text: str, param: str) -> None:
+    def check_length(self, text: str, param: str, num_reserved: int = 1) -> None:
         """ApiError if `text` cannot fit; cheap, however long it is."""
         tokenizer = require_tokenizer(self.tokenizer, param)
         num_tokens = tokenizer.min_num_tokens(text, self.max_model_len)
-        if num_tokens >= self.max_model_len:
+        if num_tokens + num_reserved > self.max_model_len:
             raise errors.too_long(f"at least {num_tokens}", self.max_model_len, param)
 
     def _check_lengths(self, value: Any, param: str) -> None:
@@ -124,11 +132,11 @@ class ModelTexts:
         for text in _texts_of(value):
             self.check_length(text, param)
 
-    def checked(self, ids: list[int], param: str) -> list[int]:
-        """The ids, if they are a prompt that leaves room for an answer."""
+    def checked(self, ids: list[int], param: str, num_reserved: int = 1) -> list[int]:
+        """The ids, if they are a prompt that leaves room for so many tokens of an answer."""
         if not ids:
             raise RequestError(f"{param}: is empty; give at least one token", param=param)
-        if len(ids) >= self.max_model_len:
+        if len(ids) + num_reserved > self.max_model_len:
             raise errors.too_long(str(len(ids)), self.max_model_len, param)
         return ids
 

@@ -17,6 +17,7 @@ from eyas.text.fields import REASONING_END, REASONING_KEYS, FieldUses
 from eyas.text.guard import STRUCTURAL_VALUES
 
 _REASONING_BEGIN = "<think>"
+_BESIDE_CONTENT = ("tool_calls", "refusal", *REASONING_KEYS)
 
 
 def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> dict[str, Any]:
@@ -27,6 +28,8 @@ def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> d
         raise RequestError(
             f"messages[{place}].role: must be one of {known}", param=f"messages[{place}].role"
         )
+    if role != "assistant":  # whose templates know answers without content
+        require_content(message, place)
     normal = _without_none(message)
     if isinstance(calls := normal.get("tool_calls"), (list, tuple)):
         normal["tool_calls"] = [_normal_call(call, uses) for call in calls]
@@ -44,6 +47,21 @@ def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> d
     if reasoning is not None:
         normal = {"thinking": reasoning, **normal, "reasoning_content": reasoning}
     return normal
+
+
+def require_content(message: Mapping[str, Any], place: int) -> None:
+    """RequestError for a message that says nothing: only an assistant's may lack content, where it
+    calls, refuses or reasons."""
+    is_assistant = message.get("role") == "assistant"
+    if message.get("content") is not None or (
+        is_assistant and any(message.get(key) for key in _BESIDE_CONTENT)
+    ):
+        return
+    remedy = "give a text, or tool_calls" if is_assistant else "give a text"
+    raise RequestError(
+        f"messages[{place}].content: is required of role {str(message.get('role'))[:32]!r}; {remedy}",
+        param=f"messages[{place}].content",
+    )
 
 
 def with_end(message: dict[str, Any], end: str, uses: FieldUses) -> dict[str, Any]:

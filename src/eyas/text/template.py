@@ -18,7 +18,7 @@ from eyas.core import RequestError
 from eyas.text.files import read_json_object_if_there
 from eyas.text.guard import Guard, TokenPatterns, map_strings
 from eyas.text.messages import normal_message, with_end
-from eyas.text.sandbox import BoundedTemplate
+from eyas.text.renderers import MAX_TEMPLATE_CHARS, BoundedTemplate
 from eyas.text.tokenizer import ControlToken, Tokenizer
 from eyas.text.trie import any_of
 
@@ -27,6 +27,7 @@ _NO_TEMPLATE = (
     "chat_template.jinja into its directory"
 )
 _FURTHER = "additional_chat_templates"
+_MAX_FURTHER = 64
 
 
 class ChatTemplate:
@@ -151,10 +152,17 @@ def template_sources(directory: Path) -> dict[str, str]:
         for entry in entries
         if isinstance(entry, dict) and isinstance(entry.get("template"), str)
     }
-    files = {file.stem: file for file in sorted((directory / _FURTHER).glob("*.jinja"))}
+    further = sorted((directory / _FURTHER).glob("*.jinja"))[:_MAX_FURTHER]
+    files = {file.stem: file for file in further}
     if (file := directory / "chat_template.jinja").is_file():
         files["default"] = file
-    return {**sources, **{name: file.read_text("utf-8") for name, file in files.items()}}
+    return {**sources, **{name: _head_of(file) for name, file in files.items()}}
+
+
+def _head_of(file: Path) -> str:
+    """No more of a text file than shows that it is too long."""
+    with file.open(encoding="utf-8") as text:
+        return text.read(MAX_TEMPLATE_CHARS + 1)
 
 
 def require_template(template: ChatTemplate | None) -> ChatTemplate:

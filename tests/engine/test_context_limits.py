@@ -1,0 +1,86 @@
+"""The end of the context: prompts that fill it, answers that have no room in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from eyas.core import Request, RequestError, SamplingParams
+from eyas.draft import Drafter
+from tests.laws.cases import walk_text
+from tests.laws.drafters import RandomTrees
+from tests.laws.world import Answer, Setting, model_drafter, new_engine, run
+
+LENGTH = 24
+
+
+def scored(setting: Setting, prompt: list[int], drafter: Drafter | None, n: int = 1) -> Answer:
+    params = SamplingParams(max_tokens=0, prompt_logprobs=2, logprobs=2, n=n, seed=1)
+    request = Request(id="r", prompt_token_ids=prompt, params=params)
+    answers = run(new_engine(setting, drafter), [request])
+    assert all(
+        (a.text, a.token_ids, a.finish_reason) == ("", [], "length") for a in answers.values()
+    )
+    assert answers["r", 0].usage is not None and answers["r", 0].usage.num_output_tokens == 0
+    return answers["r", 0]
+
+
+@pytest.mark.parametrize("flights", [0, 1])
+@pytest.mark.parametrize("kind", ["root", "trees", "model"])
+@pytest.mark.parametrize("num_tokens", [1, 2, LENGTH - 1, LENGTH])
+def test_a_prompt_is_scored_that_fills_the_context(
+    flights: int, kind: str, num_tokens: int
+) -> None:
+    prompt = walk_text(97, num_tokens, [0, 1])
+    setting = Setting(num_slots=LENGTH + 20, max_model_len=LENGTH, flights=flights)
+    drafter: Drafter | None = None
+    if kind == "trees":
+        drafter = RandomTrees(6, 3)
+    elif kind == "model":
+        drafter = model_drafter(setting.dtype, setting.num_slots, 4, "target")
+    found = scored(setting, prompt, drafter, n=2)
+    wide = Setting(max_model_len=4 * LENGTH)
+    assert found.prompt_logprobs == scored(wide, prompt, None).prompt_logprobs
+    assert found.prompt_logprobs is not None and len(found.prompt_logprobs) == num_tokens
+
+
+def test_a_prompt_that_fills_the_context_leaves_no_room_for_an_answer() -> None:
+    engine = new_engine(Setting(max_model_len=LENGTH))
+    for params, num_tokens in (
+        (SamplingParams(max_tokens=1), LENGTH),
+        (SamplingParams(), LENGTH),
+        (SamplingParams(max_tokens=0), LENGTH + 1),
+    ):
+        prompt = walk_text(97, num_tokens, [0, 1])
+        with pytest.raises(RequestError, match="context holds"):
+            engine.add(Request(id="r", prompt_token_ids=prompt, params=params))
+    assert not engine.has_work()
+
+
+def test_more_tokens_than_there_is_room_for_are_a_limit_that_is_not_reached() -> None:
+    params = SamplingParams(max_tokens=1000, ignore_eos=True, temperature=0)
+    request = Request(id="r", prompt_token_ids=walk_text(97, 20, [0, 1]), params=params)
+    answer = run(new_engine(Setting(max_model_len=LENGTH)), [request])["r", 0]
+    assert answer.finish_reason == "length" and len(answer.token_ids) == LENGTH - 20
+
+
+def test_a_least_length_without_room_is_refused() -> None:
+    engine = new_engine(Setting(max_model_len=LENGTH))
+    prompt = walk_text(97, 20, [0, 1])
+
+    def add(**fields: int) -> None:
+        params = SamplingParams(**fields)
+        engine.add(Request(id="r", prompt_token_ids=prompt, params=params))
+
+    for fields in (
+        {"min_tokens": 5},
+        {"min_tokens": 5, "max_tokens": 90},
+        {"min_tokens": 2**31 - 1},
+    ):
+        with pytest.raises(RequestError, match="ask for 4 or fewer") as caught:
+            add(**fields)
+        assert caught.value.param == "min_tokens"
+    with pytest.raises(RequestError, match="is above max_tokens"):
+        add(min_tokens=3, max_tokens=2)
+    params = SamplingParams(min_tokens=4, temperature=0)
+    answer = run(engine, [Request(id="r", prompt_token_ids=prompt, params=params)])["r", 0]
+    assert len(answer.token_ids) == 4

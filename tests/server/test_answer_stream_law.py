@@ -1,0 +1,234 @@
+"""The stream law for written answers: usage and log-probabilities follow from the tokens alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from eyas.core import Delta, Request, SamplingParams, TokenLogprob
+from eyas.dialect import Wanted
+from eyas.dialect.qwen3 import qwen3
+from eyas.engine.stops import Shown, StopChecker
+from eyas.server.chat import Chat
+from eyas.server.chat_format import ChatFormat
+from eyas.server.completions import CompletionFormat
+from eyas.server.formats import Choice
+from eyas.server.schema import CompletionBody
+from eyas.text import Detokenizer, Tokenizer
+from tests.server.conftest import NEEDS_CHECKPOINT
+from tests.text import small_tokenizers as small
+
+EOS = "<|im_end|>"
+PIECES = (
+    *("<think>", "</think>", "\n", "\n\n", "x\n", " ", "a", "ab", " city", "Paris", "é", "🎉"),
+    *("<", "</", "think", ">", "<|im|>"),
+)
+STOPS = st.lists(
+    st.sampled_from(
+        ["\n\n\n", "\n\n", "ab", "bP", "a</", " c", "</t", "é", "city\n", "<|im|>", "yP", "s a"]
+    ),
+    max_size=3,
+)
+THOROUGH = settings(
+    max_examples=300,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@cache
+def tokenizer(kind: str) -> Tokenizer:
+    spec = small.chatml_spec() if kind == "bytes" else small.byte_fallback(prepend="first")
+    return Tokenizer(spec)
+
+
+def ids_of(names: Tokenizer, pieces: Sequence[str]) -> list[int]:
+    """Tokens that begin and end where the pieces do not: some are split into the bytes they spell."""
+    ids: list[int] = []
+    for piece in pieces:
+        control = names.control_id(piece)
+        ids += names.encode_text(piece, continues=True) if control is None else [control]
+    return ids
+
+
+def deltas_of(
+    names: Tokenizer, params: SamplingParams, ids: Sequence[int], sizes: Sequence[int]
+) -> list[Delta]:
+    """What an engine says whose steps give so many tokens each."""
+    eos = names.control_id(EOS)
+    checker = StopChecker(
+        params,
+        frozenset() if eos is None else frozenset({eos}),
+        1000,
+        Detokenizer(names, params.skip_special_tokens, continues=True),
+        names.control_ids,
+    )
+    deltas: list[Delta] = []
+
+    def tell(shown: Shown) -> None:
+        logprobs = shown.logprobs if params.logprobs is not None else None
+        deltas.append(
+            Delta(
+                request_id="r",
+                token_ids=shown.token_ids,
+                text=shown.text,
+                marks=shown.marks,
+                logprobs=logprobs,
+                finish_reason=shown.finish_reason,
+                stop_reason=shown.stop_reason,
+            )
+        )
+
+    at = 0
+    for size in [*sizes, *[1] * len(ids)]:
+        piece = list(ids[at : at + size])
+        if not piece:
+            break
+        scored = [TokenLogprob(i, -float(at + k), []) for k, i in enumerate(piece)]
+        tell(checker.push(piece, scored))
+        at += size
+        if deltas[-1].finish_reason is not None:
+            return deltas
+    tell(checker.finish())
+    return deltas
+
+
+def chat_format(names: Tokenizer, params: SamplingParams, *, shows: bool, streams: bool):
+    request = Request(id="r", prompt_token_ids=[1], params=params, with_marks=True)
+    dialect = qwen3(names)
+    chat = Chat(
+        request,
+        lambda: dialect.segmenter(Wanted(), [1]),
+        shows_reasoning=shows,
+        streams_reasoning=streams,
+    )
+    return ChatFormat(names, "r", "tiny", chat, True)
+
+
+def streamed(shape: ChatFormat, deltas: Sequence[Delta]) -> dict[str, Any]:
+    """What a stream adds up to: the text of each part, its log-probabilities, the usage."""
+    parts: dict[str, Any] = {}
+    for delta in deltas:
+        for chunk in shape.chunks(0, delta):
+            choice = chunk["choices"][0]
+            names = set(choice["delta"]) & {"content", "reasoning"}
+            assert len(names) < 2
+            name = names.pop() if names and choice["delta"].get("role") is None else "none"
+            text, entries = parts.setdefault(name, ("", []))
+            entries += [bytes(raw) for raw in (choice["logprobs"] or {}).get("content", [])]
+            parts[name] = (text + (choice["delta"].get(name) or ""), entries)
+    return {**parts, "usage": shape.usage_chunk({})["usage"]}
+
+
+def cuts(num_tokens: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(1, 6), max_size=num_tokens)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+@THOROUGH
+@given(data=st.data())
+def test_any_cutting_gives_the_same_usage_and_log_probabilities(
+    kind: str, data: st.DataObject
+) -> None:
+    names = tokenizer(kind)
+    ids = ids_of(names, data.draw(st.lists(st.sampled_from([*PIECES, EOS]), max_size=16)))
+    params = SamplingParams(
+        stop=tuple(data.draw(STOPS)),
+        include_stop_str_in_output=data.draw(st.booleans()),
+        skip_special_tokens=data.draw(st.booleans()),
+        logprobs=0,
+    )
+    how = {"shows": data.draw(st.booleans()), "streams": data.draw(st.booleans())}
+    each = deltas_of(names, params, ids, [])
+    expected = streamed(chat_format(names, params, **how), each)
+    wide = deltas_of(names, params, ids, data.draw(cuts(len(ids))))
+    assert streamed(chat_format(names, params, **how), wide) == expected
+    whole = Choice(0)
+    for delta in wide:
+        whole.add(delta)
+    assert streamed(chat_format(names, params, **how), [whole.joined()]) == expected
+    shape = chat_format(names, params, **how)
+    assert shape.response([whole], {})["usage"] == expected["usage"]
+    plain = chat_format(names, SamplingParams(stop=params.stop), **how)
+    unscored = streamed(plain, wide)["usage"]
+    assert unscored == expected["usage"]
+
+
+def test_a_token_counts_where_its_text_stands() -> None:
+    """Two tokens of reasoning, of which the second ends in what may begin a stop string."""
+    names = tokenizer("bytes")
+    ids = [names.control_id("<think>"), *names.encode_text("ab"), *names.encode_text("\n\n")]
+    ids += [names.control_id("</think>"), *names.encode_text("Paris"), names.control_id(EOS)]
+    params = SamplingParams(stop=("\n\n\n", "b\n\nx"), logprobs=0)
+    for sizes in ([], [2], [3, 2], [len(ids)]):
+        shape = chat_format(names, params, shows=True, streams=True)
+        parts = streamed(shape, deltas_of(names, params, ids, sizes))
+        place = 1 + len(names.encode_text("ab"))
+        assert parts["usage"] == {"completion_tokens_details": {"reasoning_tokens": place}}
+        assert parts["reasoning"][0] == "ab" and parts["content"][0] == "Paris"
+        assert len(parts["reasoning"][1]) == len(names.encode_text("ab"))
+        assert len(parts["content"][1]) == len(names.encode_text("Paris"))
+
+
+def test_offsets_of_tokens_are_places_in_the_text() -> None:
+    """Of a tokenizer that leaves out the first space of a text that nothing precedes."""
+    names = tokenizer("pieces")
+    ids = names.encode_text(" city, please", continues=True)
+    body = CompletionBody(prompt="x", logprobs=0, max_tokens=50)
+    params = SamplingParams(logprobs=0, max_tokens=50)
+    request = Request(id="r", prompt_token_ids=[1], params=params)
+    deltas = deltas_of(names, params, ids, [])
+    choice = Choice(0)
+    for delta in deltas:
+        choice.add(delta)
+    shape = CompletionFormat(names, "r", "tiny", [request], body)
+    written = shape._choice(choice, [choice])
+    assert written["text"] == " city, please"
+    lengths = [len(names.decode([i], continues=True)) for i in ids]
+    assert written["logprobs"]["text_offset"] == [sum(lengths[:k]) for k in range(len(ids))]
+
+
+THINK = {"enable_thinking": True}
+QUESTION = [{"role": "user", "content": "Who are you?"}]
+
+
+@NEEDS_CHECKPOINT
+@pytest.mark.parametrize("stop", [["\n\n\n"], ["\n\n"], ["\n<"], ["\n\nz", "x"], None])
+def test_a_live_stream_counts_as_the_whole_answer_does(
+    live_api: openai.OpenAI, stop: list[str] | None
+) -> None:
+    fields: dict[str, Any] = {
+        "model": "builtin",
+        "messages": QUESTION,
+        "temperature": 0,
+        "max_tokens": 60,
+        "stop": stop,
+        "logprobs": True,
+        "extra_body": {"chat_template_kwargs": THINK},
+    }
+    whole = live_api.chat.completions.create(**fields)
+    parts: dict[str, list[str]] = {"reasoning": [], "content": [], "none": []}
+    usage = None
+    for chunk in live_api.chat.completions.create(
+        **fields, stream=True, stream_options={"include_usage": True}
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            said = choice.delta.model_dump(exclude_none=True)
+            kind = next((name for name in ("reasoning", "content") if said.get(name)), "none")
+            scored = choice.logprobs.content if choice.logprobs else []
+            parts[kind] += [entry.token for entry in scored]
+    assert usage is not None and usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.completion_tokens_details == whole.usage.completion_tokens_details
+    scored = [entry.token for entry in whole.choices[0].logprobs.content]
+    assert len(scored) == whole.usage.completion_tokens == sum(map(len, parts.values()))
+    message = whole.choices[0].message.model_dump()
+    assert "".join(parts["content"]).strip() == (message["content"] or "").strip()
