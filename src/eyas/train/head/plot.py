@@ -14,6 +14,8 @@ from eyas.train.head.answers import Say
 from eyas.train.head.loop import LOG_FILE
 
 PLOT_FILE = "training.png"
+MOST_MARKED = 40
+"""Points of a curve, up to which each is marked."""
 
 
 def plot_run(directory: Path, say: Say) -> Path | None:
@@ -31,14 +33,15 @@ def plot_run(directory: Path, say: Say) -> Path | None:
     figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)
     loss, length = figure.subplots(1, 2)
-    loss.plot([p["step"] for p in curve], [p["divergence"][0] for p in curve], label="training")
-    steps = [p["step"] for p in evaluations]
-    if evaluations:
-        loss.plot(steps, [p["divergence"][0] for p in evaluations], label="held out")
-        length.plot(steps, [p["acceptance_length"] for p in evaluations], label="held out")
-    length.plot(
-        [p["step"] for p in curve], [p["acceptance_length"] for p in curve], label="training"
-    )
+    for points, label in ((curve, "training"), (evaluations, "held out")):
+        if not points:
+            continue
+        steps = [point["step"] for point in points]
+        # a line through a single point shows nothing
+        marker = "o" if len(points) <= MOST_MARKED else ""
+        style = {"label": label, "marker": marker, "markersize": 4}
+        loss.plot(steps, [point["divergence"][0] for point in points], **style)
+        length.plot(steps, [point["acceptance_length"] for point in points], **style)
     loss.set(xlabel="step", ylabel="divergence from the target, first level", yscale="log")
     length.set(xlabel="step", ylabel="simulated acceptance length")
     for axes in (loss, length):
