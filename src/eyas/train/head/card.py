@@ -40,12 +40,18 @@ def card(config: HeadTraining, layout: str, report: dict[str, Any]) -> str:
     name = base or _local_name(config.model)
     engines = report["heads"][layout]["read_by"]
     head = report["heads"][layout]
+    unnamed = (
+        ""
+        if base or config.is_builtin
+        else " It was read from a local directory: before publishing, name its page on the hub as "
+        "`base_model:` above."
+    )
     parts = [
         f"---\n{data.to_yaml()}\n---",
         f"# {title} draft head for {name}",
         f"A draft head for speculative decoding of {_linked(base) or name}, trained by "
         "`eyas train head`. eyas gives the same tokens with it as without, in fewer steps. It is of no "
-        "use without its base model.",
+        f"use without its base model.{unnamed}",
         "## Format",
         f"{title}: {WHAT_IT_IS[report['format']]}. File layout `{layout}`, read by "
         f"{', '.join(engines)}. {report['num_parameters']:,} parameters in bfloat16 "

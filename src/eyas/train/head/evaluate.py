@@ -3,13 +3,12 @@
 Promises: the numbers of real decoding, on prompts that were not trained on. Does not know: training.
 
 A record: shape and temperature, tokens_per_step (what a step yields, accepted or chosen), num_tokens,
-num_steps, seconds, same_tokens (as plain decoding), and accepted_by_depth: the share of drafts in which
-the node so many below the root was accepted. The first records are those of plain decoding.
+num_steps, same_tokens (as plain decoding), and accepted_by_depth: the share of drafts in which the node
+so many below the root was accepted. The first records are those of plain decoding.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,18 +63,15 @@ def evaluate_in_engine(
         )
         try:
             for temperature in TEMPERATURES:
-                started = time.monotonic()
                 record, tokens = _decode(
                     engine, prompts, temperature, config.max_tokens, lambda name=name: ended(name)
                 )
-                seconds = round(time.monotonic() - started, 2)
                 same = tokens == plain.setdefault(temperature, tokens)
                 records.append(
                     {
                         "shape": name,
                         "temperature": temperature,
                         **record,
-                        "seconds": seconds,
                         "same_tokens": same,
                     }
                 )

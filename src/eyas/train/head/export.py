@@ -6,6 +6,7 @@ come from its target and the settings alone. Does not know: training.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from eyas.models.heads import HeadSpec, save_head
 from eyas.models.heads.spec import default_taps
 from eyas.models.locate import HUB_NAME
 from eyas.train.head.config import HeadTraining
-from eyas.train.head.layouts import held_layouts
+from eyas.train.head.layouts import LAYOUTS, held_layouts
 from eyas.train.head.vocabulary import BUILTIN_SIZE, DEFAULT_SIZE
 
 
@@ -85,7 +86,8 @@ def export_head(
 ) -> dict[str, Path]:
     """Write the head in every layout that can hold it, each into a directory of its name; these.
 
-    target: the model's name on the hub, where it has one.
+    A head that an earlier training left in another layout goes. target: the model's name on the hub,
+    where it has one.
     """
     spec = replace(spec, calibration=dict(calibration))
     written = {
@@ -96,7 +98,11 @@ def export_head(
         ids = ids_C.to("cpu", torch.int64)
         written["d2t"] = ids - torch.arange(len(ids))
     places: dict[str, Path] = {}
-    for name in held_layouts(spec):
+    held = held_layouts(spec)
+    for name in LAYOUTS:
+        if name not in held and (directory / name).is_dir():
+            shutil.rmtree(directory / name)
+    for name in held:
         places[name] = directory / name
         save_head(places[name], spec, written, format=name, target=target)
     return places

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from eyas.train.head.answers import Say
 from eyas.train.head.loop import LOG_FILE
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Point = Mapping[str, Any]
 PLOT_FILE = "training.png"
 MOST_MARKED = 40
 """Points of a curve, up to which each is marked."""
@@ -25,11 +31,17 @@ def plot_run(directory: Path, say: Say) -> Path | None:
             "plot: matplotlib is not installed (pip install 'eyas[train]'); the log has the numbers"
         )
         return None
+    record = json.loads((directory / LOG_FILE).read_text())
+    figure = draw(record["curve"], record["evaluations"])
+    figure.savefig(directory / PLOT_FILE, dpi=120)
+    return directory / PLOT_FILE
+
+
+def draw(curve: Sequence[Point], evaluations: Sequence[Point]) -> Figure:
+    """The curves of training and of held-out texts; those of few points with a mark at each."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    record = json.loads((directory / LOG_FILE).read_text())
-    curve, evaluations = record["curve"], record["evaluations"]
     figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)
     loss, length = figure.subplots(1, 2)
@@ -38,8 +50,11 @@ def plot_run(directory: Path, say: Say) -> Path | None:
             continue
         steps = [point["step"] for point in points]
         # a line through a single point shows nothing
-        marker = "o" if len(points) <= MOST_MARKED else ""
-        style = {"label": label, "marker": marker, "markersize": 4}
+        style = {
+            "label": label,
+            "marker": "o" if len(points) <= MOST_MARKED else "",
+            "markersize": 4,
+        }
         loss.plot(steps, [point["divergence"][0] for point in points], **style)
         length.plot(steps, [point["acceptance_length"] for point in points], **style)
     loss.set(xlabel="step", ylabel="divergence from the target, first level", yscale="log")
@@ -47,5 +62,4 @@ def plot_run(directory: Path, say: Say) -> Path | None:
     for axes in (loss, length):
         axes.legend()
         axes.grid(alpha=0.3)
-    figure.savefig(directory / PLOT_FILE, dpi=120)
-    return directory / PLOT_FILE
+    return figure

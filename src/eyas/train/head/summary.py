@@ -46,18 +46,13 @@ def _measured(report: dict[str, Any]) -> list[str]:
             f"accepted length: {heldout['acceptance_length']:.2f} tokens a step, simulated on held-out "
             "answers (not measured by decoding)"
         ]
-    plain = {r["temperature"]: r for r in records if r["shape"] == PLAIN}
     lines = [f"accepted length on {report['num_eval_prompts']} held-out prompts, in tokens a step:"]
     for record in records:
-        before = plain[record["temperature"]]
-        speed = before["seconds"] / max(1e-9, record["seconds"])
-        beside = "" if record["shape"] == PLAIN else f"  {speed:.2f}x the speed"
-        if record["shape"] != PLAIN:
-            beside += ", the same tokens" if record["same_tokens"] else ", OTHER TOKENS"
+        verdict = ", the same tokens" if record["same_tokens"] else ", OTHER TOKENS"
         lines.append(
             f"  {record['shape']:<12} temperature {record['temperature']:g}  "
             f"{record['tokens_per_step']:5.2f}  {record['num_tokens']} tokens in {record['num_steps']} "
-            f"steps{beside}"
+            f"steps{'' if record['shape'] == PLAIN else verdict}"
         )
     return lines
 
