@@ -7,6 +7,7 @@ Does not know: what the run does.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -105,7 +106,8 @@ def _interrupts(run: Watching) -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         run.signal_number = number
         back()
-        run.say("stopping after this step; once more to leave at once")
+        # print() may be what was interrupted
+        os.write(2, b"\nstopping after this step; once more to leave at once\n")
 
     for kind in kinds:
         signal.signal(kind, note)

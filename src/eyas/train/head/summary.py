@@ -46,9 +46,11 @@ def _measured(report: dict[str, Any]) -> list[str]:
             f"accepted length: {heldout['acceptance_length']:.2f} tokens a step, simulated on held-out "
             "answers (not measured by decoding)"
         ]
-    lines = [f"accepted length on {report['num_eval_prompts']} held-out prompts, in tokens a step:"]
+    count = report["num_eval_prompts"]
+    prompts = "prompt" if count == 1 else "prompts"
+    lines = [f"accepted length on {count} held-out {prompts}, in tokens a step:"]
     for record in records:
-        verdict = ", the same tokens" if record["same_tokens"] else ", OTHER TOKENS"
+        verdict = ", the same tokens" if record["same_tokens"] else ", other tokens than without it"
         lines.append(
             f"  {record['shape']:<12} temperature {record['temperature']:g}  "
             f"{record['tokens_per_step']:5.2f}  {record['num_tokens']} tokens in {record['num_steps']} "
