@@ -70,7 +70,9 @@ def test_both_asks_every_prompt_with_and_without_thinking(tmp_path: Path) -> Non
 def test_a_conversation_without_an_answer_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "talk.jsonl"
     file.write_text(json.dumps({"messages": [USER]}))
-    with pytest.raises(ValueError, match="conversation 1 does not end in an assistant message"):
+    with pytest.raises(
+        ValueError, match=r"talk\.jsonl:1: the conversation does not end in an assistant message"
+    ):
         read_conversations(str(file))
 
 

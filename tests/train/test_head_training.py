@@ -20,13 +20,15 @@ from eyas import builtin
 from eyas.models import read_spec
 from eyas.models.heads import read_head
 from eyas.train.head import HeadTraining, train_head
-from eyas.train.head.evaluate import SHAPES, TEMPERATURES
-from eyas.train.head.export import FORMATS, export_head, head_spec
+from eyas.train.head.evaluate import PLAIN, SHAPES, TEMPERATURES
+from eyas.train.head.export import export_head, head_spec
 from eyas.train.head.features import LiveFeatures
+from eyas.train.head.layouts import LAYOUTS
 from eyas.train.head.loop import STATE_FILE, Loop
 from eyas.train.head.loss import Judge
 from eyas.train.head.network import TrainableHead
-from eyas.train.head.plot import PLOT_FILE
+from eyas.train.head.plot import PLOT_FILE, draw
+from eyas.train.head.progress import Progress, Watch, unwatched
 from eyas.train.head.target import Target
 from tests.train.tiny import VOCABULARY, make_spec, make_target, make_texts
 
@@ -42,7 +44,11 @@ def count() -> Callable[[], float]:
 
 
 def make_loop(
-    target: Target, output: Path, clock: Callable[[], float] = time.monotonic, **changes: Any
+    target: Target,
+    output: Path,
+    watch: Watch = unwatched,
+    clock: Callable[[], float] = time.monotonic,
+    **changes: Any,
 ) -> Loop:
     config = HeadTraining(
         output=output,
@@ -67,6 +73,7 @@ def make_loop(
         LiveFeatures(target, texts),
         LiveFeatures(target, texts),
         lambda _: None,
+        watch,
         clock,
     )
 
@@ -118,6 +125,9 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         ({"conversations": None}, "prompts: nothing to learn from"),
         ({"conversations": "nowhere.jsonl"}, "conversations: nowhere.jsonl is no file"),
         ({"taps": (1, 2, 30)}, "taps: 1, 2, 30 do not fit the target's 8 layers"),
+        ({"taps": (2, 4, 9)}, "taps: 2, 4, 9 do not fit the target's 8 layers"),
+        ({"format": "eagle4"}, "format: must be one of eagle3.1, eagle3"),
+        ({"max_steps": 0}, "max_steps: must be at least 1"),
         ({"draft_vocab_size": 5000}, "draft_vocab_size: 5000 is above"),
         ({"num_heads": 5, "num_kv_heads": 2}, "num_heads: 5 query heads cannot share 2"),
         ({"temperatures": (-1.0,)}, "temperatures"),
@@ -178,7 +188,8 @@ def test_the_builtin_model_gets_a_head_in_every_format_that_can_hold_it(tmp_path
     assert not (output / STATE_FILE).exists()
     assert record["settings"]["optimizer"] == "muon"
     report = json.loads((output / "report.json").read_text())
-    assert report["num_bytes"]["specforge"] < 5_000_000
+    assert report["heads"]["specforge"]["num_bytes"] < 5_000_000
+    assert report["data"]["texts"] + report["data"]["heldout_texts"] == 18
     assert (output / PLOT_FILE).stat().st_size > 1000
     written = (output / "specforge" / "model.safetensors").stat().st_mtime_ns
     assert train_head(config, lines.append) == output
@@ -186,8 +197,9 @@ def test_the_builtin_model_gets_a_head_in_every_format_that_can_hold_it(tmp_path
     assert (output / "specforge" / "model.safetensors").stat().st_mtime_ns == written
 
 
+@pytest.mark.parametrize("phase", ["export_head", "evaluate_in_engine"])
 def test_a_run_that_is_stopped_after_its_training_is_not_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     config = HeadTraining(
         output=tmp_path / "run",
@@ -209,7 +221,7 @@ def test_a_run_that_is_stopped_after_its_training_is_not_trained_again(
 
     lines: list[str] = []
     with monkeypatch.context() as patched:
-        patched.setattr("eyas.train.head.run.evaluate_in_engine", fail)
+        patched.setattr(f"eyas.train.head.run.{phase}", fail)
         with pytest.raises(RuntimeError, match="the power went"):
             train_head(config, lines.append)
     assert any(line.startswith("step ") for line in lines)
@@ -220,26 +232,29 @@ def test_a_run_that_is_stopped_after_its_training_is_not_trained_again(
     assert json.loads((config.output / "training.json").read_text())["steps"] == steps
     report = json.loads((config.output / "report.json").read_text())
     assert [(r["shape"], r["temperature"]) for r in report["engine"]] == [
-        (shape, temperature) for shape in SHAPES for temperature in TEMPERATURES
+        (shape, temperature) for shape in (PLAIN, *SHAPES) for temperature in TEMPERATURES
     ]
     assert all(r["tokens_per_step"] >= 1 for r in report["engine"])
+    plain = report["engine"][: len(TEMPERATURES)]
+    assert all(r["tokens_per_step"] == 1 and r["num_steps"] == r["num_tokens"] for r in plain)
 
 
 @pytest.mark.parametrize(
-    ("is_plain", "formats"),
-    [(True, set(FORMATS)), (False, {"specforge", "speculators"})],
+    ("format_name", "layouts"),
+    [("eagle3", set(LAYOUTS)), ("eagle3.1", {"specforge", "speculators"})],
 )
-def test_a_head_as_of_eagle_3_is_written_in_all_three_formats(
-    tmp_path: Path, is_plain: bool, formats: set[str]
+def test_a_head_of_eagle_3_is_written_in_all_three_layouts(
+    tmp_path: Path, format_name: Any, layouts: set[str]
 ) -> None:
-    config = HeadTraining(output=tmp_path, fc_norm=not is_plain, norm_output=not is_plain)
+    config = HeadTraining(output=tmp_path, format=format_name)
     target = read_spec(builtin.path())
     spec = head_spec(config, target)
     head = TrainableHead(spec, torch.zeros(spec.vocab_size, spec.hidden_size), None, 2)
-    lines: list[str] = []
     ids = torch.arange(spec.draft_vocab_size)
-    places = export_head(tmp_path, spec, head.state_dict(), ids, {0.6: 0.8}, lines.append)
-    assert set(places) == formats
+    places = export_head(tmp_path, spec, head.state_dict(), ids, {0.6: 0.8}, "Some/Model")
+    assert set(places) == layouts
+    speculators = json.loads((places["speculators"] / "config.json").read_text())
+    assert speculators["speculators_config"]["verifier"]["name_or_path"] == "Some/Model"
     for place in places.values():
         read = read_head(place, target, target_directory=builtin.path())
         assert (read.fc_norm, read.norm_output, read.taps) == (
@@ -247,12 +262,65 @@ def test_a_head_as_of_eagle_3_is_written_in_all_three_formats(
             spec.norm_output,
             spec.taps,
         )
+        assert read.fc_norm == read.norm_output == (format_name == "eagle3.1")
         assert read.calibration == {0.6: 0.8}
-    refused = [line for line in lines if "safeailab" in line and "fc_norm" in line]
-    assert len(refused) == (0 if is_plain else 1)
 
 
 def test_a_training_that_diverges_says_which_rate_to_lower(target: Target, tmp_path: Path) -> None:
     loop = make_loop(target, tmp_path, epochs=40, optimizer="adamw", learning_rate=1e30)
     with pytest.raises(ValueError, match=r"learning_rate: the training diverged before step 10"):
         loop.train(math.inf)
+
+
+@pytest.mark.parametrize("seconds", [None, 1e9])
+def test_steps_can_bound_a_training(target: Target, tmp_path: Path, seconds: float | None) -> None:
+    loop = make_loop(target, tmp_path, epochs=400, max_steps=7, train_seconds=seconds)
+    assert loop.train(math.inf)
+    assert loop.step == 7
+    assert [point["step"] for point in loop.curve] == [7]
+    assert loop.curve[-1]["rate"] < 0.1, "the rate falls to nothing by the last step"
+
+
+def test_a_watcher_that_raises_ends_a_training_whose_state_is_kept(
+    target: Target, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"epochs": 400, "max_steps": 9}
+    straight = make_loop(target, tmp_path / "straight", **settings)
+    assert straight.train(math.inf)
+    watched: list[Progress] = []
+
+    def watch(progress: Progress) -> None:
+        watched.append(progress)
+        if len(watched) == 4:
+            raise InterruptedError
+
+    stopped = make_loop(target, tmp_path / "stopped", watch=watch, **settings)
+    with pytest.raises(InterruptedError):
+        stopped.train(math.inf)
+    again = make_loop(target, tmp_path / "stopped", watch=watched.append, **settings)
+    assert again.step == 4
+    assert again.train(math.inf)
+    assert [(p.phase, p.done, p.total) for p in watched] == [
+        ("training", step, 9) for step in range(1, 10)
+    ]
+    assert "loss" in watched[-1].note and "acceptance length" in watched[-1].note
+    ends = straight.head.state_dict()
+    assert all(torch.equal(ends[name], value) for name, value in again.head.state_dict().items())
+
+
+def test_a_curve_of_one_point_is_visible() -> None:
+    point = {"step": 3, "divergence": [0.5, 0.6], "acceptance_length": 1.5}
+    many = [{**point, "step": step} for step in range(500)]
+    for axes in draw([point], [point]).axes:
+        assert [line.get_marker() for line in axes.lines] == ["o", "o"]
+    for axes in draw(many, []).axes:
+        assert [line.get_marker() for line in axes.lines] == [""]
+
+
+def test_the_targets_logits_are_of_any_number_of_rows(target: Target) -> None:
+    hidden = torch.randn(5, 64)
+    logits = target.logits(hidden)
+    assert logits.shape == (5, VOCABULARY)
+    assert target.logits(hidden[:0]).shape == (0, VOCABULARY)
+    assert target.choices(hidden[:0]).shape == (0,)
+    assert torch.equal(target.choices(hidden), logits.argmax(-1))

@@ -43,7 +43,7 @@ def save_head(
     """
     if format not in get_args(HeadFormat):
         raise ValueError(f"format {format!r} is unknown; use {', '.join(get_args(HeadFormat))}")
-    if gaps := _gaps(spec, format):
+    if gaps := format_gaps(spec, format):
         raise ValueError(
             f"format {format!r} cannot hold a head with {', '.join(gaps)}: its readers would run it "
             "differently; use another format"
@@ -81,8 +81,8 @@ def save_head(
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _gaps(spec: HeadSpec, format: HeadFormat) -> list[str]:  # noqa: A002
-    """What the format's own readers ignore of this head."""
+def format_gaps(spec: HeadSpec, format: HeadFormat) -> list[str]:  # noqa: A002
+    """What the format's own readers ignore of this head; empty where `save_head` writes it."""
     is_default = spec.taps == default_taps(spec.num_target_layers)
     is_plain = spec.kind == "eagle" or is_default
     is_speculators = format == "speculators"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -31,6 +32,7 @@ from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
 from eyas.text import ChatTemplate, Tokenizer
 from eyas.train.head.config import HeadTraining
+from eyas.train.head.progress import Progress, Watch
 from eyas.train.head.prompts import Conversation
 
 ANSWERS_FILE = "answers.jsonl"
@@ -122,7 +124,11 @@ def answered(prompt: list[int], answer: list[int]) -> Text:
 
 
 def write_answers(
-    config: HeadTraining, conversations: list[Conversation], say: Say, deadline: float
+    config: HeadTraining,
+    conversations: list[Conversation],
+    say: Say,
+    deadline: float,
+    watch: Watch,
 ) -> bool:
     """Let the target answer what has no answer yet; whether all is done.
 
@@ -138,7 +144,7 @@ def write_answers(
     ends = min(deadline, time.monotonic() + config.generate_seconds)
     try:
         with path.open("a", encoding="utf-8") as file:
-            counts = _answer(config, engine, conversations, missing, file.write, say, ends)
+            counts = _answer(config, engine, conversations, missing, file.write, say, ends, watch)
     finally:
         engine.shutdown()
         del engine
@@ -156,11 +162,17 @@ def read_answers(directory: Path, longest: int) -> list[Text]:
     return [shortened(sequence, longest) for sequence in found]
 
 
+def read_failures(directory: Path) -> list[str]:
+    """Why each prompt that was refused or failed has no answer, in the order of the file."""
+    entries = (entry for entry in _entries(directory / ANSWERS_FILE) if "answer" not in entry)
+    return [str(entry.get("error", f"it ended by {entry.get('finish')}")) for entry in entries]
+
+
 def shortened(sequence: Text, longest: int) -> Text:
     return Text(sequence.tokens[:longest], sequence.is_answer[:longest])
 
 
-def _entries(path: Path) -> Iterator[dict[str, list[int]]]:
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
     """Whole lines of the file; the last may have been cut off by a stop."""
     if not path.exists():
         return
@@ -196,6 +208,7 @@ def _answer(
     write: Callable[[str], object],
     say: Say,
     ends: float,
+    watch: Watch,
 ) -> AnswerCounts:
     counts = AnswerCounts()
     encoder = Encoder(Path(engine.info.directory))
@@ -243,10 +256,12 @@ def _answer(
                 counts.failed += 1
             write(json.dumps(entry, separators=(",", ":")) + "\n")
             del prompts[key], answers[key]
+        ended = counts.answers + counts.failed
+        speed = counts.tokens / max(1e-9, time.monotonic() - started)
+        watch(Progress("answers", ended, len(missing), f"{speed:.0f} tokens/s"))
         if time.monotonic() - reported > 10:
             reported = time.monotonic()
-            speed = counts.tokens / (reported - started)
-            say(f"answers: {counts.answers + counts.failed}/{len(missing)}  {speed:.0f} tokens/s")
+            say(f"answers: {ended}/{len(missing)}  {speed:.0f} tokens/s")
     return counts
 
 

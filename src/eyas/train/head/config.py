@@ -16,8 +16,10 @@ Thinking = Literal["as-given", "on", "off", "both"]
 Decay = Literal["cosine", "linear"]
 Optimizer = Literal["adamw", "muon"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+HeadVersion = Literal["eagle3.1", "eagle3"]
 
 _CHOICES = {
+    "format": get_args(HeadVersion),
     "thinking": get_args(Thinking),
     "decay": get_args(Decay),
     "optimizer": get_args(Optimizer),
@@ -36,6 +38,7 @@ _LEAST = {
     "num_kv_heads": 1,
     "ttt_steps": 1,
     "batch_tokens": 16,
+    "max_steps": 1,
     "log_every": 1,
     "eval_every": 1,
     "eval_prompts": 0,
@@ -59,8 +62,11 @@ class HeadTraining:
 
     prompts: JSONL file or `builtin:N[:seed]`; answers are written by the target. conversations: the
     same, but complete: their own answers are learnt from as they stand. At least one is needed.
+    format: eagle3.1 has a norm on each state it reads (`fc_norm`) and passes on the normalised state
+    (`norm_output`); eagle3 has neither, and older engines read it too.
     online: run the target during training instead of storing its features. train_seconds: the
-    learning rate falls to zero over so much time, and `epochs` no longer ends the training.
+    learning rate falls to zero over so much time, and `epochs` no longer ends the training. max_steps:
+    the training ends there at the latest, and the learning rate falls to zero by then.
     stop_after: leave the whole command after so much time; the same command goes on. optimizer: muon
     trains matrices with `matrix_rate`, and norms and the logits rows as adamw trains everything, with
     `learning_rate`; adamw is what the EAGLE papers used.
@@ -93,14 +99,14 @@ class HeadTraining:
     num_heads: int | None = None
     num_kv_heads: int | None = None
     taps: tuple[int, ...] | None = None
-    fc_norm: bool = True
-    norm_output: bool = True
+    format: HeadVersion = "eagle3.1"
 
     ttt_steps: int = 7
     loss_decay: float = 0.8
     batch_tokens: int | None = None
     epochs: float = 10.0
     train_seconds: float | None = None
+    max_steps: int | None = None
     optimizer: Optimizer = "muon"
     learning_rate: float | None = None
     matrix_rate: float = 0.02
@@ -189,13 +195,13 @@ class HeadTraining:
             "intermediate_size",
             "num_heads",
             "num_kv_heads",
-            "fc_norm",
-            "norm_output",
+            "format",
             "ttt_steps",
             "loss_decay",
             "step_tokens",
             "epochs",
             "train_seconds",
+            "max_steps",
             "optimizer",
             "rate",
             "matrix_rate",

@@ -1,14 +1,15 @@
-"""A trained head in the engine: accepted tokens a step, overall and by depth.
+"""A trained head in the engine: accepted tokens a step, overall and by depth, beside plain decoding.
 
 Promises: the numbers of real decoding, on prompts that were not trained on. Does not know: training.
 
 A record: shape and temperature, tokens_per_step (what a step yields, accepted or chosen), num_tokens,
-num_steps, and accepted_by_depth: the share of drafts in which the node so many below the root was
-accepted.
+num_steps, same_tokens (as plain decoding), and accepted_by_depth: the share of drafts in which the node
+so many below the root was accepted. The first records are those of plain decoding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,40 @@ from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
 from eyas.train.head.answers import Say
 from eyas.train.head.config import HeadTraining
+from eyas.train.head.progress import Progress, Watch, unwatched
 
+PLAIN = "no head"
 SHAPES = {"chain 5": (5, 1, 6), "tree 5/4/16": (5, 4, 16)}
 """Levels, children a node, nodes."""
 TEMPERATURES = (0.0, 1.0)
+_Tokens = dict[str, list[int]]
+"""By the request's id."""
 
 
 def evaluate_in_engine(
-    config: HeadTraining, head: Path, prompts: list[list[int]], say: Say
+    config: HeadTraining,
+    head: Path,
+    prompts: list[list[int]],
+    say: Say,
+    watch: Watch = unwatched,
 ) -> list[dict[str, Any]]:
-    """Decode the prompts with the head as drafter; one record for each tree shape and temperature."""
+    """Decode the prompts without and with the head as drafter; one record for each tree shape and
+    temperature."""
     records: list[dict[str, Any]] = []
-    for name, (steps, topk, nodes) in SHAPES.items():
-        draft = DraftConfig(drafter="head", model=str(head), steps=steps, topk=topk, nodes=nodes)
+    plain: dict[float, _Tokens] = {}
+    total = len(prompts) * len(TEMPERATURES) * (len(SHAPES) + 1)
+    num_ended = 0
+
+    def ended(shape: str) -> None:
+        nonlocal num_ended
+        num_ended += 1
+        watch(Progress("evaluation", num_ended, total, shape))
+
+    drafts = {PLAIN: DraftConfig(drafter="root")} | {
+        name: DraftConfig(drafter="head", model=str(head), steps=steps, topk=topk, nodes=nodes)
+        for name, (steps, topk, nodes) in SHAPES.items()
+    }
+    for name, draft in drafts.items():
         engine = build_engine(
             EngineConfig(
                 model=ModelConfig(path=config.model, dtype=config.dtype, offline=config.offline),
@@ -41,29 +63,49 @@ def evaluate_in_engine(
         )
         try:
             for temperature in TEMPERATURES:
-                record = {"shape": name, "temperature": temperature}
-                record |= _decode(engine, prompts, temperature, config.max_tokens)
-                records.append(record)
-                say(
-                    f"engine: {name} at temperature {temperature:g}: "
-                    f"{record['tokens_per_step']:.3f} tokens a step, accepted by depth "
-                    f"{record['accepted_by_depth']}"
+                record, tokens = _decode(
+                    engine, prompts, temperature, config.max_tokens, lambda name=name: ended(name)
                 )
+                same = tokens == plain.setdefault(temperature, tokens)
+                records.append(
+                    {
+                        "shape": name,
+                        "temperature": temperature,
+                        **record,
+                        "same_tokens": same,
+                    }
+                )
+                say(f"engine: {name} at temperature {temperature:g}: {_shown(record)}")
         finally:
             engine.shutdown()
     return records
 
 
+def _shown(record: dict[str, Any]) -> str:
+    by_depth = record["accepted_by_depth"]
+    depths = ", accepted by depth " + " ".join(f"{share:.2f}" for share in by_depth)
+    return f"{record['tokens_per_step']:.3f} tokens a step{depths if by_depth else ''}"
+
+
 def _decode(
-    engine: Engine, prompts: list[list[int]], temperature: float, max_tokens: int
-) -> dict[str, Any]:
+    engine: Engine,
+    prompts: list[list[int]],
+    temperature: float,
+    max_tokens: int,
+    ended: Callable[[], None],
+) -> tuple[dict[str, Any], _Tokens]:
+    """The counts of decoding all prompts, and the answers. ended: called for each."""
     for seed, prompt in enumerate(prompts):
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         engine.add(Request(id=str(seed), prompt_token_ids=prompt, params=params))
+    answers: _Tokens = {str(seed): [] for seed in range(len(prompts))}
     usages: list[Usage] = []
     while len(usages) < len(prompts):
-        ended = [delta for delta in engine.step() if delta.finish_reason is not None]
-        usages += [delta.usage or Usage() for delta in ended]
+        for delta in engine.step():
+            answers[delta.request_id] += delta.token_ids
+            if delta.finish_reason is not None:
+                usages.append(delta.usage or Usage())
+                ended()
     tokens = steps = drafts = 0
     accepted: list[int] = []
     for usage in usages:
@@ -74,9 +116,10 @@ def _decode(
         accepted += [0] * (len(by_depth) - len(accepted))
         for depth, count in enumerate(by_depth):
             accepted[depth] += count
-    return {
+    record = {
         "tokens_per_step": round(tokens / max(1, steps), 4),
         "accepted_by_depth": [round(count / max(1, drafts), 4) for count in accepted],
         "num_tokens": tokens,
         "num_steps": steps,
     }
+    return record, answers

@@ -1,11 +1,12 @@
 """From a trained head to the files that engines load.
 
-Promises: the same weights in the three formats in use, in bfloat16; the facts of the head come from
-its target and the settings alone. Does not know: training.
+Promises: the same weights in every file layout that can hold them, in bfloat16; the facts of the head
+come from its target and the settings alone. Does not know: training.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,10 @@ from torch import Tensor
 from eyas.models import ModelSpec
 from eyas.models.heads import HeadSpec, save_head
 from eyas.models.heads.spec import default_taps
-from eyas.train.head.answers import Say
+from eyas.models.locate import HUB_NAME
 from eyas.train.head.config import HeadTraining
+from eyas.train.head.layouts import LAYOUTS, held_layouts
 from eyas.train.head.vocabulary import BUILTIN_SIZE, DEFAULT_SIZE
-
-FORMATS = ("specforge", "safeailab", "speculators")
 
 
 def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
@@ -39,10 +39,10 @@ def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
             f"draft_vocab_size: {draft_vocab_size} is above the target's {target.vocab_size}"
         )
     taps = config.taps or default_taps(target.num_layers)
-    if any(not 0 <= tap <= target.num_layers + 1 for tap in taps) or len(set(taps)) < len(taps):
+    if any(not 0 <= tap <= target.num_layers for tap in taps) or len(set(taps)) < len(taps):
         raise ValueError(
             f"taps: {', '.join(map(str, taps))} do not fit the target's {target.num_layers} layers; "
-            f"give different numbers of layers from 0 to {target.num_layers + 1}"
+            f"give different numbers of layers from 0 to {target.num_layers}"
         )
     return HeadSpec(
         kind="eagle3",
@@ -63,11 +63,17 @@ def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
         windows=(None,),
         own_embedding=False,
         own_head=True,
-        fc_norm=config.fc_norm,
+        fc_norm=config.format == "eagle3.1",
         entry_norms=True,
         final_norm=True,
-        norm_output=config.norm_output,
+        norm_output=config.format == "eagle3.1",
     )
+
+
+def hub_name(model: str) -> str | None:
+    """The model's name on the hub; None for a directory and for the built-in model."""
+    is_name = HUB_NAME.fullmatch(model) and not Path(model).expanduser().is_dir()
+    return model if is_name else None
 
 
 def export_head(
@@ -76,9 +82,13 @@ def export_head(
     tensors: Mapping[str, Tensor],
     ids_C: Tensor,
     calibration: Mapping[float, float],
-    say: Say,
+    target: str | None = None,
 ) -> dict[str, Path]:
-    """Write every format that can hold the head into a directory of its name; the directories."""
+    """Write the head in every layout that can hold it, each into a directory of its name; these.
+
+    A head that an earlier training left in another layout goes. target: the model's name on the hub,
+    where it has one.
+    """
     spec = replace(spec, calibration=dict(calibration))
     written = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
@@ -88,13 +98,13 @@ def export_head(
         ids = ids_C.to("cpu", torch.int64)
         written["d2t"] = ids - torch.arange(len(ids))
     places: dict[str, Path] = {}
-    for name in FORMATS:
-        try:
-            save_head(directory / name, spec, written, format=name)
-        except ValueError as error:
-            say(f"head: {error}")
-        else:
-            places[name] = directory / name
+    held = held_layouts(spec)
+    for name in LAYOUTS:
+        if name not in held and (directory / name).is_dir():
+            shutil.rmtree(directory / name)
+    for name in held:
+        places[name] = directory / name
+        save_head(places[name], spec, written, format=name, target=target)
     return places
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from eyas.train.head.answers import Say, Text
 from eyas.train.head.batches import Batch, cut_into_batches
+from eyas.train.head.progress import Progress, Watch, unwatched
 from eyas.train.head.target import Target
 
 INDEX_FILE = "index.json"
@@ -49,6 +50,7 @@ def write_features(
     say: Say,
     deadline: float,
     stamp: str,
+    watch: Watch = unwatched,
 ) -> bool:
     """Run the target over all texts and store its states; whether all was done in time.
 
@@ -70,7 +72,12 @@ def write_features(
     for members in _by_size(texts, most_tokens):
         if time.monotonic() > deadline:
             return False
-        shard = _run(target, [texts[i] for i in members], batch_places)
+        before = done
+
+        def watched(in_shard: int, before: int = before) -> None:
+            watch(Progress("features", before + in_shard, total, f"tokens of {directory.name}"))
+
+        shard = _run(target, [texts[i] for i in members], batch_places, watched)
         name = f"features-{len(files):05d}.safetensors"
         save_file(shard, directory / name)
         files.append(name)
@@ -100,8 +107,10 @@ def _by_size(texts: Sequence[Text], most_tokens: int) -> list[list[int]]:
     return groups if groups[0] else []
 
 
-def _run(target: Target, texts: Sequence[Text], batch_places: int) -> dict[str, Tensor]:
-    """The tensors of one shard: texts end to end in the order given."""
+def _run(
+    target: Target, texts: Sequence[Text], batch_places: int, watched: Callable[[int], None]
+) -> dict[str, Tensor]:
+    """The tensors of one shard: texts end to end in the order given. watched: told of tokens done."""
     lengths = np.array([len(text.tokens) for text in texts], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
@@ -113,6 +122,7 @@ def _run(target: Target, texts: Sequence[Text], batch_places: int) -> dict[str, 
     is_answer = np.concatenate([text.is_answer for text in texts])
     wanted = np.zeros(total, dtype=bool)
     wanted[:-1] = is_answer[1:] != 0
+    num_done = 0
     for members in cut_into_batches(lengths, batch_places, None):
         num_places = int(lengths[members].max())
         tokens = torch.zeros(len(members), num_places, dtype=torch.int64)
@@ -132,6 +142,8 @@ def _run(target: Target, texts: Sequence[Text], batch_places: int) -> dict[str, 
         if len(asked_P):
             chosen = target.choices(final_TD[asked_P]).to("cpu", torch.int32)
             choice[torch.from_numpy(rows[asked])] = chosen
+        num_done += len(rows)
+        watched(num_done)
     return {
         "tokens": torch.from_numpy(np.concatenate([text.tokens for text in texts])),
         "is_answer": torch.from_numpy(is_answer),

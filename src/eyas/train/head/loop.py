@@ -30,6 +30,7 @@ from eyas.train.head.config import HeadTraining
 from eyas.train.head.features import Features
 from eyas.train.head.loss import Judge, Judged
 from eyas.train.head.network import TrainableHead
+from eyas.train.head.progress import Progress, Watch, unwatched
 from eyas.train.muon import Muon
 
 STATE_FILE = "state.pt"
@@ -49,6 +50,7 @@ class Loop:
         training: Features,
         heldout: Features | None,
         say: Say,
+        watch: Watch = unwatched,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -58,11 +60,18 @@ class Loop:
         self._training = training
         self._heldout = heldout
         self._say = say
+        self._watch = watch
         self._device = judge.target_CD.device
         self._plan = Plan(training.lengths, config.step_tokens, training.together, config.seed)
         if not self._plan.per_epoch:
             raise ValueError("prompts: no answer is long enough to learn from; give more prompts")
-        self.num_steps = max(1, round(config.epochs * self._plan.per_epoch))
+        self._epoch_steps = max(1, round(config.epochs * self._plan.per_epoch))
+        self.num_steps: int | None = self._epoch_steps
+        """The step that ends the training; None where only seconds do."""
+        if config.train_seconds is not None:
+            self.num_steps = config.max_steps
+        elif config.max_steps is not None:
+            self.num_steps = min(self._epoch_steps, config.max_steps)
         self.step = 0
         self.seconds = 0.0
         self.curve: list[dict[str, Any]] = []
@@ -80,6 +89,8 @@ class Loop:
     def train(self, deadline: float) -> bool:
         """Train to the end or the deadline, in seconds of the loop's clock; whether it is done."""
         if self._is_done():
+            if not self.evaluations or self.evaluations[-1]["step"] < self.step:
+                self.evaluate()
             return True
         config = self.config
         started = saved = reported = self._clock()
@@ -110,9 +121,14 @@ class Loop:
                 reported, places, sums = now, 0, None
             if self.step % config.eval_every == 0 or is_last:
                 self.evaluate()
+            self.seconds = before + self._clock() - started
+            try:
+                self._tell_watch()
+            except BaseException:
+                self._save()
+                raise
             if self._clock() - saved > config.save_every and not is_last:
                 saved = self._clock()
-                self.seconds = before + saved - started
                 self._save()
             if is_last:
                 break
@@ -199,20 +215,34 @@ class Loop:
             planned = self._plan.epoch(epoch)
 
     def _progress(self) -> float:
-        if self.config.train_seconds is not None:
-            return min(1.0, self.seconds / self.config.train_seconds)
-        return self.step / self.num_steps
+        """The share of the training that is done."""
+        config, share = self.config, 0.0
+        if config.train_seconds is not None:
+            share = self.seconds / config.train_seconds
+        if self.num_steps is not None:
+            share = max(share, self.step / self.num_steps)
+        return min(1.0, share)
 
     def _is_done(self) -> bool:
-        if self.config.train_seconds is not None:
-            return self.seconds >= self.config.train_seconds
-        return self.step >= self.num_steps
+        return self._progress() >= 1
+
+    def _tell_watch(self) -> None:
+        parts = [f"step {self.step}"]
+        if self.curve:
+            last = self.curve[-1]
+            parts.append(f"loss {last['divergence'][0]:.3f}")
+            parts.append(f"acceptance length {last['acceptance_length']:.2f}")
+        done, total = self.seconds, self.config.train_seconds
+        if self.num_steps is not None:
+            done, total = self.step, self.num_steps
+        assert total is not None
+        self._watch(Progress("training", done, total, "  ".join(parts)))
 
     def _set_rates(self) -> float:
         """The rates of this step; their share of the highest."""
         progress, warmup = self._progress(), self.config.warmup_share
         if progress < warmup:
-            share = (progress + 1 / max(1, self.num_steps)) / warmup
+            share = (progress + 1 / (self.num_steps or self._epoch_steps)) / warmup
         else:
             left = (1 - progress) / max(1e-9, 1 - warmup)
             share = left if self.config.decay == "linear" else (1 - math.cos(math.pi * left)) / 2
@@ -236,7 +266,7 @@ class Loop:
             **_numbers(sums),
         }
         self.curve.append(point)
-        ends = "" if self.config.train_seconds else f"/{self.num_steps}"
+        ends = "" if self.num_steps is None else f"/{self.num_steps}"
         self._say(
             f"step {self.step}{ends}  {self.seconds:.0f} s  {speed / 1e3:.0f}k places/s  "
             f"divergence {point['divergence'][0]:.4f} .. {point['divergence'][-1]:.4f}  "

@@ -1,11 +1,12 @@
 """Where conversations come from: a JSONL file, or the generator of the built-in model.
 
-Promises: a line that cannot be used is a ValueError that names the file and the line. Does not know:
-tokens, models.
+Promises: a line that cannot be used is a ValueError that names the file and the line, before anything
+else is done. Does not know: tokens, models.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from eyas.builtin.families import mixture
 from eyas.train.head.config import Thinking
 
 _KNOWN_KEYS = frozenset({"messages", "tools", "enable_thinking", "prompt"})
+_EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}]}'
+MAX_LINE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Conversation:
 
 def read_prompts(source: str, thinking: Thinking) -> list[Conversation]:
     """Conversations up to the answer that the target is to write."""
-    found = [_without_answer(conversation) for conversation in _read(source)]
+    found = [_without_answer(conversation) for _, conversation in _read(source)]
     if thinking == "as-given":
         return found
     if thinking == "both":
@@ -41,42 +44,75 @@ def read_prompts(source: str, thinking: Thinking) -> list[Conversation]:
 
 def read_conversations(source: str) -> list[Conversation]:
     """Complete conversations; the last message of each is the answer to learn from."""
-    found = list(_read(source))
-    for place, conversation in enumerate(found, start=1):
+    found = []
+    for place, conversation in _read(source):
         if not conversation.messages or conversation.messages[-1].get("role") != "assistant":
             raise ValueError(
-                f"{source}: conversation {place} does not end in an assistant message; pass it as "
-                "--prompts, so that the model writes the answer"
+                f"{place}: the conversation does not end in an assistant message; pass the file as "
+                "--prompts, so that the model writes the answers"
             )
+        found.append(conversation)
     return found
 
 
-def check_source(source: str, setting: str) -> None:
-    """ValueError unless `read_...` can start on this source."""
+def check_source(source: str, setting: str) -> str:
+    """A digest of the file, "" for the generator. ValueError, naming the setting, unless every line can
+    be used.
+
+    setting: "prompts", or "conversations", which must hold answers.
+    """
     if source.startswith("builtin:"):
         _builtin_parts(source)
-    elif not Path(source).is_file():
+        return ""
+    path = Path(source)
+    if not path.is_file():
         raise ValueError(
             f"{setting}: {source} is no file; give a JSONL file of messages, or builtin:N for N "
             "conversations of the built-in generator"
         )
+    try:
+        read_conversations(source) if setting == "conversations" else read_prompts(
+            source, "as-given"
+        )
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(source: str) -> Iterator[Conversation]:
+def _read(source: str) -> Iterator[tuple[str, Conversation]]:
+    """Each conversation, and where it stands."""
     if source.startswith("builtin:"):
         count, seed = _builtin_parts(source)
         for example in mixture(f"head/{seed}", "train", count):
-            yield Conversation(None, example.messages, example.tools, example.enable_thinking)
+            yield (
+                source,
+                Conversation(None, example.messages, example.tools, example.enable_thinking),
+            )
         return
     path = Path(source)
     empty = True
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
+    with path.open("rb") as file:
+        for number, line in enumerate(
+            iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1
+        ):
+            place = f"{path}:{number}"
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"{place}: is longer than {MAX_LINE_BYTES >> 20} MiB; cut it")
             if line.strip():
                 empty = False
-                yield _conversation(line, f"{path}:{number}")
+                yield place, _conversation(_decoded(line, place), place)
     if empty:
-        raise ValueError(f"{path}: holds no prompts; write one JSON object a line")
+        raise ValueError(
+            f"{path}: holds no prompts; write one JSON object a line, such as {_EXAMPLE}"
+        )
+
+
+def _decoded(line: bytes, place: str) -> str:
+    try:
+        return line.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}: is no UTF-8 ({error.reason}); save the file as UTF-8") from None
 
 
 def _builtin_parts(source: str) -> tuple[int, str]:
@@ -90,8 +126,10 @@ def _builtin_parts(source: str) -> tuple[int, str]:
 def _conversation(line: str, place: str) -> Conversation:
     try:
         value = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{place}: is no JSON ({error}); write one object a line") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{place}: is no JSON ({error}); write one object a line, such as {_EXAMPLE}"
+        ) from None
     if not isinstance(value, dict):
         raise ValueError(f"{place}: must be an object with 'messages' or 'prompt'")
     if unknown := sorted(set(value) - _KNOWN_KEYS):

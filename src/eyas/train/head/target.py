@@ -1,7 +1,7 @@
 """What training reads of the target: tapped states, final states, its choices and its logits.
 
 Promises: states come from the very decoder the engine runs, taps included; padding never reaches a
-real row. Does not know: shards, heads.
+real row; any number of rows is taken, none too. Does not know: shards, heads.
 
 Legend: B texts, L places, N query heads, G key/value heads, H head dim, S tapped states side by side,
 D hidden size, P wanted positions, V vocabulary, C draft vocabulary.
@@ -96,10 +96,18 @@ class Target:
         return torch.cat(tapped, -1), final
 
     @torch.no_grad()
+    def logits(self, final_PD: Tensor) -> Tensor:
+        """float32 [P, V], of final states of any type; P may be any count."""
+        num_rows = len(final_PD)
+        missing = self.decoder.order.pad(num_rows) - num_rows
+        padded_PD = F.pad(final_PD.to(self.dtype), (0, 0, 0, missing))
+        return self.decoder.logits(padded_PD)[:num_rows]
+
+    @torch.no_grad()
     def choices(self, final_PD: Tensor) -> Tensor:
         """int64 [P]: the most likely token at each position."""
         rows = max(1, _CHUNK_NUMBERS // self.decoder.spec.vocab_size)
-        return torch.cat([self.decoder.logits(part).argmax(-1) for part in final_PD.split(rows)])
+        return torch.cat([self.logits(part).argmax(-1) for part in final_PD.split(rows)])
 
     def head_rows(self, ids_C: Tensor) -> Tensor:
         """[C, D] rows of the target's logits head, of these target ids."""

@@ -1,0 +1,40 @@
+"""The settings of a training that anyone can watch: the built-in model, its own prompts, a small head.
+
+Promises: no file and no network is needed; any other setting may be changed.
+Does not know: training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DEMO_SETTINGS: dict[str, Any] = {
+    "prompts": "builtin:128",
+    "conversations": "builtin:640:demo",
+    "online": True,
+    "max_tokens": 96,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "intermediate_size": 352,
+    "ttt_steps": 4,
+    "batch_tokens": 1024,
+    "epochs": 20.0,
+    "max_steps": 300,
+    "log_every": 25,
+    "eval_every": 150,
+    "eval_prompts": 12,
+}
+"""Sized for two CPU cores; features are not stored, since they would take hundreds of megabytes."""
+
+
+def demo_settings(model: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the demonstration, with the changes that were asked for."""
+    if model != "builtin":
+        raise ValueError(
+            f"demo: is for the built-in model, not {model}; leave out --demo, or the model"
+        )
+    for name in ("prompts", "conversations"):
+        if name in changes:
+            raise ValueError(f"{name}: --demo brings its own; leave out one of the two")
+    return {**DEMO_SETTINGS, **changes}
