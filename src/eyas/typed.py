@@ -18,7 +18,7 @@ import msgspec
 from eyas import grammar
 from eyas.core import RequestError
 from eyas.outputs import Choice
-from eyas.schemas import grammar_source, prepare
+from eyas.schemas import grammar_source, json_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def typed(output: Any) -> Typed:
         case Grammar(text):
             return Typed(grammar_source(text, "output"), str)
         case JsonSchema(schema):
-            return Typed(grammar.Json(prepare(schema, param="output")), json.loads)
+            return Typed(json_node(schema, param="output"), json.loads)
     if isinstance(output, grammar.Node):
         return Typed(output, str)
     if get_origin(output) is OneOf and all(isinstance(value, str) for value in get_args(output)):
@@ -72,7 +72,7 @@ def typed(output: Any) -> Typed:
         return Typed(grammar.Choice(options), str)
     if hasattr(output, "model_json_schema") and hasattr(output, "model_validate_json"):
         schema = output.model_json_schema()
-        return Typed(grammar.Json(prepare(schema, param="output")), output.model_validate_json)
+        return Typed(json_node(schema, param="output"), output.model_validate_json)
     try:
         schema = msgspec.json.schema(output)
     except (TypeError, RuntimeError) as error:
@@ -81,7 +81,7 @@ def typed(output: Any) -> Typed:
             "Literal, Regex(...), Grammar(...) or JsonSchema(...)",
             param="output",
         ) from error
-    node = grammar.Json(prepare(schema, param="output"))
+    node = json_node(schema, param="output")
     return Typed(node, lambda text: msgspec.json.decode(text, type=output))
 
 

@@ -6,10 +6,11 @@ so a server may call it between two requests.
 Does not know: grammars, tokenizers, the backends' libraries.
 """
 
+from eyas.schemas.guidance import json_node
 from eyas.schemas.ignored import check_ignored
 from eyas.schemas.joined import leading_back
 from eyas.schemas.languages import grammar_source
 from eyas.schemas.names import unspelled
 from eyas.schemas.prepare import prepare
 
-__all__ = ["check_ignored", "grammar_source", "leading_back", "prepare", "unspelled"]
+__all__ = ["check_ignored", "grammar_source", "json_node", "leading_back", "prepare", "unspelled"]
