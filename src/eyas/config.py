@@ -12,6 +12,9 @@ from typing import Literal, cast, get_args
 
 import msgspec
 
+from eyas.grammar import SPACED, Spacing
+from eyas.white_space import read_optional
+
 Auto = Literal["auto"]
 DrafterName = Literal["root", "ngram", "model", "head", "forced"]
 GrammarBackend = Literal["llguidance", "xgrammar"]
@@ -104,7 +107,9 @@ class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     compile_seconds: a grammar that takes longer is refused. cache_bytes: memory for compiled grammars.
     num_threads: that compile; masks are filled by as many as the device has CPU threads. mask_seconds:
-    what masks of one step may take before the rest of its draft is left out.
+    what masks of one step may take before the rest of its draft is left out. white_space: a pattern of
+    what may stand between the parts of JSON, "" for nothing; None is at most a blank and a line's end
+    with its indentation. any_white_space: False for ", " and ": " and nothing else.
     """
 
     backend: GrammarBackend = "llguidance"
@@ -112,6 +117,15 @@ class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cache_bytes: int = 256 * 2**20
     num_threads: int = 1
     mask_seconds: float = 0.02
+    white_space: str | None = None
+    any_white_space: bool = True
+
+    @property
+    def spacing(self) -> Spacing:
+        """Of JSON whose request says nothing else. ValueError for a pattern that is no white space."""
+        if not self.any_white_space:
+            return Spacing("", *SPACED)
+        return Spacing() if self.white_space is None else Spacing(read_optional(self.white_space))
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,6 +195,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if grammar.backend not in get_args(GrammarBackend):
             known = ", ".join(get_args(GrammarBackend))
             raise ValueError(f"grammar.backend: one of {known}, not {grammar.backend!r}")
+        if grammar.white_space is not None and not grammar.any_white_space:
+            raise ValueError(
+                "grammar.white_space: says else than grammar.any_white_space; give one"
+            )
+        try:
+            _ = grammar.spacing
+        except ValueError as error:
+            raise ValueError(f"grammar.white_space: {error}") from None
         if scheduler.flights not in ("auto", 0, 1):
             raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {scheduler.flights!r}")
 

@@ -15,6 +15,8 @@ from typing import Literal as OneOf
 
 import msgspec
 
+from eyas.white_space import MAX_WRITTEN_CHARS, WHITE_SPACE, read_optional, read_separator
+
 
 class Literal(msgspec.Struct, frozen=True, tag="literal"):
     """Exactly this text, in whatever ordinary tokens spell it."""
@@ -45,16 +47,45 @@ class FreeText(msgspec.Struct, frozen=True, tag="free"):
     without: tuple[Marker, ...] = ()
 
 
+class Spacing(msgspec.Struct, frozen=True):
+    """What JSON holds beside its values, in patterns as `eyas.white_space` writes them. white_space:
+    what may stand between any two parts; empty for nothing. item, key: what stands between items and
+    behind keys."""
+
+    white_space: str = WHITE_SPACE
+    item: str = ","
+    key: str = ":"
+
+
+SPACING = Spacing()
+SPACED, COMPACT = (", ", ": "), (",", ":")
+"""Separators as `json.dumps` has them, and the shortest."""
+
+
 class Json(msgspec.Struct, frozen=True, tag="json"):
     """A JSON value of a schema (JSON text, as `eyas.schemas.prepare` returns it).
 
-    separators: what stands between items and after keys, with no other white space; None leaves white
-    space free. lenient: keywords that cannot be enforced are left out.
+    separators: patterns of what stands between items and behind keys. white_space: a pattern of what
+    else may stand between parts; nothing where there are separators alone. With neither of them the
+    backend's spacing holds. lenient: keywords that cannot be enforced
+    are left out.
     """
 
     schema: str
     lenient: bool = False
     separators: tuple[str, str] | None = None
+    white_space: str | None = None
+
+    def spacing(self, default: Spacing) -> Spacing:
+        """What holds for it. default: the backend's. ValueError for what would not be JSON."""
+        if self.separators is None and self.white_space is None:
+            return default
+        item, key = self.separators or COMPACT
+        return Spacing(
+            read_optional(self.white_space or "", MAX_WRITTEN_CHARS),
+            read_separator(item, ",", MAX_WRITTEN_CHARS),
+            read_separator(key, ":", MAX_WRITTEN_CHARS),
+        )
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex"):

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from eyas import grammar
 from eyas.core import RequestError
 from eyas.outputs import Choice
-from eyas.schemas import grammar_source, prepare, rust_pattern
+from eyas.schemas import grammar_source, json_node, rust_pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def typed(output: Any) -> Typed:
 
 
 def _json(schema: Any, parse: Callable[[str], Any]) -> Typed:
-    return Typed(grammar.Json(prepare(schema, param="output")), parse, _begun)
+    return Typed(json_node(schema, param="output"), parse, _begun)
 
 
 def _begun(text: str) -> Any:

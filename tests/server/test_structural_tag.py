@@ -11,7 +11,6 @@ from eyas.core import GrammarError
 from eyas.grammar import (
     Choice,
     FreeText,
-    Json,
     Literal,
     Marker,
     Node,
@@ -21,12 +20,12 @@ from eyas.grammar import (
     Source,
 )
 from eyas.server.free_text import Spelling
-from eyas.server.sources import prepared_schema
+from eyas.server.sources import schema_node
 from eyas.server.structural_tag import structural_tag
 from eyas.text import Tokenizer
 
 OBJECT = {"type": "object"}
-JSON = Json(prepared_schema(OBJECT, "x"))
+JSON = schema_node(OBJECT, "x")
 SCHEMA = {"type": "json_schema", "json_schema": OBJECT}
 ANY = {"type": "any_text"}
 

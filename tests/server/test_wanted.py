@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from eyas.core import GrammarError, RequestError
-from eyas.grammar import Choice, Json, Literal, Regex, Source
+from eyas.grammar import SPACED, Choice, Json, Literal, Regex, Source
 from eyas.server.body import parse
 from eyas.server.errors import ApiError
 from eyas.server.free_text import Spelling
 from eyas.server.schema import ChatBody
-from eyas.server.wanted import COMPACT, SPACED, Constraint, constraint_of
+from eyas.server.wanted import Constraint, constraint_of
 from eyas.text import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
@@ -125,24 +125,24 @@ def test_a_grammar_shows_its_language(spelling: Spelling, text: str, syntax: str
         assert asked(spelling, **fields).node == Source(syntax, text)
 
 
-def separators(spelling: Spelling, **options: Any) -> Any:
-    outputs = {"json": SCHEMA, **options}
-    return asked(spelling, structured_outputs=outputs).node.separators
+def spacing(spelling: Spelling, schema: Any = SCHEMA, **options: Any) -> Any:
+    """separators and white_space."""
+    node = asked(spelling, structured_outputs={"json": schema, **options}).node
+    return node.separators, node.white_space
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    [
-        *("", "[ ]?", " ?", r"[ \n]?", r"\s*", r"[\s]*", r"[\n\t ]*", r"[ \t\n\r]*", "[\n\t ]*"),
-        *(r"[\n ]{0,8}", r"[ ]{,1}", r"\n?[ ]*"),
-    ],
+    ("pattern", "white_space"),
+    [("", ""), ("[ ]?", "[ ]{0,1}"), (r"\s*", r"[ \t\n\r]{0,32}"), (r"\n?", r"[\n]{0,1}")],
 )
-def test_white_space_that_may_be_left_out_is_left_out(spelling: Spelling, pattern: str):
-    assert separators(spelling) is None
-    assert separators(spelling, disable_any_whitespace=True) == SPACED
-    assert separators(spelling, whitespace_pattern=pattern) == COMPACT
+def test_a_white_space_pattern_holds(spelling: Spelling, pattern: str, white_space: str):
+    assert spacing(spelling) == (None, None)
+    assert spacing(spelling, disable_any_whitespace=True) == (SPACED, None)
+    assert spacing(spelling, whitespace_pattern=pattern) == (None, white_space)
     found = asked(spelling, guided_json=SCHEMA, guided_whitespace_pattern=pattern)
-    assert found.node.separators == COMPACT
+    assert found.node.white_space == white_space
+    outputs = {"json_object": True, "whitespace_pattern": pattern}
+    assert asked(spelling, structured_outputs=outputs).node.white_space == white_space
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,27 @@ def test_white_space_that_may_be_left_out_is_left_out(spelling: Spelling, patter
 )
 @pytest.mark.timeout(120)  # running the worst would take for ever
 def test_no_other_pattern_is_taken_and_none_is_run(spelling: Spelling, pattern: str):
-    with pytest.raises(RequestError, match="whitespace_pattern: must be white space that may be"):
-        separators(spelling, whitespace_pattern=pattern)
+    with pytest.raises(RequestError, match=r"whitespace_pattern: (must|has|allows)") as refused:
+        spacing(spelling, whitespace_pattern=pattern)
+    assert refused.value.param == "structured_outputs.whitespace_pattern"
+
+
+def test_a_schemas_own_white_space_holds_where_the_request_says_nothing(spelling: Spelling):
+    schema = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
+    for fields in (
+        response_format(schema=schema),
+        {"json_schema": json.dumps(schema)},
+        {"guided_json": schema},
+        {"response_format": {"type": "json_object", "schema": schema}},
+        {"structural_tag": {"format": {"type": "json_schema", "json_schema": schema}}},
+    ):
+        assert asked(spelling, **fields).node.white_space == "", fields
+    assert spacing(spelling, schema) == (None, "")
+    assert spacing(spelling, schema, disable_any_whitespace=True) == (None, "")
+    assert spacing(spelling, schema, whitespace_pattern=" ?") == (None, "[ ]{0,1}")
+    with pytest.raises(GrammarError, match="#/x-guidance/lenient"):
+        asked(spelling, **response_format(schema={**schema, "x-guidance": {"lenient": True}}))
+    asked(spelling, **response_format(schema={"x-guidance": {"lenient": True}}, strict=False))
 
 
 @pytest.mark.parametrize(

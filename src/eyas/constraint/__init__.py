@@ -5,6 +5,7 @@ from __future__ import annotations
 from eyas.constraint.base import Backend, ConstraintFailure, Grammar, State
 from eyas.constraint.pool import CompilePool, PoolStats
 from eyas.constraint.vocabulary import Vocabulary
+from eyas.grammar import SPACING, Spacing
 
 BACKENDS = ("llguidance", "xgrammar")
 
@@ -22,18 +23,27 @@ __all__ = [
 
 
 def build_backend(
-    name: str, vocabulary: Vocabulary, num_threads: int = 1, *, deadline_seconds: float = 5.0
+    name: str,
+    vocabulary: Vocabulary,
+    num_threads: int = 1,
+    *,
+    deadline_seconds: float = 5.0,
+    spacing: Spacing = SPACING,
 ) -> Backend:
     """num_threads: that fill masks. deadline_seconds: of a compilation, where the backend enforces it.
-    ValueError for a name that is none, or whose library is not installed."""
+    spacing: of schemas that say nothing of it. ValueError for a name that is none, or whose library is
+    not installed."""
     if name == "llguidance":
         from eyas.constraint.llguidance import LlguidanceBackend
 
-        return LlguidanceBackend(vocabulary, num_threads=num_threads)
+        return LlguidanceBackend(vocabulary, num_threads=num_threads, spacing=spacing)
     if name == "xgrammar":
         from eyas.constraint.xgrammar import XgrammarBackend
 
         return XgrammarBackend(
-            vocabulary, num_threads=num_threads, deadline_seconds=deadline_seconds
+            vocabulary,
+            num_threads=num_threads,
+            deadline_seconds=deadline_seconds,
+            spacing=spacing,
         )
     raise ValueError(f"there is no grammar backend {name!r}; choose one of {', '.join(BACKENDS)}")

@@ -9,13 +9,19 @@ Does not know: matchers, vocabularies, time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from eyas.constraint.ebnf import lark_of
 from eyas.constraint.freetext import free_text_regex
 from eyas.constraint.regexes import told
-from eyas.constraint.sources import check_source, check_text, checked_lark, parsed_json
+from eyas.constraint.sources import (
+    check_source,
+    check_text,
+    checked_lark,
+    parsed_json,
+    spacing_of,
+)
 from eyas.core import GrammarError
 from eyas.grammar import (
     Choice,
@@ -28,22 +34,25 @@ from eyas.grammar import (
     Repeat,
     Series,
     Source,
+    Spacing,
 )
-from eyas.schemas import prepare
+from eyas.schemas import json_node
 
 _OPTIONS = '%llguidance {"no_forcing": true}'
 """Masks allow every spelling of a text; otherwise they would call the tokenizer for the usual one."""
 
 
-def to_llguidance(root: Node) -> str:
-    """The JSON text that llguidance takes. GrammarError (without a field) for what cannot be said."""
-    return _Writer().document(root)
+def to_llguidance(root: Node, spacing: Spacing) -> str:
+    """The JSON text that llguidance takes. spacing: of schemas that say nothing of it. GrammarError
+    (without a field) for what cannot be said."""
+    return _Writer(spacing).document(root)
 
 
 class _Writer:
     """Collects the rules, terminals and sub-grammars of one tree."""
 
-    def __init__(self) -> None:
+    def __init__(self, spacing: Spacing) -> None:
+        self._spacing = spacing
         self._rules: list[str] = []
         self._names: dict[str, str] = {}
         self._grammars: list[str] = []
@@ -111,9 +120,10 @@ class _Writer:
         name = self._grammar_names.get(node)
         if name is None:
             name = self._grammar_names[node] = f"eyas_{len(self._grammar_names)}"
-            self._grammars += (
-                [json_grammar(name, node)] if isinstance(node, Json) else _sources(name, node)
-            )
+            if isinstance(node, Json):
+                self._grammars.append(json_grammar(name, node, self._spacing))
+            else:
+                self._grammars += _sources(name, node, self._spacing)
         return f"@{name}"
 
     def _series(self, parts: Sequence[Node]) -> str:
@@ -147,41 +157,32 @@ class _Writer:
         return '""' if times is None else f"{self._named('r', self._expression(part))}{times}"
 
 
-WHITE_SPACE = r"[ \t]{0,4}(\r?\n[ \t]{0,32})?"
-"""Between the parts of JSON: a few blanks, or a line's end and an indentation. Bounded, because models
-that are at a loss can go on with blanks and lines forever."""
-
-
-def json_grammar(name: str, node: Json) -> str:
+def json_grammar(name: str, node: Json, spacing: Spacing) -> str:
     """A schema with the options of its node; the schema's text stays as it is, numbers and all."""
     value = parsed_json(node.schema, "the schema")
     if value is False:
         raise GrammarError("the schema is false, so no output could match it", "invalid")
     if not isinstance(value, dict) and value is not True:
         raise GrammarError("a schema must be a JSON object", "invalid")
-    return f'{{"name":{json.dumps(name)},"json_schema":{_with_options(node)}}}'
+    return f'{{"name":{json.dumps(name)},"json_schema":{_with_options(node, spacing)}}}'
 
 
-def _with_options(node: Json) -> str:
+def _with_options(node: Json, default: Spacing) -> str:
     """The schema's text with what the library is told beside it."""
-    options: dict[str, Any] = {"lenient": node.lenient}
-    if node.separators is None:
-        options["whitespace_pattern"] = WHITE_SPACE
-    else:
-        item, key = node.separators
-        options |= {"whitespace_flexible": False, "item_separator": item, "key_separator": key}
+    options: dict[str, Any] = {"lenient": node.lenient, "whitespace_flexible": False}
+    spacing = spacing_of(node, default)
+    options |= {"item_separator": spacing.item, "key_separator": spacing.key}
+    if spacing.white_space:  # the library lets it stand once between two parts, and be left out
+        options["whitespace_pattern"] = spacing.white_space
     schema = node.schema.strip()
     schema = "{}" if schema == "true" else schema
     comma = "," if schema[1:-1].strip() else ""
     return f'{schema[:-1]}{comma}"x-guidance":{json.dumps(options)}}}'
 
 
-def _users_schema(schema: Any, what: str) -> str:
-    """A schema inside a user's grammar, enforced like any other."""
-    if isinstance(schema, dict) and "x-guidance" in schema:
-        message = f"{what}: x-guidance is not supported; leave it out"
-        raise GrammarError(message, "unsupported")
-    return _with_options(Json(prepare(schema, param=what)))
+def _users_schemas(spacing: Spacing) -> Callable[[Any, str], str]:
+    """What writes a schema inside a user's grammar, which is enforced like any other."""
+    return lambda schema, what: _with_options(json_node(schema, param=what), spacing)
 
 
 def _terminal(node: Node) -> str | None:
@@ -258,17 +259,18 @@ def _document(grammars: Sequence[str]) -> str:
     return f'{{"grammars":[{",".join(grammars)}]}}'
 
 
-def _sources(name: str, node: Source) -> list[str]:
+def _sources(name: str, node: Source, spacing: Spacing) -> list[str]:
     """The grammars of a user's source, the first of them called `name`."""
     check_source(node.text)
+    schema_text = _users_schemas(spacing)
     if node.syntax == "ebnf":
-        return [_lark_grammar(name, checked_lark(lark_of(node.text), {}, _users_schema))]
+        return [_lark_grammar(name, checked_lark(lark_of(node.text), {}, schema_text))]
     if node.syntax == "lark":
-        return [_lark_grammar(name, checked_lark(node.text, {}, _users_schema))]
-    return _from_llguidance(name, node.text)
+        return [_lark_grammar(name, checked_lark(node.text, {}, schema_text))]
+    return _from_llguidance(name, node.text, schema_text)
 
 
-def _from_llguidance(name: str, text: str) -> list[str]:
+def _from_llguidance(name: str, text: str, schema_text: Callable[[Any, str], str]) -> list[str]:
     value = parsed_json(text, "the grammar")
     parts = value.get("grammars") if isinstance(value, dict) else None
     shape = '{"grammars": [{"name": ..., "lark_grammar": ...} or {..., "json_schema": ...}]}'
@@ -289,9 +291,9 @@ def _from_llguidance(name: str, text: str) -> list[str]:
         own = f"{name}_{i}" if i else name
         lark, schema = part.get("lark_grammar"), part.get("json_schema")
         if isinstance(lark, str) and schema is None:
-            written.append(_lark_grammar(own, checked_lark(lark, names, _users_schema)))
+            written.append(_lark_grammar(own, checked_lark(lark, names, schema_text)))
         elif isinstance(schema, (dict, bool)) and lark is None:
-            text = _users_schema(schema, f"grammars[{i}].json_schema")
+            text = schema_text(schema, f"grammars[{i}].json_schema")
             written.append(f'{{"name":{json.dumps(own)},"json_schema":{text}}}')
         else:
             raise GrammarError(f"the grammar is not of the form {shape}", "invalid")

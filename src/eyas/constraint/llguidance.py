@@ -30,7 +30,7 @@ from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.constraint.priority import give_way
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
-from eyas.grammar import Node, OutputSpec, Source, leaves
+from eyas.grammar import SPACING, Node, OutputSpec, Source, Spacing, leaves
 
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
@@ -44,8 +44,12 @@ class LlguidanceBackend(Backend):
 
     name = "llguidance"
 
-    def __init__(self, vocabulary: Vocabulary, *, num_threads: int = 1) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, num_threads: int = 1, spacing: Spacing = SPACING
+    ) -> None:
+        """spacing: of schemas that say nothing of it."""
         self.vocabulary = vocabulary
+        self._spacing = spacing
         self.eos_token_ids = frozenset(vocabulary.eos_token_ids)
         self.end = list(vocabulary.eos_token_ids[:1])
         self._tokenizer = library_tokenizer(vocabulary)
@@ -65,7 +69,11 @@ class LlguidanceBackend(Backend):
         )
 
     def compile(self, spec: OutputSpec) -> LlguidanceGrammar:
-        return self._compile(spec.root, spec.param, canonical_trees(spec.root))
+        try:
+            canonical = canonical_trees(spec.root, self._spacing)
+        except GrammarError as error:
+            raise named(error, spec.param) from None
+        return self._compile(spec.root, spec.param, canonical)
 
     def expect(self, states: Sequence[State], *, once: bool = False) -> None:
         for state in states:
@@ -153,7 +161,7 @@ class LlguidanceBackend(Backend):
     ) -> LlguidanceGrammar:
         begin = time.perf_counter()
         try:
-            text = to_llguidance(root)
+            text = to_llguidance(root, self._spacing)
         except GrammarError as error:
             raise named(error, param) from None
         except RecursionError:
@@ -167,7 +175,7 @@ class LlguidanceBackend(Backend):
         grammar = LlguidanceGrammar(self, text, matcher, canonical)
         for leaf in leaves(root):
             if isinstance(leaf, Source) and leaf is not root:  # it may be empty behind other parts
-                self._warm(self.matcher(to_llguidance(leaf)), grammar, param)
+                self._warm(self.matcher(to_llguidance(leaf, self._spacing)), grammar, param)
         self._warm(matcher, grammar, param)
         grammar.compile_seconds = compiled - begin
         grammar.first_mask_seconds = time.perf_counter() - compiled
@@ -196,7 +204,7 @@ class LlguidanceBackend(Backend):
 
     def _refusal(self, node: Node) -> str | None:
         """The library's words on one leaf by itself."""
-        text = to_llguidance(node)
+        text = to_llguidance(node, self._spacing)
         try:
             with without_panic:
                 return on_deep_stack(

@@ -15,6 +15,7 @@ from typing import Any
 from eyas.constraint.endless import check_ends, end_of_json
 from eyas.constraint.expansion import check_expansion
 from eyas.core import GrammarError
+from eyas.grammar import Json, Spacing
 
 MAX_SOURCE_CHARS = 256 * 1024
 """Of a user's own grammar; schemas have the compiler's limits."""
@@ -51,6 +52,15 @@ def check_text(text: str, what: str) -> None:
         ) from None
 
 
+def spacing_of(node: Json, default: Spacing) -> Spacing:
+    """What holds for a schema. default: where it says nothing of it."""
+    try:
+        return node.spacing(default)
+    except ValueError as error:
+        message = f"the white space or the separators of a schema are no pattern of it: {error}"
+        raise GrammarError(message, "invalid") from None
+
+
 def check_source(text: str) -> None:
     """A user's own grammar: its characters and its length."""
     check_text(text, "the grammar")
@@ -70,9 +80,20 @@ _PIECE = re.compile(
     | (?P<json> %(?:json|llguidance|regex)\b )
     | (?P<token> <[^<>\s]+> )
     | (?P<reference> @[A-Za-z0-9_\-]+ )
-    | (?P<attribute> [\[,]\s*(?:stop|temperature)\s*= )""",
+    | (?P<attribute> [\[,]\s*(?P<name>stop|temperature|max_tokens)\s*= )""",
     re.VERBOSE | re.DOTALL,
 )
+_REMEDIES = {
+    "stop": "stop is not supported, since nothing that was sent is taken back; use suffix or lazy",
+    "temperature": "temperature is not supported in a grammar; set the request's own",
+    "max_tokens": "max_tokens would end a schema or a nested grammar anywhere; set the request's own",
+}
+_BODY_OF_GRAMMAR = re.compile(
+    r"""(?:"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|[^\]"/\n])*\][ \t]*:[ \t]*(?:%json\b|%lark\b|@)"""
+)
+"""What follows an attribute of a rule that is a grammar of its own; all of it is on one line."""
+_OPTIONS = ("allow_initial_skip", "no_forcing", "allow_invalid_utf8")
+"""Of %llguidance. no_forcing is so anyhow."""
 
 
 def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str], str]) -> str:
@@ -89,14 +110,16 @@ def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str
                 "unsupported",
             )
         if found["attribute"]:
-            raise GrammarError(
-                f"{_line_of(text, found.start())}: stop and temperature are not supported here; use "
-                "suffix or lazy, and the request's own temperature",
-                "unsupported",
-            )
+            name = found["name"]
+            if name != "max_tokens" or _BODY_OF_GRAMMAR.match(text, end):
+                place_of_it = _line_of(text, found.start("name"))
+                raise GrammarError(f"{place_of_it}: {_REMEDIES[name]}", "unsupported")
         if found["json"]:
             end = end_of_json(text, end)
         piece = text[found.start() : end]
+        if found["json"] == "%llguidance" and end > found.end():
+            options = parsed_json(text[found.end() : end], "%llguidance")
+            _check_options(options, f"{_line_of(text, found.start())}: %llguidance")
         if found["json"] == "%json" and end > found.end():
             schema = parsed_json(text[found.end() : end], "%json")
             piece = f"%json {json_text(schema, f'{_line_of(text, found.start())}: %json')}"
@@ -113,6 +136,18 @@ def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str
     check_ends(whole)
     check_expansion(whole)
     return whole
+
+
+def _check_options(options: Any, what: str) -> None:
+    """The library passes over those that it does not know."""
+    if not isinstance(options, dict):
+        return
+    for name in options:
+        if name not in _OPTIONS:
+            raise GrammarError(f"{what}: {name[:64]} is not supported; leave it out", "unsupported")
+    if options.get("allow_invalid_utf8"):
+        message = f"{what}: allow_invalid_utf8 is not supported: answers are text; leave it out"
+        raise GrammarError(message, "unsupported")
 
 
 def _line_of(text: str, place: int) -> str:

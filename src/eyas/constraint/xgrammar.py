@@ -31,7 +31,17 @@ from eyas.constraint.threads import started
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.constraint.xgrammar_worker import Answer, Hello, tokenizer_info
 from eyas.core import GrammarError, GrammarsUnavailable
-from eyas.grammar import FreeText, Json, Marker, Node, OutputSpec, leaves, replaced
+from eyas.grammar import (
+    SPACING,
+    FreeText,
+    Json,
+    Marker,
+    Node,
+    OutputSpec,
+    Spacing,
+    leaves,
+    replaced,
+)
 
 START_SECONDS = 120.0
 NO_PROCESS = (
@@ -45,10 +55,15 @@ class XgrammarBackend(Backend):
     name = "xgrammar"
 
     def __init__(
-        self, vocabulary: Vocabulary, *, num_threads: int = 1, deadline_seconds: float = 5.0
+        self,
+        vocabulary: Vocabulary,
+        *,
+        num_threads: int = 1,
+        deadline_seconds: float = 5.0,
+        spacing: Spacing = SPACING,
     ) -> None:
-        """deadline_seconds: of one compilation, without waiting for others. ValueError where the
-        library is not there."""
+        """deadline_seconds: of one compilation, without waiting for others. spacing: of schemas that
+        say nothing of it. ValueError where the library is not there."""
         try:
             import xgrammar
         except ImportError as error:
@@ -66,6 +81,7 @@ class XgrammarBackend(Backend):
             ],
             vocab_size=vocabulary.vocab_size,
             stop_token_ids=list(vocabulary.eos_token_ids),
+            spacing=spacing,
         )
         self._xgrammar = xgrammar
         self._info = tokenizer_info(xgrammar, hello)

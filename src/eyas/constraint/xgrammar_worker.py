@@ -17,7 +17,7 @@ import msgspec
 
 from eyas.constraint.freetext import free_text_grammar
 from eyas.constraint.priority import give_way
-from eyas.constraint.sources import check_source, checked_lark, parsed_json
+from eyas.constraint.sources import check_source, checked_lark, parsed_json, spacing_of
 from eyas.core import GrammarError, GrammarFault
 from eyas.grammar import (
     Choice,
@@ -30,7 +30,9 @@ from eyas.grammar import (
     Repeat,
     Series,
     Source,
+    Spacing,
 )
+from eyas.white_space import is_plain
 
 _LOOSE_CHARACTERS = re.compile(r"^(\w+_characters) ::= \(\(\[\^\\\"\\\\\\r\\n\]\)\)$", re.MULTILINE)
 """The rule of strings with a length, which lets control characters in; JSON does not."""
@@ -42,11 +44,13 @@ _ESCAPES = r'basic_escape ::= (([\"\\bfnrt]) | ("u00" [01] [A-Fa-f0-9]))'
 
 
 class Hello(msgspec.Struct):
-    """The first line: the vocabulary, its bytes in base64."""
+    """The first line: the vocabulary, its bytes in base64. spacing: of schemas that say nothing of
+    it."""
 
     tokens: list[bytes]
     vocab_size: int
     stop_token_ids: list[int]
+    spacing: Spacing
 
 
 class Answer(msgspec.Struct):
@@ -57,8 +61,9 @@ class Answer(msgspec.Struct):
     fault: GrammarFault | None = None
 
 
-def format_of(node: Node, xgrammar: Any) -> dict[str, Any]:
-    """The tree as a structural tag's format. GrammarError for what this library cannot say."""
+def format_of(node: Node, xgrammar: Any, spacing: Spacing) -> dict[str, Any]:
+    """The tree as a structural tag's format. spacing: of schemas that say nothing of it. GrammarError
+    for what this library cannot say."""
     match node:
         case Literal(text):
             return {"type": "const_string", "value": text}
@@ -67,20 +72,21 @@ def format_of(node: Node, xgrammar: Any) -> dict[str, Any]:
         case FreeText():
             return _free_text(node)
         case Json():
-            return _ebnf(_schema_grammar(node, xgrammar))
+            return _ebnf(_schema_grammar(node, xgrammar, spacing))
         case Regex(pattern):
             return {"type": "regex", "pattern": pattern}
         case Source():
             return _source(node, xgrammar)
         case Series(parts):
-            return {"type": "sequence", "elements": [format_of(part, xgrammar) for part in parts]}
+            elements = [format_of(part, xgrammar, spacing) for part in parts]
+            return {"type": "sequence", "elements": elements}
         case Choice(options):
-            return _any_of([format_of(option, xgrammar) for option in options])
+            return _any_of([format_of(option, xgrammar, spacing) for option in options])
         case Repeat(part, least, most):
             if most == 0:
                 return {"type": "const_string", "value": ""}
             most = -1 if most is None else most
-            inner = format_of(part, xgrammar)
+            inner = format_of(part, xgrammar, spacing)
             return {"type": "repeat", "min": least, "max": most, "content": inner}
     raise AssertionError(node)
 
@@ -111,21 +117,37 @@ def _free_text(node: FreeText) -> dict[str, Any]:
     return _any_of(forms)
 
 
-MAX_WHITE_SPACE = 36
-"""Characters of white space between two parts of JSON."""
+_MARK = 77
+"""Characters of white space that the library is asked for, to find the places where it may stand."""
+_WHITE_SPACE = re.compile(
+    rf'("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|\bwhitespace(?:_\d+)?\{{0, {_MARK}\}}', re.DOTALL
+)
+"""Texts and classes, and outside of them what the library writes for white space."""
 
 
-def _schema_grammar(node: Json, xgrammar: Any) -> str:
+def _schema_grammar(node: Json, xgrammar: Any, default: Spacing) -> str:
     parsed_json(node.schema, "the schema")
+    spacing = spacing_of(node, default)
+    separators = (spacing.item, spacing.key)
+    if not all(map(is_plain, separators)):
+        raise GrammarError(
+            "separators of JSON are texts for xgrammar, not patterns; write them as texts, or use the "
+            "llguidance backend",
+            "unsupported",
+        )
     grammar = xgrammar.Grammar.from_json_schema(
         node.schema,
-        any_whitespace=node.separators is None,
-        max_whitespace_cnt=MAX_WHITE_SPACE if node.separators is None else None,
-        separators=node.separators,
+        any_whitespace=bool(spacing.white_space),
+        max_whitespace_cnt=_MARK if spacing.white_space else None,
+        separators=separators,
         strict_mode=False,
     )
     text = _LOOSE_ESCAPES.sub(lambda _: _ESCAPES, str(grammar))
-    return _LOOSE_CHARACTERS.sub(r"\1 ::= (([^\\0-\\x1f\\\"\\\\]))", text)
+    text = _LOOSE_CHARACTERS.sub(r"\1 ::= (([^\\0-\\x1f\\\"\\\\]))", text)
+    if not spacing.white_space:
+        return text
+    rule = f"eyas_white_space ::= {spacing.white_space.replace('(?:', '(')}"
+    return f"{_WHITE_SPACE.sub(lambda found: found[1] or 'eyas_white_space', text)}\n{rule}\n"
 
 
 def _source(node: Source, xgrammar: Any) -> dict[str, Any]:
@@ -167,10 +189,10 @@ def tokenizer_info(xgrammar: Any, hello: Hello) -> Any:
     )
 
 
-def _answer(line: bytes, compiler: Any, xgrammar: Any) -> Answer:
+def _answer(line: bytes, compiler: Any, xgrammar: Any, spacing: Spacing) -> Answer:
     try:
         root = msgspec.json.decode(line, type=Node)
-        form = {"type": "structural_tag", "format": format_of(root, xgrammar)}
+        form = {"type": "structural_tag", "format": format_of(root, xgrammar, spacing)}
         return Answer(grammar=compiler.compile_structural_tag(form).serialize_json())
     except GrammarError as error:
         return Answer(error=error.message, fault=error.fault)
@@ -225,7 +247,7 @@ def serve(read: IO[bytes], write: IO[bytes]) -> None:
     write.write(b'"ready"\n')
     write.flush()
     for line in read:
-        write.write(msgspec.json.encode(_answer(line, compiler, xgrammar)) + b"\n")
+        write.write(msgspec.json.encode(_answer(line, compiler, xgrammar, hello.spacing)) + b"\n")
         write.flush()
 
 

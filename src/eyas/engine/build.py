@@ -250,6 +250,7 @@ def compile_pool(
         vocabulary,
         config.device.num_threads or _num_mask_threads(info.device),
         deadline_seconds=grammar.compile_seconds,
+        spacing=grammar.spacing,
     )
     return CompilePool(
         backend,

@@ -6,6 +6,7 @@ so a server may call it between two requests.
 Does not know: grammars, tokenizers, the backends' libraries.
 """
 
+from eyas.schemas.guidance import json_node
 from eyas.schemas.ignored import check_ignored
 from eyas.schemas.joined import leading_back
 from eyas.schemas.languages import grammar_source
@@ -17,6 +18,7 @@ __all__ = [
     "PREPARED",
     "check_ignored",
     "grammar_source",
+    "json_node",
     "leading_back",
     "prepare",
     "rust_pattern",

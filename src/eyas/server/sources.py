@@ -9,16 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from eyas.core import RequestError
-from eyas.schemas import prepare
+from eyas.grammar import Json
+from eyas.schemas import json_node
 from eyas.server.json_text import json_object
 
 
-def prepared_schema(value: Any, param: str, *, lenient: bool = False) -> str:
-    """A JSON schema, given as an object or as JSON text, as `eyas.schemas.prepare` returns it."""
+def schema_node(value: Any, param: str, *, lenient: bool = False) -> Json:
+    """The node of a JSON schema that is given as an object or as JSON text."""
     if isinstance(value, str):
         value = json_object(value, param)
     if not isinstance(value, dict):
         raise RequestError(
             f"{param}: must be a JSON schema: an object, or an object's JSON text", param=param
         )
-    return prepare(value, param=param, lenient=lenient)
+    return json_node(value, param=param, lenient=lenient)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from eyas.core import GrammarError, GrammarFault
-from eyas.grammar import Choice, FreeText, Json, Node, Regex, Repeat, Series
+from eyas.grammar import Choice, FreeText, Node, Regex, Repeat, Series
 from eyas.schemas import grammar_source
 from eyas.server.free_text import FreeTexts, Spelling, ends_open, joined, one_of
 from eyas.server.json_text import json_object
-from eyas.server.sources import prepared_schema
+from eyas.server.sources import schema_node
 
 MAX_DEPTH = 32
 MAX_FORMATS = 4096
@@ -126,7 +126,7 @@ class _Reader:
         schema = fields.pop("json_schema", None)
         if schema is True:
             schema = {}
-        return Json(prepared_schema(schema, self._param))
+        return schema_node(schema, self._param)
 
     def _regex(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         return Regex(self._text(fields, "pattern", path))

@@ -7,26 +7,19 @@ Does not know: dialects, tools, how a grammar is enforced.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
 from eyas.core import RequestError
-from eyas.grammar import Choice, Json, Literal, Node, OutputSpec, Regex
+from eyas.grammar import SPACED, Choice, Literal, Node, OutputSpec, Regex
 from eyas.schemas import grammar_source
 from eyas.server.free_text import Spelling
 from eyas.server.schema import Constrained, ResponseFormat, StructuredOutputs
-from eyas.server.sources import prepared_schema
+from eyas.server.sources import schema_node
 from eyas.server.structural_tag import structural_tag
-
-COMPACT = (",", ":")
-SPACED = (", ", ": ")
-_SPACE = r"(?:[ \t\n\r]|\\[ tnrs])"
-_OPTIONAL_SPACE = re.compile(rf"(?:(?:{_SPACE}|\[{_SPACE}+\])(?:[?*]|\{{0?,[0-9]*\}}))*")
-"""The white space patterns that peers' clients send: in a row, characters or sets of them that may
-be missing."""
+from eyas.white_space import read_optional
 
 
 class Constraint(NamedTuple):
@@ -73,8 +66,8 @@ def _asked(fields: Constrained, spelling: Spelling, prefix: str) -> Iterator[Con
     if (outputs := fields.structured_outputs) is not None:
         yield from _structured_outputs(outputs, spelling, f"{prefix}structured_outputs")
     if fields.guided_json is not None:
-        separators = _separators(whitespace, f"{prefix}guided_whitespace_pattern")
-        yield _schema(fields.guided_json, f"{prefix}guided_json", separators)
+        white_space = _white_space(whitespace, f"{prefix}guided_whitespace_pattern")
+        yield _schema(fields.guided_json, f"{prefix}guided_json", white_space)
     if fields.json_schema is not None:
         yield _schema(fields.json_schema, f"{prefix}json_schema")
     for name, pattern in (("guided_regex", fields.guided_regex), ("regex", fields.regex)):
@@ -123,18 +116,18 @@ def _structured_outputs(
             'is not supported; write "additionalProperties": false into the schema',
         )
     is_json = asked.json_ is not None or bool(asked.json_object)
-    separators = _separators(asked.whitespace_pattern, f"{param}.whitespace_pattern")
-    if asked.disable_any_whitespace and separators is None:
-        separators = SPACED
-    if separators is not None and not is_json:
+    white_space = _white_space(asked.whitespace_pattern, f"{param}.whitespace_pattern")
+    is_spaced = bool(asked.disable_any_whitespace)
+    if (is_spaced or white_space is not None) and not is_json:
         is_pattern = asked.whitespace_pattern is not None
         name = "whitespace_pattern" if is_pattern else "disable_any_whitespace"
         _refuse(f"{param}.{name}", "is for json only")
     found = []
     if asked.json_ is not None:
-        found.append(_schema(asked.json_, f"{param}.json", separators))
+        found.append(_schema(asked.json_, f"{param}.json", white_space, is_spaced=is_spaced))
     if asked.json_object:
-        found.append(_schema({"type": "object"}, f"{param}.json_object", separators))
+        name, anything = f"{param}.json_object", {"type": "object"}
+        found.append(_schema(anything, name, white_space, is_spaced=is_spaced))
     if asked.regex is not None:
         found.append(Constraint(f"{param}.regex", Regex(asked.regex)))
     if asked.choice is not None:
@@ -153,26 +146,27 @@ def _structured_outputs(
 def _schema(
     value: Any,
     param: str,
-    separators: tuple[str, str] | None = None,
+    white_space: str | None = None,
     *,
     lenient: bool = False,
+    is_spaced: bool = False,
 ) -> Constraint:
-    schema = prepared_schema(value, param, lenient=lenient)
-    return Constraint(param, Json(schema, lenient=lenient, separators=separators))
+    """white_space: in place of what the schema says. is_spaced: usual separators and nothing else, if
+    neither says anything."""
+    node = schema_node(value, param, lenient=lenient)
+    if white_space is not None:
+        node = msgspec.structs.replace(node, white_space=white_space)
+    elif is_spaced and node.white_space is None and node.separators is None:
+        node = msgspec.structs.replace(node, separators=SPACED)
+    return Constraint(param, node)
 
 
-def _separators(pattern: str | None, param: str) -> tuple[str, str] | None:
-    """What a white space pattern leaves to choose: JSON without any is in it, or it is refused. The
-    pattern is a stranger's and is read, never run."""
-    if pattern is None:
-        return None
-    if not _OPTIONAL_SPACE.fullmatch(pattern):
-        _refuse(
-            param,
-            r"must be white space that may be left out, such as '', '[ ]?', '\s*' or '[\n\t ]*'; the "
-            "answer is then JSON without any",
-        )
-    return COMPACT
+def _white_space(pattern: str | None, param: str) -> str | None:
+    """A pattern as grammars take it."""
+    try:
+        return None if pattern is None else read_optional(pattern)
+    except ValueError as error:
+        _refuse(param, str(error))
 
 
 def _choice(texts: list[str]) -> Node:
