@@ -75,25 +75,27 @@ def _shortened(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-_BY_FIELD: Mapping[str, str] = {
-    "it is a mixture of experts": r"expert|moe_|^moe",
-    "it has latent attention": r"kv_lora_rank",
-    "it has layers with a state (Mamba, linear attention)": (
+_BY_FIELD: Mapping[str, re.Pattern[str]] = {
+    "it is a mixture of experts": re.compile(r"expert|moe_|^moe"),
+    "it has latent attention": re.compile(r"kv_lora_rank"),
+    "it has layers with a state (Mamba, linear attention)": re.compile(
         r"mamba|^ssm|state_size|linear_(key|num)|conv_kernel"
     ),
-    "it reads images, audio or video": r"vision|audio|image_token|video_token",
-    "it has an encoder beside the decoder": r"^encoder_|is_encoder_decoder",
+    "it reads images, audio or video": re.compile(r"vision|audio|image_token|video_token"),
+    "it has an encoder beside the decoder": re.compile(r"^encoder_|is_encoder_decoder"),
 }
-_BY_NAME: Mapping[str, str] = {
-    "it is a mixture of experts": (
+_BY_NAME: Mapping[str, re.Pattern[str]] = {
+    "it is a mixture of experts": re.compile(
         r"Moe|MoE|Mixtral|Deepseek|DeepSeek|GptOss|Dbrx|Jamba|Experts|Llama4"
     ),
-    "it has layers with a state (Mamba, linear attention)": (
+    "it has layers with a state (Mamba, linear attention)": re.compile(
         r"Mamba|Rwkv|Jamba|Next|Falcon_?H1|Zamba|Lfm"
     ),
-    "it reads images, audio or video": r"VL|Vision|ConditionalGen|Omni|Audio|Llava|Image",
-    "it has an encoder beside the decoder": r"T5|Bart|Whisper|Encoder",
-    "it generates no text": (
+    "it reads images, audio or video": re.compile(
+        r"VL|Vision|ConditionalGen|Omni|Audio|Llava|Image"
+    ),
+    "it has an encoder beside the decoder": re.compile(r"T5|Bart|Whisper|Encoder"),
+    "it generates no text": re.compile(
         r"Classification|ForMaskedLM|QuestionAnswering|Reward|^Bert|Roberta|Embedding|(?<!LM)Model$"
     ),
 }
@@ -103,10 +105,10 @@ def why_not(architecture: str, config: ConfigFile) -> str:
     """What an architecture that is not supported has that nothing here computes; "" where its name and
     fields do not tell."""
     fields = [name for name, value in config.values.items() if not _is_neutral(name, value)]
-    reasons = [said for said, name in _BY_NAME.items() if re.search(name, architecture)]
+    reasons = [said for said, name in _BY_NAME.items() if name.search(architecture)]
     reasons += [
         said
         for said, field in _BY_FIELD.items()
-        if said not in reasons and any(re.search(field, name) for name in fields)
+        if said not in reasons and any(field.search(name) for name in fields)
     ]
     return f" ({', '.join(reasons)})" if reasons else ""
