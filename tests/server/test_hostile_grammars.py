@@ -200,7 +200,8 @@ def problem(http: httpx.Client, url: str, asked: Hostile) -> str | None:
     if param == "structured_outputs":
         param += "." + next(iter(value))
     message = str(error.get("message"))
-    is_clear = response.status_code == 400 and error.get("param") == param and param in message
+    is_there = str(error.get("param")) == param or str(error.get("param")).startswith(f"{param}.")
+    is_clear = response.status_code == 400 and is_there and param in message
     if not (is_clear and re.search(asked.says, message) and len(message) < 1000):
         return f"{asked.name}: {response.status_code} {str(told)[:300]}"
     return None
