@@ -224,6 +224,8 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     assert done.returncode == 130, done.stdout + done.stderr
     assert "run the same command again to go on" in done.stdout
     assert signal.getsignal(signal.SIGINT) is before
+    other = eyas(*arguments, "--loss-decay", "0.5")
+    assert_one_clear_line(other, ["--output", "loss_decay 0.8, not 0.5", "state.pt"])
     out = ok(*arguments)
     assert "training: going on from step 3" in out
     assert report_of(run)["steps"] == 9

@@ -3,13 +3,14 @@
 Promises: every phase leaves what it made in the output directory, and the same command goes on from
 there; a directory of another run is refused. Does not know: how a phase works.
 
-The directory: run.json (settings: data and training), answers.jsonl, vocabulary.json (coverage: the
-share of answer tokens it holds; ids), features/ and heldout/ (shards), state.pt (a training that has no
-report yet), training.json and training.png, the head with its model card in specforge/, speculators/
-and safeailab/ as far as a layout can hold it, and report.json, written last: model, base_model (on the
-hub), format, heads (by layout: num_bytes, read_by), num_parameters, taps, data (counts of texts and
-tokens), settings, steps and seconds (of the training), noise_beta (by temperature), heldout (the last
-evaluation in training) and engine (those of decoding `num_eval_prompts` prompts).
+The directory: run.json (settings: data and training; digests of files), answers.jsonl, vocabulary.json
+(coverage: the share of answer tokens it holds; ids), features/ and heldout/ (shards), state.pt (a
+training that has no report yet), training.json and training.png, the head with its model card in
+specforge/, speculators/ and safeailab/ as far as a layout can hold it, and report.json, written last:
+model, base_model (on the hub), format, heads (by layout: num_bytes, read_by), num_parameters, taps,
+data (counts of texts and tokens), settings, steps and seconds (of the training), noise_beta (by
+temperature), heldout (the last evaluation in training) and engine (those of decoding
+`num_eval_prompts` prompts).
 """
 
 from __future__ import annotations
