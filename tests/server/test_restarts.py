@@ -31,10 +31,20 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def workers_of(server: Served) -> list[psutil.Process]:
+    """The engine processes that there are now; one that ended is none."""
+    found = []
+    for child in psutil.Process(server.process.pid).children():
+        try:
+            if "tests.server.fake_worker" in child.cmdline():
+                found.append(child)
+        except psutil.Error:
+            continue
+    return found
+
+
 def worker_of(server: Served) -> psutil.Process:
-    """The engine process that there is now."""
-    children = psutil.Process(server.process.pid).children()
-    found = [child for child in children if "tests.server.fake_worker" in child.cmdline()]
+    found = workers_of(server)
     assert len(found) == 1
     return found[0]
 
@@ -124,8 +134,7 @@ def test_while_the_engine_is_started_again_new_work_is_told_when_to_come(
         new: list[psutil.Process] = []
 
         def has_new() -> bool:
-            children = psutil.Process(server.process.pid).children()
-            new[:] = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+            new[:] = workers_of(server)
             return len(new) == 1
 
         until(has_new)
