@@ -6,10 +6,10 @@ STAMP := $(VENV)/.installed
 TRITON := "triton==3.6.0; sys_platform == 'linux'"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test test-capped check format gpu memcheck bench docs
+.PHONY: help setup demo test test-capped check format gpu memcheck bench docs audit sbom release
 
 help:
-	@echo "make demo | test | test-capped | check | format | bench | docs | gpu | memcheck | setup"
+	@echo "make demo | test | test-capped | check | format | bench | docs | gpu | memcheck | audit | sbom | release | setup"
 
 setup: $(STAMP)
 
@@ -63,3 +63,28 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python tools/make_docs.py
+
+# Tools of a release, in an environment of their own; the files they write go to dist/.
+RELEASE := .venv-release
+PINS := dist/requirements.txt
+$(RELEASE)/.installed:
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check build cyclonedx-bom pip-audit uv
+	@touch $@
+
+# The versions of constraints.txt with the hashes of all their files: pip install --require-hashes takes it.
+$(PINS): constraints.txt $(RELEASE)/.installed
+	@mkdir -p dist
+	$(RELEASE)/bin/uv pip compile --quiet --no-deps --no-header --no-annotate --generate-hashes \
+		constraints.txt -o $@
+
+# --strict: a version that cannot be looked up is a failure, not a pass.
+audit: $(PINS)
+	$(RELEASE)/bin/pip-audit --strict --disable-pip --require-hashes -r $(PINS)
+
+sbom: $(PINS)
+	$(RELEASE)/bin/cyclonedx-py requirements $(PINS) --pyproject pyproject.toml -o dist/eyas-sbom.json
+
+release: sbom
+	$(RELEASE)/bin/python -m build --outdir dist
+	cd dist && sha256sum *.whl *.tar.gz *.json requirements.txt > SHA256SUMS
