@@ -64,7 +64,7 @@ COMMANDS: dict[str, list[str]] = {
     "builtin_answers": ["bench", "builtin", "--num-per-family", "50"],
     "grammar": ["bench", "grammar", "SCHEMAS", "--tokenizer", "QWEN3"],
     "serve_soak": [
-        *("bench", "serve-soak", "--clients", "64", "--seconds", "120", "--drafter", "auto"),
+        *("bench", "serve-soak", "--clients", "32", "--seconds", "600", "--drafter", "auto"),
     ],
 }
 """By the name of its result."""

@@ -176,7 +176,7 @@ CLAIMS = (
         lambda value: value >= 85,
     ),
     Claim(
-        "64 streaming clients for 2 minutes: streams that differ from the answer alone, or fail",
+        "32 clients for 10 minutes, some vanish, some are hostile: answers that differ from those alone, or fail",
         "serve_soak",
         lambda result: result["num_mismatches"] + result["num_errors"],
         "{:.0f}",

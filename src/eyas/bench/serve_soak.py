@@ -3,8 +3,9 @@
     python -m eyas.bench.serve_soak --clients 64 --seconds 120
     python -m eyas.bench.serve_soak --url http://127.0.0.1:8000 --pid 1234
 
-Promises: every stream that ends is compared with the whole answer that the same request got alone,
-before the load; a share of the clients vanish in mid-stream; the report is one JSON object and the
+Promises: every answer, streamed or whole, is compared with the one that the same request got alone,
+before the load, usage and log-probabilities included; a share of the clients vanish in mid-stream, and
+a share of the requests is hostile and must be refused; the report is one JSON object and the
 exit status is 0 only if everything held. Does not know: how the server works.
 """
 
@@ -29,7 +30,7 @@ import h11
 import psutil
 
 from eyas.bench.load import percentile
-from eyas.bench.soak_requests import Workload, answer_of, drawn_workloads
+from eyas.bench.soak_requests import HOSTILE, Workload, answer_of, drawn_workloads
 from eyas.children import python_command
 
 SAMPLE_SECONDS = 1.0
@@ -45,6 +46,8 @@ class Report:
     seconds: float = 0.0
     num_completed: int = 0
     num_vanished: int = 0
+    num_whole: int = 0
+    num_refused: int = 0
     num_output_tokens: int = 0
     tokens_per_second: float = 0.0
     first_event_p50: float = 0.0
@@ -68,6 +71,14 @@ class Report:
         )
 
 
+class StatusError(RuntimeError):
+    """An answer with another status than 200."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"status {status}: {body[:300]!r}")
+        self.status = status
+
+
 class Connection:
     """One HTTP/1.1 exchange; closing it early is how a client vanishes."""
 
@@ -86,7 +97,7 @@ class Connection:
             await self._writer.wait_closed()
 
     async def exchange(self, method: str, path: str, body: bytes = b"") -> AsyncIterator[bytes]:
-        """The pieces of the answer's body. RuntimeError for a status other than 200."""
+        """The pieces of the answer's body. StatusError for a status other than 200."""
         headers = [("host", self._host), ("connection", "close")]
         headers.append(("content-length", str(len(body))))
         for event in (
@@ -105,7 +116,7 @@ class Connection:
                 status = event.status_code
             elif isinstance(event, h11.Data):
                 if status != 200:
-                    raise RuntimeError(f"status {status}: {bytes(event.data)[:300]!r}")
+                    raise StatusError(status, bytes(event.data))
                 yield bytes(event.data)
             elif isinstance(event, (h11.EndOfMessage, h11.ConnectionClosed)):
                 return
@@ -137,12 +148,21 @@ async def events(url: str, workload: Workload) -> AsyncIterator[dict[str, Any]]:
 
 
 class Soak:
-    """One run. vanish: the share of streams that their client leaves half way."""
+    """One run. vanish: the share of streams that their client leaves half way. hostile: of requests
+    that must be refused. whole: of answers that are not streamed."""
 
-    def __init__(self, url: str, workloads: Sequence[Workload], *, vanish: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        workloads: Sequence[Workload],
+        *,
+        vanish: float,
+        hostile: float = 0.1,
+        whole: float = 0.3,
+    ) -> None:
         self._url = url
         self._workloads = workloads
-        self._vanish = vanish
+        self._vanish, self._hostile, self._whole = vanish, hostile, whole
         self._expected: dict[str, Any] = {}
         self._first_events: list[float] = []
 
@@ -153,12 +173,12 @@ class Soak:
             whole = json.loads(await fetch(self._url, "POST", workload.path, body))
             self._expected[workload.name] = answer_of([whole])
 
-    async def run(self, report: Report, seconds: float, processes: list[psutil.Process]) -> None:
+    async def run(self, report: Report, seconds: float, process_id: int | None) -> None:
         """Load the server for `seconds`, then wait until it is at rest."""
         started = time.monotonic()
         deadline = started + seconds
         samples: list[tuple[float, int]] = []
-        sampler = asyncio.create_task(_sample(processes, started, samples))
+        sampler = asyncio.create_task(_sample(process_id, started, samples))
         clients = [
             asyncio.create_task(self._client(index, deadline, report))
             for index in range(report.num_clients)
@@ -177,8 +197,14 @@ class Soak:
         while time.monotonic() < deadline:
             workload = draw.choice(self._workloads)
             leaves_after = draw.randint(1, 8) if draw.random() < self._vanish else None
+            kind = draw.random()
             try:
-                await self._one(workload, leaves_after, report)
+                if kind < self._hostile:
+                    await self._refused(draw.choice(HOSTILE), report)
+                elif kind < self._hostile + self._whole:
+                    await self._at_once(workload, report)
+                else:
+                    await self._one(workload, leaves_after, report)
             except (RuntimeError, OSError, h11.ProtocolError, ValueError) as error:
                 report.num_errors += 1
                 report.errors = [*report.errors, f"{workload.name}: {error}"][:MAX_SHOWN]
@@ -195,12 +221,32 @@ class Soak:
                 if leaves_after is not None and len(seen) >= leaves_after:
                     report.num_vanished += 1
                     return
+        self._compare(workload, seen, report)
+
+    async def _at_once(self, workload: Workload, report: Report) -> None:
+        body = json.dumps(workload.body).encode()
+        whole = json.loads(await fetch(self._url, "POST", workload.path, body))
+        report.num_whole += 1
+        self._compare(workload, [whole], report)
+
+    async def _refused(self, body: bytes, report: Report) -> None:
+        """RuntimeError where a body that must be refused is not, or not as the sender's fault."""
+        try:
+            await fetch(self._url, "POST", "/v1/chat/completions", body)
+        except StatusError as error:
+            if not 400 <= error.status < 500:
+                raise
+            report.num_refused += 1
+        else:
+            raise RuntimeError(f"{body[:100]!r} was answered")
+
+    def _compare(self, workload: Workload, seen: list[dict[str, Any]], report: Report) -> None:
         report.num_completed += 1
         report.num_output_tokens += seen[-1]["usage"]["completion_tokens"]
         answer, expected = answer_of(seen), self._expected[workload.name]
         if answer != expected:
             report.num_mismatches += 1
-            entry = {"request": workload.name, "expected": expected, "streamed": answer}
+            entry = {"request": workload.name, "expected": expected, "answered": answer}
             report.mismatches = [*report.mismatches, entry][:MAX_SHOWN]
 
     async def _is_idle(self) -> bool:
@@ -218,12 +264,10 @@ class Soak:
         return False
 
 
-async def _sample(
-    processes: list[psutil.Process], started: float, samples: list[tuple[float, int]]
-) -> None:
-    while True:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total = sum(process.memory_info().rss for process in processes)
+async def _sample(process_id: int | None, started: float, samples: list[tuple[float, int]]) -> None:
+    while process_id is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):  # children come and go
+            total = sum(process.memory_info().rss for process in _family(process_id))
             samples.append((time.monotonic() - started, total))
         await asyncio.sleep(SAMPLE_SECONDS)
 
@@ -261,9 +305,8 @@ async def soak(
     await _until_ready(url)
     run = Soak(url, drawn_workloads(seed), vanish=vanish)
     await run.learn()
-    processes = [] if process_id is None else _family(process_id)
     report = Report(num_clients=num_clients)
-    await run.run(report, seconds, processes)
+    await run.run(report, seconds, process_id)
     return report
 
 

@@ -6,6 +6,7 @@ servers, time.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class Workload:
 
 
 def drawn_workloads(seed: int) -> list[Workload]:
-    """A mixture: chats and completions, greedy and sampled, stops, several choices, logprobs."""
+    """A mixture: chats and completions, greedy and sampled, reasoning, schemas, patterns, tools, stops,
+    several choices, logprobs."""
     draw = random.Random(seed)
     return [_drawn(draw, index) for index in range(NUM_WORKLOADS)]
 
@@ -62,8 +64,81 @@ def _drawn(draw: random.Random, index: int) -> Workload:
     messages = [{"role": "user", "content": question}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    body |= {"messages": messages, "logprobs": draw.random() < 0.25}
+    thinks = draw.random() < 0.5
+    body |= {
+        "messages": messages,
+        "logprobs": draw.random() < 0.25,
+        "chat_template_kwargs": {"enable_thinking": thinks},
+    }
+    if thinks and draw.random() < 0.5:
+        body |= {"stop": ["\n\n\n", "zzz"]}
+    if (form := _FORMS[index % len(_FORMS)]) and not body.get("ignore_eos"):
+        body |= form
     return Workload(f"chat {index}", "/v1/chat/completions", body)
+
+
+_FORMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"regex": "(Paris|Amsterdam)"},
+    {},
+    {
+        "json_schema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 20},
+                "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            },
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        }
+    },
+    {
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "get_weather",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"city": {"type": "string", "maxLength": 20}},
+                        "required": ["city"],
+                    },
+                },
+            }
+        ]
+    },
+)
+
+_ASKED = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+HOSTILE: tuple[bytes, ...] = (
+    b"",
+    b"{",
+    b"[1, 2]",
+    b"\xff\xfe{}",
+    b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    *(
+        json.dumps({**_ASKED, **fields}).encode()
+        for fields in (
+            {"colour": "red"},
+            {"temperature": "hot"},
+            {"max_tokens": -1},
+            {"messages": []},
+            {"messages": [{"role": "user"}]},
+            {"messages": [{"role": "user", "content": "word " * 20_000}]},
+            {"logit_bias": {"99999999": 1}},
+            {"regex": "(Paris|Amsterdam}"},
+            {"regex": "a(?=b)"},
+            {"regex": "\ud800"},
+            {"json_schema": {"type": "strin"}},
+            {"json_schema": {"properties": {"\ud800": {}}}},
+            {"json_schema": {"allOf": [{"not": {"const": k}} for k in range(3000)]}},
+            {"ebnf": "root ::= root"},
+            {"model": "another"},
+            {"n": 100_000},
+        )
+    ),
+)
+"""Bodies of chats that are refused, each with a status from 400 to 499."""
 
 
 def answer_of(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -74,13 +149,24 @@ def answer_of(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
         usage = value.get("usage") or usage
         for choice in value["choices"]:
             known = choices.setdefault(
-                choice["index"], {"text": "", "logprobs": [], "finish_reason": None}
+                choice["index"],
+                {"text": "", "reasoning": "", "calls": {}, "logprobs": [], "finish_reason": None},
             )
             part = choice.get("delta") or choice.get("message") or choice
             known["text"] += part.get("content") or part.get("text") or ""
+            known["reasoning"] += part.get("reasoning_content") or ""
+            for place, call in enumerate(part.get("tool_calls") or ()):
+                told = known["calls"].setdefault(call.get("index", place), ["", ""])
+                told[0] += call["function"].get("name") or ""
+                told[1] += call["function"].get("arguments") or ""
             known["finish_reason"] = choice["finish_reason"] or known["finish_reason"]
             known["logprobs"] += _logprobs_of(choice.get("logprobs") or {})
-    counted = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    counted: dict[str, Any] = {
+        name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")
+    }
+    counted["reasoning_tokens"] = (usage.get("completion_tokens_details") or {}).get(
+        "reasoning_tokens"
+    )
     return {"choices": [choices[index] for index in sorted(choices)], **counted}
 
 
