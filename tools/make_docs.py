@@ -176,7 +176,7 @@ CLAIMS = (
         lambda value: value >= 85,
     ),
     Claim(
-        "32 clients for 10 minutes, some vanish, some are hostile: answers that differ from those alone, or fail",
+        "32 clients for 10 minutes, some hostile: answers that differ from those alone, or fail",
         "serve_soak",
         lambda result: result["num_mismatches"] + result["num_errors"],
         "{:.0f}",
