@@ -42,7 +42,10 @@ class _EngineCollector(Collector):
                 used / stats.num_slots if stats.num_slots else 0.0,
             ),
             "kv_cache_slots": ("Cache slots", stats.num_slots),
-            "grammar_cache_bytes": ("Compiled grammars held", stats.grammar.cache_bytes),
+            "grammar_cache_bytes": (
+                "Bytes that compiled grammars hold, those in use included",
+                stats.grammar.cache_bytes,
+            ),
             "engine_ready": ("1 when the engine steps", int(health.state == "ready")),
             "engine_idle_seconds": ("Since the engine's loop turned", health.idle_seconds),
             "last_step_seconds": ("Duration of the last step", health.last_step_seconds),
