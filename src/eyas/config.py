@@ -105,7 +105,8 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How outputs are held to a grammar.
 
-    compile_seconds: a grammar that takes longer is refused. cache_bytes: memory for compiled grammars.
+    compile_seconds: a grammar that takes longer is refused. cache_bytes: that grammars may hold, by the
+    process's allocator where it counts; those that no output uses go before it is more.
     num_threads: that compile; masks are filled by as many as the device has CPU threads. mask_seconds:
     what masks of one step may take before the rest of its draft is left out. white_space: a pattern of
     what may stand between the parts of JSON, "" for nothing; None is at most a blank and a line's end

@@ -18,7 +18,8 @@ Refusal = Literal["invalid", "overloaded", "unavailable", "internal"]
 
 
 class GrammarStats(msgspec.Struct, kw_only=True):
-    """Output grammars since the engine started. num_refused: by fault. mask_seconds: that grammar
+    """Output grammars since the engine started. cache_bytes: that grammars hold, those in use included.
+    num_refused: by fault. mask_seconds: that grammar
     libraries took for num_masks rows of masks. num_pruned: drafted tokens that a grammar refused before
     the forward. num_late: drafts that were cut short because a step did not wait for their masks.
     num_replays: automata built anew because a resource limit was hit. can_compile: there are threads

@@ -241,7 +241,7 @@ def test_the_counters_tell_what_was_done() -> None:
     assert after.num_compiled == before.num_compiled + 1
     assert after.num_hits == before.num_hits + 1
     assert after.num_refused.get("invalid", 0) == before.num_refused.get("invalid", 0) + 1
-    assert after.num_cached == before.num_cached + 1 and after.cache_bytes > before.cache_bytes
+    assert after.num_cached == before.num_cached + 1
     assert after.num_masks > before.num_masks and after.mask_seconds > before.mask_seconds
     assert after.compile_seconds > before.compile_seconds
     assert after.num_pruned >= before.num_pruned

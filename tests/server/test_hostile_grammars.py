@@ -34,8 +34,8 @@ NUM_ROUNDS = 3
 QUIET_SECONDS = 1.5
 LATE = "not compiled in time"
 MAX_GROWTH = 450 * 2**20
-"""Bytes by which the engine's memory may grow over all of it: the cache of grammars counts 256 MiB,
-about, and what the threads that compile leave unused comes on top."""
+"""Bytes by which the engine's memory may grow over all of it: grammars hold 256 MiB at most, and pages
+of keys and values that are used for the first time come on top."""
 
 pytestmark = [NEEDS_CHECKPOINT, pytest.mark.slow]
 

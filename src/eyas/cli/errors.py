@@ -28,6 +28,7 @@ OPTION_OF_SETTING = {
     "device": "--device",
     "grammar.backend": "--grammar-backend",
     "grammar.compile_seconds": "--grammar-timeout",
+    "grammar.cache_bytes": "--grammar-memory",
     "reasoning_parser": "--reasoning-parser",
     "tool_call_parser": "--tool-call-parser",
     "api_keys": "--api-key",

@@ -258,6 +258,15 @@ class GrammarOptions:
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GRAMMAR.compile_seconds
+    grammar_memory: Annotated[
+        int,
+        typer.Option(
+            "--grammar-memory",
+            help="MiB that compiled grammars may hold, with all that outputs have made of them since; "
+            "those not in use go before it is more.",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = GRAMMAR.cache_bytes // 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,6 +343,7 @@ def engine_config(
     flights: str = "auto",
     grammar_backend: str = GRAMMAR.backend,
     grammar_timeout: float = GRAMMAR.compile_seconds,
+    grammar_memory: int = GRAMMAR.cache_bytes // 2**20,
 ) -> EngineConfig:
     """The configuration that options ask for. Raises ValueError that begins with the setting."""
     if flights not in ("auto", "0", "1"):
@@ -364,7 +374,9 @@ def engine_config(
         ),
         device=DeviceConfig(device=device, num_threads=threads, exact=exact),
         grammar=GrammarConfig(
-            backend=GrammarChoice(grammar_backend).value, compile_seconds=grammar_timeout
+            backend=GrammarChoice(grammar_backend).value,
+            compile_seconds=grammar_timeout,
+            cache_bytes=grammar_memory * 2**20,
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eyas.constraint.allocator import process_allocator
 from eyas.constraint.base import Backend, ConstraintFailure, Grammar, State
 from eyas.constraint.pool import CompilePool, PoolStats
 from eyas.constraint.vocabulary import Vocabulary
@@ -19,6 +20,7 @@ __all__ = [
     "State",
     "Vocabulary",
     "build_backend",
+    "process_allocator",
 ]
 
 

@@ -35,6 +35,9 @@ from eyas.grammar import SPACING, Node, OutputSpec, Source, Spacing, leaves
 MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
 stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
+MAX_LEXER_STATES = 50_000
+"""A fifth of the library's own. Each takes 1 to 2 KiB, all outputs of a lane share them, and none is
+ever forgotten. At the limit the lane is made anew; who was in it goes on with a lexer of its own."""
 MAX_LANES = 8
 """Of a grammar; each takes its memory once more."""
 
@@ -54,7 +57,9 @@ class LlguidanceBackend(Backend):
         self.end = list(vocabulary.eos_token_ids[:1])
         self._tokenizer = library_tokenizer(vocabulary)
         self._limits = llguidance.LLParserLimits(
-            verbose_errors=False, max_items_in_row=MAX_ITEMS_IN_ROW
+            verbose_errors=False,
+            max_items_in_row=MAX_ITEMS_IN_ROW,
+            max_lexer_states=MAX_LEXER_STATES,
         )
         # A thread that waits for another of its pool helps out with whatever the pool has to do.
         self._executor = llguidance.LLExecutor(num_threads)
@@ -111,6 +116,13 @@ class LlguidanceBackend(Backend):
         return on_deep_stack(
             lambda: llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         )
+
+    def is_used_up(self, matcher: llguidance.LLMatcher) -> bool:
+        """Has the lexer that its copies share hit a limit? It tells when it is asked for a mask."""
+        with without_panic:
+            copy = when_free(matcher.deep_copy)
+            when_free(copy.compute_bitmask)
+            return when_free(copy.is_error)
 
     def compile_alone(self, root: Node) -> LlguidanceGrammar:
         """A grammar that nobody's outputs are held to."""

@@ -4,6 +4,9 @@ All copies of a matcher share one lexer, which only one thread can use at a time
 outputs under way is compiled again in the background: each of its *lanes* is a matcher with a lexer of
 its own. A lexer gets quicker as it is used, so there are no more lanes than needed.
 
+A lexer that has hit a limit is of no use to anybody from then on. Its outputs go on with fresh ones,
+and the lane gets another, so that this happens to no output that starts later.
+
 Promises: which lane an output is in changes nothing but how long it waits for its masks.
 Does not know: masks, drafts.
 """
@@ -60,6 +63,8 @@ class LlguidanceGrammar:
         self._text = text
         self._lanes: tuple[_Lane, ...] = (_Lane(matcher),)
         self._num_wanted, self._max_lanes = 1, backend.max_lanes
+        self._replaced: set[int] = set()
+        self._is_mending = False
         self._canonical_trees = tuple(canonical_trees)
         self._canonical: tuple[LlguidanceGrammar, ...] = ()
 
@@ -97,12 +102,27 @@ class LlguidanceGrammar:
         with suppress(ConstraintFailure):
             self._lanes += tuple(_Lane(self._fresh()) for _ in range(num))
 
+    def _mend(self) -> None:
+        """Another matcher for each lane whose lexer is used up."""
+        self._is_mending = False
+        for lane in self._lanes:
+            with suppress(ConstraintFailure):
+                if self._backend.is_used_up(lane.matcher):
+                    fresh = self._fresh()
+                    self._replaced.add(
+                        id(lane.matcher)
+                    )  # its outputs may still stand at their start
+                    lane.matcher = fresh
+
     def is_first(self, matcher: llguidance.LLMatcher | None) -> bool:
         """Is it one that all who start share?"""
-        return any(matcher is lane.matcher for lane in self._lanes)
+        return any(matcher is lane.matcher for lane in self._lanes) or id(matcher) in self._replaced
 
     def start(self, *, fresh: bool = False) -> LlguidanceState:
         if fresh:
+            if not self._is_mending:
+                self._is_mending = True
+                self._backend.later(self._mend)
             return self._state(self, self._fresh())
         lanes = self._lanes
         number = min(range(len(lanes)), key=lambda i: len(lanes[i].places))

@@ -18,8 +18,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from eyas.constraint.allocator import Allocator
 from eyas.constraint.base import Backend, Grammar
 from eyas.constraint.deep import on_deep_stack
+from eyas.constraint.kept import KeptGrammars
 from eyas.constraint.priority import give_way
 from eyas.constraint.threads import NO_THREAD, started
 from eyas.core import GrammarError, GrammarsBusy, GrammarsUnavailable
@@ -41,7 +43,8 @@ HIRE_AGAIN_SECONDS = 1.0
 class PoolStats:
     """num_compiled: grammars compiled. num_hits: answered from the cache or by a compilation under way.
     num_refused: by fault. compile_seconds: spent in compilations, the refused ones too. num_bytes: what
-    the cache holds, about. num_waiting: not begun. num_stuck: past their deadline and still running."""
+    grammars hold, those in use included, about. num_waiting: not begun. num_stuck: past their deadline
+    and still running."""
 
     num_compiled: int = 0
     num_hits: int = 0
@@ -82,20 +85,21 @@ class CompilePool:
         max_cache_bytes: int = 256 * 2**20,
         max_waiting: int = 256,
         clock: Callable[[], float] = time.monotonic,
+        allocator: Allocator | None = None,
     ) -> None:
-        """deadline_seconds: from `compile` to the answer. max_cache_bytes: of the grammars kept for
-        later requests (at least the newest is kept). max_waiting: compilations that have not begun."""
+        """deadline_seconds: from `compile` to the answer. max_cache_bytes: that grammars may hold;
+        those kept for later requests go before it is more. allocator: counts what they hold; without
+        it they are asked. max_waiting: compilations that have not begun."""
         self._backend = backend
         self._num_threads = num_threads
         self._deadline_seconds = deadline_seconds
-        self._max_cache_bytes = max_cache_bytes
         self._max_waiting = max_waiting
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting: deque[_Job] = deque()
         self._jobs: dict[bytes, _Job] = {}
-        self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
+        self._kept = KeptGrammars(max_cache_bytes, allocator)
         self._refusals: OrderedDict[bytes, tuple[GrammarError, float]] = OrderedDict()
         self._stats = PoolStats()
         self._num_live = 0
@@ -141,8 +145,8 @@ class CompilePool:
                 num_hits=stats.num_hits,
                 num_refused=dict(stats.num_refused),
                 compile_seconds=stats.compile_seconds,
-                num_cached=len(self._cache),
-                num_bytes=self._num_bytes(),
+                num_cached=len(self._kept),
+                num_bytes=self._kept.num_bytes,
                 num_waiting=len(self._waiting),
                 num_stuck=stats.num_stuck,
             )
@@ -172,6 +176,7 @@ class CompilePool:
             self._waiting.clear()
             self._changed.notify_all()
         self._backend.close()
+        self._kept.close()
         _refuse(waiters, GrammarsBusy("the engine is stopping; try again later", "timeout"))
 
     def _known(
@@ -182,9 +187,8 @@ class CompilePool:
         if self._is_closed:
             error = GrammarsBusy("the engine is stopping; try again later", "timeout")
             return lambda: _refuse(waiter, error)
-        cached = self._cache.get(key)
+        cached = self._kept.find(key)
         if cached is not None:
-            self._cache.move_to_end(key)
             self._stats.num_hits += 1
             return lambda: _answer([(future, None)], cached)
         refusal = self._refusals.get(key)
@@ -264,6 +268,7 @@ class CompilePool:
     def _run(self, job: _Job) -> None:
         begin = time.perf_counter()
         result: Grammar | GrammarError
+        self._kept.begin()
         try:
             result = self._backend.compile(job.spec)
         except GrammarError as error:
@@ -286,6 +291,7 @@ class CompilePool:
             if isinstance(result, GrammarError):
                 self._count_refused(result, len(futures))
             self._changed.notify_all()
+        self._kept.end()
         if isinstance(result, GrammarError):
             _refuse(futures, result)
         else:
@@ -300,15 +306,7 @@ class CompilePool:
             return
         self._stats.num_compiled += 1
         self._refusals.pop(key, None)
-        self._cache[key] = result
-        num_bytes = self._num_bytes()
-        while num_bytes > self._max_cache_bytes and len(self._cache) > 1:
-            freed_key, freed = self._cache.popitem(last=False)
-            num_bytes -= len(freed_key) + freed.num_bytes
-
-    def _num_bytes(self) -> int:
-        """What the cache holds; grammars that are much used grow. The lock is held."""
-        return sum(len(key) + grammar.num_bytes for key, grammar in self._cache.items())
+        self._kept.keep(key, result)
 
     def _remember(self, key: bytes, error: GrammarError) -> None:
         """Refuse the same again for a while. The lock is held."""

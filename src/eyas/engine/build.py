@@ -18,7 +18,7 @@ import torch
 from eyas.attention import attention_units, open_attention
 from eyas.cache import CacheManager, KVStore
 from eyas.config import EngineConfig, EngineInfo
-from eyas.constraint import CompilePool, Vocabulary, build_backend
+from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
 from eyas.draft import Drafter
 from eyas.engine.drafting import Drafting, build_drafter, decide_drafting, load_network
 from eyas.engine.engine import Engine
@@ -257,6 +257,7 @@ def compile_pool(
         num_threads=grammar.num_threads,
         deadline_seconds=grammar.compile_seconds,
         max_cache_bytes=grammar.cache_bytes,
+        allocator=process_allocator(),
     )
 
 

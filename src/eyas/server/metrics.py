@@ -43,7 +43,10 @@ class _EngineCollector(Collector):
                 used / stats.num_slots if stats.num_slots else 0.0,
             ),
             "kv_cache_slots": ("Cache slots", stats.num_slots),
-            "grammar_cache_bytes": ("Compiled grammars held", stats.grammar.cache_bytes),
+            "grammar_cache_bytes": (
+                "Bytes that compiled grammars hold, those in use included",
+                stats.grammar.cache_bytes,
+            ),
             "prepared_schema_bytes": ("Prepared schemas held", PREPARED.num_bytes),
             "engine_ready": ("1 when the engine steps", int(health.state == "ready")),
             "engine_idle_seconds": (
