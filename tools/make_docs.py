@@ -26,7 +26,7 @@ from device_tables import (
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "facts.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "facts.md")
 HEADS = ("head_tree_greedy", "head_tree_sampled", "head_chain_greedy", "head_chain_sampled")
 """Results that the table of heads is made of."""
 SHOWN_FORMS, SCHEMA_COST = "forms, schema in the prompt", "head+forced / head, no schema"
@@ -247,17 +247,43 @@ def read_results() -> dict[str, dict[str, Any]]:
     return {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
 
 
+HEADLINES = ("head_tree_greedy", "auto_together", "grammar")
+"""Of the claims, the first one of each of these results is shown in the README."""
+
+
 def claims_table(results: dict[str, dict[str, Any]]) -> str:
-    """What is claimed, what was measured, and whether that meets the aim."""
-    lines = ["| | measured | aim | met |", "|---|---|---|---|"]
+    """What is claimed, what was measured and where, and whether that meets the aim."""
+    lines = ["| | measured | aim | met | on |", "|---|---|---|---|---|"]
     for claim in CLAIMS:
         if claim.result not in results:
-            lines.append(f"| {claim.text} | not measured | {claim.target} | |")
+            lines.append(f"| {claim.text} | not measured | {claim.target} | | |")
             continue
-        value = claim.find(results[claim.result])
+        result = results[claim.result]
+        value = claim.find(result)
         met = "yes" if claim.holds(value) else "**no**"
-        lines.append(f"| {claim.text} | {claim.shown.format(value)} | {claim.target} | {met} |")
+        cells = (claim.text, claim.shown.format(value), claim.target, met, _place(result))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def headline_table(results: dict[str, dict[str, Any]]) -> str:
+    """A few of the claims, without their aims."""
+    lines = ["| | | on |", "|---|---|---|"]
+    for name in HEADLINES:
+        claim = next(each for each in CLAIMS if each.result == name)
+        result = results[name]
+        value = claim.shown.format(claim.find(result))
+        lines.append(f"| {claim.text} | **{value}** | {_place(result)} |")
+    return "\n".join(lines)
+
+
+def _place(result: dict[str, Any]) -> str:
+    """The processor, or the device, and the number format that was computed in."""
+    machine = result["machine"]
+    name = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
+    model = result.get("model")
+    dtype = model.get("dtype") if isinstance(model, dict) else None
+    return f"{name}, {dtype}" if dtype else name
 
 
 def decode_table(result: dict[str, Any]) -> str:
@@ -457,6 +483,7 @@ def _origin(result: dict[str, Any]) -> str:
 def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Every table by the name its marker has: that of its result, or one of those made of several."""
     made = {"claims": claims_table(results), "heads": heads_table(results)}
+    made["headlines"] = headline_table(results)
     made |= {"h200": speed_table(results), "h200_parts": parts_table(results)}
     made["h200_schema_steps"] = schemas_table(results)
     made["h200_attention_cases"] = attention_table(results)
