@@ -28,6 +28,8 @@ OPTION_OF_SETTING = {
     "device": "--device",
     "grammar.backend": "--grammar-backend",
     "grammar.compile_seconds": "--grammar-timeout",
+    "grammar.white_space": "--whitespace-pattern",
+    "grammar.any_white_space": "--disable-any-whitespace",
     "reasoning_parser": "--reasoning-parser",
     "tool_call_parser": "--tool-call-parser",
     "api_keys": "--api-key",

@@ -258,6 +258,22 @@ class GrammarOptions:
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GRAMMAR.compile_seconds
+    whitespace_pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="White space in JSON, '' for none; else a blank, a line's end, an indentation.",
+            metavar="<pattern>",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = GRAMMAR.white_space
+    disable_any_whitespace: Annotated[
+        bool,
+        typer.Option(
+            "--disable-any-whitespace",
+            help="JSON with ', ' and ': ' and no other white space.",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = not GRAMMAR.any_white_space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,6 +350,8 @@ def engine_config(
     flights: str = "auto",
     grammar_backend: str = GRAMMAR.backend,
     grammar_timeout: float = GRAMMAR.compile_seconds,
+    whitespace_pattern: str | None = GRAMMAR.white_space,
+    disable_any_whitespace: bool = not GRAMMAR.any_white_space,
 ) -> EngineConfig:
     """The configuration that options ask for. Raises ValueError that begins with the setting."""
     if flights not in ("auto", "0", "1"):
@@ -364,7 +382,10 @@ def engine_config(
         ),
         device=DeviceConfig(device=device, num_threads=threads, exact=exact),
         grammar=GrammarConfig(
-            backend=GrammarChoice(grammar_backend).value, compile_seconds=grammar_timeout
+            backend=GrammarChoice(grammar_backend).value,
+            compile_seconds=grammar_timeout,
+            white_space=whitespace_pattern,
+            any_white_space=not disable_any_whitespace,
         ),
     )
 
