@@ -198,7 +198,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"grammar.backend: one of {known}, not {grammar.backend!r}")
         if grammar.white_space is not None and not grammar.any_white_space:
             raise ValueError(
-                "grammar.white_space: says else than grammar.any_white_space; give one"
+                "grammar.white_space: any white space is switched off; give one of the two"
             )
         try:
             _ = grammar.spacing

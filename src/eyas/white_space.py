@@ -178,6 +178,10 @@ class _Reader:
             raise ValueError(f"has a count that ends before it begins: {found[0]}")
         if most == 0:
             return _NOTHING
+        if most > 1 and "{" in part.pattern:  # ways to read one text would multiply
+            raise ValueError(
+                "repeats a group that has counts itself; write it with one of the counts"
+            )
         may_be_alone = least <= 1 or part.is_optional
         return WhiteSpace(
             f"{part.pattern}{{{least},{most}}}",

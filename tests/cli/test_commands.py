@@ -90,6 +90,11 @@ def succeeded(done: Done) -> str:
         (["serve", "--api-key-file", "no/such/file"], ["--api-key-file"]),
         (["serve", "--api-key-file", sys.executable], ["--api-key-file", "UTF-8"]),
         (["serve", "--grammar-timeout", "nan"], ["--grammar-timeout", "600"]),
+        (["serve", "--whitespace-pattern", "x*"], ["--whitespace-pattern: must be white space"]),
+        (
+            ["serve", "--whitespace-pattern", "", "--disable-any-whitespace"],
+            ["--whitespace-pattern", "give one of the two"],
+        ),
         (["serve", "--drafter", "model"], ["--draft-model"]),
         (["generate", "x", "--drafter", "eagle9"], ["--drafter"]),
         (["generate", "x", "--temperature", "-1"], ["--temperature"]),

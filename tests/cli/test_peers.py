@@ -19,6 +19,7 @@ from eyas.config import (
     ModelConfig,
     SchedulerConfig,
 )
+from eyas.grammar import Spacing
 
 Outcome = tuple[EngineConfig | None, str]
 Serve = Callable[..., Outcome]
@@ -293,6 +294,23 @@ def test_a_peers_flag_without_meaning_says_why(serve: Serve, flag: str, word: st
     assert config is None
     assert error.startswith(f"error: {flag.partition('=')[0]}: ")
     assert word in error
+
+
+def test_white_space_is_chosen_as_in_sglang(serve: Serve) -> None:
+    for flags, spacing in (
+        ((), Spacing()),
+        (("--constrained-json-whitespace-pattern", r"[\n\t ]*"), Spacing(r"[ \t\n]{0,32}")),
+        (("--constrained-json-whitespace-pattern", ""), Spacing("")),
+        (("--whitespace-pattern", " ?"), Spacing("[ ]{0,1}")),
+        (("--constrained-json-disable-any-whitespace",), Spacing("", ", ", ": ")),
+        (("--disable-any-whitespace",), Spacing("", ", ", ": ")),
+    ):
+        config, error = serve("--model", "m", *flags)
+        assert config is not None, error
+        assert config.grammar.spacing == spacing
+    config, error = serve("--model", "m", "--constrained-json-whitespace-pattern", "x*")
+    assert config is None
+    assert error.startswith("error: --constrained-json-whitespace-pattern: must be white space")
 
 
 def test_no_flag_is_both_known_and_refused(serve: Serve) -> None:

@@ -29,6 +29,8 @@ OPTION_OF_SETTING = {
     "grammar.backend": "--grammar-backend",
     "grammar.compile_seconds": "--grammar-timeout",
     "grammar.cache_bytes": "--grammar-memory",
+    "grammar.white_space": "--whitespace-pattern",
+    "grammar.any_white_space": "--disable-any-whitespace",
     "reasoning_parser": "--reasoning-parser",
     "tool_call_parser": "--tool-call-parser",
     "api_keys": "--api-key",

@@ -267,6 +267,22 @@ class GrammarOptions:
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GRAMMAR.cache_bytes // 2**20
+    whitespace_pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="White space in JSON, '' for none; else a blank, a line's end, an indentation.",
+            metavar="<pattern>",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = GRAMMAR.white_space
+    disable_any_whitespace: Annotated[
+        bool,
+        typer.Option(
+            "--disable-any-whitespace",
+            help="JSON with ', ' and ': ' and no other white space.",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = not GRAMMAR.any_white_space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,6 +360,8 @@ def engine_config(
     grammar_backend: str = GRAMMAR.backend,
     grammar_timeout: float = GRAMMAR.compile_seconds,
     grammar_memory: int = GRAMMAR.cache_bytes // 2**20,
+    whitespace_pattern: str | None = GRAMMAR.white_space,
+    disable_any_whitespace: bool = not GRAMMAR.any_white_space,
 ) -> EngineConfig:
     """The configuration that options ask for. Raises ValueError that begins with the setting."""
     if flights not in ("auto", "0", "1"):
@@ -377,6 +395,8 @@ def engine_config(
             backend=GrammarChoice(grammar_backend).value,
             compile_seconds=grammar_timeout,
             cache_bytes=grammar_memory * 2**20,
+            white_space=whitespace_pattern,
+            any_white_space=not disable_any_whitespace,
         ),
     )
 

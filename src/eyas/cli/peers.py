@@ -62,6 +62,8 @@ _SETTING = {
     "disable_radix_cache": "no_prefix_cache",
     "enable_prefix_caching": "no_prefix_cache",
     "no_enable_prefix_caching": "no_prefix_cache",
+    "constrained_json_whitespace_pattern": "whitespace_pattern",
+    "constrained_json_disable_any_whitespace": "disable_any_whitespace",
 }
 """The option of ours that a peer's option is another name of."""
 _ALWAYS_ONE = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
@@ -154,6 +156,16 @@ class PeerOptions:
     ] = None
     no_enable_prefix_caching: Annotated[
         bool | None, _option("--no-enable-prefix-caching", says="vLLM: --no-prefix-cache.")
+    ] = None
+    constrained_json_whitespace_pattern: Annotated[
+        str | None,
+        _option("--constrained-json-whitespace-pattern", says="SGLang: --whitespace-pattern."),
+    ] = None
+    constrained_json_disable_any_whitespace: Annotated[
+        bool | None,
+        _option(
+            "--constrained-json-disable-any-whitespace", says="SGLang: --disable-any-whitespace."
+        ),
     ] = None
     enable_auto_tool_choice: Annotated[
         bool | None,

@@ -11,8 +11,10 @@ from typing import Any
 from typer.core import TyperCommand
 
 _ONE_DEVICE = "eyas runs on one device (--device); leave it out"
-_GRAMMARS = "choose who enforces grammars with --grammar-backend, or leave it out"
-_WHITE_SPACE = "white space in JSON is free unless a request's schema says otherwise; leave it out"
+_GRAMMARS = (
+    "choose who enforces grammars with --grammar-backend, white space in JSON with "
+    "--whitespace-pattern or --disable-any-whitespace, or leave it out"
+)
 _PARSERS = "formats are built in: choose with --reasoning-parser and --tool-call-parser"
 _KERNELS = "eyas chooses its own kernels and checks at the start that they are exact; leave it out"
 _CHUNKS = (
@@ -90,9 +92,6 @@ _FLAGS_BY_REASON = {
     ),
     "downloads go where HF_HOME says; set that": "--download-dir",
     _GRAMMARS: "--guided-decoding-backend --structured-outputs-config",
-    _WHITE_SPACE: (
-        "--constrained-json-whitespace-pattern --constrained-json-disable-any-whitespace"
-    ),
     _PARSERS: (
         "--reasoning-parser-plugin --reasoning-config --enable-reasoning --tool-parser-plugin "
         "--enable-strict-thinking"

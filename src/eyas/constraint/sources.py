@@ -92,8 +92,6 @@ _BODY_OF_GRAMMAR = re.compile(
     r"""(?:"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|[^\]"/\n])*\][ \t]*:[ \t]*(?:%json\b|%lark\b|@)"""
 )
 """What follows an attribute of a rule that is a grammar of its own; all of it is on one line."""
-_OPTIONS = ("allow_initial_skip", "no_forcing", "allow_invalid_utf8")
-"""Of %llguidance. no_forcing is so anyhow."""
 
 
 def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str], str]) -> str:
@@ -139,15 +137,13 @@ def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str
 
 
 def _check_options(options: Any, what: str) -> None:
-    """The library passes over those that it does not know."""
+    """The library passes over those that it does not know; one that is false asks for nothing, and
+    no_forcing is so anyhow."""
     if not isinstance(options, dict):
         return
-    for name in options:
-        if name not in _OPTIONS:
+    for name, value in options.items():
+        if value is not False and name != "no_forcing":
             raise GrammarError(f"{what}: {name[:64]} is not supported; leave it out", "unsupported")
-    if options.get("allow_invalid_utf8"):
-        message = f"{what}: allow_invalid_utf8 is not supported: answers are text; leave it out"
-        raise GrammarError(message, "unsupported")
 
 
 def _line_of(text: str, place: int) -> str:

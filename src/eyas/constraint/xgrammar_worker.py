@@ -7,6 +7,7 @@ Does not know: requests, masks. Run as `python -m eyas.constraint.xgrammar_worke
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from eyas.constraint.priority import give_way
 from eyas.constraint.sources import check_source, checked_lark, parsed_json, spacing_of
 from eyas.core import GrammarError, GrammarFault
 from eyas.grammar import (
+    COMPACT,
     Choice,
     FreeText,
     Json,
@@ -119,35 +121,48 @@ def _free_text(node: FreeText) -> dict[str, Any]:
 
 _MARK = 77
 """Characters of white space that the library is asked for, to find the places where it may stand."""
-_WHITE_SPACE = re.compile(
-    rf'("(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|\bwhitespace(?:_\d+)?\{{0, {_MARK}\}}', re.DOTALL
+_WHITE = rf"whitespace(?:_\d+)?\{{0,[ ]{_MARK}\}}"
+_PLACE = re.compile(
+    rf"""(?P<other>"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\])|(?P<ahead>\(=\({_WHITE})
+    |(?P<white>\b{_WHITE})(?:\ "(?P<sign>[,:])"\ {_WHITE})?""",
+    re.DOTALL | re.VERBOSE,
 )
-"""Texts and classes, and outside of them what the library writes for white space."""
+"""Texts and classes; what may follow a string; white space, perhaps with a separator in its middle."""
+_SIGN = re.compile(r"(\{\d+,\d+\}|\[[^\]]*\])|([,:])")
 
 
 def _schema_grammar(node: Json, xgrammar: Any, default: Spacing) -> str:
+    """White space and separators are put in here, since the library has not all of them as options."""
     parsed_json(node.schema, "the schema")
     spacing = spacing_of(node, default)
-    separators = (spacing.item, spacing.key)
-    if not all(map(is_plain, separators)):
-        raise GrammarError(
-            "separators of JSON are texts for xgrammar, not patterns; write them as texts, or use the "
-            "llguidance backend",
-            "unsupported",
-        )
     grammar = xgrammar.Grammar.from_json_schema(
         node.schema,
-        any_whitespace=bool(spacing.white_space),
-        max_whitespace_cnt=_MARK if spacing.white_space else None,
-        separators=separators,
+        any_whitespace=True,
+        max_whitespace_cnt=_MARK,
+        separators=COMPACT,
         strict_mode=False,
     )
     text = _LOOSE_ESCAPES.sub(lambda _: _ESCAPES, str(grammar))
     text = _LOOSE_CHARACTERS.sub(r"\1 ::= (([^\\0-\\x1f\\\"\\\\]))", text)
-    if not spacing.white_space:
-        return text
-    rule = f"eyas_white_space ::= {spacing.white_space.replace('(?:', '(')}"
-    return f"{_WHITE_SPACE.sub(lambda found: found[1] or 'eyas_white_space', text)}\n{rule}\n"
+    signs = {",": _in_ebnf(spacing.item), ":": _in_ebnf(spacing.key)}
+    white = "eyas_white_space" if spacing.white_space else ""
+
+    def spaced(found: re.Match[str]) -> str:
+        if found["other"]:
+            return found["other"]
+        if found["ahead"]:
+            return r"(=([ \n\r\t]*"
+        return f"{white} {signs[found['sign']]} {white}" if found["sign"] else white
+
+    text = _PLACE.sub(spaced, text)
+    return f"{text}\n{white} ::= {_in_ebnf(spacing.white_space)}\n" if white else text
+
+
+def _in_ebnf(pattern: str) -> str:
+    """White space or a separator, which is a text where it has no class."""
+    if is_plain(pattern):
+        return json.dumps(pattern)
+    return _SIGN.sub(lambda found: found[1] or f'"{found[2]}"', pattern.replace("(?:", "("))
 
 
 def _source(node: Source, xgrammar: Any) -> dict[str, Any]:
