@@ -19,6 +19,7 @@ from eyas.grammar import SPACED, Json, Literal, Series, Source, Spacing
 from eyas.text import Tokenizer
 from eyas.white_space import MAX_INDENTATION
 from tests.constraint.walking import compiled, ends, legal_ids, letters_of, takes, walked
+from tests.gaps import GAP, GAPS, TOO_MUCH, parts, spaced
 
 SCHEMA = {
     "type": "object",
@@ -32,20 +33,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 VALUE = {"a": 1, "whitespace{0, 77} \n": [1, 2], "o": {}, "any": {"b": [True, {}], "c": "x  y"}}
-GAP = rf"[ \t]?(\r?\n[ \t]{{0,{MAX_INDENTATION}}})?"
-"""Said once more, for Python."""
-GAPS = ["", " ", "\t", "\n", "\r\n", " \n", "\n\t\t", "\n" + " " * MAX_INDENTATION]
-TOO_MUCH = ["  ", "\t ", "\n\n", "\r", " \n \n", "\n" + " " * (MAX_INDENTATION + 1), "\u00a0"]
-
-
-def parts(value: Any) -> Iterator[str]:
-    """Of the JSON of a value, white space between any two."""
-    yield from re.findall(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|[^\s{}\[\],:"]+', json.dumps(value))
-
-
-def spaced(gap: Callable[[], str], value: Any = VALUE) -> str:
-    first, *rest = parts(value)
-    return first + "".join(gap() + part for part in rest)
 
 
 def node(schema: Any = SCHEMA, **options: Any) -> Json:
@@ -79,14 +66,14 @@ def test_all_within_the_bound_is_legal_and_nothing_beyond_it(
     whole: Callable[[Any, str], bool],
 ) -> None:
     for gap in GAPS:
-        assert re.fullmatch(GAP, gap)
-        assert whole(node(), spaced(lambda gap=gap: gap)), repr(gap)
+        assert GAP.fullmatch(gap)
+        assert whole(node(), spaced(lambda gap=gap: gap, VALUE)), repr(gap)
     random = Random(7)
     for _ in range(20):
-        assert whole(node(), spaced(lambda: random.choice(GAPS)))
+        assert whole(node(), spaced(lambda: random.choice(GAPS), VALUE))
     first, *rest = parts({"a": 1, "o": {}, "any": [2, {"b": 3}]})
     for place, gap in product(range(len(rest)), TOO_MUCH):
-        assert not re.fullmatch(GAP, gap)
+        assert not GAP.fullmatch(gap)
         text = first + "".join((gap if i == place else "") + p for i, p in enumerate(rest))
         assert not whole(node(), text), repr(text)
     for gap in (" ", "\n"):
@@ -132,9 +119,9 @@ def test_a_schema_has_its_own_white_space(
 ) -> None:
     root = node(**options)
     for gap in legal:
-        assert whole(root, spaced(lambda gap=gap: gap)), repr(gap)
+        assert whole(root, spaced(lambda gap=gap: gap, VALUE)), repr(gap)
     for gap in illegal:
-        assert not whole(root, spaced(lambda gap=gap: gap)), repr(gap)
+        assert not whole(root, spaced(lambda gap=gap: gap, VALUE)), repr(gap)
     is_usual = re.fullmatch(options.get("white_space", " "), " ") is not None
     assert whole(root, json.dumps(VALUE)) == is_usual
 

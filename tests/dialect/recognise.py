@@ -20,6 +20,7 @@ from eyas.grammar import (
     Repeat,
     Series,
 )
+from tests.gaps import GAPS, is_bounded, spaced
 
 from .streams import FIRST_CONTROL, Letters
 
@@ -100,7 +101,8 @@ def _json_ends(schema: str, ids: Ids, at: int) -> set[int]:
         value, length = json.JSONDecoder().raw_decode(run)
     except ValueError:
         return set()
-    return {at + length} if _validator(schema).is_valid(value) else set()
+    is_one = is_bounded(run[:length]) and _validator(schema).is_valid(value)
+    return {at + length} if is_one else set()
 
 
 def _repeat_ends(part: Node, least: int, most: int | None, ids: Ids, at: int) -> set[int]:
@@ -141,9 +143,15 @@ def example(node: Node, tokenizer: Letters, pieces: tuple[str, ...], draw: Rando
                     return ids
         case Json(schema):
             value = _value(json.loads(schema), pieces, draw)
-            separators = draw.choice([(",", ":"), (", ", ": ")])
-            text = json.dumps(value, ensure_ascii=draw.random() < 0.5, separators=separators)
-            return tokenizer.encode_text(text)
+            is_ascii, way = draw.random() < 0.5, draw.randrange(4)
+            options = ({"separators": (",", ":")}, {}, {"indent": draw.choice([1, 2, 4, "\t"])})
+            if way < 3:
+                return tokenizer.encode_text(
+                    json.dumps(value, ensure_ascii=is_ascii, **options[way])
+                )
+            return tokenizer.encode_text(
+                spaced(lambda: draw.choice(GAPS), value, ensure_ascii=is_ascii)
+            )
         case Regex(pattern):
             matching = [text for text in STRINGS if re.fullmatch(pattern, text)]
             return tokenizer.encode_text(draw.choice(matching))

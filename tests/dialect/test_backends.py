@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -14,6 +15,7 @@ from eyas.constraint import Vocabulary, build_backend
 from eyas.constraint.base import Backend, State
 from eyas.dialect.base import Wanted
 from eyas.text import Tokenizer
+from tests.gaps import GAPS, TOO_MUCH
 
 from .cases import CASES, FAMILIES, Case
 from .recognise import accepts, example
@@ -108,3 +110,26 @@ def test_examples_of_every_grammar_are_taken(kind: str) -> None:
             assert takes(backend, case, tokenizer, ids), (case.name, seed)
             count += 1
     assert count > 100
+
+
+@pytest.mark.parametrize("kind", ["shown", "text"])
+def test_white_space_in_calls_is_bounded(kind: str) -> None:
+    """Arguments take any gap that JSON may have, and none that is larger."""
+    tokenizer, backend = model(kind == "shown")
+    seen = set()
+    for case in (case for case in CASES if f", {kind}," in case.name):
+        spec = case.dialect.output(case.wanted, case.prompt_token_ids)
+        if spec is None or case.wanted.choice != "required" or case.family.make in seen:
+            continue
+        for seed in range(20):
+            ids = example(spec.root, case.tokenizer, case.pieces, Random(seed))
+            text = "".join(chr(i) if i < FIRST_CONTROL else "\0" for i in ids)
+            found = re.search(r'\{(\s*)"city":', text)
+            if found is None or "\\u" in text or not takes(backend, case, tokenizer, ids):
+                continue
+            seen.add(case.family.make)
+            for gap in (*GAPS, *TOO_MUCH):
+                other = [*ids[: found.start(1)], *map(ord, gap), *ids[found.end(1) :]]
+                assert takes(backend, case, tokenizer, other) == (gap in GAPS), (case.name, gap)
+            break
+    assert len(seen) >= 5

@@ -1,8 +1,8 @@
 """The grammar law: whatever is asked for, by whichever drafter, what comes out is of the grammar.
 
 Every text that ended by itself passes a validator that knows nothing of automata (jsonschema, `re`);
-every streamed prefix is legal; no control token stands inside; drafted answers are plain ones, bit for
-bit, also when sequences give way to others at every turn.
+every streamed prefix is legal; white space in JSON is bounded; no control token stands inside; drafted
+answers are plain ones, bit for bit, also when sequences give way to others at every turn.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from eyas.core import Request, SamplingParams
 from eyas.grammar import Choice, Json, Literal, Node, OutputSpec, Regex, Repeat, Series, Source
 from eyas.llm import LLM
 from eyas.schemas import prepare
+from tests.gaps import is_bounded
 from tests.laws.structured import engine
 
 PROMPTS = (
@@ -101,7 +102,7 @@ class Law:
 def of_schema(schema: dict[str, Any]) -> Law:
     def holds(text: str) -> bool:
         jsonschema.validate(json.loads(text), schema)
-        return True
+        return is_bounded(text)
 
     return Law(Json(prepare(schema, param="schema")), holds)
 
@@ -184,6 +185,7 @@ def test_texts_are_of_their_grammar(plain: dict[str, dict[str, Any]]) -> None:
         reason, _, error = answer["end"]
         assert error is None
         ids = answer["ids"]
+        assert not isinstance(law.node, Json) or is_bounded(answer["text"]), request.id
         if reason == "stop":
             ended += 1
             assert ids[-1] in llm.info.eos_token_ids

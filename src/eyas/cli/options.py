@@ -267,22 +267,6 @@ class GrammarOptions:
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GRAMMAR.cache_bytes // 2**20
-    whitespace_pattern: Annotated[
-        str | None,
-        typer.Option(
-            help="White space in JSON, '' for none; else a blank, a line's end, an indentation.",
-            metavar="<pattern>",
-            rich_help_panel=GRAMMAR_PANEL,
-        ),
-    ] = GRAMMAR.white_space
-    disable_any_whitespace: Annotated[
-        bool,
-        typer.Option(
-            "--disable-any-whitespace",
-            help="JSON with ', ' and ': ' and no other white space.",
-            rich_help_panel=GRAMMAR_PANEL,
-        ),
-    ] = not GRAMMAR.any_white_space
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from eyas.cli.options import (
     flattened,
 )
 from eyas.cli.peers import PeerOptions, in_our_words
+from eyas.cli.white_space import WhiteSpaceOptions
 
 SERVER_PANEL = "Server"
 MAX_WAITING = 1024
@@ -125,6 +126,7 @@ def serve(
         ),
     ] = False,
     grammars: GrammarOptions,
+    white_space: WhiteSpaceOptions,
     reasoning_parser: Annotated[
         str | None,
         typer.Option(
@@ -171,6 +173,7 @@ def serve(
         **vars(chosen),
         **vars(drafting),
         **vars(grammars),
+        **vars(white_space),
         **vars(resources),
         **said.settings,
     }

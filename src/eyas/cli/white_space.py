@@ -1,0 +1,37 @@
+"""The options for white space in JSON.
+
+Does not know: patterns; `eyas.white_space` reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from eyas.cli.options import GRAMMAR, GRAMMAR_PANEL
+from eyas.white_space import MAX_INDENTATION
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhiteSpaceOptions:
+    """Where a request says nothing of it."""
+
+    whitespace_pattern: Annotated[
+        str | None,
+        typer.Option(
+            help="White space that may stand between the parts of JSON, such as '[ ]?'; '' for none. "
+            f"By default a blank, then a line's end with at most {MAX_INDENTATION} more.",
+            metavar="<pattern>",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = GRAMMAR.white_space
+    disable_any_whitespace: Annotated[
+        bool,
+        typer.Option(
+            "--disable-any-whitespace",
+            help="JSON with ', ' and ': ' and no other white space.",
+            rich_help_panel=GRAMMAR_PANEL,
+        ),
+    ] = not GRAMMAR.any_white_space
