@@ -18,7 +18,7 @@ def test_rows_of_a_small_model_do_not_differ(tmp_path: Path) -> None:
         [sys.executable, str(SCRIPT), *SMALL, *asked],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=550,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -175,6 +175,7 @@ def test_every_option_of_the_peers_is_tested_here() -> None:
     marks = test_a_peers_words_mean_what_they_mean_there.pytestmark  # type: ignore[attr-defined]
     words = " ".join(word for arguments, _ in marks[0].args[1] for word in arguments)
     words += " --tensor-parallel-size --data-parallel-size"
+    words += " --constrained-json-whitespace-pattern --constrained-json-disable-any-whitespace"
     for name in vars(PeerOptions()):
         assert name == "model_argument" or "--" + name.replace("_", "-") in words, name
 
