@@ -12,6 +12,7 @@ import openai
 import pydantic
 import pytest
 
+from tests.gaps import is_bounded
 from tests.server.conftest import NEEDS_CHECKPOINT
 from tests.server.test_chat_answers import WEATHER, added_up, shown
 
@@ -88,6 +89,57 @@ def test_answers_are_of_the_language(
     body = {"prompt": "The capital is ", "max_tokens": 60, **fields, **settings}
     raw = httpx.post(f"{live_url}/v1/completions", json=body).json()["choices"][0]
     assert raw["finish_reason"] == "stop" and re.fullmatch(pattern, raw["text"])
+
+
+NAMED = {"name": {"type": "string", "maxLength": 9}, "tags": {"type": "array", "maxItems": 2}}
+NAMED_SCHEMA = {
+    "type": "object",
+    "properties": NAMED,
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+BY_GUIDANCE = {
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+    "lenient": False,
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_white_space_in_json_is_bounded_and_chosen(live_url: str, settings: dict[str, Any]):
+    """By itself, by a field, by the schema, and in a grammar as guidance's client sends it, twice."""
+    own = {**NAMED_SCHEMA, "x-guidance": BY_GUIDANCE}
+    text = f"%llguidance {{}}\n\nstart: p\n\np[capture]: %json {json.dumps(own, indent=2)}\n\n"
+    tag = {"type": "json_schema", "json_schema": {**NAMED_SCHEMA, "x-guidance": BY_GUIDANCE}}
+    usual: dict[str, Any] = {}
+    for fields, separators in (
+        ({"json_schema": NAMED_SCHEMA}, None),
+        ({"structured_outputs": {"json": own}}, usual),
+        ({"structural_tag": {"format": tag}}, usual),
+        (
+            {
+                "guided_decoding_backend": "guidance",
+                "guided_grammar": text,
+                "structured_outputs": {"grammar": text},
+            },
+            usual,
+        ),
+        (
+            {"structured_outputs": {"json": NAMED_SCHEMA, "whitespace_pattern": ""}},
+            {"separators": (",", ":")},
+        ),
+    ):
+        choice = chat(live_url, **fields, **settings)
+        content = choice["message"]["content"]
+        assert is_bounded(content)
+        if choice["finish_reason"] == "stop":
+            value = json.loads(content)
+            jsonschema.validate(value, NAMED_SCHEMA)
+            if separators is not None:
+                assert content == json.dumps(value, ensure_ascii=False, **separators)
 
 
 def test_the_native_route_keeps_a_constraint(live_url: str):
