@@ -42,7 +42,7 @@ TOOL = {
 
 class Person(pydantic.BaseModel):
     name: str = pydantic.Field(max_length=12)
-    age: int
+    age: int = pydantic.Field(ge=0, le=150)
 
 
 @dataclasses.dataclass
