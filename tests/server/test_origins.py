@@ -206,7 +206,7 @@ def test_an_error_inside_is_readable_too(for_pages: LiveServer, monkeypatch) -> 
     def fail(*_: object) -> None:
         raise RuntimeError("inside")
 
-    monkeypatch.setattr(for_pages.service, "check_ready", fail)
+    monkeypatch.setattr(for_pages.service, "check_open", fail)
     response = post(for_pages, origin=PAGE)
     assert response.status_code == 500
     assert response.headers["access-control-allow-origin"] == PAGE
