@@ -24,6 +24,25 @@ if not torch.cuda.is_available():
         make_quick()
 
 
+SAFE_PATH = "PYTHONSAFEPATH"
+_SAFE_PATH_AT_FIRST = os.environ.get(SAFE_PATH)
+
+
+@pytest.fixture(autouse=True)
+def _safe_path_is_left_as_it_was() -> Iterator[None]:
+    """Commands set it for their children; scripts that other tests start would not find their modules."""
+
+    def restore() -> None:
+        if _SAFE_PATH_AT_FIRST is None:
+            os.environ.pop(SAFE_PATH, None)
+        else:
+            os.environ[SAFE_PATH] = _SAFE_PATH_AT_FIRST
+
+    restore()
+    yield
+    restore()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
