@@ -30,7 +30,7 @@ _SAFE_PATH_AT_FIRST = os.environ.get(SAFE_PATH)
 
 @pytest.fixture(autouse=True)
 def _safe_path_is_left_as_it_was() -> Iterator[None]:
-    """Commands set it for their children; scripts that other tests start would not find their modules."""
+    """Commands set it for their children; scripts of other tests would not find their modules."""
 
     def restore() -> None:
         if _SAFE_PATH_AT_FIRST is None:
