@@ -29,7 +29,7 @@ from eyas.cli import (
 )
 from eyas.cli.errors import report
 from eyas.cli.options import Debug
-from eyas.cli.refusals import PeersCommand
+from eyas.cli.reading import PeersCommand
 
 app = typer.Typer(
     name="eyas",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from eyas.cli import options
 from eyas.cli.options import (
     GRAMMAR_PANEL,
+    MODEL_PANEL,
     DraftOptions,
     GrammarOptions,
     ModelOptions,
@@ -18,11 +20,17 @@ from eyas.cli.options import (
     engine_config,
     flattened,
 )
-from eyas.cli.peers import PeerOptions, in_our_words
+from eyas.cli.peers import PeerOptions
+from eyas.cli.reading import META, Reading
+from eyas.cli.translated import blamed, option_of_error, translated, unreadable_model
 from eyas.cli.white_space import WhiteSpaceOptions
+from eyas.peers import Refused, in_our_words
+
+Result = TypeVar("Result")
 
 SERVER_PANEL = "Server"
 MAX_WAITING = 1024
+MAX_LOGPROBS = 20
 SPARE_REQUESTS, SPARE_CONNECTIONS = 1024, 2048
 """Requests that are being prepared beside those in the queue; connections beside these."""
 
@@ -40,7 +48,25 @@ class LogLevel(StrEnum):
 def serve(
     *,
     context: typer.Context,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="<file>",
+            help="YAML with options by their names, such as 'port: 8000'; what the command line says "
+            "counts.",
+        ),
+    ] = None,
     chosen: ModelOptions,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(
+            "--chat-template",
+            metavar="<file>",
+            help="A Jinja file, or the text of a template, in place of the model's own.",
+            rich_help_panel=MODEL_PANEL,
+        ),
+    ] = None,
     served_model_name: Annotated[
         list[str] | None,
         typer.Option(
@@ -59,6 +85,15 @@ def serve(
             "--port", help="Port to listen on; 0 takes a free one.", rich_help_panel=SERVER_PANEL
         ),
     ] = 8000,
+    uds: Annotated[
+        str | None,
+        typer.Option(
+            "--uds",
+            metavar="<path>",
+            help="Listen on a Unix socket at this path, for this user alone, and on no port.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,6 +135,15 @@ def serve(
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 8 * 1024 * 1024,
+    max_logprobs: Annotated[
+        int,
+        typer.Option(
+            "--max-logprobs",
+            help=f"Most alternatives to a token that a request may ask the log-probabilities of, 0 to "
+            f"{MAX_LOGPROBS}.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = MAX_LOGPROBS,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -164,29 +208,55 @@ def serve(
     peers: PeerOptions,
 ) -> None:
     """Serve a model over an OpenAI-style API."""
+    from eyas.dialect import check_parsers
     from eyas.server.launch import serve as run_server
     from eyas.server.options import MAX_RESTARTS, ServerOptions
     from eyas.server.origins import checked_host, checked_origin
 
-    said = in_our_words(peers, chosen.model, _given(context))
+    reading: Reading = context.meta[META]
+    said = in_our_words(vars(peers), chosen.model, _given(context))
+    reasons = [*reading.reasons, *said.reasons]
     settings = {
         **vars(chosen),
         **vars(drafting),
         **vars(grammars),
         **vars(white_space),
         **vars(resources),
+        "no_prefix_cache": no_prefix_cache,
+        "flights": flights,
+        "max_waiting": max_waiting,
+        "drain_timeout": drain_timeout,
         **said.settings,
     }
-    no_prefix_cache = settings.pop("no_prefix_cache", no_prefix_cache)
-    try:
-        config = engine_config(**settings, prefix_cache=not no_prefix_cache, flights=flights)
-    except ValueError as error:
-        raise said.blame(error) from error
-    max_queued = config.scheduler.max_num_seqs + max_waiting
+    max_waiting, drain_timeout = settings.pop("max_waiting"), settings.pop("drain_timeout")
+    wrong: list[ValueError] = []
+
+    def tried(make: Callable[[], Result]) -> Result | None:
+        try:
+            return make()
+        except ValueError as error:
+            wrong.append(error)
+            return None
+
+    without_cache = settings.pop("no_prefix_cache")
+    engine = tried(lambda: engine_config(**settings, prefix_cache=not without_cache))
+    template = tried(lambda: _template_of(chat_template))
+    tried(lambda: check_parsers(reasoning_parser, None))
+    tried(lambda: check_parsers(None, tool_call_parser))
+    line = translated(context, said.settings, set(map(option_of_error, wrong)))
+    if reasons or wrong:
+        if reasons:
+            reasons += unreadable_model(settings["model"], chosen.revision)
+        reasons += [blamed(error, said.flags) for error in wrong]
+        raise Refused(reasons, line if reading.is_of_peers else "")
+    assert engine is not None
+    max_queued = engine.scheduler.max_num_seqs + max_waiting
     max_requests = max_queued + SPARE_REQUESTS
+    notes = [*reading.notes, *said.notes, *([f"in words of eyas: {line}"] * reading.is_of_peers)]
     server_options = ServerOptions(
         host=host,
         port=port,
+        uds=uds,
         api_keys=(*(api_key or ()), *_keys_of(api_key_file)),
         allowed_hosts=tuple(map(checked_host, allowed_host or ())),
         cors_origins=tuple(map(checked_origin, cors_origin or ())),
@@ -195,14 +265,26 @@ def serve(
         max_queued=max_queued,
         max_requests=max_requests,
         max_connections=max_requests + SPARE_CONNECTIONS,
+        max_top_logprobs=max_logprobs,
         drain_seconds=drain_timeout,
         stall_seconds=stall_timeout,
         max_restarts=0 if no_restart else MAX_RESTARTS,
         reasoning_parser=reasoning_parser,
         tool_call_parser=tool_call_parser,
+        chat_template=template,
         log_level=log_level.value,
+        notes=tuple(notes),
     )
-    raise typer.Exit(run_server(config, server_options))
+    raise typer.Exit(run_server(engine, server_options))
+
+
+def _template_of(given: str | None) -> str | None:
+    """The text of a chat template."""
+    if given is None:
+        return None
+    from eyas.text.template import template_text
+
+    return template_text(given)
 
 
 def _given(context: typer.Context) -> set[str]:

@@ -179,7 +179,14 @@ def assemble(
     if drafter is None:
         assert drafting is not None
         drafter = build_drafter(drafting, config, runner, parts.network, num_slots, max_length)
-    exact = check_exactness(runner, order, max_length, num_slots, width=drafter.width)
+    exact = check_exactness(
+        runner,
+        order,
+        max_length,
+        num_slots,
+        width=drafter.width,
+        captures=config.scheduler.max_graph_batch != 0,
+    )
     log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
     has_grammars = bool(parts.eos_token_ids) and parts.tokenizer is not None
     info = EngineInfo(
@@ -203,7 +210,8 @@ def assemble(
     )
     grammars = compile_pool(config, info, parts.tokenizer)
     engine = connect(config, runner, drafter, info, parts.tokenizer, grammars)
-    if usable(place.device) and not (drafting is not None and drafting.is_paced):
+    is_paced = drafting is not None and drafting.is_paced
+    if engine.launcher.graphs is not None and not is_paced:
         prepare(engine)
     if usable(place.device):
         search_on(place.device).report()
@@ -214,14 +222,18 @@ def prepare(engine: Engine) -> None:
     """Capture the steps that are sure to come; others are when they are first met."""
     width = engine.drafter.shape.alone.width
     started = time.perf_counter()
-    most = bucket_of(engine.table.num_seats)
-    sizes = sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
+    sizes = captured_sizes(engine.launcher.max_graph_batch)
     lengths = {length_of(min(length, engine.info.max_model_len)) for length in PREPARED_LENGTHS}
     for length in sorted(lengths, reverse=True):
         for num in sizes:
             for temperature in (0.0, 1.0):
                 engine.launcher.prepare(num, width, length, temperature)
     log.info("captured steps of %s sequences in %.1f s", sizes, time.perf_counter() - started)
+
+
+def captured_sizes(most: int) -> list[int]:
+    """The numbers of rows that steps of up to `most` sequences are captured with, the largest first."""
+    return sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
 
 
 def _num_mask_threads(device: str) -> int:
@@ -289,6 +301,7 @@ def connect(
         info=info,
         grammars=grammars,
         mask_seconds=config.grammar.mask_seconds,
+        max_graph_batch=scheduling.max_graph_batch,
         tokenizer=tokenizer,
     )
 

@@ -42,7 +42,7 @@ from eyas.wire import EngineStats
 class Engine:
     """add, abort, step. tokenizer: None where prompts and answers are token ids. grammars: compiles
     what outputs are to be; None where none can be. mask_seconds: when a step's masks take longer, the
-    rest of its draft is left out."""
+    rest of its draft is left out. max_graph_batch: as `eyas.config.SchedulerConfig` has it."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Engine:
         tokenizer: Tokenizer | None,
         grammars: CompilePool | None,
         mask_seconds: float,
+        max_graph_batch: int | None = None,
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -68,7 +69,14 @@ class Engine:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self.launcher = Launcher(
-            runner, table, drafter, info, self.metrics, mask_seconds, self._land_before
+            runner,
+            table,
+            drafter,
+            info,
+            self.metrics,
+            mask_seconds,
+            self._land_before,
+            max_graph_batch,
         )
         self._flights: deque[Flight] = deque()
         self._requests: dict[str, list[Sequence]] = {}

@@ -55,7 +55,8 @@ class Until(Enum):
 
 class Launcher:
     """land_before: lands the flights that went out before one. verify: gives the verdicts. drafters: in
-    the order in which they are tried. graphs: None on a CPU."""
+    the order in which they are tried. max_graph_batch: sequences of the largest step that is captured;
+    None is any. graphs: None where no step is, as on a CPU."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Launcher:
         metrics: Metrics,
         mask_seconds: float,
         land_before: Callable[[Flight], None],
+        max_graph_batch: int | None = None,
     ) -> None:
         self.verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
@@ -78,7 +80,10 @@ class Launcher:
         self._outbox = Outbox(table.device)
         self._landed_at = 0.0
         self.masking = Masking(info.vocab_size, mask_seconds, metrics.grammar, self._outbox)
-        self.graphs = StepGraphs(table.device) if usable(table.device) else None
+        most = table.num_seats if max_graph_batch is None else max_graph_batch
+        self.max_graph_batch = min(most, table.num_seats)
+        captures = usable(table.device) and self.max_graph_batch > 0
+        self.graphs = StepGraphs(table.device) if captures else None
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 
@@ -247,6 +252,8 @@ class Launcher:
                 for sequence in plan.rooted
             ]
 
+        is_first = drafter is self.drafters[0]
+        is_captured = is_first and len(plan.rooted) <= self.max_graph_batch
         return PlannedBatch(
             self._table,
             plan.spans,
@@ -254,7 +261,7 @@ class Launcher:
             plan.width,
             plan.max_length,
             automata if is_constrained else None,
-            self.graphs if drafter is self.drafters[0] else None,
+            self.graphs if is_captured else None,
             plan.shape.levels,
         )
 

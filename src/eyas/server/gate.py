@@ -41,7 +41,8 @@ class Gate:
         self._app = app
         self._service = service
         self._key_hashes = [_hash(key.encode()) for key in options.api_keys]
-        self._origins = Origins(options.host, options.allowed_hosts, options.cors_origins)
+        place = options.host if options.uds is None else None
+        self._origins = Origins(place, options.allowed_hosts, options.cors_origins)
         self._inside: ASGIApp = self._guarded
         if options.cors_origins:
             self._inside = CORSMiddleware(

@@ -17,7 +17,7 @@ import msgspec
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, finite, token_text
-from eyas.server.sampling import sampling_params
+from eyas.server.sampling import check_alternatives, sampling_params
 from eyas.server.schema import GenerateBody, GenerateParams, Sampled
 from eyas.server.texts import ModelTexts
 from eyas.server.wanted import constraint_of, whole_output
@@ -46,6 +46,7 @@ def generate_requests(
     body: GenerateBody, texts: ModelTexts, request_id: str, cache_salt: str
 ) -> list[Request]:
     """One request for each prompt. RequestError or ApiError names what cannot be done."""
+    check_alternatives(body, texts.max_top_logprobs, "top_logprobs_num")
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("text: give either text or input_ids", param="text")
     if body.top_logprobs_num and not body.return_logprob:

@@ -30,6 +30,7 @@ from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
 from eyas.server.protocol import BoundedProtocol, Connections
 from eyas.server.service import Service
+from eyas.server.socket_file import SocketFile
 from eyas.server.supervisor import EngineSupervisor
 
 log = logging.getLogger("eyas.server")
@@ -53,6 +54,11 @@ def serve(
     command: the engine process, where it is not `python -m eyas.engine.worker`.
     """
     logs.configure(options.log_level)
+    for note in options.notes:
+        log.info("%s", note)
+    if options.uds is not None:
+        with SocketFile(options.uds) as listener:
+            return asyncio.run(_serve(config, with_room(options), listener, command))
     try:
         listener = _listen(options.host, options.port)
     except OSError as error:
@@ -181,8 +187,7 @@ async def _serve(
 
     server = new_server(service, on_signal)
     tasks = [asyncio.create_task(follow()), asyncio.create_task(_report(client))]
-    host, port = listener.getsockname()[:2]
-    log.info("listening on http://%s:%d; the model is being loaded", host, port)
+    log.info("listening on %s; the model is being loaded", _place_of(listener))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -245,6 +250,14 @@ def drafting_since(before: DraftCounts, now: DraftCounts) -> str:
     rates = [(later - earlier) / num_drafts for later, earlier in pairs]
     shown = " ".join(f"{rate:.2f}" for rate in rates)
     return f", mean accepted length {1 + sum(rates):.2f}, by position {shown or 'none'}"
+
+
+def _place_of(listener: socket.socket) -> str:
+    """Where clients find it."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -60,11 +60,14 @@ class Origins:
     """Who may ask one server."""
 
     def __init__(
-        self, bound_to: str, allowed_hosts: Sequence[str], cors_origins: Sequence[str]
+        self, bound_to: str | None, allowed_hosts: Sequence[str], cors_origins: Sequence[str]
     ) -> None:
-        """bound_to: the address or name that the server listens at. allowed_hosts, cors_origins: as
+        """bound_to: the address or name that the server listens at; None is a Unix socket, which no page
+        can reach but through a proxy, and which clients call as they like: any name without a dot, which
+        is in no public directory of names, is its own then. allowed_hosts, cors_origins: as
         `checked_host` and `checked_origin` return them."""
-        self._names = frozenset(allowed_hosts) | _names_of(bound_to)
+        self._takes_labels = bound_to is None
+        self._names = frozenset(allowed_hosts) | _names_of(bound_to or "localhost")
         self._origins = frozenset(cors_origins)
 
     def check_host(self, headers: Headers) -> None:
@@ -115,6 +118,8 @@ class Origins:
         if is_address(place[1]):
             return True  # nobody else's name can lead here by it
         name = place[1].removesuffix(".")
+        if self._takes_labels and "." not in place[1]:
+            return True
         return "*" in self._names or name in self._names or name.endswith(".localhost")
 
 

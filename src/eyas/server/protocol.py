@@ -9,6 +9,7 @@ in front of this one may read differently, is answered in OpenAI's shape. Does n
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import socket
 from collections.abc import Callable
@@ -149,6 +150,9 @@ def _num_bytes(header: tuple[bytes, bytes]) -> int:
     return len(header[0]) + len(header[1]) + len(b": \r\n")
 
 
+_NUMBERS = itertools.count(1)
+
+
 class BoundedProtocol(H11Protocol):
     """One connection of the server."""
 
@@ -180,6 +184,10 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        if (
+            self.client is None
+        ):  # behind a Unix socket no two are told apart by where they come from
+            self.client = ("unix", next(_NUMBERS))
         transport.set_write_buffer_limits(high=0)  # so that it says when anything waits here
         self._all.opened(self)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, transport.close)

@@ -34,6 +34,19 @@ def refuse_unsupported(body: Sampled) -> None:
         raise RequestError("prompt_logprobs: is not for stream: true", param="prompt_logprobs")
 
 
+def check_alternatives(body: Any, most: int, *names: str) -> None:
+    """RequestError for a field of these that asks for more alternatives to a token than this server
+    gives."""
+    for name in names:
+        asked = getattr(body, name)
+        if asked is not None and asked > most:
+            raise RequestError(
+                f"{name}: this server gives the log-probabilities of at most {most} alternatives to a "
+                "token (--max-logprobs); ask for fewer",
+                param=name,
+            )
+
+
 def includes_usage(body: Sampled) -> bool:
     """Does a stream end with its usage?"""
     return bool((body.stream_options or {}).get("include_usage"))

@@ -55,6 +55,8 @@ class Service:
                 info,
                 self.options.reasoning_parser,
                 self.options.tool_call_parser,
+                chat_template=self.options.chat_template,
+                max_top_logprobs=self.options.max_top_logprobs,
             )
             self._texts_info = info
 
