@@ -6,13 +6,14 @@ Does not know: where the values came from.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from eyas.config import (
     CacheConfig,
     DeviceConfig,
     DraftConfig,
     EngineConfig,
+    GrammarBackend,
     GrammarConfig,
     ModelConfig,
     SchedulerConfig,
@@ -87,7 +88,7 @@ def engine_config(
         ),
         device=DeviceConfig(device=device, num_threads=threads, exact=exact),
         grammar=GrammarConfig(
-            backend=str(grammar_backend),
+            backend=cast(GrammarBackend, str(grammar_backend)),
             compile_seconds=grammar_timeout,
             cache_bytes=grammar_memory * 2**20,
             white_space=whitespace_pattern,

@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from eyas.settings import CACHE, DEVICE, DRAFT, GRAMMAR, MODEL, SCHEDULER
-from eyas.settings import engine_config as engine_config
+from eyas.settings import engine_config as engine_config  # noqa: PLC0414, for commands
 
 MODEL_PANEL, DRAFT_PANEL, RESOURCE_PANEL = "Model", "Drafting", "Resources"
 GRAMMAR_PANEL = "Grammars, reasoning, tools"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -216,7 +216,7 @@ def serve(
     reading: Reading = context.meta[META]
     said = in_our_words(vars(peers), chosen.model, _given(context))
     reasons = [*reading.reasons, *said.reasons]
-    settings = {
+    settings: dict[str, Any] = {
         **vars(chosen),
         **vars(drafting),
         **vars(grammars),

@@ -18,7 +18,7 @@ _NOT_SHOWN = ("config", "api_key")
 
 
 def translated(context: Any, settings: Mapping[str, Any], dropped: Collection[str]) -> str:
-    """`eyas serve ...` with what is on the command line and `settings`, without options of `dropped`."""
+    """`eyas serve ...` with what is on the command line and `settings`, but for those of `dropped`."""
     words = ["eyas", "serve"]
     for parameter in context.command.params:
         name = parameter.name

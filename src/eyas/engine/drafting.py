@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from eyas import builtin
@@ -50,6 +51,7 @@ from eyas.models.heads import (
     locate_head,
     read_head,
 )
+from eyas.models.locate import locate_file
 from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import ModelRunner
@@ -131,6 +133,12 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
                 f"draft.model: drafter 'head' needs a draft head, and {config.model.path} brings none "
                 "along; name one with --draft-model, or train one with `eyas train head`"
             )
+        if draft.token_map is not None:
+            try:
+                file = locate_file(draft.token_map, config.model.offline)
+            except ValueError as error:
+                raise ValueError(f"draft.token_map: {error}") from error
+            draft = msgspec.structs.replace(draft, token_map=str(file))
         try:
             head = read_head(found, spec, target_directory=directory, token_map=draft.token_map)
         except ValueError as error:

@@ -51,8 +51,8 @@ class Exactness:
 class _Extent:
     """How much is tried. length: of the text. width: of the widest trees. pieces: rows of chunks that
     store the text once more. starts: positions of single roots. batches: numbers of sequences.
-    max_rows: of one forward. num_scratch: slots for nodes, and so the most of them. with_kernels: there are
-    many ways to run a step. with_graphs: steps are run from CUDA graphs too."""
+    max_rows: of one forward. num_scratch: slots for nodes, and so the most of them. with_kernels: there
+    are many ways to run a step. with_graphs: steps are run from CUDA graphs too."""
 
     length: int
     width: int

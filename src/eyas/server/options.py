@@ -15,8 +15,9 @@ MAX_RESTARTS = 5
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """host, port: loopback unless asked for. uds: path of a Unix socket to listen at instead. api_keys: any of them opens every route.
+    """host, port: loopback unless asked for. uds: path of a Unix socket to listen at instead.
 
+    api_keys: any of them opens every route.
     allowed_hosts: names of this machine beside its own, for requests without a key; "*" is any.
     cors_origins: whose pages may use the server from browsers; "*" is anybody's.
     served_model_names: what clients may call the model, the first is what answers say; empty is the

@@ -62,10 +62,10 @@ class Origins:
     def __init__(
         self, bound_to: str | None, allowed_hosts: Sequence[str], cors_origins: Sequence[str]
     ) -> None:
-        """bound_to: the address or name that the server listens at; None is a Unix socket, which no page
-        can reach but through a proxy, and which clients call as they like: any name without a dot, which
-        is in no public directory of names, is its own then. allowed_hosts, cors_origins: as
-        `checked_host` and `checked_origin` return them."""
+        """bound_to: the address or name that the server listens at; None is a Unix socket, which no
+        page can reach but through a proxy, and which clients call as they like: any name without a dot,
+        which the public directory of names does not have, is its own then. allowed_hosts, cors_origins:
+        as `checked_host` and `checked_origin` return them."""
         self._takes_labels = bound_to is None
         self._names = frozenset(allowed_hosts) | _names_of(bound_to or "localhost")
         self._origins = frozenset(cors_origins)

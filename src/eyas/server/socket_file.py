@@ -18,8 +18,8 @@ MAX_PATH_BYTES = 103
 
 
 class SocketFile:
-    """Listens while it is entered. ValueError where it cannot. A lock beside the socket, at its path and
-    `.lock`, tells a socket in use from one that was left."""
+    """Listens while it is entered. ValueError where it cannot. A lock beside the socket, at its path
+    and `.lock`, tells a socket in use from one that was left."""
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(os.path.expanduser(path))

@@ -148,7 +148,7 @@ class ChatTemplate:
 
 
 def template_text(given: str) -> str:
-    """The text of a template that is given as a file, or as itself where it has a brace or a line's end.
+    """The text of a template that is given as a file, or as itself if it has a brace or a line's end.
     ValueError for what is neither, or cannot be read; whether it can be compiled is seen later."""
     if "{" in given or "\n" in given:
         text = given
@@ -157,8 +157,8 @@ def template_text(given: str) -> str:
             text = _head_of(Path(given).expanduser())
         except OSError as error:
             raise ValueError(
-                f"chat_template: cannot read {given} ({error.strerror}); give a Jinja file, or the text "
-                "of a template (templates have no names here)"
+                f"chat_template: cannot read {given} ({error.strerror}); give a Jinja file, or the "
+                "text of a template (templates have no names here)"
             ) from error
         except UnicodeDecodeError as error:
             raise ValueError(
