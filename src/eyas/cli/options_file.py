@@ -69,7 +69,11 @@ def _options(path: str, text: str) -> dict[str, Any]:
             return super().construct_mapping(node, deep)
 
     try:
-        value = yaml.load(text, Loader)
+        loader = Loader(text)
+        try:
+            value = loader.get_single_data()
+        finally:
+            loader.dispose()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         said = " ".join(str(error).split()) or "it is nested too deeply"
         raise ValueError(f"{CONFIG}: {path} is not YAML that can be read ({said})") from error

@@ -212,6 +212,8 @@ class Reader:
             return [word] if value else []
         if value is None:
             return []
+        if isinstance(value, Mapping) and parameter and word.option != "--speculative-config":
+            raise ValueError("takes a text or a number, not keys and values")
         if isinstance(value, list):
             if parameter is not None and not parameter.multiple:
                 raise ValueError("takes one value, not a list")
