@@ -1,9 +1,10 @@
-"""Writes the measured tables into README.md and docs/facts.md from benchmarks/results/*.json.
+"""Writes the measured tables into README.md and docs from benchmarks/results/*.json, and those of
+docs/peers.md from what the command line goes by.
 
 `python tools/make_docs.py` rewrites what stands between `<!-- table:NAME -->` and `<!-- end -->`;
 `--check` changes nothing and fails where the text and the results differ.
 
-Promises: no number in those tables was typed by hand. Does not know: how results are measured.
+Promises: nothing in those tables was typed by hand. Does not know: how results are measured.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from device_tables import (
     serve_table,
     speed_table,
 )
+from peers_tables import accepted_table, options_table, refused_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "facts.md")
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("results.md", "facts.md", "peers.md")),
+)
 HEADS = ("head_tree_greedy", "head_tree_sampled", "head_chain_greedy", "head_chain_sampled")
 """Results that the table of heads is made of."""
 SHOWN_FORMS, SCHEMA_COST = "forms, schema in the prompt", "head+forced / head, no schema"
@@ -488,6 +493,8 @@ def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
     made["h200_schema_steps"] = schemas_table(results)
     made["h200_attention_cases"] = attention_table(results)
     made["h200_loads"] = serve_table(results)
+    made |= {"peers_options": options_table(), "peers_accepted": accepted_table()}
+    made["peers_refused"] = refused_table()
     for name, result in results.items():
         if name.startswith("h200_"):
             made[name] = _origin(result)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from eyas import LLM, RequestError
 from eyas.config import DraftConfig
 
-QUICK = {"num_threads": 1, "max_model_len": 256}
+OF_BOTH: dict[str, Any] = {"trust_remote_code": True}
+QUICK: dict[str, Any] = {"num_threads": 1, "max_model_len": 256}
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +20,7 @@ def llm() -> Iterator[LLM]:
     with LLM(
         model_path="builtin",
         tensor_parallel_size=1,
-        **{"trust_remote_code": True},
+        **OF_BOTH,
         enforce_eager=True,
         gpu_memory_utilization=0.5,
         speculative_config={"method": "mtp", "num_speculative_tokens": 3},
@@ -74,10 +76,10 @@ def test_what_changes_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     ],
 )
 def test_what_cannot_be_is_refused_in_the_callers_words(
-    keywords: dict[str, object], words: list[str]
+    keywords: dict[str, Any], words: list[str]
 ) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011, the words are checked
-        LLM(**keywords)  # type: ignore[arg-type]
+        LLM(**keywords)
     for word in words:
         assert word in str(error.value)
     assert "--" not in str(error.value)

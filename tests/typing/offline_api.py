@@ -55,6 +55,8 @@ def chats(llm: LLM) -> None:
 
 def continuations(llm: LLM) -> None:
     assert_type(llm.generate("The"), list[GenerationOutput])
+    assert_type(llm.generate("The", {"temperature": 0}), list[GenerationOutput])
+    assert_type(llm.generate(["a", "b"], [{"n": 2}, {}]), list[GenerationOutput])
     assert_type(llm.generate([1, 2]), list[GenerationOutput])
     assert_type(llm.generate("The", output=Person), Person)
     assert_type(llm.generate([1, 2], output=Person), Person)

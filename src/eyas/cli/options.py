@@ -69,7 +69,8 @@ Dtype = Annotated[
     DtypeChoice,
     typer.Option(
         "--dtype",
-        help="Number format of the weights; half is float16, float is float32.",
+        help="Number format of the weights.",
+        metavar="<auto|bfloat16|float16|float32>",
         rich_help_panel=MODEL_PANEL,
     ),
 ]

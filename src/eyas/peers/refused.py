@@ -133,7 +133,7 @@ _FLAGS_BY_REASON = {
     "is not a matter of this server; leave it to a proxy in front": (
         "--root-path --middleware --enable-request-id-headers"
     ),
-    "requests are never logged; leave it out": "--log-requests --enable-log-requests",
+    "what requests say is never logged; leave it out": "--log-requests --enable-log-requests",
 }
 REFUSED = {flag: reason for reason, flags in _FLAGS_BY_REASON.items() for flag in flags.split()}
 """Why an option of a peer means nothing here."""
