@@ -122,6 +122,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
     param: str | None = None
     refusal: Refusal = "invalid"
+    code: str = "invalid_value"
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

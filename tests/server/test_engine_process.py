@@ -105,7 +105,7 @@ def test_a_refused_request_raises_and_others_go_on():
         async with engine() as client:
             with pytest.raises(RequestError, match="is refused") as refused:
                 await collect(client, request("a", "refuse"))
-            assert refused.value.param == "prompt"
+            assert (refused.value.param, refused.value.code) == ("prompt", "invalid_value")
             with pytest.raises(EngineUnavailable):
                 await collect(client, request("b", "bug"))
             assert len(await collect(client, request("c"))) >= 1
@@ -120,7 +120,7 @@ def test_a_grammar_that_cannot_be_compiled_is_a_refusal_that_names_the_field():
             constrained.output = OutputSpec(root=Regex("("), param="guided_regex")
             with pytest.raises(RequestError, match="is malformed") as refused:
                 await collect(client, constrained)
-            assert refused.value.param == "guided_regex"
+            assert (refused.value.param, refused.value.code) == ("guided_regex", "grammar_invalid")
             assert len(await collect(client, request("b"))) >= 1
 
     run(test)

@@ -164,7 +164,7 @@ def test_answers_that_the_drain_cuts_off_are_told_to_come_again(directory: Path)
         for error in (whole[0].json()["error"], json.loads(rest[-2][6:])["error"]):
             assert (error["type"], error["code"]) == (
                 "service_unavailable_error",
-                "service_unavailable",
+                "answer_ended",
             )
             assert "ended by the server" in error["message"]
         assert rest[-1] == "data: [DONE]"

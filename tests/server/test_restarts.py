@@ -50,7 +50,7 @@ def worker_of(server: Served) -> psutil.Process:
 
 
 def kill(worker: psutil.Process) -> None:
-    """Until nothing is left of it: a signal is on its way for a while, and what it kills dies slowly."""
+    """Until nothing is left of it, which takes a while."""
     worker.kill()
     until(lambda: has_ended(worker))
 
@@ -121,7 +121,7 @@ def test_an_engine_that_is_killed_under_load_is_started_again_and_again(director
                     rest = [line for line in lines if line]
                 assert rest[-1] == "data: [DONE]"
                 error = json.loads(rest[-2][6:])["error"]
-                assert error["code"] == "service_unavailable"
+                assert error["code"] == "answer_lost"
                 assert "engine process has ended" in error["message"]
                 assert status_of(url, "/health") == 200
                 until(lambda: status_of(url) == 200)

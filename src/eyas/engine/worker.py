@@ -201,7 +201,7 @@ class Worker:
         elif isinstance(error, GrammarsBusy):
             refusal = wire.Refused(request.id, error.message, error.param, "overloaded")
         elif isinstance(error, RequestError):
-            refusal = wire.Refused(request.id, error.message, error.param)
+            refusal = wire.Refused(request.id, error.message, error.param, code=error.code)
         else:
             log.error("request %s could not be added", request.id, exc_info=error)
             refusal = wire.Refused(request.id, ENGINE_FAILED, None, "internal")

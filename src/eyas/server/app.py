@@ -24,6 +24,7 @@ from eyas.server.answer import Answer
 from eyas.server.body import Body, BodyRoom, parsed, read_body
 from eyas.server.chat import chat_of
 from eyas.server.chat_format import ChatFormat
+from eyas.server.codes import Code
 from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.errors import ApiError
 from eyas.server.formats import token_text
@@ -191,7 +192,7 @@ class _Routes:
             raise errors.too_long(str(len(body.tokens)), texts.max_model_len, "tokens")
         if body.tokens and max(body.tokens) >= texts.vocab_size:
             raise ApiError(
-                400,
+                Code.INVALID_VALUE,
                 f"tokens: holds ids beyond the vocabulary of {texts.vocab_size}",
                 param="tokens",
             )
@@ -262,16 +263,19 @@ async def _request_error(http: HttpRequest, error: Exception) -> Response:
 
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    messages = {
-        404: f"there is no route {http.method} {http.url.path[:200]!r}",
-        405: f"this route does not take {http.method[:20]}",
-    }
-    message = messages.get(error.status_code, "the request cannot be served")
-    response = ApiError(error.status_code, message).response()
+    assert error.status_code in (404, 405), (
+        error.status_code
+    )  # nothing else is raised by the routing
+    if error.status_code == 404:
+        message = f"there is no route {http.method} {http.url.path[:200]!r}"
+        response = ApiError(Code.ROUTE_NOT_FOUND, message).response()
+    else:
+        message = f"this route does not take {http.method[:20]}"
+        response = ApiError(Code.METHOD_NOT_ALLOWED, message).response()
     response.headers.update(error.headers or {})
     return response
 
 
 async def _internal_error(http: HttpRequest, error: Exception) -> Response:
     """For the client; the gate gets the exception as well, and logs it."""
-    return ApiError(500, errors.INTERNAL).response()
+    return ApiError(Code.INTERNAL_ERROR).response()

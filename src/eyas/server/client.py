@@ -25,7 +25,7 @@ from eyas import wire
 from eyas.children import python_command
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, Request, RequestError
-from eyas.server import errors
+from eyas.server.codes import Code
 from eyas.server.formats import moved
 from eyas.server.socket_folder import SocketFolder
 
@@ -92,7 +92,7 @@ def add_to(earlier: Delta, later: Delta) -> None:
         earlier.prompt_logprobs = later.prompt_logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_reason = later.stop_reason
-    earlier.error, earlier.param = later.error, later.param
+    earlier.error, earlier.param, earlier.code = later.error, later.param, later.code
     earlier.usage = later.usage or earlier.usage
     earlier.seed = earlier.seed if later.seed is None else later.seed
 
@@ -128,12 +128,11 @@ class _Inbox:
         self._failure = failure
         self._arrived.set()
 
-    def end(self, error: str) -> None:
+    def end(self, code: Code) -> None:
         """An error for every choice that is not finished."""
         for index in sorted(self.unfinished):
-            last = Delta(
-                request_id=self.request_id, index=index, finish_reason="error", error=error
-            )
+            last = Delta(request_id=self.request_id, index=index, finish_reason="error")
+            last.error, last.code = code.message, code.word
             self.put(last)
 
     async def take(self) -> Sequence[Delta]:
@@ -282,7 +281,7 @@ class EngineProcess:
     async def abort(self, request_id: str) -> None:
         inbox = self._inboxes.get(request_id)
         if inbox is not None and inbox.unfinished:
-            inbox.end(errors.ABORTED)
+            inbox.end(Code.ANSWER_ENDED)
             await self._send(wire.Abort(request_id))
 
     async def _send(self, command: wire.Command) -> None:
@@ -308,7 +307,7 @@ class EngineProcess:
                 for delta in deltas:
                     inbox = self._inboxes.get(delta.request_id)
                     if inbox is not None and not inbox.put(delta):
-                        inbox.end(errors.TOO_SLOW)
+                        inbox.end(Code.CLIENT_TOO_SLOW)
                         await self._send(wire.Abort(delta.request_id))
             case wire.Heartbeat(stats, last_step_seconds):
                 has_work = stats.num_running + stats.num_waiting > 0
@@ -319,9 +318,9 @@ class EngineProcess:
                 self._last_turn = time.monotonic()
                 self._info = info
                 self.ready.set()
-            case wire.Refused(request_id, message, param, refusal):
+            case wire.Refused(request_id, message, param, refusal, code):
                 failures = {
-                    "invalid": RequestError(message, param=param),
+                    "invalid": RequestError(message, param=param, code=code),
                     "overloaded": EngineOverloaded(),
                     "unavailable": EngineUnavailable(message),
                     "internal": EngineUnavailable(),
@@ -344,5 +343,5 @@ class EngineProcess:
         if self._failure is None:
             self._failure = reason
         for inbox in self._inboxes.values():
-            inbox.end(errors.ANSWER_LOST)
+            inbox.end(Code.ANSWER_LOST)
         self.failed.set()

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eyas.server import errors
+from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.origins import Origins
 from eyas.server.service import Service
@@ -33,6 +34,21 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after")
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
+class _Cors(CORSMiddleware):
+    """Starlette's, with errors in our shape. Origins and headers are not its own to refuse here."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        asked = request_headers["access-control-request-method"][:20]
+        message = f"web pages may send GET and POST here, not {asked!r}"
+        refused = ApiError(Code.METHOD_NOT_ALLOWED, message).response()
+        kept = ("access-control-", "vary")
+        refused.headers.update({k: v for k, v in response.headers.items() if k.startswith(kept)})
+        return refused
+
+
 class Gate:
     """ASGI middleware around the whole application."""
 
@@ -44,7 +60,7 @@ class Gate:
         self._origins = Origins(options.host, options.allowed_hosts, options.cors_origins)
         self._inside: ASGIApp = self._guarded
         if options.cors_origins:
-            self._inside = CORSMiddleware(
+            self._inside = _Cors(
                 self._guarded,
                 allow_origins=options.cors_origins,
                 allow_methods=("GET", "POST"),
@@ -107,7 +123,7 @@ class Gate:
             is_whole = message["type"] == "http.request" and not message.get("more_body", False)
             if is_whole and not is_counted:
                 if self._num_requests >= self._service.options.max_requests:
-                    raise errors.overloaded()
+                    raise ApiError(Code.QUEUE_FULL)
                 is_counted = True
                 self._num_requests += 1
             return message
@@ -120,7 +136,7 @@ class Gate:
         except Exception:
             log.exception("request %s failed", scope["state"]["request_id"])
             if not has_started:
-                failure = ApiError(500, errors.INTERNAL)
+                failure = ApiError(Code.INTERNAL_ERROR)
                 await failure.response()(scope, receive, send_on)
         finally:
             self._num_requests -= is_counted
@@ -131,11 +147,11 @@ class Gate:
         if not self._key_hashes:
             self._origins.check_content_type(scope["method"], headers)
         elif not self._has_key(headers.getlist("authorization")):
-            raise ApiError(401, errors.NO_KEY, code="invalid_api_key")
+            raise ApiError(Code.INVALID_API_KEY)
         if scope["path"] in ALWAYS:
             return
         if self._service.is_draining:
-            raise errors.unavailable(errors.DRAINING, self._service.options.drain_seconds or 1)
+            raise self._service.draining()
 
     def _has_key(self, values: Sequence[str]) -> bool:
         """In constant time, whichever key it is."""

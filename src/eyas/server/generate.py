@@ -89,7 +89,7 @@ def _in_their_words() -> Iterator[None]:
             raise
         theirs = _PREFIX + _NAMES.get(ours, ours)
         message = theirs + error.message.removeprefix(ours)
-        raise RequestError(message, param=theirs) from error
+        raise RequestError(message, param=theirs, code=error.code) from error
 
 
 @dataclass(slots=True)

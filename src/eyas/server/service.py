@@ -16,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 from eyas.config import EngineConfig, EngineInfo
 from eyas.server import errors
 from eyas.server.client import EngineClient
+from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.metrics import Metrics
 from eyas.server.options import ServerOptions
@@ -70,33 +71,38 @@ class Service:
     def texts(self) -> ModelTexts:
         """ApiError 503 until they are loaded, and are those of the engine that there is."""
         if self.info != self._texts_info or self._texts is None:
-            raise errors.unavailable(errors.ENGINE_STARTING)
+            raise ApiError(Code.ENGINE_STARTING)
         return self._texts
 
     def unavailable(self, reason: str = "") -> ApiError:
-        """503 that says why the engine takes nothing now."""
+        """503 that says why the engine takes nothing now. reason: what this request lacks alone."""
+        if reason:
+            return ApiError(Code.GRAMMARS_UNAVAILABLE, reason)
         health = self.client.health()
         state_says = {
-            "starting": errors.ENGINE_STARTING,
-            "ready": errors.ENGINE_BUSY,
-            "restarting": errors.ENGINE_RESTARTING,
-            "failed": errors.ENGINE_GONE,
+            "starting": Code.ENGINE_STARTING,
+            "ready": Code.ENGINE_BUSY,
+            "restarting": Code.ENGINE_RESTARTING,
+            "failed": Code.ENGINE_FAILED,
         }
-        return errors.unavailable(reason or state_says[health.state], health.retry_seconds)
+        return ApiError(state_says[health.state], retry_after=health.retry_seconds)
+
+    def draining(self) -> ApiError:
+        return ApiError(Code.DRAINING, retry_after=self.options.drain_seconds or 1)
 
     def check_ready(self) -> None:
         """ApiError 503 says what a probe should know: no work can be taken, or not all kinds of it."""
         self.check_open()
         if not self.client.health().stats.grammar.can_compile:
-            raise errors.unavailable(errors.NO_GRAMMARS)
+            raise ApiError(Code.GRAMMARS_UNAVAILABLE)
 
     def check_open(self) -> None:
         """ApiError 503 says why no work can be taken."""
         if self.is_draining:
-            raise errors.unavailable(errors.DRAINING, self.options.drain_seconds or 1)
+            raise self.draining()
         _ = self.texts
         if self.client.health().idle_seconds > self.options.stall_seconds:
-            raise errors.unavailable(errors.ENGINE_STALLED)
+            raise ApiError(Code.ENGINE_STALLED)
 
     def check_model(self, name: str | None) -> None:
         """ApiError 404 for another model than the one that is served."""
