@@ -13,6 +13,7 @@ import msgspec
 
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, DraftCounts, Request
+from eyas.logs import LogFormat
 
 Refusal = Literal["invalid", "overloaded", "unavailable", "internal"]
 
@@ -90,6 +91,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     address: str
     log_level: str = "info"
+    log_format: LogFormat = "text"
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):

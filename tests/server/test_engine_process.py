@@ -26,6 +26,7 @@ from eyas.server.client import (
     _Inbox,
     add_to,
 )
+from eyas.server.codes import Code
 from tests.server.fakes import DRAFTS, engine_info
 
 ROOT = Path(__file__).parents[2]
@@ -261,9 +262,9 @@ def test_an_inbox_merges_what_its_reader_has_not_taken():
             (1, [0, 1, 2], "012"),
         ]
         assert not inbox.put(Delta(request_id="a", index=0, token_ids=[0] * 100_000))
-        inbox.end("gone")
+        inbox.end(Code.ANSWER_LOST)
         last = await inbox.take()
-        assert {d.index: d.error for d in last} == {0: "gone", 1: "gone"}
+        assert {d.index: d.code for d in last} == {0: "answer_lost", 1: "answer_lost"}
         assert await inbox.take() == ()
 
     run(test)

@@ -153,7 +153,7 @@ def test_answers_that_the_drain_cuts_off_are_told_to_come_again(directory: Path)
         ) as response:
             lines = response.iter_lines()
             next(lines)
-            while 'eyas:num_requests_running{model_name="tiny"} 2.0' not in (
+            while 'eyas_num_requests_running{model_name="tiny"} 2.0' not in (
                 httpx.get(f"{url}/metrics").text
             ):
                 time.sleep(0.02)

@@ -68,7 +68,7 @@ def status_of(url: str, path: str = "/ready") -> int:
 
 def counter(url: str, name: str) -> float:
     text = httpx.get(f"{url}/metrics", timeout=SECONDS).text
-    found = re.search(rf"^eyas:{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE)
+    found = re.search(rf"^eyas_{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE)
     assert found is not None
     return float(found[1])
 

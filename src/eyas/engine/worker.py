@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from eyas import wire
+from eyas import logs, wire
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import Grammar
 from eyas.core import Delta, GrammarsBusy, GrammarsUnavailable, Request, RequestError
@@ -260,9 +260,7 @@ def main(build: Callable[[EngineConfig], EngineDoor] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     lifeline = sys.stdin.fileno()
     setup = wire.decode_setup(_read_line(lifeline))
-    logging.basicConfig(
-        level=setup.log_level.upper(), format="%(asctime)s %(levelname)s engine: %(message)s"
-    )
+    logs.configure(setup.log_level, setup.log_format)
     link = _Link(setup.address, lifeline)
     engine = None
     try:

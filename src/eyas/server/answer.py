@@ -166,7 +166,7 @@ class Answer:
             yield event(ApiError(Code.ANSWER_ENDED).body()) + DONE
         except Exception:
             self._ending = "failed"
-            log.exception("answer %s failed", self._id)
+            log.exception("answer %s failed", self._id, extra=self._extra)
             yield event(ApiError(Code.INTERNAL_ERROR).body()) + DONE
 
     def _usage(self) -> dict[str, Any]:
@@ -256,7 +256,12 @@ class Answer:
             self._num_tokens,
             "never" if self._first_at is None else f"{self._first_at - self._started:.3f} s",
             seconds,
+            extra=self._extra,
         )
+
+    @property
+    def _extra(self) -> dict[str, str]:
+        return {"request_id": self._request_id}
 
 
 async def _next(source: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta] | None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from eyas.core import Request, RequestError
-from eyas.server import errors, metrics
+from eyas.server import errors
 from eyas.server.answer import Answer
 from eyas.server.body import Body, BodyRoom, parsed, read_body
 from eyas.server.chat import chat_of
@@ -102,7 +102,9 @@ class _Routes:
         )
 
     async def metrics(self, http: HttpRequest) -> Response:
-        return Response(self._service.metrics.text(), media_type=metrics.CONTENT_TYPE)
+        accept = ",".join(http.headers.getlist("accept"))
+        text, content_type = self._service.metrics.written(accept)
+        return Response(text, headers={"content-type": content_type, "vary": "Accept"})
 
     async def models(self, http: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._service.names]

@@ -25,6 +25,7 @@ from eyas import wire
 from eyas.children import python_command
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, Request, RequestError
+from eyas.logs import LogFormat
 from eyas.server.codes import Code
 from eyas.server.formats import moved
 from eyas.server.socket_folder import SocketFolder
@@ -162,12 +163,13 @@ class EngineProcess:
         max_queued: int = 1024,
         max_queued_each: int | None = None,
         log_level: str = "info",
+        log_format: LogFormat = "text",
         command: Sequence[str] | None = None,
     ) -> None:
         self._config = config
         self._max_queued = max_queued
         self._max_queued_each = max_queued if max_queued_each is None else max_queued_each
-        self._log_level = log_level
+        self._log = (log_level, log_format)
         self._command = list(command or python_command("eyas.engine.worker"))
         self._inboxes: dict[str, _Inbox] = {}
         self._info: EngineInfo | None = None
@@ -216,7 +218,10 @@ class EngineProcess:
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
-        setup = wire.Setup(config=self._config, address=address, log_level=self._log_level)
+        level, log_format = self._log
+        setup = wire.Setup(
+            config=self._config, address=address, log_level=level, log_format=log_format
+        )
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(wire.encode_setup(setup) + b"\n")

@@ -134,7 +134,8 @@ class Gate:
         except ApiError as error:
             await error.response()(scope, receive, send_on)
         except Exception:
-            log.exception("request %s failed", scope["state"]["request_id"])
+            request_id = scope["state"]["request_id"]
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
             if not has_started:
                 failure = ApiError(Code.INTERNAL_ERROR)
                 await failure.response()(scope, receive, send_on)

@@ -37,7 +37,7 @@ class Service:
         self.workers = TextWorkers(options.text_timeout_seconds)
         self.readers = TextWorkers(options.text_timeout_seconds, num_threads=1)
         self.writers = ThreadPoolExecutor(1, thread_name_prefix="eyas-write")
-        self.metrics = Metrics(client.health, self.names[0])
+        self.metrics = Metrics(client.health, self.names[0], options.metrics_names)
         self.is_draining = False
         self.started_at = int(time.time())
         self._texts: ModelTexts | None = None
