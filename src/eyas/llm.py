@@ -68,7 +68,8 @@ class LLM:
 
     model: "builtin", a directory, or a hub name. drafter: as in `eyas.config.DraftConfig`, which tells
     of the other draft keywords as well, or a `Drafter` of your own. config: every setting there is,
-    instead of the keywords (but for a drafter of one's own).
+    instead of the keywords (but for a drafter of one's own). progress: called with (stage, bytes done,
+    bytes in all) while the model is loaded; both are 0 where a stage has no bytes to count.
     """
 
     def __init__(

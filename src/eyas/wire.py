@@ -112,6 +112,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: EngineInfo
 
 
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """What is done before the engine is ready. done, total: bytes, where there are any to count."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.stage}, {100 * self.done // self.total} %" if self.total else self.stage
+
+
 class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
     deltas: list[Delta]
 
@@ -141,7 +152,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Command = Submit | Abort | Shutdown
-Reply = Ready | Deltas | Refused | Heartbeat | Failed
+Reply = Loading | Ready | Deltas | Refused | Heartbeat | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

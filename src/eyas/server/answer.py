@@ -84,8 +84,6 @@ class Answer:
                     lambda: self._close(source),
                 )
             return await unless_left(http.receive, self._whole(source))
-        except ClientLeft:
-            return Response(status_code=499)
         except RequestError as error:
             self._ending = "refused"
             raise ApiError.of(error) from error
@@ -95,6 +93,8 @@ class Answer:
         except EngineUnavailable as error:
             self._ending = "unavailable"
             raise self._service.unavailable(str(error)) from error
+        except ClientLeft:
+            raise  # its ending stands
         except Exception:
             self._ending = "failed"
             raise

@@ -41,6 +41,7 @@ from eyas.server.schema import (
     TokenizeBody,
 )
 from eyas.server.service import Service
+from eyas.server.sse import ClientLeft, unless_left
 from eyas.server.texts import ModelTexts
 from eyas.text import require_tokenizer
 
@@ -72,6 +73,7 @@ def create_app(service: Service) -> ASGIApp:
         exception_handlers={
             ApiError: _api_error,
             RequestError: _request_error,
+            ClientLeft: _nobody,
             HTTPException: _http_error,
             Exception: _internal_error,
         },
@@ -107,12 +109,15 @@ class _Routes:
         return Response(text, headers={"content-type": content_type, "vary": "Accept"})
 
     async def models(self, http: HttpRequest) -> Response:
+        """Once they answer: readiness probes ask here, too."""
+        self._service.check_open()
         cards = [self._card(name) for name in self._service.names]
         return _json({"object": "list", "data": cards})
 
     async def model(self, http: HttpRequest) -> Response:
         name = http.path_params["name"]
         self._service.check_model(name)
+        self._service.check_open()
         return _json(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
@@ -210,7 +215,10 @@ class _Routes:
             data = await read_body(http, options.max_body_bytes, seconds, share)
             http.state.body_size = len(data)
             body = await parsed(data, kind, self._service.readers, self._service.client_of(http))
-        self._service.check_model(getattr(body, "model", None))
+            self._service.check_model(getattr(body, "model", None))
+            if self._service.is_starting:
+                client = self._service.client_of(http)
+                await unless_left(http.receive, self._service.opened(client))
         self._service.check_open()
         return body, self._service.texts
 
@@ -261,6 +269,11 @@ async def _api_error(http: HttpRequest, error: Exception) -> Response:
 async def _request_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return ApiError.of(error).response()
+
+
+async def _nobody(http: HttpRequest, error: Exception) -> Response:
+    """For the books: who would read it has left."""
+    return Response(status_code=499)
 
 
 async def _http_error(http: HttpRequest, error: Exception) -> Response:

@@ -49,13 +49,15 @@ class EngineOverloaded(EngineUnavailable):
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     """idle_seconds: since the engine was last seen to make a step, or to have nothing to do.
-    retry_seconds: when it may be ready, if it is not. num_restarts: engines started after the first."""
+    retry_seconds: when it may be ready, if it is not. loading: what it does until it is, where it has
+    said so. num_restarts: engines started after the first."""
 
     state: State
     reason: str = ""
     idle_seconds: float = 0.0
     retry_seconds: float = 1.0
     num_restarts: int = 0
+    loading: wire.Loading | None = None
     last_step_seconds: float = 0.0
     stats: wire.EngineStats = msgspec.field(default_factory=wire.EngineStats)
 
@@ -174,6 +176,7 @@ class EngineProcess:
         self._inboxes: dict[str, _Inbox] = {}
         self._info: EngineInfo | None = None
         self._failure: str | None = None
+        self._loading: wire.Loading | None = None
         self._stats = wire.EngineStats()
         self._last_step_seconds = 0.0
         self._last_turn = time.monotonic()
@@ -199,6 +202,7 @@ class EngineProcess:
             state="failed" if self._failure is not None else state,
             reason=self._failure or "",
             idle_seconds=time.monotonic() - self._last_turn,
+            loading=None if self._info else self._loading,
             last_step_seconds=self._last_step_seconds,
             stats=self._stats,
         )
@@ -319,6 +323,8 @@ class EngineProcess:
                 if not has_work or stats.num_steps != self._stats.num_steps:
                     self._last_turn = time.monotonic()
                 self._stats, self._last_step_seconds = stats, last_step_seconds
+            case wire.Loading():
+                self._loading = reply
             case wire.Ready(info):
                 self._last_turn = time.monotonic()
                 self._info = info

@@ -193,6 +193,7 @@ async def _serve(
         if draining is None:
             status = 1
             log.error("%s", reason)
+        service.end_start()
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while service.num_live and time.monotonic() < deadline:
             await asyncio.sleep(0.02)

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from starlette.requests import Request as HttpRequest
@@ -20,7 +21,7 @@ from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.metrics import Metrics
 from eyas.server.options import ServerOptions
-from eyas.server.text_workers import TextWorkers
+from eyas.server.text_workers import MAX_WAITING, TextWorkers
 from eyas.server.texts import ModelTexts, model_directory
 
 log = logging.getLogger("eyas.server")
@@ -43,6 +44,8 @@ class Service:
         self._texts: ModelTexts | None = None
         self._texts_info: EngineInfo | None = None
         self._live: dict[str, list[str]] = {}
+        self._start_is_over = asyncio.Event()
+        self._early: Counter[str] = Counter()
 
     async def load_texts(self) -> None:
         """Once an engine is ready: those of its model, unless they are there. ValueError names a broken
@@ -58,6 +61,7 @@ class Service:
                 self.options.tool_call_parser,
             )
             self._texts_info = info
+            self.end_start()
 
     @property
     def info(self) -> EngineInfo:
@@ -74,6 +78,41 @@ class Service:
             raise ApiError(Code.ENGINE_STARTING)
         return self._texts
 
+    @property
+    def is_starting(self) -> bool:
+        """Nothing is known yet of whether the first engine will be ready."""
+        return not self._start_is_over.is_set()
+
+    @property
+    def num_early(self) -> int:
+        """Requests that wait for the first engine."""
+        return self._early.total()
+
+    async def opened(self, client: str) -> None:
+        """Waits while the first engine starts: for as long as a request may, with as many others as are
+        prepared or queued at a time, a client's own share of them. ApiError 429 where more would wait.
+
+        Once that is over nobody waits: another server may take the work, and it may be what ended an
+        engine.
+        """
+        limits = (self.options.max_queued, self.options.max_queued_each)
+        num_most, num_own = (min(limit, MAX_WAITING) for limit in limits)
+        if self.num_early >= num_most or self._early[client] >= num_own:
+            raise ApiError(Code.QUEUE_FULL)
+        self._early[client] += 1
+        try:
+            async with asyncio.timeout(self.options.start_wait_seconds):
+                await self._start_is_over.wait()
+        except TimeoutError:
+            pass  # what there is to say is said by `check_open`
+        finally:
+            self._early[client] -= 1
+            self._early += Counter()  # without those that have none left
+
+    def end_start(self) -> None:
+        """The first engine is ready, or will not be: nobody waits for it any more."""
+        self._start_is_over.set()
+
     def unavailable(self, reason: str = "") -> ApiError:
         """503 that says why the engine takes nothing now. reason: what this request lacks alone."""
         if reason:
@@ -85,7 +124,10 @@ class Service:
             "restarting": Code.ENGINE_RESTARTING,
             "failed": Code.ENGINE_FAILED,
         }
-        return ApiError(state_says[health.state], retry_after=health.retry_seconds)
+        code = state_says[health.state]
+        now = f" ({health.loading})" if health.loading is not None else ""
+        message = f"{code.meaning}{now}; {code.remedy}"
+        return ApiError(code, message, retry_after=health.retry_seconds)
 
     def draining(self) -> ApiError:
         return ApiError(Code.DRAINING, retry_after=self.options.drain_seconds or 1)
@@ -135,6 +177,7 @@ class Service:
     async def drain(self) -> None:
         """Take nothing new; wait for what is under way, then end what is left."""
         self.is_draining = True
+        self.end_start()
         deadline = time.monotonic() + self.options.drain_seconds
         while self._live and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
