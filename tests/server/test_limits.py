@@ -149,7 +149,7 @@ def test_probes_say_what_is_true(directory: Path):
     client = FakeClient(directory)
     info, client.info = client.info, None
     with (
-        live_server(client, stall_seconds=5) as server,
+        live_server(client, stall_seconds=5, start_wait_seconds=0) as server,
         httpx.Client(base_url=server.url) as http,
     ):
         assert http.get("/health").status_code == http.get("/livez").status_code == 200

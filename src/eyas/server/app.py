@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from eyas.core import Request, RequestError
-from eyas.server import errors
+from eyas.server import about, errors
 from eyas.server.answer import Answer
 from eyas.server.body import Body, BodyRoom, parsed, read_body
 from eyas.server.chat import chat_of
@@ -62,6 +62,13 @@ def create_app(service: Service) -> ASGIApp:
         ("GET", "/metrics", routes.metrics),
         ("GET", "/v1/models", routes.models),
         ("GET", "/v1/models/{name:path}", routes.model),
+        ("GET", "/server_info", routes.server_info),
+        ("GET", "/get_server_info", routes.server_info),
+        ("GET", "/model_info", routes.model_info),
+        ("GET", "/get_model_info", routes.model_info),
+        ("GET", "/get_load", routes.load),
+        ("GET", "/loads", routes.loads),
+        ("GET", "/v1/loads", routes.loads),
         ("POST", "/v1/chat/completions", routes.chat),
         ("POST", "/v1/completions", routes.completions),
         ("POST", "/generate", routes.generate),
@@ -87,6 +94,8 @@ def _json(value: Any) -> Response:
 
 
 class _Routes:
+    """Routes that SGLang's routers ask have its newer name and the older one (`eyas.server.about`)."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
         self._bodies = BodyRoom(MAX_LARGE_BODIES * service.options.max_body_bytes)
@@ -129,6 +138,18 @@ class _Routes:
             "owned_by": "eyas",
             "max_model_len": info.max_model_len,
         }
+
+    async def server_info(self, http: HttpRequest) -> Response:
+        return _json(about.server_info(self._service))
+
+    async def model_info(self, http: HttpRequest) -> Response:
+        return _json(about.model_info(self._service))
+
+    async def load(self, http: HttpRequest) -> Response:
+        return _json(about.load(self._service))
+
+    async def loads(self, http: HttpRequest) -> Response:
+        return _json(about.loads(self._service))
 
     async def chat(self, http: HttpRequest) -> Response:
         body, texts = await self._read(http, ChatBody)
