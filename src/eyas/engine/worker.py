@@ -139,7 +139,7 @@ class LoadingReports:
             self._send(loading)
         if is_edge or now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
-            size = f" of {total / 2**30:.2f} GiB" if total else ""
+            size = f" of {total / 2**20:,.0f} MiB" if total else ""
             log.info("%s%s", loading, size)
 
 
