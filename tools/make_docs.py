@@ -1,5 +1,5 @@
-"""Writes the measured tables into README.md and docs from benchmarks/results/*.json, and those of
-docs/peers.md from what the command line goes by.
+"""Writes tables into README.md and docs/*.md: measured ones from benchmarks/results/*.json, those of
+docs/peers.md from what the command line goes by, that of error codes from `eyas.server.codes`.
 
 `python tools/make_docs.py` rewrites what stands between `<!-- table:NAME -->` and `<!-- end -->`;
 `--check` changes nothing and fails where the text and the results differ.
@@ -26,11 +26,13 @@ from device_tables import (
 )
 from peers_tables import accepted_table, options_table, refused_table
 
+from eyas.server.codes import Code
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("results.md", "facts.md", "peers.md")),
+    *(ROOT / "docs" / name for name in ("results.md", "facts.md", "peers.md", "errors.md")),
 )
 HEADS = ("head_tree_greedy", "head_tree_sampled", "head_chain_greedy", "head_chain_sampled")
 """Results that the table of heads is made of."""
@@ -518,6 +520,14 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 """By the command that measures."""
 
 
+def errors_table() -> str:
+    """Every error code, by status."""
+    lines = ["| code | status | what it means | what to do |", "|---|---|---|---|"]
+    for code in sorted(Code, key=lambda each: each.status):
+        lines.append(f"| `{code.word}` | {code.status} | {code.meaning} | {code.remedy} |")
+    return "\n".join(lines)
+
+
 def filled(text: str, made: dict[str, str]) -> str:
     """A page with its tables made anew."""
 
@@ -530,7 +540,7 @@ def filled(text: str, made: dict[str, str]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Rewrite the pages, or check them."""
-    made = tables(read_results())
+    made = {**tables(read_results()), "errors": errors_table()}
     stale = []
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
@@ -540,9 +550,10 @@ def main(arguments: list[str]) -> int:
             if "--check" not in arguments:
                 page.write_text(after, encoding="utf-8")
     if "--check" in arguments and stale:
-        print(f"{', '.join(stale)}: not what the results say; run `make docs`")
+        print(f"{', '.join(stale)}: not what results and code say; run `make docs`")
         return 1
-    print("tables agree with benchmarks/results" if not stale else f"rewrote {', '.join(stale)}")
+    agrees = "tables agree with benchmarks/results and the code"
+    print(agrees if not stale else f"rewrote {', '.join(stale)}")
     return 0
 
 

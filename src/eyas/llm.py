@@ -77,6 +77,8 @@ class LLM:
     of a template, in place of the model's own. config: every setting there is, instead of the keywords
     (but for a drafter of one's own). others: further settings, as `eyas.settings.engine_config` names
     them, and keywords of SGLang's Engine and vLLM's LLM; those that cannot be had are a ValueError.
+    progress: called with (stage, bytes done, bytes in all) while the model is loaded; both are 0 where
+    a stage has no bytes to count.
     """
 
     def __init__(

@@ -254,7 +254,7 @@ class Soak:
         wanted = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         for _ in range(100):
             text = (await fetch(self._url, "GET", "/metrics")).decode()
-            values = [re.search(rf"^eyas:{name}\{{.*\}} (\S+)$", text, re.M) for name in wanted]
+            values = [re.search(rf"^eyas_{name}\{{.*\}} (\S+)$", text, re.M) for name in wanted]
             if all(value is not None and float(value[1]) == 0 for value in values):
                 # The engine checks its own books once it has been idle for a second.
                 await asyncio.sleep(2.5)

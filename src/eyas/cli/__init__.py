@@ -34,8 +34,6 @@ from eyas.cli.reading import PeersCommand
 app = typer.Typer(
     name="eyas",
     help="An LLM inference engine built around draft trees: speculation never changes the output.",
-    no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -62,14 +60,26 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+FIRST_STEPS = (
+    ("eyas demo", "see drafts at work with the model that comes along: same tokens, fewer steps"),
+    ("eyas serve", "an OpenAI-style API at http://127.0.0.1:8000/v1; --model names another model"),
+    ("eyas generate PROMPT", "one answer in the terminal"),
+)
+
+
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     debug: Debug = False,
     version: bool = typer.Option(
         False, "--version", help="Print the version.", callback=_show_version, is_eager=True
     ),
 ) -> None:
-    return None
+    if context.invoked_subcommand is None:
+        typer.echo("Three commands to begin with:")
+        for command, purpose in FIRST_STEPS:
+            typer.echo(f"  {command:<21} {purpose}")
+        typer.echo("eyas --help shows all commands, eyas COMMAND --help their options.")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -46,6 +46,7 @@ OPTION_OF_SETTING = {
     "max_body_bytes": "--max-body-bytes",
     "drain_seconds": "--drain-timeout",
     "stall_seconds": "--stall-timeout",
+    "start_wait_seconds": "--start-wait",
     "output": "--output",
     "prompts": "--prompts",
     "conversations": "--conversations",

@@ -44,6 +44,21 @@ class LogLevel(StrEnum):
     error = "error"
 
 
+class LogFormat(StrEnum):
+    """What a line of the log is."""
+
+    text = "text"
+    json = "json"
+
+
+class MetricsNames(StrEnum):
+    """Whose names metrics have beside ours."""
+
+    eyas = "eyas"
+    vllm = "vllm"
+    sglang = "sglang"
+
+
 @flattened
 def serve(
     *,
@@ -109,6 +124,14 @@ def serve(
             "--api-key-file", help="A file with one key a line.", rich_help_panel=SERVER_PANEL
         ),
     ] = None,
+    allow_no_key: Annotated[
+        bool,
+        typer.Option(
+            "--allow-no-key",
+            help="Do not warn that an address which others reach is open without a key.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = False,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -152,6 +175,15 @@ def serve(
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 30.0,
+    start_wait: Annotated[
+        float,
+        typer.Option(
+            "--start-wait",
+            help="Seconds that a request may wait for the model while it is loaded for the first time, "
+            "before 503; 0 refuses it at once.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = 30.0,
     stall_timeout: Annotated[
         float,
         typer.Option(
@@ -192,6 +224,19 @@ def serve(
     log_level: Annotated[
         LogLevel, typer.Option("--log-level", help="How much is logged.")
     ] = LogLevel.info,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option("--log-format", help="Lines for people, or an object of JSON a line."),
+    ] = LogFormat.text,
+    metrics_names: Annotated[
+        MetricsNames,
+        typer.Option(
+            "--metrics-names",
+            help="Whose names /metrics has: eyas_..., or beside them those that dashboards and "
+            "routers made for vLLM or SGLang read.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = MetricsNames.eyas,
     resources: ResourceOptions,
     max_waiting: Annotated[
         int,
@@ -274,6 +319,10 @@ def serve(
         chat_template=template,
         log_level=log_level.value,
         notes=tuple(notes),
+        log_format=log_format.value,
+        metrics_names=metrics_names.value,
+        allow_no_key=allow_no_key,
+        start_wait_seconds=start_wait,
     )
     raise typer.Exit(run_server(engine, server_options))
 

@@ -79,17 +79,23 @@ def build_engine(
 ) -> Engine:
     """Load the model (and what drafts) and connect the rooms. Raises ValueError with a remedy.
 
+    progress: called with (stage, bytes done, bytes in all), both 0 where a stage has none to count.
     own_drafter: drafts instead of the one that `config.draft` names.
     """
+    progress = progress or (lambda stage, done, total: None)
+    progress("opening the device", 0, 0)
     place = open_device(config.device)
     parts = load(config, place, progress, drafts=own_drafter is None)
+    progress("preparing steps", 0, 0)
     return assemble(config, place, parts, own_drafter)
 
 
 def load(
     config: EngineConfig, place: Device, progress: Progress | None = None, *, drafts: bool = True
 ) -> Parts:
-    """Read the model, and if `drafts` what drafts, from files."""
+    """Read the model, and if `drafts` what drafts, from files. progress: as of `build_engine`."""
+    progress = progress or (lambda stage, done, total: None)
+    progress("finding the model's files", 0, 0)
     directory = locate_model(config.model.path, config.model.revision, config.model.offline)
     files = ModelFiles.open(directory)
     spec = files.spec
@@ -106,18 +112,25 @@ def load(
     dtype = resolve_dtype(config.model.dtype, place.device)
     _check_memory(config, spec, dtype, place)
     drafting = decide_drafting(config, directory, spec) if drafts else None
+    progress("timing products", 0, 0)
     order = find_order(config, place, dtype, spec)
     model = files.load(
         dtype=dtype,
         device=place.device,
         max_model_len=longest_sequence(config, spec),
         order=order.order,
-        progress=progress,
+        progress=lambda _, done, total: progress("loading weights", done, total),
     )
     network = None
     if drafting is not None and drafting.network is not None:
         draft_order = find_order(config, place, dtype, drafting.network, drafts=True)
-        network = load_network(drafting, model, directory, draft_order.order, progress)
+        network = load_network(
+            drafting,
+            model,
+            directory,
+            draft_order.order,
+            lambda _, done, total: progress("loading the draft's weights", done, total),
+        )
     return Parts(
         spec=spec,
         model=model,

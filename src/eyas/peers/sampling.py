@@ -42,7 +42,7 @@ def in_their_words(prefix: str) -> Iterator[None]:
             raise
         theirs = prefix + NAMES.get(ours, ours)
         message = theirs + error.message.removeprefix(ours)
-        raise RequestError(message, param=theirs) from error
+        raise RequestError(message, param=theirs, code=error.code) from error
 
 
 def fields_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

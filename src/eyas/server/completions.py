@@ -38,7 +38,7 @@ def completion_requests(
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens: 0 is for echo: true only", param="max_tokens")
     if body.suffix is not None:
-        raise RequestError("suffix: is not supported", param="suffix")
+        raise RequestError("suffix: is not supported", param="suffix", code="unsupported_parameter")
     if body.echo and body.stream and body.logprobs is not None:
         raise RequestError("echo: with logprobs is not for stream: true", param="echo")
     prompts = prompts_in(body.prompt, "prompt", body.n or 1)

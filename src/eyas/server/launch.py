@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import resource
@@ -21,9 +22,9 @@ from itertools import zip_longest
 import msgspec
 import uvicorn
 
+from eyas import logs
 from eyas.config import EngineConfig
 from eyas.core import DraftCounts
-from eyas.server import logs
 from eyas.server.app import create_app
 from eyas.server.client import EngineClient, EngineProcess
 from eyas.server.listening import Server
@@ -53,7 +54,7 @@ def serve(
 
     command: the engine process, where it is not `python -m eyas.engine.worker`.
     """
-    logs.configure(options.log_level)
+    logs.configure(options.log_level, options.log_format)
     for note in options.notes:
         log.info("%s", note)
     if options.uds is not None:
@@ -64,7 +65,24 @@ def serve(
     except OSError as error:
         log.error("cannot listen on %s:%d: %s", options.host, options.port, error.strerror)
         return 1
+    if not (options.api_keys or options.allow_no_key) and is_reached_by_others(listener):
+        log.warning(
+            "%s:%d is open to everybody who can reach this machine, without a key: they can use the "
+            "model, fill its queue and read /metrics. Set --api-key-file, or listen on 127.0.0.1; "
+            "--allow-no-key says that a firewall or proxy keeps others out",
+            options.host,
+            listener.getsockname()[1],
+        )
     return asyncio.run(_serve(config, with_room(options), listener, command))
+
+
+def is_reached_by_others(listener: socket.socket) -> bool:
+    """Does it listen at an address that is not this machine's alone?"""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return not (mapped or address).is_loopback
 
 
 def with_room(options: ServerOptions) -> ServerOptions:
@@ -143,6 +161,7 @@ async def _serve(
             max_queued=options.max_queued,
             max_queued_each=options.max_queued_each,
             log_level=options.log_level,
+            log_format=options.log_format,
             command=command,
         ),
         max_restarts=options.max_restarts,
@@ -180,6 +199,7 @@ async def _serve(
         if draining is None:
             status = 1
             log.error("%s", reason)
+        service.end_start()
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while service.num_live and time.monotonic() < deadline:
             await asyncio.sleep(0.02)

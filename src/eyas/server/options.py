@@ -5,10 +5,14 @@ Promises: plain frozen data with bounds. Does not know: the engine's settings (`
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
 from eyas.core import MAX_LOGPROBS
 from eyas.dialect import check_parsers
+from eyas.logs import LogFormat
+from eyas.server.exposition import MetricsNames
 from eyas.server.origins import checked_host, checked_origin
 
 MAX_RESTARTS = 5
@@ -31,6 +35,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     write_timeout_seconds: a client that takes nothing for so long is dropped.
     stall_seconds: /ready says no when the engine has made no step for so long while it had work, or has
     not said for so long that it has none.
+    start_wait_seconds: how long a request may wait for the first engine to be ready, before 503.
+    allow_no_key: without keys others than this machine may ask, and that is as it should be.
+    metrics_names: whose names /metrics has beside ours. log_format: text, or an object of JSON a line.
     max_restarts: of an engine process that dies, in a row (`eyas.server.supervisor`).
     reasoning_parser, tool_call_parser: the format of reasoning and of tool calls, by the names that
     vLLM and SGLang have for them; None is the one that the checkpoint shows.
@@ -62,6 +69,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chat_template: str | None = None
     notes: tuple[str, ...] = ()
     log_level: str = "info"
+    log_format: LogFormat = "text"
+    metrics_names: MetricsNames = "eyas"
+    allow_no_key: bool = False
+    start_wait_seconds: float = 30.0
 
     @property
     def max_queued_each(self) -> int:
@@ -84,6 +95,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("read_timeout_seconds", 0.1, 86_400),
             ("text_timeout_seconds", 0.1, 86_400),
             ("stall_seconds", 1, 86_400),
+            ("start_wait_seconds", 0, 86_400),
             ("max_restarts", 0, 1000),
         ):
             value = getattr(self, name)
@@ -100,3 +112,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         check_parsers(self.reasoning_parser, self.tool_call_parser)
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ValueError("log_level: must be debug, info, warning or error")
+        if self.log_format not in get_args(LogFormat):
+            raise ValueError("log_format: must be text or json")
+        if self.metrics_names not in get_args(MetricsNames):
+            raise ValueError("metrics_names: must be eyas, vllm or sglang")

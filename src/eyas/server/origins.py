@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 
+from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -77,10 +78,9 @@ class Origins:
                 shown = host[:_SHOWN_CHARS]
                 name = shown.partition(":")[0]
                 raise ApiError(
-                    403,
+                    Code.HOST_NOT_ALLOWED,
                     f"Host: {shown!r} is no name of this server; use localhost or an address, start it "
                     f"with --allowed-host {name}, or with an API key",
-                    code="host_not_allowed",
                 )
 
     def check_origin(self, headers: Headers) -> None:
@@ -90,10 +90,9 @@ class Origins:
             if not (self._is_configured(origin) or _is_same(origin, host)):
                 shown = origin[:_SHOWN_CHARS]
                 raise ApiError(
-                    403,
+                    Code.ORIGIN_NOT_ALLOWED,
                     f"Origin: pages of {shown!r} may not use this server; start it with "
                     f"--cors-origin {shown} to let them",
-                    code="origin_not_allowed",
                 )
 
     def check_content_type(self, method: str, headers: Headers) -> None:
@@ -103,9 +102,8 @@ class Origins:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if not _JSON_TYPE.fullmatch(kind):
             raise ApiError(
-                415,
+                Code.CONTENT_TYPE_NOT_ALLOWED,
                 f"Content-Type: a web page must send application/json, not {kind[:_SHOWN_CHARS]!r}",
-                code="content_type_not_allowed",
             )
 
     def _is_configured(self, origin: str) -> bool:

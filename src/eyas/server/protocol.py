@@ -22,6 +22,7 @@ from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eyas.server.body import MOVE_BYTES
+from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.gate import request_id_of
 
@@ -124,9 +125,9 @@ class _Reader(h11.Connection):
         if num_bytes > self.max_head_bytes:
             self.fault = self._too_long()
         elif _ODD_LINE_END.search(head):
-            self.fault = ApiError(400, ODD_LINES)
+            self.fault = ApiError(Code.MALFORMED_HTTP, ODD_LINES)
         elif {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
-            self.fault = ApiError(400, TWO_LENGTHS)
+            self.fault = ApiError(Code.MALFORMED_HTTP, TWO_LENGTHS)
         if self.fault is not None:
             raise h11.RemoteProtocolError(self.fault.message)
         named = _NAMED_TARGET.match(event.target)
@@ -143,7 +144,8 @@ class _Reader(h11.Connection):
 
     def _too_long(self) -> ApiError:
         limit = self.max_head_bytes
-        return ApiError(431, f"the request's head is longer than {limit} bytes; shorten it")
+        message = f"the request's head is longer than {limit} bytes; shorten it"
+        return ApiError(Code.HEAD_TOO_LARGE, message)
 
 
 def _num_bytes(header: tuple[bytes, bytes]) -> int:
@@ -235,7 +237,9 @@ class BoundedProtocol(H11Protocol):
         rest of it is thrown away for a while: unread, it would take the answer with it."""
         has_head = self.conn.our_state is not h11.IDLE
         asked = Headers(raw=self._reader.headers if has_head else [])
-        error = self._reader.fault or ApiError(400, NO_BODY if has_head else NO_REQUEST)
+        error = self._reader.fault
+        if error is None:
+            error = ApiError(Code.MALFORMED_HTTP, NO_BODY if has_head else NO_REQUEST)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = msgspec.json.encode(error.body())
             headers = [

@@ -19,9 +19,17 @@ SEED_BITS = 53
 def refuse_unsupported(body: Sampled) -> None:
     """RequestError for what is known but cannot be done."""
     if body.best_of is not None:
-        raise RequestError("best_of: is not supported; ask for n answers", param="best_of")
+        raise RequestError(
+            "best_of: is not supported; ask for n answers",
+            param="best_of",
+            code="unsupported_parameter",
+        )
     if body.use_beam_search not in (None, False):
-        raise RequestError("use_beam_search: is not supported", param="use_beam_search")
+        raise RequestError(
+            "use_beam_search: is not supported",
+            param="use_beam_search",
+            code="unsupported_parameter",
+        )
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: is for stream: true only", param="stream_options")
     if body.return_draft_details and body.stream and not includes_usage(body):
