@@ -26,6 +26,7 @@ from eyas.bench.together import WARM_UPS, noted_drafts
 from eyas.engine.engine import Engine
 from eyas.engine.flight import Flight
 from eyas.engine.masks import TreeMasks
+from eyas.engine.scheduler import Plan
 from eyas.transfer import HostCopy
 
 STEPS = 400
@@ -80,7 +81,7 @@ def run_round(
     num_open, is_full = 0, False
     num_failed = engine.metrics.num_failed_steps
     spent = dict.fromkeys(SPENT, 0.0)
-    launched: list[Flight | None] = []
+    launched: list[Flight] = []
     with (
         _noted_launches(engine, launched),
         _noted_time(spent),
@@ -206,9 +207,9 @@ def _milliseconds(seconds: Sequence[float]) -> dict[str, float]:
     return {name: round(1000 * value, 4) for name, value in found.items()}
 
 
-def _is_full(launched: Sequence[Flight | None], batch: int) -> bool:
+def _is_full(launched: Sequence[Flight], batch: int) -> bool:
     """Did a step go out with the whole batch, and no prompt?"""
-    if not launched or launched[-1] is None:
+    if not launched:
         return False
     plan = launched[-1].plan
     return len(plan.rooted) == batch and not any(span.context_count for span in plan.spans)
@@ -232,19 +233,19 @@ def _add_spent(
 
 
 @contextmanager
-def _noted_launches(engine: Engine, launched: list[Flight | None]) -> Iterator[None]:
-    launch = engine.launch
+def _noted_launches(engine: Engine, launched: list[Flight]) -> Iterator[None]:
+    prepare = engine.launcher.prepare
 
-    def noted() -> Flight | None:
-        flight = launch()
+    def noted(plan: Plan) -> Flight:
+        flight = prepare(plan)
         launched.append(flight)
         return flight
 
-    engine.launch = noted  # type: ignore[method-assign]
+    engine.launcher.prepare = noted  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del engine.launch
+        del engine.launcher.prepare
 
 
 @contextmanager

@@ -228,7 +228,7 @@ class Teacher:
         self._forms: dict[int, Form] = {}
         self._nobody = engine.table.nobody
         self._propose: Propose = engine.drafter.propose
-        self._verify: Verify = engine.launcher.verify
+        self._verify: Verify = engine.launcher.verifier
         self.num_2 = torch.zeros(2, dtype=torch.int64, device=device)
         self._before_2 = torch.zeros_like(self.num_2)
 
@@ -343,7 +343,7 @@ def install(
         accepted_AC = draw_lengths(mean, steps, num_seats, num_positions)
     teacher = Teacher(engine, texts, prompt_tokens, accepted_AC, steps, topk)
     engine.drafter.propose = teacher.propose  # type: ignore[method-assign]
-    engine.launcher.verify = teacher.verify
+    engine.launcher.verifier = teacher.verify
     return teacher
 
 

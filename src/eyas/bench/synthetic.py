@@ -169,9 +169,9 @@ def install(engine: Engine, mean: float, steps: int, *, alike: bool = False) -> 
     lengths_AC = draw_lengths(mean, steps, 1 if alike else num_seats, num_positions)
     lengths_AC = lengths_AC.expand(num_seats, -1).contiguous()
     synthetic = SyntheticAcceptance(
-        engine.launcher.verify, lengths_AC.to(engine.table.device), steps
+        engine.launcher.verifier, lengths_AC.to(engine.table.device), steps
     )
-    engine.launcher.verify = synthetic
+    engine.launcher.verifier = synthetic
     if usable(engine.table.device):  # what was captured at start-up ends in the real verdict
         prepare(engine)
     return synthetic

@@ -240,7 +240,7 @@ def prepare(engine: Engine) -> None:
     for length in sorted(lengths, reverse=True):
         for num in sizes:
             for temperature in (0.0, 1.0):
-                engine.launcher.prepare(num, width, length, temperature)
+                engine.launcher.capture(num, width, length, temperature)
     log.info("captured steps of %s sequences in %.1f s", sizes, time.perf_counter() - started)
 
 
