@@ -270,6 +270,19 @@ def test_the_demonstration_needs_nothing_but_the_package(
     assert "next: eyas generate" in out and "--draft-model eyas-head-demo/specforge" in out
 
 
+def test_the_demonstration_ends_in_time_on_slow_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DEMO_SETTINGS["generate_seconds"] + DEMO_SETTINGS["train_seconds"] <= 240
+    small = {"prompts": "builtin:2", "conversations": "builtin:9:demo", "train_seconds": 1e-3}
+    for name, value in small.items():
+        monkeypatch.setitem(DEMO_SETTINGS, name, value)
+    options = [*SMALL, "--no-evaluate", "-o", str(tmp_path / "run")]
+    place = options.index("--max-steps")
+    ok("train", "head", "--demo", *options[:place], *options[place + 2 :])
+    assert report_of(tmp_path / "run")["steps"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [(["Some/Model"], "--demo"), (["--prompts", "builtin:2"], "--prompts")],

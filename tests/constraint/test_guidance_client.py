@@ -60,6 +60,11 @@ TEXTS: dict[str, tuple[str, list[str], list[str]]] = {
         ['{"name":"A","age":3}'],
         ['{"name": "A", "age": 3}'],
     ),
+    "a lenient schema": (
+        of_schema(schema={"type": "string", "format": "regex"}, lenient=True),
+        ['"a("'],
+        ["1"],
+    ),
     "no schema": (of_schema(schema={"type": "object"}), ['{"a": [1, 2]}'], ["[1]", '{"a":1}']),
     "two schemas": (
         of_schema().replace("start: person", 'start: "a: " person " b: " q')
@@ -133,8 +138,11 @@ TEXTS: dict[str, tuple[str, list[str], list[str]]] = {
 }
 STOP, HEAT, LIMIT = "stop is not supported", "temperature is not supported", "max_tokens would end"
 REFUSED: dict[str, tuple[str, str]] = {
-    "lenient": (of_schema(lenient=True), "line 5, column 18: %json: #/x-guidance/lenient"),
-    "unknown": (of_schema(strict=True), "#/x-guidance/strict: is not supported"),
+    "not enforceable": (
+        of_schema(schema={"type": "string", "format": "regex"}),
+        "line 5, column 18: %json: #/format",
+    ),
+    "unknown": (of_schema(strict=True), "line 5, column 18: %json: #/x-guidance/strict: is not"),
     "no JSON": (of_schema(item_separator=";"), "#/x-guidance/item_separator: must be ','"),
     "temperature of a schema": (
         of_schema("capture, temperature=0.7"),
@@ -182,6 +190,25 @@ def test_what_guidance_writes_is_taken(
     source = grammar_source(text, "grammar")
     assert source == Source("lark", text)
     grammar = compiled(llguidance_backend, source)
+    for output in legal:
+        assert ends(grammar, letters_of(tokenizer, output)), output
+    for output in illegal:
+        assert not ends(grammar, letters_of(tokenizer, output)), output
+
+
+WITHOUT_JSON = ("options", "a choice", "repetitions", "a part of a text", "a pattern", "recursion")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_other_library_takes_it_or_says_that_it_does_not(
+    xgrammar_backend: Any, tokenizer: Tokenizer, name: str
+) -> None:
+    text, legal, illegal = TEXTS[name]
+    try:
+        grammar = compiled(xgrammar_backend, grammar_source(text, "grammar"))
+    except GrammarError as error:
+        assert name not in WITHOUT_JSON and error.fault in ("unsupported", "invalid")
+        return
     for output in legal:
         assert ends(grammar, letters_of(tokenizer, output)), output
     for output in illegal:

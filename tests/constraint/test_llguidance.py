@@ -94,7 +94,7 @@ def test_a_schema_in_a_grammar_is_enforced_like_any_other(
 @pytest.mark.parametrize(
     ("keywords", "fault", "place"),
     [
-        ({"x-guidance": {"lenient": True}}, "unsupported", "#/x-guidance/lenient"),
+        ({"x-guidance": {"strict": True}}, "unsupported", "#/x-guidance/strict"),
         ({"properties": {"a": {"type": "strin"}}}, "invalid", "#/properties/a/type"),
         ({"format": "regex", "type": "string"}, "unsupported", "#/format"),
     ],

@@ -58,7 +58,7 @@ def test_what_it_says_of_white_space_holds(
 @pytest.mark.parametrize(
     ("options", "fault", "message"),
     [
-        ({"lenient": True}, "unsupported", "x-guidance/lenient: would leave parts"),
+        ({"lenient": "yes"}, "invalid", "x-guidance/lenient: must be true or false, not 'yes'"),
         ({"strict": True}, "unsupported", "x-guidance/strict: is not supported"),
         ({"json_allowed_escapes": "n"}, "unsupported", "json_allowed_escapes: is not"),
         ({"json_allow_general_unicode_escapes": True}, "unsupported", "unicode_escapes: is not"),
@@ -79,7 +79,15 @@ def test_what_it_may_not_say_is_refused_by_name(options: Any, fault: str, messag
     assert refused.value.fault == fault and refused.value.param == "json"
 
 
-def test_nothing_it_says_relaxes_a_schema() -> None:
+def test_a_schema_may_say_that_it_is_lenient() -> None:
+    told = {"type": "string", "format": "regex"}
+    with pytest.raises(GrammarError, match="#/format"):
+        node({"lenient": False}, told)
+    found = node({"lenient": True}, told)
+    assert found == json_node(told, param="json", lenient=True) and found.lenient
+
+
+def test_nothing_else_that_it_says_relaxes_a_schema() -> None:
     """Where oneOf cannot be enforced it is refused, whatever may take its place."""
     apart = {"oneOf": [{"type": "integer"}, {"type": "string"}]}
     assert node({"coerce_one_of": True}, apart).schema == prepare(apart, param="json")

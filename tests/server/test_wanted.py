@@ -172,8 +172,14 @@ def test_a_schemas_own_white_space_holds_where_the_request_says_nothing(spelling
     assert spacing(spelling, schema) == (None, "")
     assert spacing(spelling, schema, disable_any_whitespace=True) == (None, "")
     assert spacing(spelling, schema, whitespace_pattern=" ?") == (None, "[ ]{0,1}")
-    with pytest.raises(GrammarError, match="#/x-guidance/lenient"):
-        asked(spelling, **response_format(schema={**schema, "x-guidance": {"lenient": True}}))
+
+
+def test_a_schema_says_itself_that_it_is_lenient(spelling: Spelling):
+    schema = {"type": "string", "format": "regex"}
+    with pytest.raises(GrammarError, match="#/format"):
+        asked(spelling, **response_format(schema=schema))
+    lenient = {**schema, "x-guidance": {"lenient": True}}
+    assert asked(spelling, **response_format(schema=lenient)).node.lenient
     asked(spelling, **response_format(schema={"x-guidance": {"lenient": True}}, strict=False))
 
 

@@ -301,7 +301,7 @@ def test_a_watcher_that_raises_ends_a_training_whose_state_is_kept(
     assert again.step == 4
     assert again.train(math.inf)
     assert [(p.phase, p.done, p.total) for p in watched] == [
-        ("training", step, 9) for step in range(1, 10)
+        ("training", step / 9, 1) for step in range(1, 10)
     ]
     assert "loss" in watched[-1].note and "acceptance length" in watched[-1].note
     ends = straight.head.state_dict()

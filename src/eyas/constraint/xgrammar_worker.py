@@ -165,15 +165,19 @@ def _in_ebnf(pattern: str) -> str:
     return _SIGN.sub(lambda found: found[1] or f'"{found[2]}"', pattern.replace("(?:", "("))
 
 
+_DIRECTIVE = re.compile(r"(?m)^[ \t]*%llguidance[ \t]*\{[^{}]*\}")
+"""The first line of guidance's grammars, which this library does not know; its options, once they are
+checked, ask for nothing."""
+
+
 def _source(node: Source, xgrammar: Any) -> dict[str, Any]:
     check_source(node.text)
     match node.syntax:
         case "ebnf":
             return _ebnf(str(xgrammar.Grammar.from_ebnf(node.text)))
         case "lark":
-            return _ebnf(
-                str(xgrammar.Grammar.from_lark(checked_lark(node.text, {}, _refuse_schema)))
-            )
+            lark = _DIRECTIVE.sub("", checked_lark(node.text, {}, _refuse_schema), count=1)
+            return _ebnf(str(xgrammar.Grammar.from_lark(lark)))
     raise GrammarError(
         "llguidance's own grammars need that backend; write it as lark", "unsupported"
     )

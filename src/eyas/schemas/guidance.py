@@ -1,7 +1,7 @@
 """What a schema says under `x-guidance` of how its JSON is written; llguidance's clients send it.
 
 Promises: each option takes effect, changes nothing because what it allows is not needed, or is refused
-by name; none of them relaxes what the schema asks for, and JSON stays JSON.
+by name; only `lenient` relaxes what the schema asks for, as a request's own does, and JSON stays JSON.
 Does not know: any keyword.
 """
 
@@ -25,7 +25,7 @@ _ESCAPES = 'nrbtf\\"u'
 def json_node(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = False) -> Json:
     """The node of a user's schema (or its JSON text), prepared, with its options at the root.
 
-    param, lenient and errors are those of `prepare`.
+    param, lenient and errors are those of `prepare`; a schema may say itself that it is lenient.
     """
     if isinstance(schema, str) and KEY in schema:
         schema = read(schema, param)
@@ -33,7 +33,8 @@ def json_node(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool 
         return Json(prepare(schema, param=param, lenient=lenient), lenient=lenient)
     options = _Options(schema[KEY], param)
     spacing = options.spacing()
-    options.check_rest(lenient)
+    lenient = options.is_lenient() or lenient
+    options.check_rest()
     rest = {name: value for name, value in schema.items() if name != KEY}
     return Json(prepare(rest, param=param, lenient=lenient), lenient=lenient, **spacing)
 
@@ -63,13 +64,12 @@ class _Options:
             white_space = ""
         return {"separators": None if is_plain else separators, "white_space": white_space}
 
-    def check_rest(self, lenient: bool) -> None:
+    def is_lenient(self) -> bool:
+        return self._flag("lenient") is True
+
+    def check_rest(self) -> None:
         """coerce_one_of allows what is never done: oneOf is enforced, or refused."""
         self._flag("coerce_one_of")
-        if self._flag("lenient") and not lenient:
-            raise self._refusal(
-                "lenient", "would leave parts of the schema out; leave it out, or set it to false"
-            )
         if self._flag("json_allow_general_unicode_escapes"):
             raise self._refusal(
                 "json_allow_general_unicode_escapes",

@@ -14,6 +14,7 @@ DEMO_SETTINGS: dict[str, Any] = {
     "conversations": "builtin:640:demo",
     "online": True,
     "max_tokens": 96,
+    "generate_seconds": 40.0,
     "num_heads": 4,
     "num_kv_heads": 2,
     "intermediate_size": 352,
@@ -21,11 +22,13 @@ DEMO_SETTINGS: dict[str, Any] = {
     "batch_tokens": 1024,
     "epochs": 20.0,
     "max_steps": 300,
+    "train_seconds": 180.0,
     "log_every": 25,
     "eval_every": 150,
     "eval_prompts": 12,
 }
-"""Sized for two CPU cores; features are not stored, since they would take hundreds of megabytes."""
+"""Sized for two CPU cores, and bounded in time, so that it ends within five minutes on slower ones
+too; features are not stored, since they would take hundreds of megabytes."""
 
 
 def demo_settings(model: str, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -232,11 +232,7 @@ class Loop:
             last = self.curve[-1]
             parts.append(f"loss {last['divergence'][0]:.3f}")
             parts.append(f"acceptance length {last['acceptance_length']:.2f}")
-        done, total = self.seconds, self.config.train_seconds
-        if self.num_steps is not None:
-            done, total = self.step, self.num_steps
-        assert total is not None
-        self._watch(Progress("training", done, total, "  ".join(parts)))
+        self._watch(Progress("training", self._progress(), 1, "  ".join(parts)))
 
     def _set_rates(self) -> float:
         """The rates of this step; their share of the highest."""

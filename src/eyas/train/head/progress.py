@@ -16,8 +16,8 @@ Phase = Literal["answers", "features", "training", "export", "evaluation"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """done, total: prompts, tokens, steps (or seconds, where they end the training), files or answers.
-    note: further numbers in words."""
+    """done, total: prompts, tokens, files or answers; of the training, its share of 1. note: further
+    numbers in words."""
 
     phase: Phase
     done: float
