@@ -284,6 +284,12 @@ def test_engine_requests_name_their_client(directory: Path) -> None:
     assert names[0] == names[2] != names[1]
     assert not any(key in json.dumps(names) for key in ("one", "two"))
     fake = FakeClient(directory)
+    with live_server(fake, api_keys=("one", "two")) as server:
+        for spelled in ("Bearer one", "bearer one", "BEARER   one", "bEARER \t one"):
+            head = {"authorization": spelled}
+            assert httpx.post(server.url + CHAT, json=chat(), headers=head).status_code == 200
+    assert len({(each.client, each.cache_salt) for each in fake.requests}) == 1
+    fake = FakeClient(directory)
     with live_server(fake) as server:
         for _ in range(2):
             with httpx.Client(base_url=server.url) as http:

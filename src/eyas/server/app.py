@@ -257,7 +257,7 @@ class _Routes:
         return requests
 
     def _salt(self, http: HttpRequest, body: Sampled | GenerateBody) -> str:
-        return self._service.cache_salt(body.cache_salt, http.headers.get("authorization", ""))
+        return self._service.cache_salt(body.cache_salt, http)
 
 
 def _tokenized(body: TokenizeBody, texts: ModelTexts) -> list[int]:

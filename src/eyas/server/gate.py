@@ -148,21 +148,22 @@ class Gate:
             return
         if not self._key_hashes:
             self._origins.check_content_type(scope["method"], headers)
-        elif not self._has_key(headers.getlist("authorization")):
-            raise ApiError(Code.INVALID_API_KEY)
+        else:
+            scope["state"]["key"] = self._key_of(headers.getlist("authorization"))
         if scope["path"] in ALWAYS:
             return
         if self._service.is_draining:
             raise self._service.draining()
 
-    def _has_key(self, values: Sequence[str]) -> bool:
-        """In constant time, whichever key it is."""
-        if len(values) != 1:
-            return False
-        scheme, _, key = values[0].partition(" ")
+    def _key_of(self, values: Sequence[str]) -> str:
+        """What stands for the key that was sent, however its header is written. ApiError 401 for none
+        that opens, found in constant time, whichever key it is."""
+        scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
         given = _hash(key.strip(" \t").encode("latin-1"))  # the bytes as they were sent
         matches = [secrets.compare_digest(given, known) for known in self._key_hashes]
-        return scheme.lower() == "bearer" and any(matches)
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ApiError(Code.INVALID_API_KEY)
+        return given.hex()[:16]
 
 
 def request_id_of(headers: Headers) -> str:

@@ -14,7 +14,7 @@ import re
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import h11
 import msgspec
@@ -34,8 +34,8 @@ TWO_LENGTHS = (
     "the request has content-length and transfer-encoding, which may say two lengths; send one"
 )
 ODD_LINES = (
-    "the request's head has lines that do not end in CR LF, or that go on in the next one; send each "
-    "field in one line that ends in CR LF"
+    "the request has lines that do not end in CR LF, or that go on in the next one; send each field in "
+    "one line that ends in CR LF"
 )
 _NAMED_TARGET = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _ODD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
@@ -110,26 +110,28 @@ class _Reader(h11.Connection):
         self.headers: list[tuple[bytes, bytes]] = []
 
     def next_event(self) -> Any:
-        waiting = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        waiting = self.trailing_data[0]
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
             if error.error_status_hint == 431:
                 self.fault = self._too_long()
             raise
-        if not isinstance(event, h11.Request):
+        if not isinstance(event, (h11.Request, h11.EndOfMessage)):
+            return event
+        lines = waiting[: len(waiting) - len(self.trailing_data[0])]
+        if isinstance(event, h11.EndOfMessage):
+            if _ODD_LINE_END.search(lines):
+                self._refuse(ApiError(Code.MALFORMED_HTTP, ODD_LINES))
             return event
         self.headers = list(event.headers)
-        head = waiting[: len(waiting) - len(self.trailing_data[0])]
         num_bytes = len(event.method) + len(event.target) + sum(map(_num_bytes, self.headers))
         if num_bytes > self.max_head_bytes:
-            self.fault = self._too_long()
-        elif _ODD_LINE_END.search(head):
-            self.fault = ApiError(Code.MALFORMED_HTTP, ODD_LINES)
-        elif {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
-            self.fault = ApiError(Code.MALFORMED_HTTP, TWO_LENGTHS)
-        if self.fault is not None:
-            raise h11.RemoteProtocolError(self.fault.message)
+            self._refuse(self._too_long())
+        if _ODD_LINE_END.search(lines):
+            self._refuse(ApiError(Code.MALFORMED_HTTP, ODD_LINES))
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+            self._refuse(ApiError(Code.MALFORMED_HTTP, TWO_LENGTHS))
         named = _NAMED_TARGET.match(event.target)
         if named is None:
             return event
@@ -141,6 +143,10 @@ class _Reader(h11.Connection):
             headers=[(b"host", named[1]), *others],
             http_version=event.http_version,
         )
+
+    def _refuse(self, fault: ApiError) -> NoReturn:
+        self.fault = fault
+        raise h11.RemoteProtocolError(fault.message)
 
     def _too_long(self) -> ApiError:
         limit = self.max_head_bytes

@@ -6,7 +6,6 @@ Promises: says truthfully whether new work can be taken. Does not know: HTTP's s
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import Counter
@@ -153,16 +152,16 @@ class Service:
         if name is not None and name not in self.names:
             raise errors.model_not_found(name, self.names)
 
-    def cache_salt(self, asked: str | None, authorization: str) -> str:
+    def cache_salt(self, asked: str | None, http: HttpRequest) -> str:
         """Holders of different keys share no stored prefixes, so none can time another's."""
         if len(self.options.api_keys) > 1:
-            return f"{_digest(authorization)}:{asked or ''}"
+            return f"{http.state.key}:{asked or ''}"
         return asked or ""
 
     def client_of(self, http: HttpRequest) -> str:
         """Who asks, for fair shares: the holder of a key, or where there are no keys a connection."""
         if self.options.api_keys:
-            return _digest(http.headers.get("authorization", ""))
+            return http.state.key
         return "" if http.client is None else f"{http.client.host}:{http.client.port}"
 
     @property
@@ -196,7 +195,3 @@ class Service:
         self.workers.close()
         self.readers.close()
         self.writers.shutdown(wait=False, cancel_futures=True)
-
-
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()[:16]
