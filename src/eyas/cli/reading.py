@@ -95,7 +95,6 @@ class Reader:
             else:
                 self._pass_over(word, reading)
         reading.arguments += rest
-        reading.is_of_peers |= bool(reading.notes or reading.reasons)
         return reading
 
     def _words(
@@ -170,6 +169,7 @@ class Reader:
         return 0
 
     def _pass_over(self, word: Word, reading: Reading) -> None:
+        reading.is_of_peers = True
         value = " ".join(word.values) if word.values else True
         note = note_of(word.option, value)
         if note is not None:
