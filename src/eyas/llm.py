@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
@@ -47,6 +47,9 @@ ToolChoice = str | Mapping[str, Any] | None
 TextOutput = Regex | Grammar | re.Pattern[str] | str | Node
 """What is read back as a text."""
 T = TypeVar("T")
+if TYPE_CHECKING:
+    # Of a type that is no class, such as `int | None` and `Literal["yes", "no"]`.
+    from typing_extensions import TypeForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,9 @@ class LLM:
     def generate(self, prompts: Prompt, params: Params = None, *, output: type[T]) -> T: ...
 
     @overload
+    def generate(self, prompts: Prompt, params: Params = None, *, output: TypeForm[T]) -> T: ...
+
+    @overload
     def generate(
         self, prompts: Sequence[Prompt], params: Params = None, *, output: TextOutput
     ) -> list[str]: ...
@@ -163,6 +169,11 @@ class LLM:
     @overload
     def generate(
         self, prompts: Sequence[Prompt], params: Params = None, *, output: type[T]
+    ) -> list[T]: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: Params = None, *, output: TypeForm[T]
     ) -> list[T]: ...
 
     @overload
@@ -231,6 +242,20 @@ class LLM:
     @overload
     def chat(
         self,
+        messages: Conversation,
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: TypeForm[T],
+        **template_options: Any,
+    ) -> T: ...
+
+    @overload
+    def chat(
+        self,
         messages: Sequence[Conversation],
         params: Params = None,
         *,
@@ -259,7 +284,35 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
+        messages: Sequence[Conversation],
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: TypeForm[T],
+        **template_options: Any,
+    ) -> list[T]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: Any,
+        **template_options: Any,
+    ) -> Any: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
         params: Params = None,
         *,
         tools: Tools = None,
@@ -317,6 +370,11 @@ class LLM:
     @overload
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, output: type[T]
+    ) -> Iterator[PartialOutput[T]]: ...
+
+    @overload
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, output: TypeForm[T]
     ) -> Iterator[PartialOutput[T]]: ...
 
     @overload
@@ -379,6 +437,20 @@ class LLM:
         parallel_tool_calls: bool = True,
         max_reasoning_tokens: int | None = None,
         output: type[T],
+        **template_options: Any,
+    ) -> Iterator[PartialOutput[T]]: ...
+
+    @overload
+    def stream_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: TypeForm[T],
         **template_options: Any,
     ) -> Iterator[PartialOutput[T]]: ...
 
