@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import msgspec
 
@@ -52,6 +52,9 @@ ToolChoice = str | Mapping[str, Any] | None
 TextOutput = Regex | Grammar | re.Pattern[str] | str | Node
 """What is read back as a text."""
 T = TypeVar("T")
+if TYPE_CHECKING:
+    # Of a type that is no class, such as `int | None` and `Literal["yes", "no"]`.
+    from typing_extensions import TypeForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,9 @@ class LLM:
     def generate(self, prompts: Prompt, params: Params = None, *, output: type[T]) -> T: ...
 
     @overload
+    def generate(self, prompts: Prompt, params: Params = None, *, output: TypeForm[T]) -> T: ...
+
+    @overload
     def generate(
         self, prompts: Sequence[Prompt], params: Params = None, *, output: TextOutput
     ) -> list[str]: ...
@@ -183,6 +189,11 @@ class LLM:
     @overload
     def generate(
         self, prompts: Sequence[Prompt], params: Params = None, *, output: type[T]
+    ) -> list[T]: ...
+
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], params: Params = None, *, output: TypeForm[T]
     ) -> list[T]: ...
 
     @overload
@@ -251,6 +262,20 @@ class LLM:
     @overload
     def chat(
         self,
+        messages: Conversation,
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: TypeForm[T],
+        **template_options: Any,
+    ) -> T: ...
+
+    @overload
+    def chat(
+        self,
         messages: Sequence[Conversation],
         params: Params = None,
         *,
@@ -279,7 +304,35 @@ class LLM:
     @overload
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
+        messages: Sequence[Conversation],
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: TypeForm[T],
+        **template_options: Any,
+    ) -> list[T]: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        params: Params = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: Any,
+        **template_options: Any,
+    ) -> Any: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
         params: Params = None,
         *,
         tools: Tools = None,
@@ -337,6 +390,11 @@ class LLM:
     @overload
     def stream(
         self, prompt: Prompt, params: AnyParams | None = None, *, output: type[T]
+    ) -> Iterator[PartialOutput[T]]: ...
+
+    @overload
+    def stream(
+        self, prompt: Prompt, params: AnyParams | None = None, *, output: TypeForm[T]
     ) -> Iterator[PartialOutput[T]]: ...
 
     @overload
@@ -407,6 +465,20 @@ class LLM:
         self,
         messages: Conversation,
         params: AnyParams | None = None,
+        *,
+        tools: Tools = None,
+        tool_choice: ToolChoice = None,
+        parallel_tool_calls: bool = True,
+        max_reasoning_tokens: int | None = None,
+        output: TypeForm[T],
+        **template_options: Any,
+    ) -> Iterator[PartialOutput[T]]: ...
+
+    @overload
+    def stream_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,

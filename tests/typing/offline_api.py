@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, TypedDict, assert_type
+from typing import Annotated, Any, Literal, Optional, TypedDict, Union, assert_type
 
 import pydantic
 
@@ -49,8 +49,20 @@ def chats(llm: LLM) -> None:
     assert_type(llm.chat(one, output=Text("yes")), str)
     assert_type(llm.chat([one], output=re.compile("a|b")), list[str])
     assert_type(llm.chat(one, output=JsonSchema({"type": "array"})), Any)
-    picked: str = llm.chat(one, output=Literal["yes", "no"])
-    print(picked)
+    assert_type(llm.chat(one, output=Literal["yes", "no"]), Literal["yes", "no"])
+    assert_type(llm.chat(one, output=int | None), int | None)
+    assert_type(llm.chat(one, output=Optional[int]), int | None)  # noqa: UP045
+    assert_type(llm.chat(one, output=Union[Person, Place]), Person | Place)  # noqa: UP007
+    assert_type(llm.chat([one], output=Person | None), list[Person | None])
+    assert_type(llm.chat(one, output=Annotated[int, pydantic.Field(ge=0)]), int)
+
+
+def chats_of_any_values(llm: LLM, one: list[dict[str, Any]]) -> None:
+    assert_type(llm.chat(one), list[GenerationOutput])
+    assert_type(llm.chat(one, output=Person), Person)
+    assert_type(llm.chat([one], output=Person), list[Person])
+    assert_type(llm.chat(one, output=list[Person]), list[Person])
+    assert_type(llm.chat(one, output=re.compile("a|b")), str)
 
 
 def continuations(llm: LLM) -> None:
@@ -63,6 +75,8 @@ def continuations(llm: LLM) -> None:
     assert_type(llm.generate(["The", "A"], output=Person), list[Person])
     assert_type(llm.generate([[1, 2], [3]], output=Person), list[Person])
     assert_type(llm.generate("The", output=re.compile("a")), str)
+    assert_type(llm.generate("The", output=int | None), int | None)
+    assert_type(llm.generate(["The", "A"], output=Literal["a"]), list[Literal["a"]])
     assert_type(llm.generate(["The", "A"], output='start: "a"'), list[str])
 
 
@@ -70,6 +84,8 @@ def streams(llm: LLM) -> None:
     one = [{"role": "user", "content": "Who?"}]
     assert_type(llm.stream("The"), Iterator[Delta])
     assert_type(llm.stream("The", output=Person), Iterator[PartialOutput[Person]])
+    assert_type(llm.stream("The", output=Person | None), Iterator[PartialOutput[Person | None]])
+    assert_type(llm.stream_chat(one, output=int | str), Iterator[PartialOutput[int | str]])
     assert_type(llm.stream("The", output=re.compile("a")), Iterator[PartialOutput[str]])
     assert_type(llm.stream_chat(one), Iterator[Delta])
     assert_type(llm.stream_chat(one, output=Person), Iterator[PartialOutput[Person]])
