@@ -29,7 +29,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
 # As on a processor without AVX-512 and bfloat16: all rooms that compute, or CAPPED=tests for everything.
-CAPPED := $(addprefix tests/,attention draft engine layers models sampling bench/test_verify.py \
+CAPPED := $(addprefix tests/,attention draft engine layers models sampling verify \
 	laws/test_batch_law.py laws/test_drafter_law.py)
 test-capped: $(STAMP)
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 \

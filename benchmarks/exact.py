@@ -27,7 +27,6 @@ import torch
 from exact_engine import engine_ways
 
 from eyas.attention import open_attention
-from eyas.bench.machine import describe_run, write_result
 from eyas.bench.shape import dummy_parts
 from eyas.cache import KVStore
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
@@ -42,6 +41,7 @@ from eyas.runner.rows import pack
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
 from eyas.sampling import BatchParams, RowSource
+from eyas.verify.machine import describe_run, write_result
 
 LENGTHS = (1500, 613, 300, 129, 60, 17, 3)
 NUM_SEATS = 64

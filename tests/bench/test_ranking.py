@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from eyas.bench import ranking
-from eyas.bench.lineup import Stage
 from eyas.bench.ranking import NOISE, TOPK, UNFITTED, Setting, gain, measure, rankings
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.draft import Shape, TreeDrafter
 from eyas.llm import LLM
+from eyas.verify.lineup import Stage
 
 PICKS = ["Specify a random city.", "Name three animals.", "Pick a colour.", "Name two tools."]
 

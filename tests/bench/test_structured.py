@@ -12,7 +12,6 @@ from jsonschema import Draft202012Validator
 
 from eyas.bench import structured
 from eyas.bench.forms import FORMS, Schema
-from eyas.bench.lineup import AUTO, PLAIN, Stage
 from eyas.bench.structured import (
     FORCED,
     FORMS_SHOWN,
@@ -39,6 +38,7 @@ from eyas.config import (
 )
 from eyas.llm import LLM
 from eyas.schemas import prepare
+from eyas.verify.lineup import AUTO, PLAIN, Stage
 
 
 @pytest.fixture

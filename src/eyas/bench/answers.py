@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eyas.bench.builtin import AnswerFn
+from eyas.builtin import without_end
 from eyas.builtin.families import ChatRequest
 from eyas.llm import LLM
 
@@ -34,8 +35,3 @@ def engine_answers(llm: LLM) -> AnswerFn:
         return [without_end(output.text) for output in llm.generate(prompts, params)]
 
     return answer
-
-
-def without_end(text: str) -> str:
-    """An answer up to its end-of-message token."""
-    return text.split("<|im_end|>")[0].split("<|endoftext|>")[0]

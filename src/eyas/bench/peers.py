@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.decode import Job, Run
+from eyas.verify.contestants import Job, Run
 
 
 class TransformersContestant:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.bench.lineup import AUTO, PLAIN
+from eyas.verify.lineup import AUTO, PLAIN
 
 Cell = tuple[float, str]
 """What decides a cell's colour, and what is written on it."""

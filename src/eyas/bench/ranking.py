@@ -21,14 +21,14 @@ from typing import Any
 
 import torch
 
-from eyas.bench.decode import acceptance
-from eyas.bench.lineup import FixedDrafter, Lineup, Stage
 from eyas.core import SamplingParams
 from eyas.draft import Shape, TreeDrafter
 from eyas.draft.network import DraftNetwork
 from eyas.outputs import Choice
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import Output
+from eyas.verify.contestants import acceptance
+from eyas.verify.lineup import FixedDrafter, Lineup, Stage
 
 TOPK, NOISE, UNFITTED = "top-k", "noise", "noise, beta 1"
 NUM_RESAMPLES = 1000

@@ -25,10 +25,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from eyas import kernels
-from eyas.bench.decode import waiter
 from eyas.core import Delta, Request
 from eyas.engine.engine import Engine
 from eyas.runner.batch import Batch
+from eyas.verify.contestants import waiter
 
 GEMMS, ATTENTION, DRAFT = "GEMMs", "attention", "draft trees"
 SAMPLING, COPIES, OTHERS = "sampling, verify", "copies", "small kernels"

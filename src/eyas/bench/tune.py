@@ -12,17 +12,15 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
-from eyas.bench.decode import EngineContestant, Job, take_turns
-from eyas.bench.lineup import AUTO, PLAIN, LineupContestant, Stage, compare
-from eyas.bench.prompts import cycle_to
-from eyas.config import AUTO_NODES, SchedulerConfig
+from eyas.config import AUTO_NODES
 from eyas.draft import Shape
+from eyas.verify.contestants import EngineContestant, Job, take_turns
+from eyas.verify.lineup import AUTO, PLAIN, LineupContestant, Stage, compare
+from eyas.verify.prompts import cycle_to
+from eyas.verify.shapes import normal
 
 LIMITS = {"--steps": (1, 32), "--topk": (1, 32), "--nodes": (2, 128), "--batch": (1, 1024)}
 """Least and most of what a grid may hold; those of `eyas.config`."""
-MOST_ROWS = 49152
-"""Rows of a step: three quarters of the most that a scheduler takes."""
-
 Told = Callable[[int, str, int], None]
 """Called before a run with its batch size, the contestant and the round (0 is to warm up)."""
 
@@ -49,18 +47,6 @@ def distinct_shapes(
     return sorted(shapes, key=lambda shape: (shape.topk, shape.steps, shape.nodes))
 
 
-def normal(shape: Shape) -> Shape:
-    """The least shape with the same tree: a chain has its levels and the root; no tree has more
-    nodes than its levels hold, nor more levels or children than it has nodes below the root."""
-    steps, topk, nodes = shape.steps, shape.topk, shape.nodes
-    if topk == 1:
-        return Shape(steps, 1, steps + 1)
-    steps, topk = min(steps, nodes - 1), min(topk, nodes - 1)
-    if topk == 1:
-        return Shape(steps, 1, steps + 1)
-    return Shape(steps, topk, min(nodes, 1 + Shape(steps, topk, nodes).num_candidates))
-
-
 def largest(shapes: Sequence[Shape]) -> Shape:
     """What an engine must be built with for all of them, and for `auto`."""
     return Shape(
@@ -68,17 +54,6 @@ def largest(shapes: Sequence[Shape]) -> Shape:
         max(shape.topk for shape in shapes),
         max(AUTO_NODES, *(shape.nodes for shape in shapes)),
     )
-
-
-def batch_tokens(sizes: Sequence[int], shapes: Sequence[Shape]) -> int:
-    """Rows of a step that leave every tree its nodes, also while prompts wait."""
-    rows = max(sizes) * max(shape.nodes for shape in shapes)
-    if rows > MOST_ROWS:
-        raise ValueError(
-            f"--nodes: {max(sizes)} sequences with their largest trees are {rows} rows a step, and "
-            f"{MOST_ROWS} are the most; give a smaller --batch or smaller --nodes"
-        )
-    return max(SchedulerConfig().rows(on_gpu=False), -(-4 * rows // 3))
 
 
 def shape_name(shape: Shape) -> str:

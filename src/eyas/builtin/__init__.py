@@ -18,4 +18,9 @@ def head_path() -> Path | None:
     return directory if (directory / "config.json").is_file() else None
 
 
-__all__ = ["head_path", "path"]
+def without_end(text: str) -> str:
+    """An answer up to its end-of-message token."""
+    return text.split("<|im_end|>")[0].split("<|endoftext|>")[0]
+
+
+__all__ = ["head_path", "path", "without_end"]

@@ -9,8 +9,8 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import Output, run_facts, tell
 from eyas.cli.options import MODEL, engine_config
+from eyas.cli.results import Output, run_facts, tell
 
 if TYPE_CHECKING:
     from eyas.bench.builtin import BuiltinReport

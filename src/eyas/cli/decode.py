@@ -17,17 +17,15 @@ from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.measuring import (
     TASKS_OF_A_ROUND,
-    Output,
     Workload,
     narrator,
     number,
     place,
     read_inputs,
     round_name,
-    run_facts,
-    tell,
 )
 from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
+from eyas.cli.results import Output, run_facts, tell
 from eyas.cli.shape_decode import decode_shape
 from eyas.cli.shape_options import (
     NEW_TOKENS,
@@ -172,13 +170,14 @@ def decode(
         return
     max_tokens, repeats = max_tokens or 128, repeats or 5
     prompt_tokens = prompt_tokens or PROMPT_TOKENS
-    from eyas.bench.decode import EngineContestant, Job, ratio, same_tokens, summarise, take_turns
-    from eyas.bench.lineup import about
     from eyas.bench.peers import TransformersContestant
-    from eyas.bench.prompts import cycle_to
+    from eyas.bench.ratio import ratio
     from eyas.cli.generate import read_entries
     from eyas.cli.loading import open_model
     from eyas.cli.models import model_directory
+    from eyas.verify.contestants import EngineContestant, Job, same_tokens, summarise, take_turns
+    from eyas.verify.lineup import about
+    from eyas.verify.prompts import cycle_to
 
     def open_contestant(name: str, chosen: DraftOptions) -> EngineContestant:
         config = engine_config(

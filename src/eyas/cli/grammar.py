@@ -13,7 +13,8 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import Output, prefixed, run_facts, status, tell
+from eyas.cli.measuring import prefixed
+from eyas.cli.results import Output, run_facts, status, tell
 
 
 class GrammarBackend(StrEnum):

@@ -11,8 +11,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import Output, prefixed, run_facts, status, tell
+from eyas.cli.measuring import prefixed
 from eyas.cli.options import DEVICE, MODEL, engine_config
+from eyas.cli.results import Output, run_facts, status, tell
 
 if TYPE_CHECKING:
     from eyas.draft import Shape
@@ -58,12 +59,13 @@ def ranking(
 ) -> None:
     """Accepted tokens with candidates ranked by the model's noise and by likelihood alone."""
     from eyas.bench import ranking as bench
-    from eyas.bench.inputs import check_lengths, from_tasks
-    from eyas.bench.lineup import Stage, about
     from eyas.bench.prompts import heldout_tasks
-    from eyas.bench.tune import batch_tokens, largest
+    from eyas.bench.tune import largest
     from eyas.builtin.families import FAMILIES
     from eyas.cli.loading import open_model
+    from eyas.verify.inputs import check_lengths, from_tasks
+    from eyas.verify.lineup import Stage, about
+    from eyas.verify.shapes import batch_tokens
 
     grown = _shapes(shapes)
     settings = [
@@ -146,8 +148,9 @@ def _numbers(text: str, option: str, most: float) -> list[float]:
 
 def _shapes(text: str) -> list[Shape]:
     """Trees like 5/4/16."""
-    from eyas.bench.tune import LIMITS, normal
+    from eyas.bench.tune import LIMITS
     from eyas.draft import Shape
+    from eyas.verify.shapes import normal
 
     shapes = []
     for part in text.split(","):

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eyas.cli import options
-from eyas.cli.measuring import Output, narrator, run_facts, tell
+from eyas.cli.measuring import narrator
 from eyas.cli.options import DraftOptions, ResourceOptions, engine_config, flattened
+from eyas.cli.results import Output, run_facts, tell
 from eyas.cli.shape_options import SHAPE_PANEL, DummyOptions, unpaced, with_aliases
 
 if TYPE_CHECKING:
@@ -261,8 +262,8 @@ def _engine(
 ) -> tuple[Engine, Callable[[], None], dict[str, Any]]:
     """An engine, how to give it up, and what it is."""
     if shaped.shape is None:
-        from eyas.bench.lineup import about
         from eyas.cli.loading import open_model
+        from eyas.verify.lineup import about
 
         llm = open_model(config, quiet=quiet)
         return llm.engine, llm.close, about(llm)

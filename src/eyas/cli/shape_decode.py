@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import narrator, number, place, round_name, run_facts, tell
+from eyas.cli.measuring import narrator, number, place, round_name
 from eyas.cli.options import DraftOptions
+from eyas.cli.results import run_facts, tell
 from eyas.cli.shape_options import Protocol, ShapeOptions, shape_config, unpaced
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ def decode_shape(
 ) -> None:
     """Measure every batch size in one engine."""
     from eyas.bench import synthetic
-    from eyas.bench.prompts import random_prompts
     from eyas.bench.shape import dummy_engine
     from eyas.bench.step_profile import profile_steps
     from eyas.bench.together import repeat, requests, summarise
     from eyas.models.shapes import find_shape
+    from eyas.verify.prompts import random_prompts
 
     assert options.shape is not None
     shape = find_shape(options.shape)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import narrator, number, tell
+from eyas.cli.measuring import narrator, number
 from eyas.cli.options import DraftOptions
+from eyas.cli.results import tell
 from eyas.cli.shape_decode import finish, result_of, title_of, turns
 from eyas.cli.shape_options import Protocol, ShapeOptions, shape_config
 
@@ -30,9 +31,9 @@ def schema_steps(
     """Steps with schemas beside steps without, at every batch size."""
     from eyas.bench import schema_steps as bench
     from eyas.bench import schema_texts, synthetic
-    from eyas.bench.machine import write_result
     from eyas.bench.shape import dummy_engine
     from eyas.text import Tokenizer
+    from eyas.verify.machine import write_result
 
     assert options.shape is not None and options.schemas is not None
     assert options.tokenizer is not None

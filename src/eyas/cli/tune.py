@@ -14,21 +14,13 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import (
-    TASKS_OF_A_ROUND,
-    Output,
-    Workload,
-    place,
-    read_inputs,
-    round_name,
-    run_facts,
-    tell,
-)
+from eyas.cli.measuring import TASKS_OF_A_ROUND, Workload, place, read_inputs, round_name
 from eyas.cli.options import DEVICE, MODEL, engine_config
+from eyas.cli.results import Output, run_facts, tell
 
 if TYPE_CHECKING:
-    from eyas.bench.lineup import Stage
     from eyas.draft import Shape
+    from eyas.verify.lineup import Stage
 
 _DRAFTERS = ("auto", "head", "model", "ngram")
 
@@ -92,18 +84,13 @@ def tune(
 ) -> None:
     """Measure draft trees of all sizes against plain decoding and auto; contestants take turns."""
     from eyas.bench import plots
-    from eyas.bench.inputs import check_lengths
-    from eyas.bench.lineup import Stage, about
-    from eyas.bench.tune import (
-        batch_tokens,
-        distinct_shapes,
-        largest,
-        numbers,
-        sweep,
-    )
+    from eyas.bench.tune import distinct_shapes, largest, numbers, sweep
     from eyas.cli.generate import read_entries
     from eyas.cli.loading import open_model
     from eyas.core import SamplingParams
+    from eyas.verify.inputs import check_lengths
+    from eyas.verify.lineup import Stage, about
+    from eyas.verify.shapes import batch_tokens
 
     if drafter not in _DRAFTERS:
         raise ValueError(f"--drafter: {drafter!r} cannot be tuned; use {', '.join(_DRAFTERS)}")

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.bench.decode import acceptance
-from eyas.bench.lineup import PLAIN, Lineup, Stage
 from eyas.core import SamplingParams, TokenLogprob
 from eyas.outputs import Choice
+from eyas.verify.contestants import acceptance
+from eyas.verify.lineup import PLAIN, Lineup, Stage
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 NUM_TOP = 3

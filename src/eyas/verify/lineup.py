@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from eyas.bench.decode import EngineContestant, Job, Run, same_tokens, summarise
 from eyas.config import AUTO_NODES
 from eyas.draft import (
     BlendDrafter,
@@ -29,6 +28,7 @@ from eyas.draft import (
 from eyas.engine.build import compile_pool, connect
 from eyas.engine.drafting import MAX_FORCED, pace
 from eyas.llm import LLM
+from eyas.verify.contestants import EngineContestant, Job, Run, same_tokens, summarise
 
 PLAIN, AUTO = "plain", "auto"
 

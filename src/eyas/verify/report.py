@@ -15,18 +15,18 @@ from typing import Any
 
 import msgspec
 
-from eyas.bench.decode import EngineContestant, Job, take_turns
-from eyas.bench.inputs import Inputs, check_lengths, from_entries, from_tasks
-from eyas.bench.law import Given, Say, answer, count_acceptance, judge
-from eyas.bench.lineup import PLAIN, Lineup, LineupContestant, Stage, about, compare
-from eyas.bench.parity import Scores, check_parity, cut, free_memory, lacks_room, score
-from eyas.bench.prompts import cycle_to
-from eyas.bench.tune import batch_tokens, normal
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.draft import Shape
 from eyas.engine.drafting import decide_drafting
 from eyas.llm import LLM
 from eyas.models import Progress, locate_model, read_spec
+from eyas.verify.contestants import EngineContestant, Job, take_turns
+from eyas.verify.inputs import Inputs, check_lengths, from_entries, from_tasks
+from eyas.verify.law import Given, Say, answer, count_acceptance, judge
+from eyas.verify.lineup import PLAIN, Lineup, LineupContestant, Stage, about, compare
+from eyas.verify.parity import Scores, check_parity, cut, free_memory, lacks_room, score
+from eyas.verify.prompts import cycle_to
+from eyas.verify.shapes import batch_tokens, normal
 
 SPEED_BATCHES = (1, 4)
 MOST_OWN_PARAMETERS = 500_000_000

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.bench.prompts import TASKS, Task, random_prompts
 from eyas.llm import LLM
+from eyas.verify.prompts import TASKS, Task, random_prompts
 
 _RANDOM_LENGTHS = (24, 7, 61, 40, 3, 33, 90, 15)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from eyas.bench.law import Answers, count_acceptance, judge
-from eyas.bench.parity import check_parity, lacks_room
-from eyas.bench.verify import Plan, choose_drafting, verify
 from eyas.cli import main
 from eyas.config import DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import TokenLogprob
 from eyas.models import cpu_has_bfloat16
 from eyas.outputs import Choice
+from eyas.verify.law import Answers, count_acceptance, judge
+from eyas.verify.parity import check_parity, lacks_room
+from eyas.verify.report import Plan, choose_drafting, verify
 from tests.models.tiny import make_model, save_model
 from tests.models.tiny_heads import make_head, make_mtp, save_target, write_mtp, write_speculators
 
@@ -211,7 +211,7 @@ def test_a_part_that_fails_is_status_1(
         "parts": parts,
         "passed": False,
     }
-    monkeypatch.setattr("eyas.bench.verify.verify", lambda plan, say: report)
+    monkeypatch.setattr("eyas.verify.report.verify", lambda plan, say: report)
     assert eyas("builtin") == 1
     printed = capsys.readouterr()
     assert "token 3 is 4" in printed.out
