@@ -13,13 +13,13 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("eyas needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once)"
 	$(PIP) torch
 	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) $(TRITON) # torch for CUDA brings its own
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e benchmarks
 	@touch $@
 
 demo: $(STAMP)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from eyas.bench import ranking
-from eyas.bench.ranking import NOISE, TOPK, UNFITTED, Setting, gain, measure, rankings
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.draft import Shape, TreeDrafter
 from eyas.llm import LLM
 from eyas.verify.lineup import Stage
+from eyas_bench import ranking
+from eyas_bench.ranking import NOISE, TOPK, UNFITTED, Setting, gain, measure, rankings
 
 PICKS = ["Specify a random city.", "Name three animals.", "Pick a colour.", "Name two tools."]
 

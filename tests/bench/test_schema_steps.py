@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.bench import schema_steps, schema_texts
-from eyas.bench.schema_steps import Round, plan_round, run_round, summarise, take_turns
-from eyas.bench.schema_texts import Text, allowed, install, other_tokens, read_texts, request_for
-from eyas.bench.shape import dummy_engine
 from eyas.cli.options import engine_config
 from eyas.engine.engine import Engine
 from eyas.engine.masks import Masking, TreeMasks
 from eyas.grammar import Json, OutputSpec
 from eyas.schemas import prepare
 from eyas.text import Tokenizer
+from eyas_bench import schema_steps, schema_texts
+from eyas_bench.schema_steps import Round, plan_round, run_round, summarise, take_turns
+from eyas_bench.schema_texts import Text, allowed, install, other_tokens, read_texts, request_for
+from eyas_bench.shape import dummy_engine
 
 from .test_shape import write_tokenizer
 from .test_together import run_command

@@ -7,8 +7,13 @@ import itertools
 import pytest
 import torch
 
-from eyas.bench.shape import dummy_engine
-from eyas.bench.synthetic import (
+from eyas.cli.options import engine_config
+from eyas.core import DraftTree, Verdict
+from eyas.draft.base import chain
+from eyas.engine.engine import Engine
+from eyas.engine.verifier import verdict_of
+from eyas_bench.shape import dummy_engine
+from eyas_bench.synthetic import (
     SyntheticAcceptance,
     accept_chain,
     accept_tree,
@@ -16,12 +21,7 @@ from eyas.bench.synthetic import (
     draw_lengths,
     install,
 )
-from eyas.bench.together import requests, run_together
-from eyas.cli.options import engine_config
-from eyas.core import DraftTree, Verdict
-from eyas.draft.base import chain
-from eyas.engine.engine import Engine
-from eyas.engine.verifier import verdict_of
+from eyas_bench.together import requests, run_together
 
 
 def make_engine(steps: int, topk: int, nodes: int, drafter: str = "head", seqs: int = 4) -> Engine:

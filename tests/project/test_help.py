@@ -73,6 +73,8 @@ def test_help_imports_nothing_heavy(name: str) -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "typer" in imported
     assert imported.isdisjoint(HEAVY)
+    of_bench = [module for module in imported if module.startswith("eyas_bench.")]
+    assert bool(of_bench) == name.startswith("bench")
 
 
 if __name__ == "__main__":

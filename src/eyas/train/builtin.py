@@ -2,7 +2,7 @@
 
 Promises that a run is fixed by its configuration but for the order of floating-point sums, that it
 can stop after a given time and go on later, and that the checkpoint it writes is complete. Does not
-judge the model; see `eyas.bench.builtin`.
+judge the model; see `eyas_bench.builtin`.
 """
 
 import argparse

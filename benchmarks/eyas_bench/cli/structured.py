@@ -12,9 +12,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import place, prefixed
 from eyas.cli.options import DEVICE, MODEL, engine_config
 from eyas.cli.results import Output, run_facts, status, tell
+from eyas_bench.cli.measuring import place, prefixed
 
 
 def structured(
@@ -46,11 +46,11 @@ def structured(
     as_json: options.Json = False,
 ) -> None:
     """Answers with and without a schema, drafted and not; one request at a time, in turn."""
-    from eyas.bench import structured as bench
     from eyas.cli.loading import open_model
     from eyas.config import AUTO_NODES, AUTO_STEPS
     from eyas.verify.inputs import Inputs, check_lengths
     from eyas.verify.lineup import Stage, about
+    from eyas_bench import structured as bench
 
     bench.require_validator()
     config = engine_config(

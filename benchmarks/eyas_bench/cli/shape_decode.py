@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import narrator, number, place, round_name
 from eyas.cli.options import DraftOptions
 from eyas.cli.results import run_facts, tell
-from eyas.cli.shape_options import Protocol, ShapeOptions, shape_config, unpaced
+from eyas_bench.cli.measuring import narrator, number, place, round_name
+from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config, unpaced
 
 if TYPE_CHECKING:
-    from eyas.bench.synthetic import SyntheticAcceptance
     from eyas.engine.engine import Engine
+    from eyas_bench.synthetic import SyntheticAcceptance
 
 
 def decode_shape(
@@ -30,12 +30,12 @@ def decode_shape(
     as_json: bool,
 ) -> None:
     """Measure every batch size in one engine."""
-    from eyas.bench import synthetic
-    from eyas.bench.shape import dummy_engine
-    from eyas.bench.step_profile import profile_steps
-    from eyas.bench.together import repeat, requests, summarise
-    from eyas.models.shapes import find_shape
     from eyas.verify.prompts import random_prompts
+    from eyas_bench import synthetic
+    from eyas_bench.shape import dummy_engine
+    from eyas_bench.shapes import find_shape
+    from eyas_bench.step_profile import profile_steps
+    from eyas_bench.together import repeat, requests, summarise
 
     assert options.shape is not None
     shape = find_shape(options.shape)
@@ -45,7 +45,7 @@ def decode_shape(
     if accepted is not None and not drafts:
         raise ValueError("--synthetic-acceptance: nothing drafts; add --drafter eagle3")
     if options.schemas is not None or options.prefill is not None:
-        from eyas.cli import shape_more
+        from eyas_bench.cli import shape_more
 
         measure = shape_more.schema_steps if options.schemas is not None else shape_more.prefill
         measure(options, drafting, protocol, output, as_json)
@@ -108,7 +108,7 @@ def result_of(
     results: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """What is told of a measurement; results may grow."""
-    from eyas.bench.shape import about
+    from eyas_bench.shape import about
 
     return {
         **run_facts(),
@@ -138,7 +138,7 @@ def title_of(result: dict[str, Any]) -> str:
 
 
 def _acceptance(options: ShapeOptions) -> str:
-    from eyas.bench import synthetic
+    from eyas_bench import synthetic
 
     if options.synthetic_acceptance is None:
         return "real"

@@ -14,9 +14,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import TASKS_OF_A_ROUND, Workload, place, read_inputs, round_name
 from eyas.cli.options import DEVICE, MODEL, engine_config
 from eyas.cli.results import Output, run_facts, tell
+from eyas_bench.cli.measuring import TASKS_OF_A_ROUND, Workload, place, read_inputs, round_name
 
 if TYPE_CHECKING:
     from eyas.draft import Shape
@@ -83,14 +83,14 @@ def tune(
     as_json: options.Json = False,
 ) -> None:
     """Measure draft trees of all sizes against plain decoding and auto; contestants take turns."""
-    from eyas.bench import plots
-    from eyas.bench.tune import distinct_shapes, largest, numbers, sweep
     from eyas.cli.generate import read_entries
     from eyas.cli.loading import open_model
     from eyas.core import SamplingParams
     from eyas.verify.inputs import check_lengths
     from eyas.verify.lineup import Stage, about
     from eyas.verify.shapes import batch_tokens
+    from eyas_bench import plots
+    from eyas_bench.tune import distinct_shapes, largest, numbers, sweep
 
     if drafter not in _DRAFTERS:
         raise ValueError(f"--drafter: {drafter!r} cannot be tuned; use {', '.join(_DRAFTERS)}")

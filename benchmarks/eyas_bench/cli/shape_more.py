@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import narrator, number
 from eyas.cli.options import DraftOptions
 from eyas.cli.results import tell
-from eyas.cli.shape_decode import finish, result_of, title_of, turns
-from eyas.cli.shape_options import Protocol, ShapeOptions, shape_config
+from eyas_bench.cli.measuring import narrator, number
+from eyas_bench.cli.shape_decode import finish, result_of, title_of, turns
+from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config
 
 PREFILL_ROWS, INTERFERE_ROWS = 8192, 2048
 
@@ -29,11 +29,11 @@ def schema_steps(
     as_json: bool,
 ) -> None:
     """Steps with schemas beside steps without, at every batch size."""
-    from eyas.bench import schema_steps as bench
-    from eyas.bench import schema_texts, synthetic
-    from eyas.bench.shape import dummy_engine
     from eyas.text import Tokenizer
     from eyas.verify.machine import write_result
+    from eyas_bench import schema_steps as bench
+    from eyas_bench import schema_texts, synthetic
+    from eyas_bench.shape import dummy_engine
 
     assert options.shape is not None and options.schemas is not None
     assert options.tokenizer is not None
@@ -117,10 +117,10 @@ def prefill(
     as_json: bool,
 ) -> None:
     """Prompts alone, and prompts among sequences that decode."""
-    from eyas.bench import prefill as bench
-    from eyas.bench import synthetic
-    from eyas.bench.shape import dummy_engine
-    from eyas.models.shapes import find_shape
+    from eyas_bench import prefill as bench
+    from eyas_bench import synthetic
+    from eyas_bench.shape import dummy_engine
+    from eyas_bench.shapes import find_shape
 
     assert options.shape is not None and options.prefill is not None
     num_tokens, others = options.prefill, options.interfere

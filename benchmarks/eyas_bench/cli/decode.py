@@ -15,7 +15,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import (
+from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
+from eyas.cli.results import Output, run_facts, tell
+from eyas_bench.cli.measuring import (
     TASKS_OF_A_ROUND,
     Workload,
     narrator,
@@ -24,10 +26,8 @@ from eyas.cli.measuring import (
     read_inputs,
     round_name,
 )
-from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
-from eyas.cli.results import Output, run_facts, tell
-from eyas.cli.shape_decode import decode_shape
-from eyas.cli.shape_options import (
+from eyas_bench.cli.shape_decode import decode_shape
+from eyas_bench.cli.shape_options import (
     NEW_TOKENS,
     PROMPT_TOKENS,
     REPEATS,
@@ -140,7 +140,7 @@ def decode(
     sequence's last one, and the best round is told. With --schemas or --prefill other things are
     measured of it.
     """
-    from eyas.bench.tune import numbers
+    from eyas_bench.tune import numbers
 
     shaped.check()
     drafting = with_aliases(drafting)
@@ -170,14 +170,14 @@ def decode(
         return
     max_tokens, repeats = max_tokens or 128, repeats or 5
     prompt_tokens = prompt_tokens or PROMPT_TOKENS
-    from eyas.bench.peers import TransformersContestant
-    from eyas.bench.ratio import ratio
     from eyas.cli.generate import read_entries
     from eyas.cli.loading import open_model
     from eyas.cli.models import model_directory
     from eyas.verify.contestants import EngineContestant, Job, same_tokens, summarise, take_turns
     from eyas.verify.lineup import about
     from eyas.verify.prompts import cycle_to
+    from eyas_bench.peers import TransformersContestant
+    from eyas_bench.ratio import ratio
 
     def open_contestant(name: str, chosen: DraftOptions) -> EngineContestant:
         config = engine_config(

@@ -13,8 +13,8 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import prefixed
 from eyas.cli.results import Output, run_facts, status, tell
+from eyas_bench.cli.measuring import prefixed
 
 
 class GrammarBackend(StrEnum):
@@ -48,8 +48,8 @@ def grammar(
     as_json: options.Json = False,
 ) -> None:
     """Compile schemas, mask along their instances and whole draft trees, on one core."""
-    from eyas.bench.grammar import measure, read_cases, read_vocabulary, summary
     from eyas.constraint import build_backend
+    from eyas_bench.grammar import measure, read_cases, read_vocabulary, summary
 
     cases = read_cases(folder, limit)
     reader, vocabulary = read_vocabulary(tokenizer)

@@ -27,9 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from eyas.bench.grammar import Case, read_cases
-from eyas.bench.synthetic import Verify, draw_lengths
-from eyas.bench.tree_forms import Form, depths, form_of, path
 from eyas.constraint import ConstraintFailure, Grammar
 from eyas.constraint.base import State
 from eyas.core import DraftTree, GrammarError, Request, SamplingParams, Verdict
@@ -40,6 +37,9 @@ from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
 from eyas.schemas import prepare
 from eyas.text import Tokenizer
+from eyas_bench.grammar import Case, read_cases
+from eyas_bench.synthetic import Verify, draw_lengths
+from eyas_bench.tree_forms import Form, depths, form_of, path
 
 NAME = "instances' tokens, drawn acceptance"
 OF_TREES = f"{NAME}, trees of a good head's form"

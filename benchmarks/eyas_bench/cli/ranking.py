@@ -11,9 +11,9 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import prefixed
 from eyas.cli.options import DEVICE, MODEL, engine_config
 from eyas.cli.results import Output, run_facts, status, tell
+from eyas_bench.cli.measuring import prefixed
 
 if TYPE_CHECKING:
     from eyas.draft import Shape
@@ -58,14 +58,14 @@ def ranking(
     as_json: options.Json = False,
 ) -> None:
     """Accepted tokens with candidates ranked by the model's noise and by likelihood alone."""
-    from eyas.bench import ranking as bench
-    from eyas.bench.prompts import heldout_tasks
-    from eyas.bench.tune import largest
     from eyas.builtin.families import FAMILIES
     from eyas.cli.loading import open_model
     from eyas.verify.inputs import check_lengths, from_tasks
     from eyas.verify.lineup import Stage, about
     from eyas.verify.shapes import batch_tokens
+    from eyas_bench import ranking as bench
+    from eyas_bench.prompts import heldout_tasks
+    from eyas_bench.tune import largest
 
     grown = _shapes(shapes)
     settings = [
@@ -148,9 +148,9 @@ def _numbers(text: str, option: str, most: float) -> list[float]:
 
 def _shapes(text: str) -> list[Shape]:
     """Trees like 5/4/16."""
-    from eyas.bench.tune import LIMITS
     from eyas.draft import Shape
     from eyas.verify.shapes import normal
+    from eyas_bench.tune import LIMITS
 
     shapes = []
     for part in text.split(","):

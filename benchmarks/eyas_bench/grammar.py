@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from eyas.bench.load import percentile
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import Backend, ConstraintFailure, Grammar, State
 from eyas.constraint.filling import Filling
@@ -31,6 +30,7 @@ from eyas.grammar import Json, OutputSpec
 from eyas.schemas import prepare
 from eyas.schemas.keywords import KEYWORD_TYPES
 from eyas.text import Tokenizer
+from eyas_bench.load import percentile
 
 NUM_NODES = 64
 _NUM_ALTERNATIVES = 3

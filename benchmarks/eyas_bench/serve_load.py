@@ -17,11 +17,11 @@ from typing import Any
 
 import httpx
 
-from eyas.bench.load import Arrival, Outcome, Queue
 from eyas.constraint import Grammar
 from eyas.core import Delta, Request, RequestError, SamplingParams
 from eyas.engine.engine import Engine
 from eyas.grammar import Json, OutputSpec
+from eyas_bench.load import Arrival, Outcome, Queue
 
 IDLE_SECONDS = 0.0005
 """The engine's thread sleeps so long at most while it has nothing to do."""

@@ -36,9 +36,9 @@ def read_inputs(
 ) -> Inputs:
     """The prompts of a file, or else of a workload, up to `count` of them. prompt_tokens: of each that
     is random."""
-    from eyas.bench import prompts
     from eyas.verify.inputs import Inputs, from_entries, from_tasks
     from eyas.verify.prompts import TASKS, random_prompts
+    from eyas_bench import prompts
 
     if entries is not None:
         return from_entries(llm, entries)

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from eyas.cli import options
-from eyas.cli.measuring import narrator
 from eyas.cli.options import DraftOptions, ResourceOptions, engine_config, flattened
 from eyas.cli.results import Output, run_facts, tell
-from eyas.cli.shape_options import SHAPE_PANEL, DummyOptions, unpaced, with_aliases
+from eyas_bench.cli.measuring import narrator
+from eyas_bench.cli.shape_options import SHAPE_PANEL, DummyOptions, unpaced, with_aliases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from eyas.bench.load import Load
     from eyas.config import EngineConfig
     from eyas.engine.engine import Engine
+    from eyas_bench.load import Load
 
 LOAD_PANEL = "Load"
 
@@ -152,8 +152,8 @@ def serve(
     Requests arrive at random moments whether or not earlier ones have been answered, and every time
     counts from when a request was due. Prompts are random tokens.
     """
-    from eyas.bench.load import Load, draw_load, summarise
-    from eyas.bench.serve_load import run_on_engine, run_on_server
+    from eyas_bench.load import Load, draw_load, summarise
+    from eyas_bench.serve_load import run_on_engine, run_on_server
 
     load.check()
     shaped.check()
@@ -226,9 +226,9 @@ def _schemas(folder: Path | None) -> tuple[list[str], int]:
     """The schemas of a folder as they are enforced, and how many were refused."""
     if folder is None:
         return [], 0
-    from eyas.bench.grammar import read_cases
     from eyas.core import GrammarError
     from eyas.schemas import prepare
+    from eyas_bench.grammar import read_cases
 
     schemas, num_refused = [], 0
     for case in read_cases(folder):
@@ -267,9 +267,9 @@ def _engine(
 
         llm = open_model(config, quiet=quiet)
         return llm.engine, llm.close, about(llm)
-    from eyas.bench import synthetic
-    from eyas.bench.shape import about as about_shape
-    from eyas.bench.shape import dummy_engine
+    from eyas_bench import synthetic
+    from eyas_bench.shape import about as about_shape
+    from eyas_bench.shape import dummy_engine
 
     accepted = shaped.synthetic_acceptance
     if accepted is not None and config.draft.drafter == "root":

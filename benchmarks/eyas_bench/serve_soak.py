@@ -1,7 +1,7 @@
 """Many streaming clients at once against a live server: nothing lost, nothing doubled, memory flat.
 
-    python -m eyas.bench.serve_soak --clients 64 --seconds 120
-    python -m eyas.bench.serve_soak --url http://127.0.0.1:8000 --pid 1234
+    python -m eyas_bench.serve_soak --clients 64 --seconds 120
+    python -m eyas_bench.serve_soak --url http://127.0.0.1:8000 --pid 1234
 
 Promises: every answer, streamed or whole, is compared with the one that the same request got alone,
 before the load, usage and log-probabilities included; a share of the clients vanish in mid-stream, and
@@ -29,9 +29,9 @@ from urllib.parse import urlsplit
 import h11
 import psutil
 
-from eyas.bench.load import percentile
-from eyas.bench.soak_requests import HOSTILE, Workload, answer_of, drawn_workloads
 from eyas.children import python_command
+from eyas_bench.load import percentile
+from eyas_bench.soak_requests import HOSTILE, Workload, answer_of, drawn_workloads
 
 SAMPLE_SECONDS = 1.0
 MAX_SHOWN = 5
@@ -311,7 +311,7 @@ async def soak(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m eyas.bench.serve_soak")
+    parser = argparse.ArgumentParser(prog="python -m eyas_bench.serve_soak")
     parser.add_argument("--url", help="a server that runs; without it one is started")
     parser.add_argument("--pid", type=int, help="its process id, to watch its memory")
     parser.add_argument("--clients", type=int, default=64)

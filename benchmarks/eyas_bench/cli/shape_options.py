@@ -209,7 +209,7 @@ def shape_config(
     options: ShapeOptions, drafting: DraftOptions, protocol: Protocol, *, spare_seats: int = 0
 ) -> Any:
     """The engine for the largest batch, with seats beside it."""
-    from eyas.bench.together import SLACK, step_rows
+    from eyas_bench.together import SLACK, step_rows
 
     largest, prompt_tokens = max(protocol.batches) + spare_seats, protocol.prompt_tokens
     if prompt_tokens < 1 or protocol.max_tokens < 2:

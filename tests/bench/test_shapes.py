@@ -11,9 +11,8 @@ import torch
 from eyas.cache.store import LayerStore
 from eyas.models import Decoder
 from eyas.models.heads import DraftHead
-from eyas.models.shapes import SHAPES, draft_ids, dummy_decoder, dummy_head, find_shape
-
-from .dense_attend import DenseCache
+from eyas_bench.shapes import SHAPES, draft_ids, dummy_decoder, dummy_head, find_shape
+from tests.models.dense_attend import DenseCache
 
 TINY = SHAPES["tiny"]
 

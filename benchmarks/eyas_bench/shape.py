@@ -16,9 +16,9 @@ from eyas.engine.build import Parts, assemble, find_order, longest_sequence
 from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
 from eyas.models import resolve_dtype
-from eyas.models.shapes import NamedShape, dummy_decoder, dummy_head, find_shape
 from eyas.runner.device import Device, open_device
 from eyas.text import Tokenizer, has_tokenizer
+from eyas_bench.shapes import NamedShape, dummy_decoder, dummy_head, find_shape
 
 
 def dummy_engine(

@@ -22,7 +22,7 @@ def require_matplotlib() -> None:
         import matplotlib as _  # noqa: F401
     except ImportError as error:
         raise ValueError(
-            "--plot: matplotlib is not installed; run pip install 'eyas[bench]'"
+            "--plot: matplotlib is not installed; run pip install matplotlib"
         ) from error
 
 

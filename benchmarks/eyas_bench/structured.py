@@ -16,9 +16,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from eyas.bench.forms import FORMS, Form
-from eyas.bench.ranking import gain
-from eyas.bench.ratio import ratio
 from eyas.builtin.families import draw_example
 from eyas.core import Delta, Request
 from eyas.dialect import Wanted
@@ -29,6 +26,9 @@ from eyas.outputs import Choice, GenerationOutput
 from eyas.schemas import prepare
 from eyas.verify.contestants import Run, acceptance, same_tokens
 from eyas.verify.lineup import AUTO, PLAIN, Lineup, Stage
+from eyas_bench.forms import FORMS, Form
+from eyas_bench.ranking import gain
+from eyas_bench.ratio import ratio
 
 OWN_TASKS, FORMS_ALONE, FORMS_SHOWN = "own tasks", "forms", "forms, schema in the prompt"
 OWN_FAMILIES = ("json_words", "json_schema", "extract")

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from eyas.bench.load import percentile
-from eyas.bench.schema_texts import Text, request_for
-from eyas.bench.together import WARM_UPS, noted_drafts
 from eyas.engine.engine import Engine
 from eyas.engine.flight import Flight
 from eyas.engine.masks import TreeMasks
 from eyas.transfer import HostCopy
+from eyas_bench.load import percentile
+from eyas_bench.schema_texts import Text, request_for
+from eyas_bench.together import WARM_UPS, noted_drafts
 
 STEPS = 400
 """Steps of a round, about."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eyas.bench.builtin import AnswerFn
 from eyas.builtin import without_end
 from eyas.builtin.families import ChatRequest
 from eyas.llm import LLM
+from eyas_bench.builtin import AnswerFn
 
 MOST_TOKENS = 512
 
 
 def engine_answers(llm: LLM) -> AnswerFn:
-    """An answer function for `eyas.bench.builtin.evaluate`."""
+    """An answer function for `eyas_bench.builtin.evaluate`."""
     params = llm.default_params(
         temperature=0.0, top_p=1.0, top_k=0, max_tokens=MOST_TOKENS, skip_special_tokens=False
     )

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from eyas.bench.load import percentile
-from eyas.bench.together import SLACK, WARM_UPS
 from eyas.core import Delta, Request, SamplingParams
 from eyas.engine.engine import Engine
 from eyas.models.spec import ModelSpec, layer_products
+from eyas_bench.load import percentile
+from eyas_bench.together import SLACK, WARM_UPS
 
 PEAK_TFLOPS = 790.0
 """What shares are told of: dense bfloat16 products as one H200 really does them."""
