@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from builtin_model.families import ChatRequest
 from eyas.builtin import without_end
-from eyas.builtin.families import ChatRequest
 from eyas.llm import LLM
 from eyas_bench.builtin import AnswerFn
 

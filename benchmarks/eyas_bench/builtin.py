@@ -8,7 +8,7 @@ know how answers are made: any function from chat requests to texts can be judge
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from eyas.builtin.families import FAMILIES, ChatRequest, Example, draw_example
+from builtin_model.families import FAMILIES, ChatRequest, Example, draw_example
 
 AnswerFn = Callable[[Sequence[ChatRequest]], Sequence[str]]
 """Chat requests in, answers out, in the same order. An answer may start with its reasoning; tool

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from eyas.builtin.families import FAMILIES, draw_example
+from builtin_model.families import FAMILIES, draw_example
 from eyas.verify.prompts import SENTENCES, Task, ask
 
 _CODES = "DLK-4711 QRT-0925 MNA-3318 XYZ-7740 BBC-1234 KPO-9981 TTR-5502 LSA-6613"

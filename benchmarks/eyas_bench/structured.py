@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from eyas.builtin.families import draw_example
+from builtin_model.families import draw_example
 from eyas.core import Delta, Request
 from eyas.dialect import Wanted
 from eyas.draft import Shape

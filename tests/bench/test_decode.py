@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from eyas.builtin.families import FAMILIES, draw_example
+from builtin_model.families import FAMILIES, draw_example
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.draft import RootDrafter

@@ -26,7 +26,6 @@ COMMANDS = {
     "verify": ["verify"],
     "train": ["train"],
     "train_head": ["train", "head"],
-    "train_builtin": ["train", "builtin"],
 }
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 

@@ -58,7 +58,7 @@ def ranking(
     as_json: options.Json = False,
 ) -> None:
     """Accepted tokens with candidates ranked by the model's noise and by likelihood alone."""
-    from eyas.builtin.families import FAMILIES
+    from builtin_model.families import FAMILIES
     from eyas.cli.loading import open_model
     from eyas.verify.inputs import check_lengths, from_tasks
     from eyas.verify.lineup import Stage, about
