@@ -19,14 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from eyas.core import SamplingParams
 from eyas.draft import Shape, TreeDrafter
-from eyas.draft.network import DraftNetwork
 from eyas.outputs import Choice
-from eyas.runner.rows import ForwardRows
-from eyas.runner.runner import Output
 from eyas.verify.contestants import acceptance
 from eyas.verify.lineup import FixedDrafter, Lineup, Stage
 
@@ -44,37 +39,22 @@ class Setting:
     top_p: float
 
 
-class UnfittedNetwork:
-    """A network whose logits are trusted as they are, at every temperature."""
-
-    def __init__(self, network: DraftNetwork) -> None:
-        self._network = network
-        self.first_position = network.first_position
-        self.taps = network.taps
-        self.target_ids_U = network.target_ids_U
-        self.draft_vocab_size = network.draft_vocab_size
-
-    def beta(self, temperature: float) -> float:
-        return 1.0
-
-    def remember(self, output: Output) -> None:
-        self._network.remember(output)
-
-    def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:
-        return self._network.recall(slots_T)
-
-    def forward(
-        self, rows: ForwardRows, features_TF: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        return self._network.forward(rows, features_TF)
-
-
-def rankings(built: TreeDrafter) -> dict[str, TreeDrafter]:
-    """The drafter with each way of ranking; they share its network and its rows."""
+def rankings(stage: Stage) -> dict[str, TreeDrafter]:
+    """Drafters with each way of ranking, around the network that the stage's engine was made with."""
+    built, engine, config = stage.built, stage.llm.engine, stage.llm.config
+    assert isinstance(built, TreeDrafter)
+    (network,) = built.networks
+    on_gpu = engine.table.device.type == "cuda"
+    trusts = {TOPK: None, NOISE: network.beta, UNFITTED: lambda temperature: 1.0}
     return {
-        TOPK: built.ranking(sees_noise=False),
-        NOISE: built.ranking(sees_noise=True),
-        UNFITTED: built.ranking(sees_noise=True, network=UnfittedNetwork(built.networks[0])),
+        name: TreeDrafter(
+            network,
+            built.shape,
+            first_scratch=engine.info.num_slots + 1,
+            max_rows=config.scheduler.rows(on_gpu=on_gpu),
+            trust=trust,
+        )
+        for name, trust in trusts.items()
     }
 
 
@@ -94,8 +74,7 @@ def measure(
     say: Say,
 ) -> list[dict[str, Any]]:
     """One entry for each setting, shape and ranking. stage: made with a head or a draft model."""
-    assert isinstance(stage.built, TreeDrafter)
-    drafters = rankings(stage.built)
+    drafters = rankings(stage)
     results: list[dict[str, Any]] = []
     for setting in settings:
         say(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: plain")

@@ -32,13 +32,14 @@ from eyas.constraint.base import State
 from eyas.core import DraftTree, GrammarError, Request, SamplingParams, Verdict
 from eyas.draft import Shape
 from eyas.engine.engine import Engine
+from eyas.engine.verifier import verify
 from eyas.grammar import Json, OutputSpec
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
 from eyas.schemas import prepare
 from eyas.text import Tokenizer
 from eyas_bench.grammar import Case, read_cases
-from eyas_bench.synthetic import Verify, draw_lengths
+from eyas_bench.synthetic import continuation, draw_lengths
 from eyas_bench.tree_forms import Form, depths, form_of, path
 
 NAME = "instances' tokens, drawn acceptance"
@@ -197,40 +198,46 @@ def _compiled(engine: Engine, case: Case) -> tuple[OutputSpec, Grammar] | None:
 
 
 class Teacher:
-    """Has an engine's sequences write instances.
+    """Has an engine's sequences write instances: `verify` is the engine's from the start, and `teach`
+    comes before its first step.
 
-    ahead_IC: tokens of each instance by place; others_ICK: those that its grammar allows beside them;
-    the end stands behind every text. ends_I: its place. accepted_AC: how many draft tokens a seat
-    accepts whose root stands at a position. num_2: roots whose token was refused, and walks that ended
-    further down because a mask was not there in time (on the device).
+    mean: tokens a step on average, the one that every step yields included; None where nothing drafts.
+    steps: levels of its trees. topk: children of a node. num_2: roots whose token was refused, and
+    walks that ended further down because a mask was not there in time (on the device).
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        texts: Sequence[Text],
-        prompt_tokens: int,
-        accepted_AC: torch.Tensor,
-        steps: int,
-        topk: int,
-    ) -> None:
+    def __init__(self, prompt_tokens: int, mean: float | None, steps: int, topk: int = 1) -> None:
+        if mean is not None:
+            continuation(mean, steps)  # what cannot be is refused before any work
+        self._prompt_tokens = prompt_tokens
+        self._mean, self._steps, self._topk = mean, steps, topk
+        self._forms: dict[int, Form] = {}
+
+    def teach(self, engine: Engine, texts: Sequence[Text]) -> None:
+        """What this engine is to write. Its drafter proposes through the teacher from now on.
+
+        ahead_IC: tokens of each instance by place; others_ICK: those that its grammar allows beside
+        them; the end stands behind every text. ends_I: its place. accepted_AC: how many draft tokens a
+        seat accepts whose root stands at a position.
+        """
         device, end = engine.table.device, engine.info.eos_token_ids[0]
         columns = max(len(text.tokens) for text in texts) + 2
         ahead = [text.tokens + [end] * (columns - len(text.tokens)) for text in texts]
-        beyond = [(end - 1 - k) % engine.info.vocab_size for k in range(topk)]
+        beyond = [(end - 1 - k) % engine.info.vocab_size for k in range(self._topk)]
         others = [text.others + [beyond] * (columns - len(text.others)) for text in texts]
         self._ahead_IC = torch.tensor(ahead, device=device)
         self._others_ICK = torch.tensor(others, device=device)
         self._ends_I = torch.tensor([len(text.tokens) for text in texts], device=device)
+        num_seats, num_positions = engine.table.tokens_AC.shape
+        accepted_AC = torch.zeros((num_seats, num_positions), dtype=torch.int64)
+        if self._mean is not None:
+            accepted_AC = draw_lengths(self._mean, self._steps, num_seats, num_positions)
         self._accepted_AC = accepted_AC.to(device)
-        self._prompt_tokens = prompt_tokens
-        self._steps, self._topk = steps, topk
-        self._forms: dict[int, Form] = {}
         self._nobody = engine.table.nobody
-        self._propose: Propose = engine.drafter.propose
-        self._verify: Verify = engine.launcher.verify
         self.num_2 = torch.zeros(2, dtype=torch.int64, device=device)
         self._before_2 = torch.zeros_like(self.num_2)
+        self._propose: Propose = engine.drafter.propose
+        engine.drafter.propose = self.propose  # type: ignore[method-assign]
 
     def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         """The drafter's tree, with another form and other tokens."""
@@ -270,7 +277,7 @@ class Teacher:
         mask_RK: torch.Tensor | None,
     ) -> Verdict:
         """What the verifier says, and then the instance's tokens as far as the masks allow them."""
-        verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
+        verdict = verify(logits_RV, tree, rows, batch, mask_RK)
         names_B1, places_BW = self._places(batch, depths(tree, self._steps))
         chosen_BW = self._ahead_IC[names_B1, places_BW]
         if mask_RK is not None:
@@ -324,27 +331,6 @@ def allowed(mask_RK: torch.Tensor, tokens_BW: torch.Tensor, rows: PackedRows) ->
     grid_BW = torch.zeros((num, width), dtype=torch.bool, device=mask_RK.device)
     grid_BW[sequence_R, rows.node_R] = allowed_R
     return grid_BW
-
-
-def install(
-    engine: Engine,
-    texts: Sequence[Text],
-    prompt_tokens: int,
-    mean: float | None,
-    steps: int,
-    topk: int = 1,
-) -> Teacher:
-    """Have this engine write `texts`, `mean` tokens a step on average, the one that every step yields
-    included; None where nothing drafts. steps: levels of its trees. topk: children of a node."""
-    num_seats, num_positions = engine.table.tokens_AC.shape
-    if mean is None:
-        accepted_AC = torch.zeros((num_seats, num_positions), dtype=torch.int64)
-    else:
-        accepted_AC = draw_lengths(mean, steps, num_seats, num_positions)
-    teacher = Teacher(engine, texts, prompt_tokens, accepted_AC, steps, topk)
-    engine.drafter.propose = teacher.propose  # type: ignore[method-assign]
-    engine.launcher.verify = teacher.verify
-    return teacher
 
 
 def request_for(

@@ -15,6 +15,7 @@ from eyas.config import DraftConfig, EngineConfig
 from eyas.engine.build import Parts, assemble, find_order, longest_sequence
 from eyas.engine.drafting import Drafting
 from eyas.engine.engine import Engine
+from eyas.engine.verifier import Verify, verify
 from eyas.models import resolve_dtype
 from eyas.runner.device import Device, open_device
 from eyas.text import Tokenizer, has_tokenizer
@@ -22,15 +23,23 @@ from eyas_bench.shapes import NamedShape, dummy_decoder, dummy_head, find_shape
 
 
 def dummy_engine(
-    name: str, config: EngineConfig, *, tokenizer_directory: Path | None = None
+    name: str,
+    config: EngineConfig,
+    *,
+    tokenizer_directory: Path | None = None,
+    verify: Verify = verify,
+    captures: bool = True,
 ) -> Engine:
-    """The engine that `config` describes, with random weights of this shape for its model."""
+    """The engine that `config` describes, with random weights of this shape for its model.
+
+    verify: gives the verdicts. captures: usual steps of a device at once.
+    """
     shape = find_shape(name)
     model = msgspec.structs.replace(config.model, path=f"{name}, dummy weights")
     config = msgspec.structs.replace(config, model=model)
     place = open_device(config.device)
     parts = dummy_parts(shape, config, place, tokenizer_directory=tokenizer_directory)
-    return assemble(config, place, parts)
+    return assemble(config, place, parts, verify=verify, captures=captures)
 
 
 def dummy_parts(

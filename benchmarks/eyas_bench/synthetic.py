@@ -17,21 +17,14 @@ draft.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
 from eyas.core import DraftTree, Verdict
-from eyas.engine.build import prepare
-from eyas.kernels import usable
+from eyas.engine.verifier import verify
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
-
-if TYPE_CHECKING:
-    from eyas.engine.engine import Engine
-
-Verify = Callable[[torch.Tensor, DraftTree, PackedRows, Batch, torch.Tensor | None], Verdict]
+from eyas.runner.table import SequenceTable
 
 NAME = "synthetic acceptance"
 ALIKE = f"{NAME}, all sequences alike"
@@ -85,17 +78,20 @@ def draw_lengths(
 
 
 class SyntheticAcceptance:
-    """Verification as it is, and then a verdict of a drawn length.
+    """Verification as it is, and then a verdict of `mean` tokens on average, the one that every step
+    yields included. An engine takes it for its `verify`.
 
-    lengths_AC: from `draw_lengths`. steps: most accepted. num_calls: how often it ran on the host.
-    Log-probabilities stay those of the tokens that the model chose. The last token of a chain's verdict
-    is the model's choice at the last accepted node, of a tree's the model's choice at the root.
+    steps: levels of its drafts. alike: sequences at the same position accept the same number, so those
+    that start together with prompts of one length end together; otherwise each draws for itself, and a
+    batch ends with its slowest. num_calls: how often it ran on the host. Log-probabilities stay those
+    of the tokens that the model chose. The last token of a chain's verdict is the model's choice at the
+    last accepted node, of a tree's the model's choice at the root.
     """
 
-    def __init__(self, verify: Verify, lengths_AC: torch.Tensor, steps: int) -> None:
-        self._verify = verify
-        self._lengths_AC = lengths_AC
-        self._steps = steps
+    def __init__(self, mean: float, steps: int, *, alike: bool = False) -> None:
+        continuation(mean, steps)  # what cannot be is refused before any work
+        self._mean, self._steps, self._alike = mean, steps, alike
+        self._lengths_AC: torch.Tensor | None = None
         self.num_calls = 0
 
     def __call__(
@@ -106,7 +102,9 @@ class SyntheticAcceptance:
         batch: Batch,
         mask_RK: torch.Tensor | None,
     ) -> Verdict:
-        verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
+        verdict = verify(logits_RV, tree, rows, batch, mask_RK)
+        if self._lengths_AC is None:  # a stage runs once before it is captured
+            self._lengths_AC = self._drawn(batch.table)
         if tree.width > 1:
             self.num_calls += 1
             wanted_B = self._lengths_AC[batch.seats_B, batch.roots_B]
@@ -115,6 +113,13 @@ class SyntheticAcceptance:
             else:
                 accept_tree(verdict, tree, wanted_B, self._steps)
         return verdict
+
+    def _drawn(self, table: SequenceTable) -> torch.Tensor:
+        """The draws of all seats at all positions, on the device."""
+        num_seats, num_positions = table.tokens_AC.shape
+        num_drawn = 1 if self._alike else num_seats
+        lengths_AC = draw_lengths(self._mean, self._steps, num_drawn, num_positions)
+        return lengths_AC.expand(num_seats, -1).contiguous().to(table.device)
 
 
 def accept_chain(verdict: Verdict, tree: DraftTree, wanted_B: torch.Tensor) -> None:
@@ -158,20 +163,3 @@ def _finish(verdict: Verdict, accepted_B: torch.Tensor) -> None:
     verdict.tokens_BW.clamp_(min=0)
     counts_B = verdict.counts_B
     counts_B.copy_(torch.where(counts_B > 0, accepted_B + 1, counts_B))
-
-
-def install(engine: Engine, mean: float, steps: int, *, alike: bool = False) -> SyntheticAcceptance:
-    """Have this engine accept `mean` tokens a step on average, the one that every step yields
-    included. steps: levels of its drafts. alike: sequences at the same position accept the same
-    number, so those that start together with prompts of one length end together; otherwise each
-    draws for itself, and a batch ends with its slowest."""
-    num_seats, num_positions = engine.table.tokens_AC.shape
-    lengths_AC = draw_lengths(mean, steps, 1 if alike else num_seats, num_positions)
-    lengths_AC = lengths_AC.expand(num_seats, -1).contiguous()
-    synthetic = SyntheticAcceptance(
-        engine.launcher.verify, lengths_AC.to(engine.table.device), steps
-    )
-    engine.launcher.verify = synthetic
-    if usable(engine.table.device):  # what was captured at start-up ends in the real verdict
-        prepare(engine)
-    return synthetic

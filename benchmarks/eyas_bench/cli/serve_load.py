@@ -267,6 +267,7 @@ def _engine(
 
         llm = open_model(config, quiet=quiet)
         return llm.engine, llm.close, about(llm)
+    from eyas.engine.verifier import verify
     from eyas_bench import synthetic
     from eyas_bench.shape import about as about_shape
     from eyas_bench.shape import dummy_engine
@@ -274,11 +275,11 @@ def _engine(
     accepted = shaped.synthetic_acceptance
     if accepted is not None and config.draft.drafter == "root":
         raise ValueError("--synthetic-acceptance: nothing drafts; add --drafter eagle3")
-    if accepted is not None:
-        synthetic.continuation(accepted, config.draft.max_steps)
-    engine = dummy_engine(shaped.shape, config, tokenizer_directory=tokenizer)
-    if accepted is not None:
-        synthetic.install(engine, accepted, config.draft.max_steps)
+    steps = config.draft.max_steps
+    drawn = None if accepted is None else synthetic.SyntheticAcceptance(accepted, steps)
+    engine = dummy_engine(
+        shaped.shape, config, tokenizer_directory=tokenizer, verify=drawn or verify
+    )
     return engine, engine.shutdown, about_shape(engine, shaped.shape)
 
 

@@ -30,6 +30,7 @@ def decode_shape(
     as_json: bool,
 ) -> None:
     """Measure every batch size in one engine."""
+    from eyas.engine.verifier import verify
     from eyas.verify.prompts import random_prompts
     from eyas_bench import synthetic
     from eyas_bench.shape import dummy_engine
@@ -51,15 +52,13 @@ def decode_shape(
         measure(options, drafting, protocol, output, as_json)
         return
     config = shape_config(options, drafting, protocol)
-    if accepted is not None:
-        synthetic.continuation(accepted, config.draft.max_steps)
-    say = narrator(as_json)
-    say("filling weights")
-    engine = dummy_engine(shape.name, config)
     drawn = None
     if accepted is not None:
-        alike = options.synthetic_alike
-        drawn = synthetic.install(engine, accepted, config.draft.max_steps, alike=alike)
+        steps, alike = config.draft.max_steps, options.synthetic_alike
+        drawn = synthetic.SyntheticAcceptance(accepted, steps, alike=alike)
+    say = narrator(as_json)
+    say("filling weights")
+    engine = dummy_engine(shape.name, config, verify=drawn or verify)
     results: list[dict[str, Any]] = []
     for size in protocol.batches:
         prompts = random_prompts(size, protocol.prompt_tokens, shape.model.vocab_size)

@@ -32,7 +32,7 @@ def schema_steps(
     from eyas.text import Tokenizer
     from eyas.verify.machine import write_result
     from eyas_bench import schema_steps as bench
-    from eyas_bench import schema_texts, synthetic
+    from eyas_bench import schema_texts
     from eyas_bench.shape import dummy_engine
 
     assert options.shape is not None and options.schemas is not None
@@ -47,12 +47,17 @@ def schema_steps(
     if protocol.temperature:
         raise ValueError("--temperature: with --schemas answers are given; leave it out")
     config = shape_config(options, drafting, protocol, spare_seats=max(protocol.batches))
-    if accepted is not None:
-        synthetic.continuation(accepted, config.draft.max_steps)
+    shape = config.draft.max_steps, drafting.draft_topk if drafts else 1
+    teacher = schema_texts.Teacher(protocol.prompt_tokens, accepted, *shape)
     say = narrator(as_json)
     say("filling weights")
-    engine = dummy_engine(options.shape, config, tokenizer_directory=options.tokenizer)
-    shape = config.draft.max_steps, drafting.draft_topk if drafts else 1
+    engine = dummy_engine(
+        options.shape,
+        config,
+        tokenizer_directory=options.tokenizer,
+        verify=teacher.verify,
+        captures=False,
+    )
     found = schema_texts.read_texts(
         engine,
         Tokenizer.from_directory(options.tokenizer),
@@ -61,7 +66,7 @@ def schema_steps(
         topk=shape[1],
         tell=lambda number: say(f"{number} instances"),
     )
-    teacher = schema_texts.install(engine, found.texts, protocol.prompt_tokens, accepted, *shape)
+    teacher.teach(engine, found.texts)
     lengths = sorted(len(text.tokens) for text in found.texts)
     settings = {
         "protocol": "instances of schemas, with schemas and without in turn; a full batch's steps",
@@ -117,6 +122,7 @@ def prefill(
     as_json: bool,
 ) -> None:
     """Prompts alone, and prompts among sequences that decode."""
+    from eyas.engine.verifier import verify
     from eyas_bench import prefill as bench
     from eyas_bench import synthetic
     from eyas_bench.shape import dummy_engine
@@ -134,17 +140,15 @@ def prefill(
         replace(protocol, batches=[1 + (others or 0)]),
     )
     accepted = options.synthetic_acceptance
-    if accepted is not None:
-        synthetic.continuation(accepted, config.draft.max_steps)
+    steps = config.draft.max_steps
+    drawn = None if accepted is None else synthetic.SyntheticAcceptance(accepted, steps)
     say = narrator(as_json)
     say("filling weights")
-    engine = dummy_engine(options.shape, config)
+    engine = dummy_engine(options.shape, config, verify=drawn or verify)
     if num_tokens >= engine.info.max_model_len:
         raise ValueError(
             f"--prefill: the context holds {engine.info.max_model_len}, one token more than a prompt"
         )
-    if accepted is not None:
-        synthetic.install(engine, accepted, config.draft.max_steps)
     spec = find_shape(options.shape).model
     seconds = bench.time_prompts(engine, num_tokens, protocol.repeats, turns(say, "prompt"))
     entry: dict[str, Any] = bench.summarise_prompts(seconds, spec, num_tokens, rows)

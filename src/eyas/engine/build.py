@@ -24,6 +24,7 @@ from eyas.engine.drafting import Drafting, build_drafter, decide_drafting, load_
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
+from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder, RowOrderReport, find_row_order
@@ -154,11 +155,18 @@ def find_order(
 
 
 def assemble(
-    config: EngineConfig, place: Device, parts: Parts, own_drafter: Drafter | None = None
+    config: EngineConfig,
+    place: Device,
+    parts: Parts,
+    own_drafter: Drafter | None = None,
+    *,
+    verify: Verify = verify,
+    captures: bool = True,
 ) -> Engine:
     """Size the cache, connect the rooms around the parts, check what can be promised of exactness.
 
-    own_drafter: drafts where the parts hold no drafting.
+    own_drafter: drafts where the parts hold no drafting. verify: gives the verdicts. captures: at once
+    what steps of a device are sure to come; else when they are first met.
     """
     spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
     per_slot, scratch = KVStore.bytes_per_slot(spec.stores, dtype), 0
@@ -202,8 +210,8 @@ def assemble(
         else config.scheduler.flights,
     )
     grammars = compile_pool(config, info, parts.tokenizer)
-    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars)
-    if usable(place.device) and not (drafting is not None and drafting.is_paced):
+    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars, verify)
+    if captures and usable(place.device) and not (drafting is not None and drafting.is_paced):
         prepare(engine)
     if usable(place.device):
         search_on(place.device).report()
@@ -268,6 +276,7 @@ def connect(
     info: EngineInfo,
     tokenizer: Tokenizer | None,
     grammars: CompilePool | None = None,
+    verify: Verify = verify,
 ) -> Engine:
     """Put an engine together from its parts."""
     device = runner.model.device
@@ -290,6 +299,7 @@ def connect(
         grammars=grammars,
         mask_seconds=config.grammar.mask_seconds,
         tokenizer=tokenizer,
+        verify=verify,
     )
 
 

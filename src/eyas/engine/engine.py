@@ -31,6 +31,7 @@ from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.stops import StopChecker, TextSink
+from eyas.engine.verifier import Verify
 from eyas.grammar import OutputSpec
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
@@ -42,7 +43,7 @@ from eyas.wire import EngineStats
 class Engine:
     """add, abort, step. tokenizer: None where prompts and answers are token ids. grammars: compiles
     what outputs are to be; None where none can be. mask_seconds: when a step's masks take longer, the
-    rest of its draft is left out."""
+    rest of its draft is left out. verify: gives the verdicts."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Engine:
         tokenizer: Tokenizer | None,
         grammars: CompilePool | None,
         mask_seconds: float,
+        verify: Verify,
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -68,7 +70,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self.launcher = Launcher(
-            runner, table, drafter, info, self.metrics, mask_seconds, self._land_before
+            runner, table, drafter, info, self.metrics, mask_seconds, verify, self._land_before
         )
         self._flights: deque[Flight] = deque()
         self._requests: dict[str, list[Sequence]] = {}

@@ -31,7 +31,7 @@ from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import Plan
 from eyas.engine.sequence import Sequence, Status
-from eyas.engine.verifier import verify
+from eyas.engine.verifier import Verify
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, PlannedBatch, nobodys_batch
 from eyas.runner.graphs import StepGraphs
@@ -65,9 +65,10 @@ class Launcher:
         info: EngineInfo,
         metrics: Metrics,
         mask_seconds: float,
+        verify: Verify,
         land_before: Callable[[Flight], None],
     ) -> None:
-        self.verify = verify
+        self._verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
         self._runner = runner
@@ -189,12 +190,12 @@ class Launcher:
         logits_RV = output.logits_RV[: rows.num_node_rows]
 
         def settle() -> Verdict:
-            verdict = self.verify(logits_RV, tree, rows, batch, mask_RK)
+            verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
             places = (batch.seats_B, batch.roots_B, verdict, batch.node_slots_BW[:, : tree.width])
             self._table.advance(*places, is_chain=tree.is_chain)
             return verdict
 
-        key = (id(self.verify), logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
+        key = (logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
         return batch.stage("verdict", key, settle, reads_context=True)
 
     def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
