@@ -21,7 +21,8 @@ from typing import Any
 
 from eyas.core import Delta, Request, SamplingParams
 from eyas.engine.engine import Engine
-from eyas.models.spec import ModelSpec, layer_products
+from eyas.models.layer_products import layer_products
+from eyas.models.spec import ModelSpec
 from eyas_bench.load import percentile
 from eyas_bench.together import SLACK, WARM_UPS
 

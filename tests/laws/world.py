@@ -27,7 +27,8 @@ from eyas.draft.tree import num_scratch
 from eyas.engine.build import connect
 from eyas.engine.engine import Engine
 from eyas.engine.verifier import Verify, verify
-from eyas.layers.row_order import RowOrderReport, find_row_order
+from eyas.layers.row_order import RowOrderReport
+from eyas.layers.row_probe import find_row_order
 from eyas.models import Decoder, cpu_has_bfloat16, load_model
 from eyas.runner.runner import ModelRunner
 from eyas.text import Tokenizer

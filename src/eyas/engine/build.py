@@ -27,7 +27,8 @@ from eyas.engine.scheduler import Scheduler
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.layers.products import Products
-from eyas.layers.row_order import RowOrder, RowOrderReport, find_row_order
+from eyas.layers.row_order import RowOrder, RowOrderReport
+from eyas.layers.row_probe import find_row_order
 from eyas.layers.search import search_on
 from eyas.layers.ways import is_supported, pad_for_device
 from eyas.models import (
