@@ -41,6 +41,7 @@ check: $(STAMP)
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 	$(BIN)/python tools/lint_safety.py src tests tools examples benchmarks
+	$(BIN)/python tools/lint_cycles.py eyas eyas_bench builtin_model
 	$(BIN)/python tools/make_docs.py --check
 
 format: $(STAMP)

@@ -26,7 +26,7 @@ from eyas_bench.cli.measuring import (
     read_inputs,
     round_name,
 )
-from eyas_bench.cli.shape_decode import decode_shape
+from eyas_bench.cli.shape_measures import measure_shape
 from eyas_bench.cli.shape_options import (
     NEW_TOKENS,
     PROMPT_TOKENS,
@@ -166,7 +166,7 @@ def decode(
             threads=threads,
             exact=exact,
         )
-        decode_shape(shaped, drafting, protocol, output, as_json)
+        measure_shape(shaped, drafting, protocol, output, as_json)
         return
     max_tokens, repeats = max_tokens or 128, repeats or 5
     prompt_tokens = prompt_tokens or PROMPT_TOKENS

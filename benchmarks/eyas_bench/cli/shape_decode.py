@@ -1,24 +1,22 @@
 """`eyas bench decode --shape`: a model of a known size with random weights, by the peers' protocol.
 
-Promises: synthetic acceptance is named wherever its numbers are; what else is measured of a shape is in
-`shape_more`. Does not know: how anything is measured.
+Promises: synthetic acceptance is named wherever its numbers are. Does not know: how anything is
+measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DraftOptions
-from eyas.cli.results import run_facts, tell
-from eyas_bench.cli.measuring import narrator, number, place, round_name
-from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config, unpaced
+from eyas.cli.results import tell
+from eyas_bench.cli.measuring import narrator, number
+from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config
+from eyas_bench.cli.shape_results import finish, result_of, title_of, turns
 
 if TYPE_CHECKING:
-    from eyas.engine.engine import Engine
     from eyas_bench.synthetic import SyntheticAcceptance
 
 
@@ -40,17 +38,8 @@ def decode_shape(
 
     assert options.shape is not None
     shape = find_shape(options.shape)
-    drafting = unpaced(drafting)
     drafts = drafting.drafter != "root"
     accepted = options.synthetic_acceptance
-    if accepted is not None and not drafts:
-        raise ValueError("--synthetic-acceptance: nothing drafts; add --drafter eagle3")
-    if options.schemas is not None or options.prefill is not None:
-        from eyas_bench.cli import shape_more
-
-        measure = shape_more.schema_steps if options.schemas is not None else shape_more.prefill
-        measure(options, drafting, protocol, output, as_json)
-        return
     config = shape_config(options, drafting, protocol)
     drawn = None
     if accepted is not None:
@@ -91,49 +80,6 @@ def decode_shape(
     result = result_of(engine, shape.name, drafting, protocol, settings, results)
     finish(engine, say)
     tell(result, output, as_json, _show)
-
-
-def turns(say: Callable[[str], None], what: str) -> Callable[[int], None]:
-    """Says which round of something it is."""
-    return lambda turn: say(f"{what}: {round_name(turn)}")
-
-
-def result_of(
-    engine: Engine,
-    shape: str,
-    drafting: DraftOptions,
-    protocol: Protocol,
-    settings: dict[str, Any],
-    results: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """What is told of a measurement; results may grow."""
-    from eyas_bench.shape import about
-
-    return {
-        **run_facts(),
-        "model": about(engine, shape),
-        "settings": {
-            **settings,
-            **{k: v for k, v in asdict(protocol).items() if k != "batches"},
-            "prefix_cache": False,
-            "drafting": None if drafting.drafter == "root" else vars(drafting),
-        },
-        "results": results,
-    }
-
-
-def finish(engine: Engine, say: Callable[[str], None]) -> None:
-    """Nothing more is measured."""
-    engine.check()
-    engine.shutdown()
-    say("")
-
-
-def title_of(result: dict[str, Any]) -> str:
-    """What was run, and where."""
-    model, settings = result["model"], result["settings"]
-    title = f"{model['name']}, dummy weights, {model['dtype']} on {place(result)}"
-    return title if settings["acceptance"] == "real" else f"{title}, {settings['acceptance']}"
 
 
 def _acceptance(options: ShapeOptions) -> str:

@@ -15,8 +15,8 @@ from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DraftOptions
 from eyas.cli.results import tell
 from eyas_bench.cli.measuring import narrator, number
-from eyas_bench.cli.shape_decode import finish, result_of, title_of, turns
 from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config
+from eyas_bench.cli.shape_results import finish, result_of, title_of, turns
 
 PREFILL_ROWS, INTERFERE_ROWS = 8192, 2048
 
