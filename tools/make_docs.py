@@ -24,9 +24,8 @@ from device_tables import (
     serve_table,
     speed_table,
 )
-from peers_tables import accepted_table, options_table, refused_table
-
 from eyas.server.codes import Code
+from peers_tables import accepted_table, options_table, refused_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -12,22 +12,9 @@ import sys
 import typer
 
 from eyas.children import guard_children
-from eyas.cli import (
-    bench,
-    decode,
-    demo,
-    generate,
-    grammar,
-    models,
-    ranking,
-    serve,
-    serve_load,
-    structured,
-    train,
-    tune,
-    verify,
-)
+from eyas.cli import demo, generate, models, serve, train, verify
 from eyas.cli.errors import report
+from eyas.cli.installed import InstalledGroup
 from eyas.cli.options import Debug
 from eyas.cli.reading import PeersCommand
 
@@ -42,13 +29,11 @@ app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.command("models")(models.models)
 app.command("verify")(verify.verify)
-bench.app.command("decode")(decode.decode)
-bench.app.command("tune")(tune.tune)
-bench.app.command("ranking")(ranking.ranking)
-bench.app.command("grammar")(grammar.grammar)
-bench.app.command("structured")(structured.structured)
-bench.app.command("serve")(serve_load.serve)
-app.add_typer(bench.app, name="bench")
+app.add_typer(
+    typer.Typer(cls=InstalledGroup),
+    name="bench",
+    help="Measure: decoding speed, serving, grammars, draft trees; of the package eyas-bench.",
+)
 app.add_typer(train.app, name="train")
 
 

@@ -24,9 +24,11 @@ from eyas.engine.drafting import Drafting, build_drafter, decide_drafting, load_
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
+from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.layers.products import Products
-from eyas.layers.row_order import RowOrder, RowOrderReport, find_row_order
+from eyas.layers.row_order import RowOrder, RowOrderReport
+from eyas.layers.row_probe import find_row_order
 from eyas.layers.search import search_on
 from eyas.layers.ways import is_supported, pad_for_device
 from eyas.models import (
@@ -167,11 +169,18 @@ def find_order(
 
 
 def assemble(
-    config: EngineConfig, place: Device, parts: Parts, own_drafter: Drafter | None = None
+    config: EngineConfig,
+    place: Device,
+    parts: Parts,
+    own_drafter: Drafter | None = None,
+    *,
+    verify: Verify = verify,
+    captures: bool = True,
 ) -> Engine:
     """Size the cache, connect the rooms around the parts, check what can be promised of exactness.
 
-    own_drafter: drafts where the parts hold no drafting.
+    own_drafter: drafts where the parts hold no drafting. verify: gives the verdicts. captures: at once
+    what steps of a device are sure to come; else when they are first met.
     """
     spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
     per_slot, scratch = KVStore.bytes_per_slot(spec.stores, dtype), 0
@@ -222,9 +231,9 @@ def assemble(
         else config.scheduler.flights,
     )
     grammars = compile_pool(config, info, parts.tokenizer)
-    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars)
+    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars, verify)
     is_paced = drafting is not None and drafting.is_paced
-    if engine.launcher.graphs is not None and not is_paced:
+    if captures and engine.launcher.graphs is not None and not is_paced:
         prepare(engine)
     if usable(place.device):
         search_on(place.device).report()
@@ -293,6 +302,7 @@ def connect(
     info: EngineInfo,
     tokenizer: Tokenizer | None,
     grammars: CompilePool | None = None,
+    verify: Verify = verify,
 ) -> Engine:
     """Put an engine together from its parts."""
     device = runner.model.device
@@ -316,6 +326,7 @@ def connect(
         mask_seconds=config.grammar.mask_seconds,
         max_graph_batch=scheduling.max_graph_batch,
         tokenizer=tokenizer,
+        verify=verify,
     )
 
 

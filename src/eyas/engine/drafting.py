@@ -240,7 +240,8 @@ def build_drafter(
         num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # nobody's seat too
         network = _network(drafting, loaded, num_slots, num_scratch_slots)
         max_rows = config.scheduler.rows(on_gpu=loaded.device.type == "cuda")
-        sources.append(TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=max_rows))
+        place = {"first_scratch": num_slots + 1, "max_rows": max_rows}
+        sources.append(TreeDrafter(network, shape, **place, trust=network.beta))
     if not sources:
         return ForcedDrafter(RootDrafter(), MAX_FORCED)
     drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, shape.nodes)

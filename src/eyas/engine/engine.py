@@ -29,6 +29,7 @@ from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.stops import StopChecker, TextSink
+from eyas.engine.verifier import Verify
 from eyas.grammar import OutputSpec
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
@@ -40,7 +41,8 @@ from eyas.wire import EngineStats
 class Engine:
     """add, abort, step. tokenizer: None where prompts and answers are token ids. grammars: compiles
     what outputs are to be; None where none can be. mask_seconds: when a step's masks take longer, the
-    rest of its draft is left out. max_graph_batch: as `eyas.config.SchedulerConfig` has it."""
+    rest of its draft is left out. verify: gives the verdicts. max_graph_batch: as
+    `eyas.config.SchedulerConfig` has it."""
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Engine:
         tokenizer: Tokenizer | None,
         grammars: CompilePool | None,
         mask_seconds: float,
+        verify: Verify,
         max_graph_batch: int | None = None,
     ) -> None:
         self.runner = runner
@@ -67,7 +70,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self.launcher = Launcher(
-            runner, table, drafter, info, self.metrics, mask_seconds, max_graph_batch
+            runner, table, drafter, info, self.metrics, mask_seconds, verify, max_graph_batch
         )
         self._in_flight: Flight | None = None
         self._requests: dict[str, list[Sequence]] = {}

@@ -23,7 +23,7 @@ from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import Plan
 from eyas.engine.sequence import Sequence, Status
-from eyas.engine.verifier import verify
+from eyas.engine.verifier import Verify
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, PlannedBatch, nobodys_batch
 from eyas.runner.graphs import StepGraphs
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Launcher:
-    """verifier: gives the verdicts. drafters: in the order in which they are tried. max_graph_batch:
+    """verify: gives the verdicts. drafters: in the order in which they are tried. max_graph_batch:
     sequences of the largest step that is captured; None is any. graphs: None where no step is, as on a
     CPU."""
 
@@ -49,9 +49,10 @@ class Launcher:
         info: EngineInfo,
         metrics: Metrics,
         mask_seconds: float,
+        verify: Verify,
         max_graph_batch: int | None = None,
     ) -> None:
-        self.verifier = verify
+        self._verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
         self._runner = runner
@@ -205,12 +206,12 @@ class Launcher:
         logits_RV = output.logits_RV[: rows.num_node_rows]
 
         def settle() -> Verdict:
-            verdict = self.verifier(logits_RV, tree, rows, batch, mask_RK)
+            verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
             places = (batch.seats_B, batch.roots_B, verdict, batch.node_slots_BW[:, : tree.width])
             self._table.advance(*places, is_chain=tree.is_chain)
             return verdict
 
-        key = (id(self.verifier), logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
+        key = (logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
         return batch.stage("verdict", key, settle, reads_context=True)
 
     def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
