@@ -53,7 +53,7 @@ def test_everything_works_over_a_unix_socket(directory: Path, place: Path) -> No
             ) as answer:
                 lines = [line for line in answer.iter_lines() if line]
             assert lines[-1] == "data: [DONE]" and len(lines) > 2
-            assert "eyas:" in client.get("/metrics").text
+            assert "eyas_" in client.get("/metrics").text
             assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
