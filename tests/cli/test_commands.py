@@ -145,6 +145,22 @@ def assert_one_clear_line(done: Done, words: list[str]) -> None:
         assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_serve_hands_its_manners_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eyas.server.options import ServerOptions
+
+    started: list[ServerOptions] = []
+    monkeypatch.setattr("eyas.server.launch.serve", lambda _, options: started.append(options) or 0)
+    ok("serve")
+    ok("serve", "--metrics-names", "sglang", "--log-format", "json", "--allow-no-key")
+    ok("serve", "--start-wait", "0")
+    told = [(o.metrics_names, o.log_format, o.allow_no_key, o.start_wait_seconds) for o in started]
+    assert told == [
+        ("eyas", "text", False, 30),
+        ("sglang", "json", True, 30),
+        ("eyas", "text", False, 0),
+    ]
+
+
 def test_a_model_without_tokenizer_continues_token_ids(tmp_path: Path) -> None:
     model = save_model(make_model("llama2"), tmp_path / "model")
     options = ["--model", str(model), "--max-tokens", "3", "--json"]
