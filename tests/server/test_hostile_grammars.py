@@ -391,7 +391,7 @@ def test_neighbours_are_undisturbed(live_url: str):
     assert not report.problems, str(report)
     for client in clients:
         assert len(client.texts) >= 2 and len(set(client.texts)) == 1, str(report)
-    # Nobody's stream stood still, else `measure` would not end; how fast they were is not a test's matter.
+    # Nobody's stream stood still, else `measure` would not end; how fast they were is no test's matter.
     assert all(each.crowd and each.swarm and each.beside for each in report.rounds), str(report)
     assert max(each.growth for each in report.rounds) < MAX_GROWTH, str(report)
 
