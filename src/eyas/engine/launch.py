@@ -69,6 +69,7 @@ class Launcher:
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 
+    @torch.inference_mode()
     def prepare(self, plan: Plan) -> Flight:
         """A planned step, with all that the host can do of it beside the steps under way."""
         flight = Flight(plan, time.perf_counter())
@@ -122,6 +123,7 @@ class Launcher:
         rows, output = self._forward(batch, tree)
         return Forward(batch, tree, rows, output, masks)
 
+    @torch.inference_mode()
     def begin_masks(self, flight: Flight) -> None:
         """Walk the trees and start filling masks, beside the forward, where that is still to be done.
         All steps before this one have landed, so that automata stand at its roots."""
