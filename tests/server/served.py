@@ -16,7 +16,13 @@ if __name__ == "__main__":
     fault = [word for word in rest if "=" not in word]
     asked = dict(word.split("=", 1) for word in rest if "=" in word)
     config = EngineConfig(model=ModelConfig(path=directory))
-    settings = {"port": 0, "served_model_names": ("tiny",), "drain_seconds": 5, **asked}
+    settings = {
+        "port": 0,
+        "served_model_names": ("tiny",),
+        "drain_seconds": 5,
+        "stall_seconds": 300,
+        **asked,
+    }
     options = msgspec.convert(settings, ServerOptions, strict=False)
     command = [sys.executable, "-m", "tests.server.fake_worker", *fault]
     sys.exit(serve(config, options, command=command))

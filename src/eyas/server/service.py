@@ -144,4 +144,3 @@ class Service:
         self.workers.close()
         self.readers.close()
         self.writers.shutdown(wait=False, cancel_futures=True)
-
