@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -62,10 +63,11 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def live_url() -> Iterator[str]:
-    """`eyas serve` with the built-in model, which ends well when it is told to."""
+@contextlib.contextmanager
+def serving(*options: str) -> Iterator[str]:
+    """`eyas serve` with the built-in model, which ends well when it is told to; its address."""
     command = [sys.executable, "-c", SERVE, "serve", "--port", "0", "--stall-timeout", "300"]
+    command += options
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     lines: list[str] = []
@@ -92,6 +94,13 @@ def live_url() -> Iterator[str]:
         reader.join()
         assert process.stderr is not None
         process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def live_url() -> Iterator[str]:
+    """A server of the built-in model that tests share."""
+    with serving() as url:
+        yield url
 
 
 @pytest.fixture
