@@ -6,6 +6,7 @@ Without a device kernels run in triton's interpreter, which must be known before
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Iterator
@@ -13,8 +14,14 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import httpx
 import pytest
 import torch
+
+# Where it is not told otherwise httpx gives up after five seconds, which a busy machine may need.
+_PATIENCE = inspect.signature(httpx.get).parameters["timeout"].default
+for _phase in ("connect", "read", "write", "pool"):
+    setattr(_PATIENCE, _phase, 300.0)
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -43,7 +43,7 @@ def llguidance_backend(vocabulary: Vocabulary) -> Iterator[Any]:
 def xgrammar_backend(vocabulary: Vocabulary) -> Iterator[Any]:
     if not _has_xgrammar():
         pytest.skip("xgrammar is not installed")
-    backend: Any = build_backend("xgrammar", vocabulary, deadline_seconds=30.0)
+    backend: Any = build_backend("xgrammar", vocabulary, deadline_seconds=300.0)
     yield backend
     backend.close()
 

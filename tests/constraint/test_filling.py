@@ -256,7 +256,7 @@ class Faulty(Backend):
                 last = mask_RK[end - 1].copy()
                 mask_RK[end - 1] = 0
                 self.is_waiting.set()
-                assert self.go.wait(30)
+                assert self.go.wait(300)
                 mask_RK[end - 1] = last
 
         return MaskJob(run, job.settle)

@@ -86,7 +86,7 @@ def measure(limit: int) -> dict[str, int]:
     seen = {"rss": 0, "held": 0, "compiled": 0, "refused": 0, "most": 0}
     for turn in range(NUM_GRAMMARS):
         try:
-            grammar = pool.compile(OutputSpec(root=growing(turn))).result(60)
+            grammar = pool.compile(OutputSpec(root=growing(turn))).result(300)
             seen["compiled"] += 1
             for number in range(4):
                 written(backend, Automaton(grammar), random.Random(number), 250)
@@ -324,9 +324,12 @@ def test_the_process_counts_what_is_on_its_heap() -> None:
 @NEEDS_COUNTS
 def test_a_pool_looks_by_itself(vocabulary: Vocabulary) -> None:
     pool = CompilePool(
-        build_backend("llguidance", vocabulary), allocator=process_allocator(), max_cache_bytes=MIB
+        build_backend("llguidance", vocabulary),
+        allocator=process_allocator(),
+        max_cache_bytes=MIB,
+        deadline_seconds=300,
     )
-    compiled = [pool.compile(OutputSpec(root=growing(2 + 4 * k))).result(60) for k in range(6)]
+    compiled = [pool.compile(OutputSpec(root=growing(2 + 4 * k))).result(300) for k in range(6)]
     for _ in range(6000):
         if pool.stats().num_cached == 0:
             break

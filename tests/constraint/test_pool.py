@@ -50,7 +50,7 @@ class _Backend(Backend):
         self.compiled.append(pattern)
         self.threads.add(threading.current_thread())
         if "slow" in pattern:
-            self.gate.wait(30)
+            self.gate.wait(300)
         if "bad" in pattern:
             prefix = f"{spec.param}: " if spec.param else ""
             raise GrammarError(f"{prefix}refused at position 0", "invalid", param=spec.param)
@@ -78,14 +78,14 @@ def _spec(pattern: str, param: str | None = None) -> OutputSpec:
 
 
 def _fault(future: Future[Any]) -> str:
-    error = future.exception(60)
+    error = future.exception(300)
     assert isinstance(error, GrammarError)
     return error.fault
 
 
 def test_a_grammar_is_compiled_once_and_kept(fake: _Backend) -> None:
-    pool = CompilePool(fake)
-    grammars = {id(pool.compile(_spec("a")).result(60)) for _ in range(5)}
+    pool = CompilePool(fake, deadline_seconds=300)
+    grammars = {id(pool.compile(_spec("a")).result(300)) for _ in range(5)}
     assert len(grammars) == 1 and fake.compiled == ["a"]
     stats = pool.stats()
     assert (stats.num_compiled, stats.num_hits, stats.num_cached) == (1, 4, 1)
@@ -94,38 +94,38 @@ def test_a_grammar_is_compiled_once_and_kept(fake: _Backend) -> None:
 
 
 def test_who_asks_while_it_is_compiled_gets_the_same_one(fake: _Backend) -> None:
-    pool = CompilePool(fake)
+    pool = CompilePool(fake, deadline_seconds=300)
     futures = [pool.compile(_spec("slow")) for _ in range(50)]
     fake.gate.set()
-    assert len({id(future.result(60)) for future in futures}) == 1
+    assert len({id(future.result(300)) for future in futures}) == 1
     assert fake.compiled == ["slow"]
     pool.close()
 
 
 def test_the_cache_is_bounded_and_the_oldest_goes(fake: _Backend) -> None:
-    pool = CompilePool(fake, max_cache_bytes=450)
+    pool = CompilePool(fake, deadline_seconds=300, max_cache_bytes=450)
     for pattern in ("a", "b", "c"):
-        pool.compile(_spec(pattern)).result(60)
-    pool.compile(_spec("a")).result(60)
-    pool.compile(_spec("d")).result(60)
-    pool.compile(_spec("a")).result(60)
-    pool.compile(_spec("b")).result(60)
+        pool.compile(_spec(pattern)).result(300)
+    pool.compile(_spec("a")).result(300)
+    pool.compile(_spec("d")).result(300)
+    pool.compile(_spec("a")).result(300)
+    pool.compile(_spec("b")).result(300)
     assert fake.compiled == ["a", "b", "c", "d", "b"]
     assert pool.stats().num_bytes <= 450
     pool.close()
 
 
 def test_a_refusal_is_remembered_and_names_each_ones_field(fake: _Backend) -> None:
-    pool = CompilePool(fake)
+    pool = CompilePool(fake, deadline_seconds=300)
     for i in range(1000):
-        error = pool.compile(_spec("bad", param=f"field{i % 3}")).exception(60)
+        error = pool.compile(_spec("bad", param=f"field{i % 3}")).exception(300)
         assert isinstance(error, GrammarError)
         assert (
             str(error) == f"field{i % 3}: refused at position 0" and error.param == f"field{i % 3}"
         )
     assert fake.compiled == ["bad"]
     assert pool.stats().num_refused == {"invalid": 1000}
-    assert pool.compile(_spec("good")).result(60).spec == _spec("good")
+    assert pool.compile(_spec("good")).result(300).spec == _spec("good")
     pool.close()
 
 
@@ -140,9 +140,9 @@ def test_refusals_are_forgotten_after_a_while(fake: _Backend) -> None:
 
 
 def test_a_library_that_breaks_is_a_refusal(fake: _Backend) -> None:
-    pool = CompilePool(fake)
+    pool = CompilePool(fake, deadline_seconds=300)
     assert _fault(pool.compile(_spec("broken"))) == "invalid"
-    assert pool.compile(_spec("good")).result(60)
+    assert pool.compile(_spec("good")).result(300)
     pool.close()
 
 
@@ -150,7 +150,7 @@ def test_a_library_that_panics_costs_no_thread(fake: _Backend) -> None:
     pool = CompilePool(fake, clock=lambda: 0.0)  # nothing is slow, so that one thread is due
     futures = [pool.compile(_spec(f"panic {i}")) for i in range(20)]
     assert [_fault(future) for future in futures] == ["invalid"] * 20
-    assert pool.compile(_spec("good")).result(60)
+    assert pool.compile(_spec("good")).result(300)
     assert len(fake.threads) == pool._num_live == 1
     stats = pool.stats()
     assert stats.num_refused == {"invalid": 20} and stats.num_compiled == 1
@@ -163,11 +163,11 @@ def test_a_real_panic_is_a_refusal_that_names_its_field(
 ) -> None:
     pool = CompilePool(build_backend("llguidance", vocabulary), deadline_seconds=300)
     for i in range(12):  # each is told at once, not at its deadline
-        error = pool.compile(_spec(f"^[é-ü]|[é-ü]$|{i}", param="regex")).exception(60)
+        error = pool.compile(_spec(f"^[é-ü]|[é-ü]$|{i}", param="regex")).exception(300)
         assert isinstance(error, GrammarError) and error.fault == "invalid"
         assert "the grammar library failed on it" in error.message
         assert error.message.startswith("regex: ") and error.param == "regex"
-    assert ends(pool.compile(_spec("[a-z]+")).result(60), tokens_of(tokenizer, "ab"))
+    assert ends(pool.compile(_spec("[a-z]+")).result(300), tokens_of(tokenizer, "ab"))
     pool.close()
 
 
@@ -176,15 +176,15 @@ def test_the_deadline_answers_and_a_stuck_thread_is_replaced(fake: _Backend) -> 
     stuck = pool.compile(_spec("slow"))
     behind = pool.compile(_spec("behind"))
     assert _fault(stuck) == "timeout" and "0.2 seconds" in str(stuck.exception())
-    assert isinstance(behind.exception(60), GrammarError | None)
-    until(lambda: pool.compile(_spec("next")).exception(60) is None)
+    assert isinstance(behind.exception(300), GrammarError | None)
+    until(lambda: pool.compile(_spec("next")).exception(300) is None)
     until(lambda: pool.stats().num_stuck == 1)  # what was late itself is not stuck for long
     assert _fault(pool.compile(_spec("slow"))) == "timeout"
     assert fake.compiled.count("slow") == 1
     fake.gate.set()
     until(lambda: pool.stats().num_stuck == 0)
-    assert pool.compile(_spec("slow")).result(60), "what came late is kept"
-    until(lambda: pool.compile(_spec("last")).exception(60) is None)
+    assert pool.compile(_spec("slow")).result(300), "what came late is kept"
+    until(lambda: pool.compile(_spec("last")).exception(300) is None)
     pool.close()
 
 
@@ -221,75 +221,75 @@ def denied(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 def test_without_a_thread_who_asks_is_told_and_later_ones_are_served(
     fake: _Backend, denied: set[str], names: set[str]
 ) -> None:
-    pool = CompilePool(fake, num_threads=2)
+    pool = CompilePool(fake, num_threads=2, deadline_seconds=300)
     assert pool.can_compile()
     denied |= names
     for _ in range(3):
-        error = pool.compile(_spec("a", param="regex")).exception(60)
+        error = pool.compile(_spec("a", param="regex")).exception(300)
         assert isinstance(error, GrammarsUnavailable) and error.param == "regex"
         assert "no thread left" in str(error) and not pool.can_compile()
     assert pool.stats().num_waiting == 0
     denied.clear()
     assert pool.can_compile()
-    assert pool.compile(_spec("a")).result(60)
+    assert pool.compile(_spec("a")).result(300)
     stuck = [pool.compile(_spec(f"slow {i}")) for i in range(2)]
     until(lambda: len(fake.compiled) == 3)
     assert len(fake.threads) == 2, "as many threads as were asked for"
     fake.gate.set()
-    assert all(future.result(60) for future in stuck)
+    assert all(future.result(300) for future in stuck)
     pool.close()
 
 
 def test_without_more_threads_those_there_are_go_on(fake: _Backend, denied: set[str]) -> None:
-    pool = CompilePool(fake, deadline_seconds=60)
-    assert pool.compile(_spec("a")).result(60)
+    pool = CompilePool(fake, deadline_seconds=300)
+    assert pool.compile(_spec("a")).result(300)
     denied.add("eyas-compile")
     slow = pool.compile(_spec("slow"))
     behind = pool.compile(_spec("behind"))
     time.sleep(SLOW_SECONDS)  # another thread is due now, and cannot be had
     assert pool.can_compile() and not behind.done()
     denied.clear()
-    assert behind.result(60) and not slow.done(), "it is tried again"
+    assert behind.result(300) and not slow.done(), "it is tried again"
     fake.gate.set()
-    assert slow.result(60)
+    assert slow.result(300)
     pool.close()
 
 
 def test_a_library_without_a_thread_has_not_refused_the_grammar(
     vocabulary: Vocabulary, tokenizer: Tokenizer, denied: set[str]
 ) -> None:
-    pool = CompilePool(build_backend("llguidance", vocabulary))
+    pool = CompilePool(build_backend("llguidance", vocabulary), deadline_seconds=300)
     denied.add("eyas-deep")
-    error = pool.compile(_spec("[a-z]+", param="regex")).exception(60)
+    error = pool.compile(_spec("[a-z]+", param="regex")).exception(300)
     assert isinstance(error, GrammarsUnavailable) and not pool.can_compile()
     denied.clear()
     assert pool.can_compile()
-    assert ends(pool.compile(_spec("[a-z]+")).result(60), tokens_of(tokenizer, "ab"))
+    assert ends(pool.compile(_spec("[a-z]+")).result(300), tokens_of(tokenizer, "ab"))
     pool.close()
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
 def test_a_full_queue_says_try_again(fake: _Backend) -> None:
-    pool = CompilePool(fake, max_waiting=3)
+    pool = CompilePool(fake, max_waiting=3, deadline_seconds=300)
     futures = [pool.compile(_spec(f"slow {i}")) for i in range(20)]
     refused = [future for future in futures if future.done()]
     assert 16 <= len(refused) <= 17
     assert {_fault(future) for future in refused} == {"timeout"}
     assert "try again later" in str(refused[0].exception())
     fake.gate.set()
-    done, pending = wait(futures, timeout=60)
+    done, pending = wait(futures, timeout=300)
     assert not pending and len(done) == 20
     pool.close()
 
 
 def test_close_refuses_what_waits(fake: _Backend) -> None:
-    pool = CompilePool(fake)
+    pool = CompilePool(fake, deadline_seconds=300)
     futures = [pool.compile(_spec(f"slow {i}")) for i in range(3)]
     pool.close()
     assert [_fault(future) for future in futures] == ["timeout"] * 3
@@ -297,13 +297,13 @@ def test_close_refuses_what_waits(fake: _Backend) -> None:
 
 
 def test_grammars_of_a_real_backend(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    pool = CompilePool(build_backend("llguidance", vocabulary), num_threads=2)
+    pool = CompilePool(build_backend("llguidance", vocabulary), num_threads=2, deadline_seconds=300)
     specs = [OutputSpec(root=Json(f'{{"const":"v{i}"}}')) for i in range(200)]
     bad = [OutputSpec(root=Regex(f"(a{i}"), param="regex") for i in range(50)]
     futures = [pool.compile(spec) for pair in zip(specs, bad * 4, strict=True) for spec in pair]
-    wait(futures, timeout=60)
+    wait(futures, timeout=300)
     for i, spec in enumerate(specs[::20]):
-        grammar = pool.compile(spec).result(60)
+        grammar = pool.compile(spec).result(300)
         assert ends(grammar, tokens_of(tokenizer, f'"v{i * 20}"'))
     stats = pool.stats()
     assert stats.num_compiled == 200 and stats.num_refused == {"invalid": 200}
@@ -313,13 +313,13 @@ def test_grammars_of_a_real_backend(vocabulary: Vocabulary, tokenizer: Tokenizer
 
 def test_what_nobody_waits_for_is_not_compiled() -> None:
     backend = _Backend()
-    pool = CompilePool(backend, deadline_seconds=5)
+    pool = CompilePool(backend, deadline_seconds=300)
     try:
         running = pool.compile(_spec("slow"))
         left, kept = pool.compile(_spec("left")), pool.compile(_spec("kept"))
         assert left.cancel()
         backend.gate.set()
-        assert kept.result(60) is not None and running.result(60) is not None
+        assert kept.result(300) is not None and running.result(300) is not None
         assert "left" not in backend.compiled and "kept" in backend.compiled
     finally:
         pool.close()
@@ -330,7 +330,7 @@ def test_a_slow_compilation_holds_nobody_up() -> None:
     pool = CompilePool(backend, deadline_seconds=300)
     try:
         slow = pool.compile(_spec("slow"))
-        assert pool.compile(_spec("quick")).result(60) is not None
+        assert pool.compile(_spec("quick")).result(300) is not None
         assert not slow.done()
     finally:
         backend.gate.set()
@@ -338,11 +338,11 @@ def test_a_slow_compilation_holds_nobody_up() -> None:
 
 
 def test_a_refusal_keeps_neither_the_grammar_nor_the_frames() -> None:
-    pool = CompilePool(_Backend())
+    pool = CompilePool(_Backend(), deadline_seconds=300)
     try:
         large = "bad" + "x" * 500_000
         with pytest.raises(GrammarError):
-            pool.compile(_spec(large)).result(60)
+            pool.compile(_spec(large)).result(300)
         kept = list(pool._refusals.items())
         assert all(len(key) <= 64 and error.__traceback__ is None for key, (error, _) in kept)
         too_large = pool.compile(_spec("y" * 3_000_000))

@@ -150,7 +150,7 @@ def test_what_is_no_json_is_refused(backend: Any, options: dict[str, Any]) -> No
 @pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
 def compact(request: pytest.FixtureRequest, vocabulary: Vocabulary) -> Iterator[Backend]:
     request.getfixturevalue(f"{request.param}_backend")  # skips where it is not installed
-    seconds = {"deadline_seconds": 30.0}
+    seconds = {"deadline_seconds": 300.0}
     built = build_backend(request.param, vocabulary, spacing=Spacing("[ ]{0,1}"), **seconds)
     yield built
     built.close()

@@ -282,15 +282,16 @@ class Slow(Backend):
 
 @pytest.fixture
 def slow(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[LLM, Slow, CompilePool]]:
-    """An engine whose schemas take as long as the test wants; too long, where that is its fault."""
+    """An engine whose schemas take as long as the test wants; those of the fault "timeout" too long."""
+    callspec = getattr(request.node, "callspec", None)
+    is_short = callspec is not None and callspec.params.get("fault") == "timeout"
     llm = engine("root")
     tokenizer, info = llm.tokenizer, llm.info
     vocabulary = Vocabulary.of(tokenizer, info.vocab_size, info.eos_token_ids)
     backend = Slow(build_backend("llguidance", vocabulary))
-    is_late = request.node.name.endswith("[timeout]")
-    pool = CompilePool(backend, deadline_seconds=3.0 if is_late else 300.0)
+    pool = CompilePool(backend, deadline_seconds=3.0 if is_short else 300)
     monkeypatch.setattr(llm.engine, "_grammars", pool)
     yield llm, backend, pool
     backend.go.set()
@@ -353,7 +354,7 @@ def turn(worker: Worker, link: Link, *commands: wire.Command) -> None:
 
 
 def turn_until_woken(worker: Worker, link: Link) -> None:
-    assert link.woken.wait(120)
+    assert link.woken.wait(300)
     link.woken.clear()
     turn(worker, link)
 

@@ -265,7 +265,7 @@ def slow(
                     mask_RK[last] = 0
                     go.num_held += len(ours)  # type: ignore[attr-defined]
                     clock.start()
-                    assert go.wait(30)
+                    assert go.wait(300)
                     mask_RK[last] = found  # all at once: nobody sees some of them
 
             return MaskJob(slowly, job.settle)
@@ -454,7 +454,7 @@ def test_a_root_at_rest_is_not_to_blame_for_drafts_that_are_late(
         def run() -> None:
             if any(len(draft) > 1 for draft in drafts or ()):
                 clock.start()
-                assert go.wait(30)
+                assert go.wait(300)
             job.run()
 
         return MaskJob(run, job.settle)
@@ -522,7 +522,7 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
             ahead.setattr(Masking, "walks_ahead", property(lambda masking: True))
             plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
         assert 0 < len(llm.engine.launcher.masking.step_seconds) <= 8
-        assert all(0 < seconds < 60 for seconds in llm.engine.launcher.masking.step_seconds)
+        assert all(seconds > 0 for seconds in llm.engine.launcher.masking.step_seconds)
         with monkeypatch.context() as late:
             late.setattr(llm.engine.launcher.masking, "time_limit", 0.008)
             late.setattr(llm.engine.launcher.masking, "step_seconds", [0.003])

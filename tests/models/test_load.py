@@ -177,6 +177,10 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {"depth": 2}},
         r"not supported \(it reads images, audio or video\)",
     ),
+    "an encoder": (
+        {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+        r"not supported \(it has an encoder beside the decoder\)",
+    ),
     "states": ({"architectures": ["FalconMambaForCausalLM"]}, "it has layers with a state"),
     "too many layers": (
         {"num_hidden_layers": 2147483647},
@@ -191,6 +195,7 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         "attn_logit_softcapping 50.0 would change what the model computes and is not known",
     ),
     "scaled logits": ({"logit_scale": 0.25}, "logit_scale 0.25 would change"),
+    "a width that scales": ({"dim_model_base": 256}, "dim_model_base 256 would change"),
     "scaled residuals": ({"residual_multiplier": 0.22}, "residual_multiplier 0.22 would change"),
     "a window that Llama has not": (
         {"sliding_window": 4096},

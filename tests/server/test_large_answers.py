@@ -123,5 +123,5 @@ def test_a_client_that_reads_nothing_of_a_whole_answer_is_cut_off(directory: Pat
         connection.sendall(post_head(len(body), path) + body)
         state = server.server.server_state
         assert until(lambda: len(client.requests) == 1)
-        assert until(lambda: not state.connections and not state.tasks, 20)
+        assert until(lambda: not state.connections and not state.tasks)
         connection.close()

@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "x"}]}
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 300.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

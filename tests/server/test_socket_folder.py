@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,28 +17,35 @@ def folders(base: Path) -> set[str]:
     return {entry.name for entry in base.iterdir()}
 
 
-def test_what_a_killed_server_left_goes_with_the_next_start(directory: Path, tmp_path: Path):
-    before = ["env", f"TMPDIR={tmp_path}"]
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's, whoever runs the tests."""
+    with tempfile.TemporaryDirectory(prefix="e", dir="/tmp") as path:
+        yield Path(path)
+
+
+def test_what_a_killed_server_left_goes_with_the_next_start(directory: Path, short: Path):
+    before = ["env", f"TMPDIR={short}"]
     with served(directory, before=before) as killed, served(directory, before=before) as living:
         living.wait_until_ready()
         killed.wait_until_ready()
-        assert len(folders(tmp_path)) == 2
+        assert len(folders(short)) == 2
         killed.process.kill()
         killed.process.wait(60)
-        left = folders(tmp_path)
+        left = folders(short)
         assert len(left) == 2
         with served(directory, before=before) as third:
             third.wait_until_ready()
-            now = folders(tmp_path)
+            now = folders(short)
             assert len(now) == 2 and len(now & left) == 1, "that of the living one stays"
         living.wait_until_ready()
-        assert folders(tmp_path) == now & left
-    assert folders(tmp_path) == set()
+        assert folders(short) == now & left
+    assert folders(short) == set()
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    base = tmp_path / "tmp"
+def base(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    base = short / "tmp"
     base.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(base))
     return base

@@ -30,7 +30,7 @@ READ = frozenset(
 _ARITHMETIC = re.compile(
     r"soft_?cap|multiplier|scal(e|ing)|norm|clip|clamp|limit|alpha|residual|qk_|rotary|rope|yarn|alibi"
     r"|mup|expert|router|routed|moe|logit|window|sliding|bias|parallel|lora|mamba|ssm|conv|attn"
-    r"|attention|gat(e|ing)|cross|shared?_|_heads?(_|$)|_dim(_|$)|pre_attn|embed|position|activation"
+    r"|attention|gat(e|ing)|cross|shar(ed?_|ing)|_heads?(_|$)|(^|_)dim(_|$)|pre_attn|embed|position|activation"
     r"|_act(_|$)|causal|sparse|compress|index_"
 )
 _HARMLESS = re.compile(
@@ -92,7 +92,7 @@ _BY_NAME: Mapping[str, re.Pattern[str]] = {
         r"Mamba|Rwkv|Jamba|Next|Falcon_?H1|Zamba|Lfm"
     ),
     "it reads images, audio or video": re.compile(
-        r"VL|Vision|ConditionalGen|Omni|Audio|Llava|Image"
+        r"VL|Vision|(?<!T5For)(?<!BartFor)ConditionalGen|Omni|Audio|Llava|Image"
     ),
     "it has an encoder beside the decoder": re.compile(r"T5|Bart|Whisper|Encoder"),
     "it generates no text": re.compile(

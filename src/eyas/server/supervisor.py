@@ -24,8 +24,9 @@ from eyas.server.client import EngineHealth, EngineProcess
 log = logging.getLogger("eyas.server")
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
-HEALTHY_SECONDS = 10.0
-"""An engine that was ready for so long was worth its start: tries count anew."""
+HEALTHY_SECONDS = 3.0
+"""An engine that was ready for so long was worth its start: tries count anew. Were it longer, engines
+that load slowly and are killed now and then would use up their tries."""
 MAX_RETRY_SECONDS = 60.0
 
 
