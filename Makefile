@@ -13,13 +13,13 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml benchmarks/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("eyas needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once)"
 	$(PIP) torch
 	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) $(TRITON) # torch for CUDA brings its own
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e benchmarks
 	@touch $@
 
 demo: $(STAMP)
@@ -29,7 +29,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not gpu"
 
 # As on a processor without AVX-512 and bfloat16: all rooms that compute, or CAPPED=tests for everything.
-CAPPED := $(addprefix tests/,attention draft engine layers models sampling bench/test_verify.py \
+CAPPED := $(addprefix tests/,attention draft engine layers models sampling verify \
 	laws/test_batch_law.py laws/test_drafter_law.py)
 test-capped: $(STAMP)
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 OMP_NUM_THREADS=1 \
@@ -41,6 +41,7 @@ check: $(STAMP)
 	$(BIN)/pyrefly check
 	$(BIN)/lint-imports
 	$(BIN)/python tools/lint_safety.py src tests tools examples benchmarks
+	$(BIN)/python tools/lint_cycles.py eyas eyas_bench builtin_model
 	$(BIN)/python tools/make_docs.py --check
 
 format: $(STAMP)

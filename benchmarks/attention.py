@@ -25,10 +25,10 @@ import torch
 
 from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.attention.triton import TritonAttention
-from eyas.bench.machine import describe_run, write_result
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
 from eyas.kernels.attention_prefill import PromptTiles
+from eyas.verify.machine import describe_run, write_result
 
 STORE = LayerStore(32, 8, 128)
 CACHE_BYTES = 200_000_000

@@ -24,17 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from exact_engine import engine_ways
 
+from exact_engine import engine_ways
 from eyas.attention import open_attention
-from eyas.bench.machine import describe_run, write_result
-from eyas.bench.shape import dummy_parts
 from eyas.cache import KVStore
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import DraftTree, SamplingParams
 from eyas.engine.build import Parts
 from eyas.engine.exactness import chain_of, random_tree
-from eyas.models.shapes import find_shape
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.device import open_device
 from eyas.runner.graphs import StepGraphs
@@ -42,6 +39,9 @@ from eyas.runner.rows import pack
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
 from eyas.sampling import BatchParams, RowSource
+from eyas.verify.machine import describe_run, write_result
+from eyas_bench.shape import dummy_parts
+from eyas_bench.shapes import find_shape
 
 LENGTHS = (1500, 613, 300, 129, 60, 17, 3)
 NUM_SEATS = 64

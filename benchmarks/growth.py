@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from eyas.bench.machine import describe_run, write_result
 from eyas.kernels import grow, lookup, merge, rank
+from eyas.verify.machine import describe_run, write_result
 
 VOCAB, DRAFT_VOCAB = 128256, 32000
 CALLS, REPLAYS = 20, 21

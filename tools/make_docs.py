@@ -1,9 +1,10 @@
-"""Writes the measured tables into README.md and docs/facts.md from benchmarks/results/*.json.
+"""Writes tables into README.md and docs/*.md: measured ones from benchmarks/results/*.json, those of
+docs/peers.md from what the command line goes by, that of error codes from `eyas.server.codes`.
 
 `python tools/make_docs.py` rewrites what stands between `<!-- table:NAME -->` and `<!-- end -->`;
 `--check` changes nothing and fails where the text and the results differ.
 
-Promises: no number in those tables was typed by hand. Does not know: how results are measured.
+Promises: nothing in those tables was typed by hand. Does not know: how results are measured.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ from device_tables import (
     serve_table,
     speed_table,
 )
+from eyas.server.codes import Code
+from peers_tables import accepted_table, options_table, refused_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "facts.md")
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("results.md", "facts.md", "peers.md", "errors.md")),
+)
 HEADS = ("head_tree_greedy", "head_tree_sampled", "head_chain_greedy", "head_chain_sampled")
 """Results that the table of heads is made of."""
 SHOWN_FORMS, SCHEMA_COST = "forms, schema in the prompt", "head+forced / head, no schema"
@@ -488,6 +494,8 @@ def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
     made["h200_schema_steps"] = schemas_table(results)
     made["h200_attention_cases"] = attention_table(results)
     made["h200_loads"] = serve_table(results)
+    made |= {"peers_options": options_table(), "peers_accepted": accepted_table()}
+    made["peers_refused"] = refused_table()
     for name, result in results.items():
         if name.startswith("h200_"):
             made[name] = _origin(result)
@@ -511,6 +519,14 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 """By the command that measures."""
 
 
+def errors_table() -> str:
+    """Every error code, by status."""
+    lines = ["| code | status | what it means | what to do |", "|---|---|---|---|"]
+    for code in sorted(Code, key=lambda each: each.status):
+        lines.append(f"| `{code.word}` | {code.status} | {code.meaning} | {code.remedy} |")
+    return "\n".join(lines)
+
+
 def filled(text: str, made: dict[str, str]) -> str:
     """A page with its tables made anew."""
 
@@ -523,7 +539,7 @@ def filled(text: str, made: dict[str, str]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Rewrite the pages, or check them."""
-    made = tables(read_results())
+    made = {**tables(read_results()), "errors": errors_table()}
     stale = []
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
@@ -533,9 +549,10 @@ def main(arguments: list[str]) -> int:
             if "--check" not in arguments:
                 page.write_text(after, encoding="utf-8")
     if "--check" in arguments and stale:
-        print(f"{', '.join(stale)}: not what the results say; run `make docs`")
+        print(f"{', '.join(stale)}: not what results and code say; run `make docs`")
         return 1
-    print("tables agree with benchmarks/results" if not stale else f"rewrote {', '.join(stale)}")
+    agrees = "tables agree with benchmarks/results and the code"
+    print(agrees if not stale else f"rewrote {', '.join(stale)}")
     return 0
 
 

@@ -48,11 +48,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     CPU and 2048 on a GPU, where a step of few rows costs as much as one of many.
 
     flights: steps that may be under way when the next is launched (0 or 1).
+    max_graph_batch: sequences of the largest step that is captured as CUDA graphs on a GPU; None
+    captures steps of any size, 0 none.
     """
 
     max_num_seqs: int = 64
     max_batch_tokens: int | Auto = "auto"
     flights: int | Auto = "auto"
+    max_graph_batch: int | None = None
 
     def rows(self, *, on_gpu: bool) -> int:
         """Rows of one step on such a device."""
@@ -178,6 +181,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("draft.topk", draft.topk, 1, 32),
             ("draft.nodes", _number(draft.nodes), 2, 128),
             ("scheduler.max_num_seqs", scheduler.max_num_seqs, 1, 1024),
+            ("scheduler.max_graph_batch", scheduler.max_graph_batch, 0, 1024),
             ("scheduler.max_batch_tokens", _number(scheduler.max_batch_tokens), 16, 65536),
             ("cache.num_slots", cache.num_slots, 16, None),
             ("model.max_model_len", self.model.max_model_len, 8, None),

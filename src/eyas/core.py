@@ -32,12 +32,16 @@ MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
 
 
 class RequestError(ValueError):
-    """A request that cannot be served as asked; `param` names the field, the text names the remedy."""
+    """A request that cannot be served as asked; `param` names the field, the text names the remedy,
+    `code` tells kinds of errors apart (docs/errors.md)."""
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str = "invalid_value"
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.code = code
 
 
 class GrammarError(RequestError):
@@ -48,7 +52,7 @@ class GrammarError(RequestError):
     """
 
     def __init__(self, message: str, fault: GrammarFault, *, param: str | None = None) -> None:
-        super().__init__(message, param=param)
+        super().__init__(message, param=param, code=f"grammar_{fault}")
         self.fault = fault
 
 
@@ -310,7 +314,8 @@ class Delta(msgspec.Struct, kw_only=True):
     marks: the control tokens in `text`, in order, when the request asked for them.
     The last delta of a choice has finish_reason set, and usage filled in.
     stop_reason: the stop string or token id that ended it, None for the end-of-sequence token.
-    error: why it could not go on; param: the field of the request that is to blame, where one is.
+    error: why it could not go on; param: the field of the request that is to blame, where one is; code:
+    what kind of error it is, where whoever made the delta knows (`eyas.server.codes`).
     """
 
     request_id: str
@@ -325,6 +330,7 @@ class Delta(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     error: str | None = None
     param: str | None = None
+    code: str | None = None
     usage: Usage | None = None
     seed: int | None = None
 

@@ -7,25 +7,23 @@ Does not know: HTTP, processes, formats of families of models.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import logging
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import msgspec
 
 from eyas.config import (
     DEFAULTS,
     Auto,
-    CacheConfig,
-    DeviceConfig,
-    DraftConfig,
     DtypeName,
     EngineConfig,
-    ModelConfig,
-    SchedulerConfig,
 )
 from eyas.core import Delta, Request, RequestError, SamplingParams, as_token_ids
 from eyas.dialect import Dialect, Event, Segmenter, Wanted, find_dialect, tool_specs
@@ -34,14 +32,21 @@ from eyas.engine.build import build_engine
 from eyas.grammar import Node, OutputSpec
 from eyas.models import Progress, locate_model
 from eyas.outputs import Choice, GenerationOutput, PartialOutput
+from eyas.peers.offline import blamed, our_keywords
+from eyas.peers.sampling import fields_of, in_their_words
+from eyas.settings import engine_config
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
-from eyas.text.template import require_template
-from eyas.typed import Grammar, OutputIncomplete, Regex, Typed, typed
+from eyas.text.template import require_template, template_text
+from eyas.typed import Grammar, JsonSchema, OutputIncomplete, Regex, Typed, typed
+
+log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
-Params = SamplingParams | Sequence[SamplingParams] | None
+AnyParams = SamplingParams | Mapping[str, Any]
+"""Ours, or SGLang's by SGLang's names (and with what SGLang takes for `max_new_tokens`)."""
+Params = AnyParams | Sequence[AnyParams] | None
 Tools = Sequence[Mapping[str, Any]] | None
 ToolChoice = str | Mapping[str, Any] | None
 TextOutput = Regex | Grammar | re.Pattern[str] | str | Node
@@ -70,8 +75,13 @@ class LLM:
     """A model and its engine.
 
     model: "builtin", a directory, or a hub name. drafter: as in `eyas.config.DraftConfig`, which tells
-    of the other draft keywords as well, or a `Drafter` of your own. config: every setting there is,
-    instead of the keywords (but for a drafter of one's own).
+    of the other draft keywords as well, or a `Drafter` of your own. seed: requests without a seed get
+    one that follows from it and from how many were made before. chat_template: a Jinja file or the text
+    of a template, in place of the model's own. config: every setting there is, instead of the keywords
+    (but for a drafter of one's own). others: further settings, as `eyas.settings.engine_config` names
+    them, and keywords of SGLang's Engine and vLLM's LLM; those that cannot be had are a ValueError.
+    progress: called with (stage, bytes done, bytes in all) while the model is loaded; both are 0 where
+    a stage has no bytes to count.
     """
 
     def __init__(
@@ -84,7 +94,7 @@ class LLM:
         draft_topk: int = DEFAULTS.draft.topk,
         draft_nodes: int | Auto = DEFAULTS.draft.nodes,
         draft_token_map: str | None = DEFAULTS.draft.token_map,
-        dtype: DtypeName = DEFAULTS.model.dtype,
+        dtype: DtypeName | Literal["half", "float"] = DEFAULTS.model.dtype,
         max_model_len: int | None = DEFAULTS.model.max_model_len,
         device: str = DEFAULTS.device.device,
         num_threads: int | None = DEFAULTS.device.num_threads,
@@ -92,34 +102,44 @@ class LLM:
         num_slots: int | None = DEFAULTS.cache.num_slots,
         prefix_cache: bool = DEFAULTS.cache.prefix_cache,
         offline: bool = DEFAULTS.model.offline,
+        seed: int | None = None,
+        chat_template: str | None = None,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
+        **others: Any,
     ) -> None:
         own_drafter = None if isinstance(drafter, str) else drafter
-        by_keywords = EngineConfig(
-            model=ModelConfig(
-                path=model, dtype=dtype, max_model_len=max_model_len, offline=offline
-            ),
-            cache=CacheConfig(num_slots=num_slots, prefix_cache=prefix_cache),
-            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
-            draft=DraftConfig(
-                drafter=drafter if isinstance(drafter, str) else "root",
-                model=draft_model,
-                steps=draft_steps,
-                topk=draft_topk,
-                nodes=draft_nodes,
-                token_map=draft_token_map,
-            ),
-            device=DeviceConfig(device=device, num_threads=num_threads),
-        )
-        nothing = EngineConfig(draft=DraftConfig(drafter="auto" if own_drafter is None else "root"))
-        if config is not None and by_keywords != nothing:
+        given = {
+            "model": model,
+            "dtype": dtype,
+            "max_model_len": max_model_len,
+            "offline": offline,
+            "num_slots": num_slots,
+            "prefix_cache": prefix_cache,
+            "max_num_seqs": max_num_seqs,
+            "drafter": drafter if isinstance(drafter, str) else "root",
+            "draft_model": draft_model,
+            "draft_steps": draft_steps,
+            "draft_topk": draft_topk,
+            "draft_nodes": draft_nodes,
+            "draft_token_map": draft_token_map,
+            "device": device,
+            "threads": num_threads,
+        }
+        usual = inspect.signature(engine_config).parameters
+        own = {name: value for name, value in given.items() if value != usual[name].default}
+        if config is None:
+            self.config = _config(own, others)
+        elif others or set(own) - ({"drafter"} if own_drafter is not None else set()):
             raise ValueError("config: holds every setting; give it alone, or keywords without it")
-        self.config = config or by_keywords
+        else:
+            self.config = config
+        self._seed = seed
+        template = None if chat_template is None else template_text(chat_template)
         chosen = self.config.model
         directory = locate_model(chosen.path, chosen.revision, chosen.offline)
         self._tokenizer = Tokenizer.from_directory_if_there(directory)
-        self._template = ChatTemplate.from_directory(directory, self._tokenizer)
+        self._template = ChatTemplate.from_directory(directory, self._tokenizer, template)
         self._defaults = sampling_defaults(directory)
         self.engine = build_engine(self.config, progress, own_drafter)
         self.info = self.engine.info
@@ -359,33 +379,33 @@ class LLM:
 
     @overload
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, output: None = None
+        self, prompt: Prompt, params: AnyParams | None = None, *, output: None = None
     ) -> Iterator[Delta]: ...
 
     @overload
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, output: TextOutput
+        self, prompt: Prompt, params: AnyParams | None = None, *, output: TextOutput
     ) -> Iterator[PartialOutput[str]]: ...
 
     @overload
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, output: type[T]
+        self, prompt: Prompt, params: AnyParams | None = None, *, output: type[T]
     ) -> Iterator[PartialOutput[T]]: ...
 
     @overload
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, output: TypeForm[T]
+        self, prompt: Prompt, params: AnyParams | None = None, *, output: TypeForm[T]
     ) -> Iterator[PartialOutput[T]]: ...
 
     @overload
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, output: Any
+        self, prompt: Prompt, params: AnyParams | None = None, *, output: Any
     ) -> Iterator[PartialOutput[Any]]: ...
 
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        params: AnyParams | None = None,
         *,
         output: Any = None,
     ) -> Iterator[Any]:
@@ -402,7 +422,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: SamplingParams | None = None,
+        params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -416,7 +436,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: SamplingParams | None = None,
+        params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -430,7 +450,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: SamplingParams | None = None,
+        params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -444,7 +464,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: SamplingParams | None = None,
+        params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -471,7 +491,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Conversation,
-        params: SamplingParams | None = None,
+        params: AnyParams | None = None,
         *,
         tools: Tools = None,
         tool_choice: ToolChoice = None,
@@ -537,19 +557,44 @@ class LLM:
             lambda: self.dialect.segmenter(wanted, prompt),
         )
 
-    def _request(self, asked: Asked, params: SamplingParams | None) -> Request:
+    def _request(self, asked: Asked, params: AnyParams | None) -> Request:
+        output = asked.output
+        if isinstance(params, Mapping):
+            params, output = self._understood(params, asked)
+        params = params if params is not None else self.default_params()
         self._num_requests += 1
+        if params.seed is None and self._seed is not None:
+            own_seed = _nth_seed(self._seed, self._num_requests)
+            params = msgspec.structs.replace(params, seed=own_seed)
         return Request(
             id=f"offline-{self._num_requests}",
             prompt_token_ids=asked.prompt,
-            params=params if params is not None else self.default_params(),
-            output=asked.output,
+            params=params,
+            output=output,
             with_marks=asked.new_segmenter is not None,
         )
 
+    def _understood(
+        self, params: Mapping[str, Any], asked: Asked
+    ) -> tuple[SamplingParams, OutputSpec | None]:
+        """SGLang's parameters, and what they or `output` say that the text must be."""
+        fields, constraints = fields_of(params)
+        with in_their_words(""):
+            sampling = self.default_params(**fields)
+        if not constraints:
+            return sampling, asked.output
+        name, value = next(iter(constraints.items()))
+        if len(constraints) > 1 or asked.output is not None or asked.new_segmenter is not None:
+            raise RequestError(f"{name}: pass what the answer must be as output= alone", param=name)
+        if name == "structural_tag":
+            raise RequestError(f"{name}: is for servers; pass output= here", param=name)
+        kinds = {"json_schema": JsonSchema, "regex": Regex, "ebnf": Grammar}
+        return sampling, OutputSpec(root=typed(kinds[name](value)).node, param=name)
+
     def _run(self, asked: list[Asked], params: Params) -> list[GenerationOutput]:
-        if params is None or isinstance(params, SamplingParams):
-            each: list[SamplingParams | None] = [params] * len(asked)
+        each: list[AnyParams | None]
+        if params is None or isinstance(params, SamplingParams | Mapping):
+            each = [params] * len(asked)
         else:
             each = list(params)
             if len(each) != len(asked):
@@ -577,9 +622,7 @@ class LLM:
             output.absorb(delta, _events(delta, segmenters))
         return output
 
-    def _stream(
-        self, asked: Asked, params: SamplingParams | None, type_: Typed | None
-    ) -> Iterator[Any]:
+    def _stream(self, asked: Asked, params: AnyParams | None, type_: Typed | None) -> Iterator[Any]:
         request = self._request(asked, params)
         deltas = self._open_and_close(request)
         next(deltas)  # opens now; one that has begun also closes if nobody ever reads it
@@ -617,6 +660,23 @@ class LLM:
             delta = inbox.popleft()
             num_open -= delta.finish_reason is not None
             yield delta
+
+
+def _config(own: Mapping[str, Any], others: Mapping[str, Any]) -> EngineConfig:
+    """own: settings by our names. ValueError names a keyword that cannot be."""
+    settings, said = our_keywords(own, others, "LLM()")
+    for note in said.notes:
+        log.info("%s", note)
+    try:
+        return engine_config(**settings)
+    except ValueError as error:
+        raise blamed(error, said.flags) from error
+
+
+def _nth_seed(seed: int, number: int) -> int:
+    """63 bits that follow from both."""
+    digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def _is_one(prompts: Any) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, DraftCounts, Request
+from eyas.logs import LogFormat
 
 Refusal = Literal["invalid", "overloaded", "unavailable", "internal"]
 
@@ -90,6 +91,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     address: str
     log_level: str = "info"
+    log_format: LogFormat = "text"
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -110,6 +112,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: EngineInfo
 
 
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """What is done before the engine is ready. done, total: bytes, where there are any to count."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.stage}, {100 * self.done // self.total} %" if self.total else self.stage
+
+
 class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
     deltas: list[Delta]
 
@@ -122,6 +135,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
     param: str | None = None
     refusal: Refusal = "invalid"
+    code: str = "invalid_value"
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -138,7 +152,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 Command = Submit | Abort | Shutdown
-Reply = Ready | Deltas | Refused | Heartbeat | Failed
+Reply = Loading | Ready | Deltas | Refused | Heartbeat | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

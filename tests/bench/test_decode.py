@@ -11,22 +11,14 @@ from random import Random
 
 import pytest
 
-from eyas.bench.decode import (
-    EngineContestant,
-    Job,
-    Run,
-    median_interval,
-    ratio,
-    same_tokens,
-    summarise,
-    take_turns,
-)
-from eyas.bench.prompts import heldout_tasks
-from eyas.builtin.families import FAMILIES, draw_example
+from builtin_model.families import FAMILIES, draw_example
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.draft import RootDrafter
 from eyas.llm import LLM
+from eyas.verify.contestants import EngineContestant, Job, Run, same_tokens, summarise, take_turns
+from eyas_bench.prompts import heldout_tasks
+from eyas_bench.ratio import median_interval, ratio
 
 PROMPTS = [[5, 9, 2, 5, 9], [100, 101, 102], [7] * 20, [3, 4], [8, 8, 8]]
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from eyas.bench import prefill
-from eyas.bench.prefill import (
+from eyas.cli.options import engine_config
+from eyas.engine.engine import Engine
+from eyas_bench import prefill
+from eyas_bench.prefill import (
     Interference,
     interfere,
     longest,
@@ -18,10 +20,8 @@ from eyas.bench.prefill import (
     summarise_prompts,
     time_prompts,
 )
-from eyas.bench.shape import dummy_engine
-from eyas.cli.options import engine_config
-from eyas.engine.engine import Engine
-from eyas.models.shapes import SHAPES
+from eyas_bench.shape import dummy_engine
+from eyas_bench.shapes import SHAPES
 
 from .test_together import run_command
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from eyas.bench import ranking
-from eyas.bench.lineup import Stage
-from eyas.bench.ranking import NOISE, TOPK, UNFITTED, Setting, gain, measure, rankings
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.draft import Shape, TreeDrafter
 from eyas.llm import LLM
+from eyas.verify.lineup import Stage
+from eyas_bench import ranking
+from eyas_bench.ranking import NOISE, TOPK, UNFITTED, Setting, gain, measure, rankings
 
 PICKS = ["Specify a random city.", "Name three animals.", "Pick a colour.", "Name two tools."]
 
@@ -34,11 +34,10 @@ def stage() -> Iterator[Stage]:
 
 def test_rankings_share_a_head_and_differ_in_how_they_see_noise(stage: Stage) -> None:
     assert isinstance(stage.built, TreeDrafter)
-    drafters = rankings(stage.built)
-    assert [drafter._sees_noise for drafter in drafters.values()] == [False, True, True]
-    assert drafters[NOISE].networks == drafters[TOPK].networks == stage.built.networks
-    (unfitted,) = drafters[UNFITTED].networks
-    assert unfitted.beta(0.6) == 1 != stage.built.networks[0].beta(0.6)
+    drafters = rankings(stage)
+    assert list(drafters) == [TOPK, NOISE, UNFITTED]
+    assert all(drafter.networks == stage.built.networks for drafter in drafters.values())
+    assert all(drafter.shape == stage.built.shape for drafter in drafters.values())
     fitted = ranking.betas(stage.built, [0.6, 1.0])
     assert set(fitted) == {"0.6", "1"} and all(beta > 0 for beta in fitted.values())
 

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.bench import schema_steps, schema_texts
-from eyas.bench.schema_steps import Round, plan_round, run_round, summarise, take_turns
-from eyas.bench.schema_texts import Text, allowed, install, other_tokens, read_texts, request_for
-from eyas.bench.shape import dummy_engine
 from eyas.cli.options import engine_config
 from eyas.engine.engine import Engine
 from eyas.engine.masks import Masking, TreeMasks
+from eyas.engine.verifier import Verify, verify
 from eyas.grammar import Json, OutputSpec
 from eyas.schemas import prepare
 from eyas.text import Tokenizer
+from eyas_bench import schema_steps, schema_texts
+from eyas_bench.schema_steps import Round, plan_round, run_round, summarise, take_turns
+from eyas_bench.schema_texts import Teacher, Text, allowed, other_tokens, read_texts, request_for
+from eyas_bench.shape import dummy_engine
 
 from .test_shape import write_tokenizer
 from .test_together import run_command
@@ -47,7 +48,12 @@ def write_schemas(folder: Path) -> Path:
 
 
 def make_engine(
-    tmp_path: Path, drafter: str = "head", seqs: int = 4, topk: int = 1, **more: Any
+    tmp_path: Path,
+    drafter: str = "head",
+    seqs: int = 4,
+    topk: int = 1,
+    verify: Verify = verify,
+    **more: Any,
 ) -> Engine:
     config = engine_config(
         model="tiny",
@@ -65,7 +71,8 @@ def make_engine(
     )
     directory = tmp_path / "tokenizer"
     directory.mkdir()
-    engine = dummy_engine("tiny", config, tokenizer_directory=write_tokenizer(directory, 20))
+    files = write_tokenizer(directory, 20)
+    engine = dummy_engine("tiny", config, tokenizer_directory=files, verify=verify)
     masking = engine.launcher.masking  # nothing is late or slow, however busy the machine is
     masking.time_limit, masking.step_seconds = 10.0, deque(maxlen=0)
     return engine
@@ -140,9 +147,10 @@ def test_a_text_that_its_grammar_refuses_is_none(tmp_path: Path) -> None:
 def test_instances_are_written_token_by_token(
     tmp_path: Path, drafter: str, topk: int, flights: str
 ) -> None:
-    engine = make_engine(tmp_path, drafter, flights=flights, topk=topk)
+    teacher = Teacher(1, None if drafter == "root" else 3.0, 4, topk)
+    engine = make_engine(tmp_path, drafter, flights=flights, topk=topk, verify=teacher.verify)
     texts = make_texts(engine, tmp_path, topk=topk).texts
-    teacher = install(engine, texts, 1, None if drafter == "root" else 3.0, 4, topk)
+    teacher.teach(engine, texts)
     for number, text in enumerate(texts):
         for held in (True, False):
             found = written(engine, text, number, texts, held=held)
@@ -158,9 +166,10 @@ def test_masks_of_whole_trees_are_read_as_well(
 ) -> None:
     """As on a device, where nothing is left out of a tree before the forward."""
     monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
-    engine = make_engine(tmp_path, flights="1", topk=topk)
+    teacher = Teacher(1, 3.0, 4, topk)
+    engine = make_engine(tmp_path, flights="1", topk=topk, verify=teacher.verify)
     texts = make_texts(engine, tmp_path, topk=topk).texts
-    teacher = install(engine, texts, 1, 3.0, 4, topk)
+    teacher.teach(engine, texts)
     run = run_round(engine, texts, range(6), 1, 1, "a", has_schema=True)
     assert not run.errors and run.draft_lengths
     assert sum(run.draft_lengths) / len(run.draft_lengths) == pytest.approx(3.0, rel=0.1)
@@ -171,9 +180,10 @@ def test_masks_of_whole_trees_are_read_as_well(
 
 
 def test_longer_prompts_leave_the_text_where_it_is(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path)
+    teacher = Teacher(7, 2.0, 4)
+    engine = make_engine(tmp_path, verify=teacher.verify)
     texts = make_texts(engine, tmp_path).texts
-    teacher = install(engine, texts, 7, 2.0, 4)
+    teacher.teach(engine, texts)
     run = run_round(engine, texts, [2, 5, 1], 2, 7, "a", has_schema=True)
     assert not run.errors and teacher.num_2.tolist() == [0, 0]
     lengths = sum(len(texts[i].tokens) for i in (2, 5, 1))
@@ -183,7 +193,8 @@ def test_longer_prompts_leave_the_text_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_refused_token_ends_its_request_and_is_counted(tmp_path: Path) -> None:
-    engine = make_engine(tmp_path, seqs=6)
+    teacher = Teacher(1, 3.0, 4)
+    engine = make_engine(tmp_path, seqs=6, verify=teacher.verify)
     texts = make_texts(engine, tmp_path).texts
     wrong = Text(
         texts[0].name,
@@ -193,7 +204,7 @@ def test_a_refused_token_ends_its_request_and_is_counted(tmp_path: Path) -> None
         texts[0].others,
     )
     broken = [wrong, *texts[1:]]
-    teacher = install(engine, broken, 1, 3.0, 4)
+    teacher.teach(engine, broken)
     run = run_round(engine, broken, [0, 1, 2], 3, 1, "a", has_schema=True)
     assert len(run.errors) == 1 and "nothing was legal" in run.errors[0]
     assert teacher.num_2.tolist()[0] == 1
@@ -237,9 +248,10 @@ def test_rounds_take_turns_over_the_same_instances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema_steps, "STEPS", 12)
-    engine = make_engine(tmp_path, seqs=4)
+    teacher = Teacher(1, 2.5, 4)
+    engine = make_engine(tmp_path, seqs=4, verify=teacher.verify)
     texts = make_texts(engine, tmp_path).texts
-    install(engine, texts, 1, 2.5, 4)
+    teacher.teach(engine, texts)
     told: list[int] = []
     held, free = take_turns(engine, texts, 2, 1, 2.5, 2, told.append)
     assert told == [-1, 0, 1, 2] and len(held) == len(free) == 2

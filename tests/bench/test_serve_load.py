@@ -10,16 +10,8 @@ from statistics import fmean
 
 import pytest
 
-from eyas.bench.load import (
-    Arrival,
-    Load,
-    Outcome,
-    Queue,
-    draw_load,
-    percentile,
-    summarise,
-)
-from eyas.bench.serve_load import EngineLoad, run_on_engine, run_on_server, spread
+from eyas_bench.load import Arrival, Load, Outcome, Queue, draw_load, percentile, summarise
+from eyas_bench.serve_load import EngineLoad, run_on_engine, run_on_server, spread
 
 from .test_synthetic import make_engine
 from .test_together import run_command

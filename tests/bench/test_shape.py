@@ -9,15 +9,15 @@ import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
-from eyas.bench.load import Arrival
-from eyas.bench.serve_load import EngineLoad
-from eyas.bench.shape import about, decide, dummy_engine, dummy_parts
 from eyas.cli.options import engine_config
 from eyas.config import DraftConfig, EngineConfig
 from eyas.engine.build import assemble
-from eyas.models.shapes import SHAPES
 from eyas.runner.device import Device, open_device
 from eyas.schemas import prepare
+from eyas_bench.load import Arrival
+from eyas_bench.serve_load import EngineLoad
+from eyas_bench.shape import about, decide, dummy_engine, dummy_parts
+from eyas_bench.shapes import SHAPES
 
 TINY = SHAPES["tiny"]
 

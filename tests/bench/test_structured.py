@@ -10,10 +10,21 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from eyas.bench import structured
-from eyas.bench.forms import FORMS, Schema
-from eyas.bench.lineup import AUTO, PLAIN, Stage
-from eyas.bench.structured import (
+from eyas.cli import main
+from eyas.config import (
+    CacheConfig,
+    DraftConfig,
+    EngineConfig,
+    GrammarConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from eyas.llm import LLM
+from eyas.schemas import prepare
+from eyas.verify.lineup import AUTO, PLAIN, Stage
+from eyas_bench import structured
+from eyas_bench.forms import FORMS, Schema
+from eyas_bench.structured import (
     FORCED,
     FORMS_SHOWN,
     FREE,
@@ -28,17 +39,6 @@ from eyas.bench.structured import (
     report,
     schema_of,
 )
-from eyas.cli import main
-from eyas.config import (
-    CacheConfig,
-    DraftConfig,
-    EngineConfig,
-    GrammarConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
-from eyas.llm import LLM
-from eyas.schemas import prepare
 
 
 @pytest.fixture

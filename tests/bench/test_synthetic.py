@@ -7,24 +7,30 @@ import itertools
 import pytest
 import torch
 
-from eyas.bench.shape import dummy_engine
-from eyas.bench.synthetic import (
+from eyas.cli.options import engine_config
+from eyas.core import DraftTree, Verdict
+from eyas.draft.base import chain
+from eyas.engine.engine import Engine
+from eyas.engine.verifier import Verify, verdict_of, verify
+from eyas_bench.shape import dummy_engine
+from eyas_bench.synthetic import (
     SyntheticAcceptance,
     accept_chain,
     accept_tree,
     continuation,
     draw_lengths,
-    install,
 )
-from eyas.bench.together import requests, run_together
-from eyas.cli.options import engine_config
-from eyas.core import DraftTree, Verdict
-from eyas.draft.base import chain
-from eyas.engine.engine import Engine
-from eyas.engine.verifier import verdict_of
+from eyas_bench.together import requests, run_together
 
 
-def make_engine(steps: int, topk: int, nodes: int, drafter: str = "head", seqs: int = 4) -> Engine:
+def make_engine(
+    steps: int,
+    topk: int,
+    nodes: int,
+    drafter: str = "head",
+    seqs: int = 4,
+    verify: Verify = verify,
+) -> Engine:
     """The tiny shape, with trees of one size."""
     config = engine_config(
         model="tiny",
@@ -39,7 +45,7 @@ def make_engine(steps: int, topk: int, nodes: int, drafter: str = "head", seqs: 
         max_num_seqs=seqs,
         prefix_cache=False,
     )
-    return dummy_engine("tiny", config)
+    return dummy_engine("tiny", config, verify=verify)
 
 
 def random_tree(draw: torch.Generator, num: int, width: int) -> DraftTree:
@@ -72,7 +78,7 @@ def test_the_chance_to_go_on_gives_the_mean(mean: float, steps: int) -> None:
 @pytest.mark.parametrize("mean", [0.99, 6.01, -1, float("nan"), float("inf")])
 def test_a_mean_that_no_draft_can_have_is_refused(mean: float) -> None:
     with pytest.raises(ValueError, match="synthetic_acceptance: between 1 and 6 tokens a step"):
-        continuation(mean, 5)
+        SyntheticAcceptance(mean, 5)
 
 
 @pytest.mark.parametrize(("mean", "steps"), [(1, 5), (2.8, 3), (3.52, 5), (4, 5), (6, 5)])
@@ -151,8 +157,8 @@ def test_verdicts_on_trees_are_paths_of_real_nodes(num: int, width: int) -> None
 
 @pytest.mark.parametrize(("mean", "steps"), [(2.8, 3), (3.52, 5), (1, 5), (6, 5)])
 def test_an_engine_with_chains_yields_the_mean(mean: float, steps: int) -> None:
-    engine = make_engine(steps, 1, steps + 1, seqs=8)
-    synthetic = install(engine, mean, steps)
+    synthetic = SyntheticAcceptance(mean, steps)
+    engine = make_engine(steps, 1, steps + 1, seqs=8, verify=synthetic)
     run = run_together(engine, requests([[1 + i, 2, 3] for i in range(8)], 120, 0.0, "a"))
     assert synthetic.num_calls > 0
     assert run.num_output_tokens == 8 * 120
@@ -168,8 +174,8 @@ def test_sequences_that_are_alike_end_together() -> None:
     """In fewer steps than where each draws for itself."""
     steps = []
     for alike in (True, False):
-        engine = make_engine(5, 1, 6, seqs=8)
-        install(engine, 3.52, 5, alike=alike)
+        synthetic = SyntheticAcceptance(3.52, 5, alike=alike)
+        engine = make_engine(5, 1, 6, seqs=8, verify=synthetic)
         run = run_together(engine, requests([[1 + i, 2, 3] for i in range(8)], 120, 0.0, "a"))
         assert sum(run.draft_lengths) / len(run.draft_lengths) == pytest.approx(3.52, rel=0.03)
         steps.append(run.num_steps)
@@ -181,8 +187,7 @@ def test_sequences_that_are_alike_end_together() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_engine_goes_on_after_drawn_trees(temperature: float) -> None:
-    engine = make_engine(4, 3, 12)
-    install(engine, 3.0, 4)
+    engine = make_engine(4, 3, 12, verify=SyntheticAcceptance(3.0, 4))
     run = run_together(engine, requests([[5, 6], [7] * 30, [9]], 60, temperature, "a"))
     assert run.num_output_tokens == 180
     mean = sum(run.draft_lengths) / len(run.draft_lengths)
@@ -192,13 +197,8 @@ def test_an_engine_goes_on_after_drawn_trees(temperature: float) -> None:
 
 
 def test_steps_without_a_draft_are_left_alone() -> None:
-    engine = make_engine(2, 1, 3, drafter="root")
-    plain = engine.launcher.verify
-    synthetic = install(engine, 2.0, 2)
-    assert (
-        isinstance(engine.launcher.verify, SyntheticAcceptance)
-        and engine.launcher.verify is not plain
-    )
+    synthetic = SyntheticAcceptance(2.0, 2)
+    engine = make_engine(2, 1, 3, drafter="root", verify=synthetic)
     run = run_together(engine, requests([[1, 2]], 8, 0.0, "a"))
     assert run.num_output_tokens == 8 and synthetic.num_calls == 0
     engine.shutdown()

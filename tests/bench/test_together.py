@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from eyas import kernels
-from eyas.bench import together
-from eyas.bench.step_profile import (
+from eyas.cli import main
+from eyas.core import Delta, Usage
+from eyas.draft import RootDrafter
+from eyas.engine.metrics import Metrics
+from eyas_bench import together
+from eyas_bench.step_profile import (
     OTHERS,
     OWN_FILES,
     Ran,
@@ -20,11 +24,7 @@ from eyas.bench.step_profile import (
     profile_steps,
     summarise,
 )
-from eyas.bench.together import TogetherRun, repeat, requests, run_together, step_rows
-from eyas.cli import main
-from eyas.core import Delta, Usage
-from eyas.draft import RootDrafter
-from eyas.engine.metrics import Metrics
+from eyas_bench.together import TogetherRun, repeat, requests, run_together, step_rows
 
 from .test_synthetic import make_engine
 

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from eyas.bench.tree_forms import depths, form_of, path
 from eyas.core import DraftTree
+from eyas_bench.tree_forms import depths, form_of, path
 
 CPU = torch.device("cpu")
 

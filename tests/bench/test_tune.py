@@ -13,10 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.bench import plots
-from eyas.bench.decode import EngineContestant, Job, Run, acceptance
-from eyas.bench.lineup import Lineup, LineupContestant, Stage
-from eyas.bench.tune import batch_tokens, distinct_shapes, largest, normal, numbers, sweep
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import DraftCounts, DraftTree
@@ -25,6 +21,11 @@ from eyas.draft.base import chain, root_tokens
 from eyas.draft.grow import Frontier, Pool
 from eyas.llm import LLM
 from eyas.runner.batch import Batch
+from eyas.verify.contestants import EngineContestant, Job, Run, acceptance
+from eyas.verify.lineup import Lineup, LineupContestant, Stage
+from eyas.verify.shapes import batch_tokens, normal
+from eyas_bench import plots
+from eyas_bench.tune import distinct_shapes, largest, numbers, sweep
 from tests.models.tiny import make_model, save_model
 
 PROMPTS = [[5, 9, 2, 5, 9], [100, 101, 102], [7] * 20]

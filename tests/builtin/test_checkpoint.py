@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from builtin_model.families import FAMILIES, ChatRequest
+from builtin_model.families.kinds import KINDS
+from builtin_model.model import BuiltinShape
 from eyas import builtin
-from eyas.bench.answers import engine_answers
-from eyas.bench.builtin import evaluate, heldout_examples
-from eyas.builtin.families import FAMILIES, ChatRequest
-from eyas.builtin.families.kinds import KINDS
 from eyas.llm import LLM
-from eyas.train.builtin_model import BuiltinShape
+from eyas_bench.answers import engine_answers
+from eyas_bench.builtin import evaluate, heldout_examples
 
 MEGABYTE = 1_000_000
 

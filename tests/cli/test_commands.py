@@ -84,6 +84,9 @@ def succeeded(done: Done) -> str:
         (["serve", "--no-such-option"], ["--no-such-option"]),
         (["serve", "--port", "99999"], ["--port", "65535"]),
         (["serve", "--draft-steps", "0"], ["--draft-steps", "32"]),
+        (["serve", "--metrics-names", "x"], ["--metrics-names", "sglang"]),
+        (["serve", "--log-format", "xml"], ["--log-format", "json"]),
+        (["serve", "--start-wait", "-1"], ["--start-wait: must be between 0"]),
         (["serve", "--max-model-len", "3"], ["--max-model-len"]),
         (["serve", "--memory-fraction", "2"], ["--memory-fraction"]),
         (["serve", "--flights", "2"], ["--flights"]),
@@ -140,6 +143,22 @@ def assert_one_clear_line(done: Done, words: list[str]) -> None:
         assert word in done.stderr
     if done.stderr.startswith("error:"):
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_serve_hands_its_manners_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from eyas.server.options import ServerOptions
+
+    started: list[ServerOptions] = []
+    monkeypatch.setattr("eyas.server.launch.serve", lambda _, options: started.append(options) or 0)
+    ok("serve")
+    ok("serve", "--metrics-names", "sglang", "--log-format", "json", "--allow-no-key")
+    ok("serve", "--start-wait", "0")
+    told = [(o.metrics_names, o.log_format, o.allow_no_key, o.start_wait_seconds) for o in started]
+    assert told == [
+        ("eyas", "text", False, 30),
+        ("sglang", "json", True, 30),
+        ("eyas", "text", False, 0),
+    ]
 
 
 def test_a_model_without_tokenizer_continues_token_ids(tmp_path: Path) -> None:

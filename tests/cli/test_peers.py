@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from eyas import cli
-from eyas.cli import refusals
 from eyas.cli.peers import PeerOptions
 from eyas.config import (
     CacheConfig,
@@ -20,6 +19,9 @@ from eyas.config import (
     SchedulerConfig,
 )
 from eyas.grammar import Spacing
+from eyas.peers.accepted import ACCEPTED
+from eyas.peers.refused import REFUSED, SWITCHES
+from eyas.peers.translate import SPELLINGS
 
 Outcome = tuple[EngineConfig | None, str]
 Serve = Callable[..., Outcome]
@@ -46,6 +48,12 @@ def serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         return (started[0] if started else None), " ".join(errors.split())
 
     return run
+
+
+def serve_command() -> Any:
+    from typer.main import get_command
+
+    return get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
 
 
 def drafting(**fields: Any) -> EngineConfig:
@@ -163,6 +171,22 @@ SIZES = (
             EngineConfig(scheduler=SchedulerConfig(max_batch_tokens=128)),
         ),
         (["-tp", "1", "--dp-size", "1", "--pipeline-parallel-size=1"], EngineConfig()),
+        (
+            ["--chunked-prefill-size", "4096"],
+            EngineConfig(scheduler=SchedulerConfig(max_batch_tokens=4096)),
+        ),
+        (
+            ["--cuda-graph-max-bs", "2"],
+            EngineConfig(scheduler=SchedulerConfig(max_graph_batch=2)),
+        ),
+        (["--disable-cuda-graph"], EngineConfig(scheduler=SchedulerConfig(max_graph_batch=0))),
+        (["--enforce-eager"], EngineConfig(scheduler=SchedulerConfig(max_graph_batch=0))),
+        (["--max-graph-batch", "0"], EngineConfig(scheduler=SchedulerConfig(max_graph_batch=0))),
+        (["--disable-overlap-schedule"], EngineConfig(scheduler=SchedulerConfig(flights=0))),
+        (["--no-async-scheduling"], EngineConfig(scheduler=SchedulerConfig(flights=0))),
+        (["--enable-deterministic-inference"], EngineConfig()),
+        (["--dtype", "half"], EngineConfig(model=ModelConfig(dtype="float16"))),
+        (["--dtype", "float"], EngineConfig(model=ModelConfig(dtype="float32"))),
     ],
 )
 def test_a_peers_words_mean_what_they_mean_there(
@@ -174,7 +198,7 @@ def test_a_peers_words_mean_what_they_mean_there(
 def test_every_option_of_the_peers_is_tested_here() -> None:
     marks = test_a_peers_words_mean_what_they_mean_there.pytestmark  # type: ignore[attr-defined]
     words = " ".join(word for arguments, _ in marks[0].args[1] for word in arguments)
-    words += " --tensor-parallel-size --data-parallel-size"
+    words += " --max-queued-requests --shutdown-timeout"
     words += " --constrained-json-whitespace-pattern --constrained-json-disable-any-whitespace"
     for name in vars(PeerOptions()):
         assert name == "model_argument" or "--" + name.replace("_", "-") in words, name
@@ -218,9 +242,9 @@ def test_what_is_said_twice_is_refused_by_both_names(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--tp", "2"], ["--tensor-parallel-size", "one device"]),
-        (["-pp", "2"], ["--pipeline-parallel-size", "one device"]),
-        (["--speculative-algorithm", "DFLASH"], ["--speculative-algorithm", "standalone"]),
+        (["--tp", "2"], ["--tp 2", "one device"]),
+        (["-pp", "2"], ["-pp 2", "one device"]),
+        (["--speculative-algorithm", "DFLASH"], ["--speculative-algorithm", "STANDALONE"]),
         (["--speculative-algorithm", "STANDALONE"], [HEAD, "STANDALONE"]),
         (["--speculative-algorithm", "NGRAM", HEAD, "m"], [HEAD, "not used by NGRAM"]),
         (
@@ -276,25 +300,25 @@ def test_what_cannot_be_done_is_refused_in_the_users_words(
     ("flag", "word"),
     [
         ("--speculative-accept-threshold-single=0.9", "threshold"),
-        ("--speculative-attention-mode", "kernels"),
-        ("--trust-remote-code", "no code"),
+        ("--code-revision", "no code"),
         ("--quantization", "--dtype"),
-        ("--chunked-prefill-size", "--max-batch-tokens"),
+        ("--long-prefill-token-threshold", "--max-batch-tokens"),
         ("--reasoning-parser-plugin", "built in"),
         ("--tool-server", "itself"),
-        ("--enable-torch-compile", "kernels"),
+        ("--cuda-graph-bs", "--max-graph-batch"),
         ("--guided-decoding-backend", "--grammar-backend"),
-        ("--disable-overlap-schedule", "--flights"),
+        ("--kv-transfer-config", "one device"),
         ("--num_speculative_tokens", "--speculative-config"),
-        ("--base-gpu-id", "--device"),
+        ("--base-gpu-id=2", "--device"),
         ("--seed", "seed"),
     ],
 )
 def test_a_peers_flag_without_meaning_says_why(serve: Serve, flag: str, word: str) -> None:
-    config, error = serve("--model", "m", flag, "3")
+    config, error = serve("--model", "m", *([flag] if "=" in flag else [flag, "3"]))
     assert config is None
-    assert error.startswith(f"error: {flag.partition('=')[0]}: ")
-    assert word in error
+    assert error.startswith(f"error: {flag.partition('=')[0]}")
+    assert word in error.partition("without: ")[0]
+    assert error.endswith("without: eyas serve --model m")
 
 
 def test_white_space_is_chosen_as_in_sglang(serve: Serve) -> None:
@@ -315,16 +339,12 @@ def test_white_space_is_chosen_as_in_sglang(serve: Serve) -> None:
 
 
 def test_no_flag_is_both_known_and_refused(serve: Serve) -> None:
-    from typer.main import get_command
-
-    command = get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
-    known = {name for parameter in command.params for name in parameter.opts}
-    assert not known & set(refusals.REFUSED_FLAGS)
-    assert not known & set(refusals.OTHER_SPELLINGS)
-    assert set(refusals.OTHER_SPELLINGS.values()) <= known
-    assert len(refusals.REFUSED_FLAGS) == sum(
-        len(flags.split()) for flags in refusals._FLAGS_BY_REASON.values()
-    )
+    known = {name for parameter in serve_command().params for name in parameter.opts}
+    assert not known & (set(REFUSED) | set(ACCEPTED) | set(SPELLINGS))
+    assert set(SPELLINGS.values()) <= known | set(REFUSED) | set(ACCEPTED)
+    for option, accepted in ACCEPTED.items():
+        assert (option in REFUSED) == (accepted.only is not None), option
+    assert set(REFUSED) >= SWITCHES
 
 
 def test_a_flag_that_nobody_knows_is_the_usual_error(serve: Serve) -> None:

@@ -257,7 +257,7 @@ def test_lines_are_plain_where_there_is_no_terminal_and_a_bar_stands_below_where
 def test_the_demonstration_needs_nothing_but_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = {"prompts": "builtin:3", "conversations": "builtin:21:demo", "eval_prompts": 2}
+    small = {"prompts": "builtin:3", "conversations": "builtin:21", "eval_prompts": 2}
     for name, value in small.items():
         monkeypatch.setitem(DEMO_SETTINGS, name, value)
     monkeypatch.chdir(tmp_path)

@@ -11,8 +11,8 @@ import pytest
 
 from eyas.constraint import build_backend
 from eyas.constraint.automaton import Automaton
-from eyas.constraint.llguidance import MAX_LANES
 from eyas.constraint.llguidance_grammar import FEW
+from eyas.constraint.llguidance_library import MAX_LANES
 from eyas.grammar import Regex
 from eyas.text import Tokenizer
 from tests.constraint.test_backends import WALKS

@@ -26,7 +26,7 @@ from eyas.constraint import kept as kept_module
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import ConstraintFailure
 from eyas.constraint.kept import PATIENCE, TRIM_BYTES, KeptGrammars
-from eyas.constraint.llguidance import MAX_LEXER_STATES
+from eyas.constraint.llguidance_library import MAX_LEXER_STATES
 from eyas.core import GrammarError
 from eyas.grammar import Json, Node, OutputSpec, Regex
 from eyas.text import Tokenizer

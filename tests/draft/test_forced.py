@@ -340,7 +340,7 @@ def tree_of(
 def batch_of(automata: Sequence[Automaton | None] | None, width: int) -> Any:
     """What the drafter reads of a batch."""
     return SimpleNamespace(
-        automata=None if automata is None else lambda: list(automata),
+        automata=None if automata is None else list(automata),
         rooted=[object()] * (0 if automata is None else len(automata)),
         width=width,
     )

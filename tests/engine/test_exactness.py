@@ -15,11 +15,12 @@ from eyas.cache import KVStore
 from eyas.engine import exactness
 from eyas.engine.exactness import check_exactness, random_tree
 from eyas.layers.products import Products
-from eyas.layers.row_order import RowOrderReport, find_row_order
-from eyas.models.shapes import dummy_decoder, find_shape
+from eyas.layers.row_order import RowOrderReport
+from eyas.layers.row_probe import find_row_order
 from eyas.runner.graphs import Stages, StepGraphs
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import ModelRunner, Output
+from eyas_bench.shapes import dummy_decoder, find_shape
 
 CPU = torch.device("cpu")
 SPEC = replace(

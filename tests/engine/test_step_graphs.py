@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from eyas import LLM
-from eyas.config import DeviceConfig, DraftConfig, EngineConfig
+from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import DraftTree, SamplingParams
+from eyas.engine.build import captured_sizes
 from eyas.runner import graphs
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.graphs import Captured, Stages
@@ -185,3 +186,36 @@ def test_no_token_is_lost_where_nothing_can_be_captured(drafter: str) -> None:
         assert failing.num_tried > 2
         assert llm.engine.metrics.num_failed_steps == 0
         llm.engine.check()
+
+
+@pytest.mark.parametrize(("most", "shapes"), [(None, {1, 2}), (1, {1}), (0, set())])
+def test_steps_of_more_sequences_than_asked_for_are_not_captured(
+    most: int | None, shapes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(
+        scheduler=SchedulerConfig(max_graph_batch=most),
+        draft=DraftConfig(drafter="root"),
+        device=DeviceConfig(num_threads=1),
+    )
+    params = SamplingParams(max_tokens=6, seed=1, ignore_eos=True)
+    with LLM(config=config) as llm:
+        expected = [one.token_ids for one in llm.generate(["The", "Hello"], params)]
+        kept = llm.engine.launcher.graphs = make()
+        met: set[int] = set()
+
+        def of(shape: Any) -> Stages:
+            met.add(shape[0])
+            return type(kept).of(kept, shape)
+
+        monkeypatch.setattr(kept, "of", of)
+        found = [one.token_ids for one in llm.generate(["The", "Hello"], params)]
+        assert found == expected
+        llm.generate("The", params)
+        assert met == shapes
+        assert bool(kept.num_captured) == bool(shapes)
+
+
+def test_sizes_that_are_captured_at_the_start_are_bounded() -> None:
+    assert captured_sizes(5) == [6, 4, 3, 2, 1]
+    assert captured_sizes(2) == [2, 1]
+    assert captured_sizes(0) == []

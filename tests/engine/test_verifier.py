@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import eyas.engine.launch as launch_module
 from eyas.core import DraftTree, Request, SamplingParams, Verdict
 from eyas.draft import Drafter, NgramDrafter, RootDrafter
-from eyas.engine.verifier import raw_logprobs
+from eyas.engine.verifier import raw_logprobs, verify
 from eyas.sampling import gumbel
 from tests.laws.cases import walk_text
 from tests.laws.drafters import NoiseReader, RandomTrees
@@ -18,11 +17,10 @@ PROMPT = walk_text(97, 11, [0, 1])
 
 
 def logits_by_position(
-    monkeypatch: pytest.MonkeyPatch, drafter: Drafter, params: SamplingParams
+    drafter: Drafter, params: SamplingParams
 ) -> tuple[dict[tuple[int, int], torch.Tensor], dict[int, list[int]]]:
     """({(choice, position): raw logits of the row that chose}, {choice: output})."""
     logits: dict[tuple[int, int], torch.Tensor] = {}
-    verify = launch_module.verify
 
     def recorded(logits_RV, tree, rows, batch, mask_RK) -> Verdict:  # type: ignore[no-untyped-def]
         verdict = verify(logits_RV, tree, rows, batch, mask_RK)
@@ -34,9 +32,8 @@ def logits_by_position(
                 logits[source.choice, root + depth] = logits_RV[row].clone()
         return verdict
 
-    monkeypatch.setattr(launch_module, "verify", recorded)
     asked = Request(id="r", prompt_token_ids=PROMPT, params=params)
-    answers = run(new_engine(Setting(), drafter), [asked])
+    answers = run(new_engine(Setting(), drafter, verify=recorded), [asked])
     return logits, {index: answer.token_ids for (_, index), answer in answers.items()}
 
 
@@ -47,12 +44,12 @@ def logits_by_position(
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_token_is_the_argmax_of_logits_and_the_noise_of_its_position(
-    monkeypatch: pytest.MonkeyPatch, drafter: Drafter, temperature: float
+    drafter: Drafter, temperature: float
 ) -> None:
     """After a prompt of L tokens the first choice is made at L - 1; each choice has its own noise."""
     seed = 2**63 + 12345
     params = SamplingParams(temperature=temperature, seed=seed, max_tokens=30, n=3, ignore_eos=True)
-    logits, outputs = logits_by_position(monkeypatch, drafter, params)
+    logits, outputs = logits_by_position(drafter, params)
     for choice, output in outputs.items():
         for i, token in enumerate(output):
             position = len(PROMPT) - 1 + i
@@ -68,7 +65,7 @@ def test_a_token_is_the_argmax_of_logits_and_the_noise_of_its_position(
     assert (len({tuple(o) for o in outputs.values()}) == 3) == (temperature > 0)
 
 
-def test_logprobs_are_the_raw_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_are_the_raw_models() -> None:
     """Not those of biased, penalised, filtered logits; the likeliest first, ties by id."""
     params = SamplingParams(
         temperature=0.5,
@@ -81,15 +78,13 @@ def test_logprobs_are_the_raw_models(monkeypatch: pytest.MonkeyPatch) -> None:
         ignore_eos=True,
     )
     expected: dict[int, torch.Tensor] = {}
-    verify = launch_module.verify
 
     def recorded(logits_RV, tree: DraftTree, rows, batch, mask_RK) -> Verdict:  # type: ignore[no-untyped-def]
         expected[int(batch.roots_B[0])] = logits_RV[0].double().log_softmax(0)
         return verify(logits_RV, tree, rows, batch, mask_RK)
 
-    monkeypatch.setattr(launch_module, "verify", recorded)
     asked = Request(id="r", prompt_token_ids=PROMPT, params=params)
-    answer = run(new_engine(Setting()), [asked])["r", 0]
+    answer = run(new_engine(Setting(), verify=recorded), [asked])["r", 0]
     assert [e.token_id for e in answer.logprobs] == answer.token_ids
     for i, entry in enumerate(answer.logprobs):
         want = expected[len(PROMPT) - 1 + i]

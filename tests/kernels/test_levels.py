@@ -43,7 +43,7 @@ def levels(
     """What each level's forward gets while random trees grow, and the table of slots after that."""
     draw = torch.Generator().manual_seed(seed)
     network: Any = NoNetwork()
-    drafter = TreeDrafter(network, shape, first_scratch=FIRST_SCRATCH, max_rows=64)
+    drafter = TreeDrafter(network, shape, first_scratch=FIRST_SCRATCH, max_rows=64, trust=None)
     batch = some_batch(seed, num, 6, device, num_nobody=2, **params)
     num += 2
     sequence_B = torch.arange(num, device=device) if by_kernel else None

@@ -163,4 +163,6 @@ def head_drafter(
     network = head_network(kind, dtype, num_slots, is_lucky=is_lucky)
     steps = num_tokens if topk == 1 else 4
     shape = Shape(steps, topk, num_tokens + 1).within(num_tokens + 1)
-    return TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=MAX_BATCH)
+    return TreeDrafter(
+        network, shape, first_scratch=num_slots + 1, max_rows=MAX_BATCH, trust=network.beta
+    )

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-import eyas.engine.launch as launch_module
 from eyas.constraint import ConstraintFailure, State
 from eyas.constraint.base import one_by_one
 from eyas.core import Request, RequestError, SamplingParams, Verdict
 from eyas.engine.engine import Engine
 from eyas.engine.flight import Flight, Landed
+from eyas.engine.verifier import Verify, verify
 from eyas.text import Detokenizer
 from tests.laws.automata import InstantPool, ToyGrammar, Toys, toy
 from tests.laws.cases import Known, Oracle, assert_same, walk_text
@@ -72,7 +72,11 @@ def known_of(answers: Answers, asked: Sequence[Request]) -> Known:
 
 
 def faulty_engine(
-    drafter: str, flights: int, undisturbed: Answers, toys: Toys | None = None
+    drafter: str,
+    flights: int,
+    undisturbed: Answers,
+    toys: Toys | None = None,
+    verify: Verify = verify,
 ) -> Engine:
     known = known_of(undisturbed, [victim(), *neighbours()])
     setting = replace(PLAIN, flights=flights)
@@ -82,7 +86,7 @@ def faulty_engine(
         "oracle chain": lambda: Oracle(6, known, decoys=False, honesty=1.0),
         "model": lambda: model_drafter(setting.dtype, setting.num_slots, 4, "target"),
     }[drafter]()
-    return new_engine(setting, made, grammars=InstantPool(toys))
+    return new_engine(setting, made, grammars=InstantPool(toys), verify=verify)
 
 
 def assert_neighbours_unharmed(answers: Answers, undisturbed: Answers) -> None:
@@ -137,9 +141,9 @@ def test_a_drafter_that_raises_for_one_sequence_harms_none(
 # Logits
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, how: Callable[[torch.Tensor], None], at: int) -> None:
-    """Spoil the victim's logits of the row whose token has position `at`, in whatever tree it is."""
-    verify = launch_module.verify
+def poison(how: Callable[[torch.Tensor], None], at: int) -> Verify:
+    """Verdicts with the victim's logits spoilt in the row whose token has position `at`, in whatever
+    tree it is."""
 
     def poisoned(logits_RV, tree, rows, batch, mask_RK) -> Verdict:  # type: ignore[no-untyped-def]
         seeds = [source.seed for source in batch.params.sources]
@@ -150,7 +154,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, how: Callable[[torch.Tensor], None],
                 how(logits_RV[row])
         return verify(logits_RV, tree, rows, batch, mask_RK)
 
-    monkeypatch.setattr(launch_module, "verify", poisoned)
+    return poisoned
 
 
 @FLIGHTS
@@ -159,7 +163,6 @@ def poison(monkeypatch: pytest.MonkeyPatch, how: Callable[[torch.Tensor], None],
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_row_that_is_not_a_number_ends_its_request(
     undisturbed: Answers,
-    monkeypatch: pytest.MonkeyPatch,
     flights: int,
     drafter: str,
     value: float,
@@ -172,20 +175,17 @@ def test_a_row_that_is_not_a_number_ends_its_request(
         expected |= run(new_engine(PLAIN), [asked], check=False)
     prompt_length = len(asked.prompt_token_ids)
     for offset in (0, 7):
-        with monkeypatch.context() as patch:
-            poison(patch, lambda row: row.fill_(value), prompt_length - 1 + offset)
-            engine = faulty_engine(drafter, flights, expected)
-            answers = run(engine, [asked, *neighbours()])
+        poisoned = poison(lambda row: row.fill_(value), prompt_length - 1 + offset)
+        engine = faulty_engine(drafter, flights, expected, verify=poisoned)
+        answers = run(engine, [asked, *neighbours()])
         assert_cut_short(answers, expected, offset)
         assert_neighbours_unharmed(answers, expected)
     assert_serves_on(engine, expected)
 
 
-def test_one_number_that_is_none_is_enough(
-    undisturbed: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison(monkeypatch, lambda row: row[5:6].fill_(float("nan")), 15)
-    engine = faulty_engine("oracle tree", 0, undisturbed)
+def test_one_number_that_is_none_is_enough(undisturbed: Answers) -> None:
+    poisoned = poison(lambda row: row[5:6].fill_(float("nan")), 15)
+    engine = faulty_engine("oracle tree", 0, undisturbed, verify=poisoned)
     answers = run(engine, [victim(top_k=20, top_p=0.9, min_p=0.01), *neighbours()])
     assert answers["victim", 0].finish_reason == "error"
     assert_neighbours_unharmed(answers, undisturbed)

@@ -26,7 +26,9 @@ from eyas.draft import Drafter, ModelNetwork, RootDrafter, Shape, TreeDrafter
 from eyas.draft.tree import num_scratch
 from eyas.engine.build import connect
 from eyas.engine.engine import Engine
-from eyas.layers.row_order import RowOrderReport, find_row_order
+from eyas.engine.verifier import Verify, verify
+from eyas.layers.row_order import RowOrderReport
+from eyas.layers.row_probe import find_row_order
 from eyas.models import Decoder, cpu_has_bfloat16, load_model
 from eyas.runner.runner import ModelRunner
 from eyas.text import Tokenizer
@@ -245,7 +247,9 @@ def model_drafter(
     scratch = MAX_SEATS * num_scratch(shape)
     kv = KVStore(model.spec.stores, num_slots + scratch, dtype=dtype, device=torch.device("cpu"))
     network = ModelNetwork(model, ReferenceAttention(kv))
-    return TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=MAX_BATCH)
+    return TreeDrafter(
+        network, shape, first_scratch=num_slots + 1, max_rows=MAX_BATCH, trust=network.beta
+    )
 
 
 @dataclass(frozen=True)
@@ -267,6 +271,7 @@ def new_engine(
     *,
     grammars: object | None = None,
     with_text: bool = True,
+    verify: Verify = verify,
 ) -> Engine:
     """An engine of its own, ready to step, with toy grammars."""
     from tests.laws.automata import InstantPool
@@ -301,7 +306,7 @@ def new_engine(
     )
     text = tokenizer() if with_text else None
     grammars = grammars or InstantPool()
-    return connect(config, runner, drafter, info, text, grammars)  # type: ignore[arg-type]
+    return connect(config, runner, drafter, info, text, grammars, verify)  # type: ignore[arg-type]
 
 
 @dataclass

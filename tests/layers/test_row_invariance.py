@@ -12,7 +12,7 @@ from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.mlp import GatedMlp, gated_silu
 from eyas.layers.norm import RMSNorm
 from eyas.layers.rope import RopeSpec, RopeTable, rotate
-from eyas.layers.row_order import find_row_order
+from eyas.layers.row_probe import find_row_order
 
 NUM_ROWS = 300
 CPU = torch.device("cpu")

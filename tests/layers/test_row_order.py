@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eyas.layers import row_order
-from eyas.layers.row_order import RowOrder, find_row_order
+from eyas.layers import row_probe
+from eyas.layers.row_order import RowOrder
+from eyas.layers.row_probe import find_row_order
 
 SHAPES = [(640, 320), (320, 384), (1408, 320), (320, 704)]
 
@@ -33,10 +34,10 @@ def test_this_machine_has_an_exact_order(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("work", [10, 10**5, 10**6, 10**8])
 def test_the_work_of_the_check_is_bounded(work: int) -> None:
-    counts = row_order._row_counts(512, work)
+    counts = row_probe._row_counts(512, work)
     assert counts[0] == 1 and counts[-1] == 512 and {2, 3, 8, 16} <= set(counts)
     always = 512 + sum((1, 2, 3, 4, 5, 7, 8, 9, 16, 17))
-    assert (sum(counts) - always) * work <= row_order.MAX_PROBE_PRODUCTS
+    assert (sum(counts) - always) * work <= row_probe.MAX_PROBE_PRODUCTS
 
 
 def fake_linear(differs: Callable[[int], bool]) -> type:
@@ -73,7 +74,7 @@ def test_the_first_rule_that_holds_is_taken(
     exact: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(row_order, "Linear", fake_linear(differs))
+    monkeypatch.setattr(row_probe, "Linear", fake_linear(differs))
     report = find_row_order([(16, 8)], torch.float32, 256)
     assert (report.order, report.exact) == (order, exact)
 
@@ -83,7 +84,7 @@ def test_a_product_that_mixes_rows_is_reported_by_shape(monkeypatch: pytest.Monk
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return x - x.mean(0)
 
-    monkeypatch.setattr(row_order, "Linear", Mixing)
+    monkeypatch.setattr(row_probe, "Linear", Mixing)
     report = find_row_order([(16, 8)], torch.float32, 256)
     assert not report.exact
     assert "16 x 8" in report.reason

@@ -14,7 +14,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
 from eyas.models import cpu_has_bfloat16, locate_model, resolve_dtype
-from eyas.models.locate import TEMPLATES_FOLDER
+from eyas.models.locate import TEMPLATES_FOLDER, locate_file
 
 
 @pytest.fixture
@@ -140,3 +140,26 @@ def test_names_of_number_formats_are_resolved() -> None:
     assert resolve_dtype(torch.float32, "cpu") == torch.float32
     with pytest.raises(ValueError, match="dtype 'int4' is unknown; use auto, bfloat16"):
         resolve_dtype("int4", "cpu")  # type: ignore[arg-type]
+
+
+def test_a_file_on_the_hub_is_downloaded_alone(
+    hub: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "freq.pt").write_bytes(b"")
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda name, **options: hub.append({"name": name, **options}) or str(tmp_path),
+    )
+    assert locate_file("thunlp/LLaMA3-FR-Spec/freq.pt", offline=True) == tmp_path / "freq.pt"
+    (call,) = hub
+    assert (call["name"], call["local_files_only"]) == ("thunlp/LLaMA3-FR-Spec", True)
+    assert (call["allow_patterns"], call["ignore_patterns"]) == (["freq.pt"], [])
+    with pytest.raises(ValueError, match=r"'thunlp/x' has no file 'other\.pt' on the hub"):
+        locate_file("thunlp/x/other.pt")
+
+
+def test_a_file_that_is_here_is_itself(hub: list[dict[str, Any]], tmp_path: Path) -> None:
+    for name in ("ids.pt", str(tmp_path / "ids.pt"), "../a/b.pt", "a/b/../c.pt"):
+        assert locate_file(name) == Path(name), "whoever reads it says that it is not there"
+    assert hub == []

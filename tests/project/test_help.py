@@ -26,7 +26,6 @@ COMMANDS = {
     "verify": ["verify"],
     "train": ["train"],
     "train_head": ["train", "head"],
-    "train_builtin": ["train", "builtin"],
 }
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
@@ -62,17 +61,59 @@ HEAVY = (
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_imports_nothing_heavy(name: str) -> None:
+    imported = assert_light(run(*COMMANDS[name], "--help"))
+    of_bench = [module for module in imported if module.startswith("eyas_bench.")]
+    assert bool(of_bench) == name.startswith("bench")
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     eyas = Path(sys.executable).with_name("eyas")
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", str(eyas), *COMMANDS[name], "--help"],
-        env=ENVIRONMENT,
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", str(eyas), *arguments],
+        env={**ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
         check=True,
     )
+
+
+def assert_light(done: subprocess.CompletedProcess[str]) -> set[str]:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "typer" in imported
-    assert imported.isdisjoint(HEAVY)
+    assert "typer" in imported and imported.isdisjoint(HEAVY)
+    return imported
+
+
+def test_eyas_alone_says_what_to_do_next() -> None:
+    done = run()
+    assert_light(done)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5 and "eyas --help" in lines[-1]
+    first_steps = [line.split() for line in lines[1:-1]]
+    assert [words[:2] for words in first_steps] == [
+        ["eyas", name] for name in ("demo", "serve", "generate")
+    ]
+    assert all(len(words) > 4 for words in first_steps)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("eyas ser", "serve"),
+        ("eyas serve --metrics-n", "--metrics-names"),
+        ("eyas bench dec", "decode"),
+        ("eyas serve --log-format j", "json"),
+    ],
+)
+def test_a_shell_completes_what_is_begun(words: str, found: str) -> None:
+    place = str(len(words.split()) - 1)
+    done = run(_EYAS_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=place)
+    assert done.stdout.split() == [found]
+    assert_light(done)
+
+
+def test_the_script_of_a_shell_is_shown() -> None:
+    shown = run("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "complete -o default -F _eyas_completion eyas" in shown.stdout
 
 
 if __name__ == "__main__":

@@ -64,8 +64,9 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def live_url() -> Iterator[str]:
-    """`eyas serve` with the built-in model, which ends well when it is told to."""
-    command = [sys.executable, "-c", SERVE, "serve", "--port", "0"]
+    """`eyas serve` with the built-in model, which ends well when it is told to. Grammars have time to
+    be compiled on a slow machine."""
+    command = [sys.executable, "-c", SERVE, "serve", "--port", "0", "--grammar-timeout", "120"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     lines: list[str] = []
@@ -76,7 +77,7 @@ def live_url() -> Iterator[str]:
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     address = None
     try:
         while address is None or httpx.get(f"{address}/ready").status_code != 200:
@@ -86,7 +87,7 @@ def live_url() -> Iterator[str]:
             address = found[1] if found else None
         yield address
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, "".join(lines)
+        assert process.wait(120) == 0, "".join(lines)
     finally:
         process.kill()
         process.wait(120)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,15 @@ class AnyBackend(Backend):
 
 
 class CountingEngine:
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, progress: Callable[[str, int, int], None]) -> None:
+        progress("loading weights", 0, 100)
+        if FAULT == "slow":  # until the test has looked
+            while not (Path(config.model.path) / "go_on").exists():
+                progress("loading weights", 43, 100)
+                time.sleep(0.01)
+            if (Path(config.model.path) / "fail").exists():
+                raise ValueError("model.path: is broken; download it again")
+        progress("loading weights", 100, 100)
         if FAULT == "no_model":
             raise ValueError("model.path: there is no model here; give another path")
         if FAULT == "bug_at_start":

@@ -12,7 +12,7 @@ from pathlib import Path
 from eyas.config import EngineConfig, EngineInfo, ModelConfig
 from eyas.core import Delta, DraftCounts, Mark, Request, RequestError, TokenLogprob, Usage
 from eyas.grammar import Marker
-from eyas.server.client import EngineHealth
+from eyas.server.client import EngineHealth, State
 from eyas.server.free_text import Spelling
 from eyas.server.launch import new_server
 from eyas.server.options import ServerOptions
@@ -76,13 +76,15 @@ class FakeClient:
         self.failure: Exception | None = None
         self.error_after: int | None = None
         self.error_param: str | None = None
+        self.error_code: str | None = None
+        self.state: State | None = None
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.idle_seconds = 0.0
 
     def health(self) -> EngineHealth:
         return EngineHealth(
-            state="ready" if self.info else "starting",
+            state=self.state or ("ready" if self.info else "starting"),
             idle_seconds=self.idle_seconds,
             stats=EngineStats(
                 num_slots=10,
@@ -152,6 +154,7 @@ class FakeClient:
                     finish_reason="error",
                     error="a fake error",
                     param=self.error_param,
+                    code=self.error_code,
                 )
                 return
             delta = Delta(request_id=request.id, index=index, token_ids=[token_id])

@@ -14,7 +14,9 @@ from eyas.server.options import ServerOptions
 if __name__ == "__main__":
     directory, *rest = sys.argv[1:]
     fault = [word for word in rest if "=" not in word]
-    asked = dict(word.split("=", 1) for word in rest if "=" in word)
+    asked: dict[str, object] = dict(word.split("=", 1) for word in rest if "=" in word)
+    if isinstance(keys := asked.get("api_keys"), str):
+        asked["api_keys"] = keys.split(",")
     config = EngineConfig(model=ModelConfig(path=directory))
     settings = {"port": 0, "served_model_names": ("tiny",), "drain_seconds": 5, **asked}
     options = msgspec.convert(settings, ServerOptions, strict=False)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -114,8 +115,10 @@ def chat_format(names: Tokenizer, params: SamplingParams, *, shows: bool, stream
 
 
 def streamed(shape: ChatFormat, deltas: Sequence[Delta]) -> dict[str, Any]:
-    """What a stream adds up to: the text of each part, its log-probabilities, the usage."""
+    """What a stream adds up to: the text of each part, its log-probabilities, all of them in order, the
+    usage."""
     parts: dict[str, Any] = {}
+    scored: list[bytes] = []
     for delta in deltas:
         for chunk in shape.chunks(0, delta):
             choice = chunk["choices"][0]
@@ -125,7 +128,8 @@ def streamed(shape: ChatFormat, deltas: Sequence[Delta]) -> dict[str, Any]:
             text, entries = parts.setdefault(name, ("", []))
             entries += [bytes(raw) for raw in (choice["logprobs"] or {}).get("content", [])]
             parts[name] = (text + (choice["delta"].get(name) or ""), entries)
-    return {**parts, "usage": shape.usage_chunk({})["usage"]}
+            scored += [bytes(raw) for raw in (choice["logprobs"] or {}).get("content", [])]
+    return {**parts, "scored": scored, "usage": shape.usage_chunk({})["usage"]}
 
 
 def cuts(num_tokens: int) -> st.SearchStrategy[list[int]]:
@@ -139,7 +143,9 @@ def test_any_cutting_gives_the_same_usage_and_log_probabilities(
     kind: str, data: st.DataObject
 ) -> None:
     names = tokenizer(kind)
-    ids = ids_of(names, data.draw(st.lists(st.sampled_from([*PIECES, EOS]), max_size=16)))
+    pieces = data.draw(st.lists(st.sampled_from([*PIECES, EOS]), max_size=16))
+    reasoning = data.draw(st.sampled_from([[], ["<think>", "\n", "a", "\n", "</think>"]]))
+    ids = ids_of(names, [*reasoning, *pieces])
     params = SamplingParams(
         stop=tuple(data.draw(STOPS)),
         include_stop_str_in_output=data.draw(st.booleans()),
@@ -156,7 +162,11 @@ def test_any_cutting_gives_the_same_usage_and_log_probabilities(
         whole.add(delta)
     assert streamed(chat_format(names, params, **how), [whole.joined()]) == expected
     shape = chat_format(names, params, **how)
-    assert shape.response([whole], {})["usage"] == expected["usage"]
+    response = shape.response([whole], {})
+    assert response["usage"] == expected["usage"]
+    (choice,) = map(msgspec.json.decode, response["choices"])
+    scored = [msgspec.json.decode(raw) for raw in expected["scored"]]
+    assert scored == choice["logprobs"]["content"]
     plain = chat_format(names, SamplingParams(stop=params.stop), **how)
     unscored = streamed(plain, wide)["usage"]
     assert unscored == expected["usage"]
@@ -176,6 +186,19 @@ def test_a_token_counts_where_its_text_stands() -> None:
         assert parts["reasoning"][0] == "ab" and parts["content"][0] == "Paris"
         assert len(parts["reasoning"][1]) == len(names.encode_text("ab"))
         assert len(parts["content"][1]) == len(names.encode_text("Paris"))
+
+
+def test_reasoning_that_is_held_back_keeps_the_order_of_its_tokens() -> None:
+    """Those that show as nothing between it and the answer too."""
+    names = tokenizer("bytes")
+    ids = ids_of(names, ["<think>", "a", "\n", "</think>", "\n", "Paris", EOS])
+    params = SamplingParams(stop=("\n\n\n",), logprobs=0)
+    for sizes in ([], [2], [3, 2], [len(ids)]):
+        shape = chat_format(names, params, shows=True, streams=False)
+        parts = streamed(shape, deltas_of(names, params, ids, sizes))
+        assert parts["reasoning"][0] == "a" and len(parts["reasoning"][1]) == 1
+        logprobs = [msgspec.json.decode(raw)["logprob"] for raw in parts["scored"]]
+        assert logprobs == [-float(k) for k in range(len(ids))]
 
 
 def test_offsets_of_tokens_are_places_in_the_text() -> None:

@@ -26,6 +26,7 @@ from eyas.server.client import (
     _Inbox,
     add_to,
 )
+from eyas.server.codes import Code
 from tests.server.fakes import DRAFTS, engine_info
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +106,7 @@ def test_a_refused_request_raises_and_others_go_on():
         async with engine() as client:
             with pytest.raises(RequestError, match="is refused") as refused:
                 await collect(client, request("a", "refuse"))
-            assert refused.value.param == "prompt"
+            assert (refused.value.param, refused.value.code) == ("prompt", "invalid_value")
             with pytest.raises(EngineUnavailable):
                 await collect(client, request("b", "bug"))
             assert len(await collect(client, request("c"))) >= 1
@@ -120,7 +121,7 @@ def test_a_grammar_that_cannot_be_compiled_is_a_refusal_that_names_the_field():
             constrained.output = OutputSpec(root=Regex("("), param="guided_regex")
             with pytest.raises(RequestError, match="is malformed") as refused:
                 await collect(client, constrained)
-            assert refused.value.param == "guided_regex"
+            assert (refused.value.param, refused.value.code) == ("guided_regex", "grammar_invalid")
             assert len(await collect(client, request("b"))) >= 1
 
     run(test)
@@ -240,7 +241,9 @@ def test_the_engine_process_ends_when_its_parent_does(tmp_path: Path):
         assert process.stdin is not None
         process.stdin.write(wire.encode_setup(setup) + b"\n")
         process.stdin.flush()
-        assert isinstance(wire.decode_reply(link.recv()), wire.Ready)
+        while isinstance(reply := wire.decode_reply(link.recv()), wire.Loading):
+            pass
+        assert isinstance(reply, wire.Ready)
     process.send_signal(2)
     process.terminate()  # ignored: the parent decides
     time.sleep(0.2)
@@ -261,9 +264,9 @@ def test_an_inbox_merges_what_its_reader_has_not_taken():
             (1, [0, 1, 2], "012"),
         ]
         assert not inbox.put(Delta(request_id="a", index=0, token_ids=[0] * 100_000))
-        inbox.end("gone")
+        inbox.end(Code.ANSWER_LOST)
         last = await inbox.take()
-        assert {d.index: d.error for d in last} == {0: "gone", 1: "gone"}
+        assert {d.index: d.code for d in last} == {0: "answer_lost", 1: "answer_lost"}
         assert await inbox.take() == ()
 
     run(test)

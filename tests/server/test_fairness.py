@@ -43,7 +43,7 @@ def chat(**fields: Any) -> dict[str, Any]:
 def schema_hits(url: str) -> float:
     text = httpx.get(f"{url}/metrics").text
     line = next(
-        each for each in text.splitlines() if each.startswith("eyas:prepared_schema_hits_t")
+        each for each in text.splitlines() if each.startswith("eyas_prepared_schema_hits_t")
     )
     return float(line.rpartition(" ")[2])
 
@@ -253,7 +253,7 @@ def test_many_answers_of_some_do_not_keep_others_from_their_seats(live_url: str)
 
         def num_waiting() -> float:
             text = httpx.get(f"{live_url}/metrics").text
-            line = next(x for x in text.splitlines() if x.startswith("eyas:num_requests_waiting{"))
+            line = next(x for x in text.splitlines() if x.startswith("eyas_num_requests_waiting{"))
             return float(line.rpartition(" ")[2])
 
         assert until(lambda: num_waiting() > 128)
@@ -283,6 +283,12 @@ def test_engine_requests_name_their_client(directory: Path) -> None:
     names = [request.client for request in fake.requests]
     assert names[0] == names[2] != names[1]
     assert not any(key in json.dumps(names) for key in ("one", "two"))
+    fake = FakeClient(directory)
+    with live_server(fake, api_keys=("one", "two")) as server:
+        for spelled in ("Bearer one", "bearer one", "BEARER   one", "bEARER \t one"):
+            head = {"authorization": spelled}
+            assert httpx.post(server.url + CHAT, json=chat(), headers=head).status_code == 200
+    assert len({(each.client, each.cache_salt) for each in fake.requests}) == 1
     fake = FakeClient(directory)
     with live_server(fake) as server:
         for _ in range(2):

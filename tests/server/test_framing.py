@@ -171,6 +171,10 @@ def test_what_two_servers_may_read_differently_ends_the_connection(
         b"0x5\r\nabcde\r\n0\r\n\r\n",
         b"5 \r\nabcdeXX0\r\n\r\n",
         b"100000000000000000000000000000\r\n",
+        b"5\r\nabcde\r\n0\r\n\n",
+        b"5\r\nabcde\r\n0\r\na: b\n\r\n",
+        b"5\r\nabcde\r\n0\r\na: b\r\n\n",
+        b"5\r\nabcde\r\n0\r\na: b\r\n c\r\n\r\n",
     ],
 )
 def test_chunks_that_two_servers_may_read_differently_end_the_connection(

@@ -134,3 +134,47 @@ def test_what_is_out_of_range_is_said_by_its_native_name(http: httpx.Client, fak
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, f"sampling_params.{name}")
         assert error["message"].startswith(f"sampling_params.{name}")
+
+
+def test_a_prompt_is_scored_from_where_it_is_asked_for(http: httpx.Client, fake: FakeClient):
+    """As SGLang does: nothing is said of the first token that is scored."""
+    prompt = [5, 6, 7, 8]
+    fields = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}
+    for start in (0, 1, 3):
+        meta = generate(http, input_ids=prompt, logprob_start_len=start, **fields)["meta_info"]
+        entries, tops = meta["input_token_logprobs"], meta["input_top_logprobs"]
+        assert [entry[1] for entry in entries] == prompt[start:]
+        assert entries[0] == [None, prompt[start], fake.tokenizer.token_text(prompt[start])]
+        assert tops[0] is None
+        for entry, top in zip(entries[1:], tops[1:], strict=True):
+            assert entry == [-(entry[1] % 7) / 8, entry[1], fake.tokenizer.token_text(entry[1])]
+            assert len(top) == 2 and top[0] == entry
+    assert fake.requests[-1].params.prompt_logprobs == 2
+    for more in ({"logprob_start_len": -1}, {}):
+        answer = generate(http, input_ids=prompt, **more, **fields)
+        assert "input_token_logprobs" not in answer["meta_info"]
+        assert fake.requests[-1].params.prompt_logprobs is None
+    answer = generate(http, input_ids=prompt, logprob_start_len=0)
+    assert "input_token_logprobs" not in answer["meta_info"], "nobody asked for log-probabilities"
+
+
+def test_every_choice_of_a_prompt_has_its_scores(http: httpx.Client, fake: FakeClient):
+    fields = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": {"n": 2}}
+    answers = generate(http, input_ids=[[5, 6], [7, 8, 9]], **fields)
+    scored = [answer["meta_info"]["input_token_logprobs"] for answer in answers]
+    assert [[entry[1] for entry in each] for each in scored] == [[5, 6]] * 2 + [[7, 8, 9]] * 2
+    assert "input_top_logprobs" not in answers[0]["meta_info"]
+
+
+def test_a_prompt_is_scored_alone(http: httpx.Client, fake: FakeClient):
+    fields = {"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 0}}
+    generate(http, return_logprob=True, logprob_start_len=0, **fields)
+    assert fake.requests[-1].params.max_tokens == 0
+    assert http.post("/generate", json=fields).status_code == 400
+
+
+def test_a_stream_has_no_scores_of_its_prompt(http: httpx.Client, fake: FakeClient):
+    fields = {"text": "x", "return_logprob": True, "logprob_start_len": 0, "stream": True}
+    response = http.post("/generate", json=fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "logprob_start_len"

@@ -179,7 +179,7 @@ def test_an_error(http: httpx.Client, fake: FakeClient):
     assert response.headers["content-type"] == "application/json"
     assert response.text == (
         '{"error":{"message":"suffix: is not a field of this request",'
-        '"type":"invalid_request_error","param":"suffix","code":null}}'
+        '"type":"invalid_request_error","param":"suffix","code":"unknown_parameter"}}'
     )
 
 
@@ -191,5 +191,5 @@ def test_a_stream_that_fails(http: httpx.Client, fake: FakeClient):
     assert golden(response.text) == (
         text_chunk('{"index":0,"text":"Paris","logprobs":null,"finish_reason":null}')
         + 'data: {"error":{"message":"a fake error","type":"server_error","param":null,'
-        '"code":null}}\n\ndata: [DONE]\n\n'
+        '"code":"engine_error"}}\n\ndata: [DONE]\n\n'
     )

@@ -283,7 +283,7 @@ NATIVE_FIELDS: dict[str, list[Any]] = {
     "sampling_params": [5, "x", [], [{}], {"unknown": 1}, {"response_format": {}}],
     "stream": ["x", 1],
     "return_logprob": ["x", 1],
-    "logprob_start_len": [0, 5, "x"],
+    "logprob_start_len": [-2, 1.5, "x"],
     "top_logprobs_num": [-1, 21, "x"],
     "rid": [5, ["x"], "x" * 1000],
     "image_data": ["x"],

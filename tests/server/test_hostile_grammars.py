@@ -337,10 +337,16 @@ def measure(url: str, num_rounds: int = NUM_ROUNDS) -> tuple[Report, list[Neighb
         end = time.monotonic()
         return [gap for c in clients for gap in list(c.gaps) if begin <= gap.when <= end]
 
+    def heard_since(begin: float) -> list[Gap]:
+        """As soon as there is something, however long a machine takes for it."""
+        while not (found := since(begin)):
+            time.sleep(0.05)
+        return found
+
     def quiet() -> list[Gap]:
         begin = time.monotonic()
         time.sleep(QUIET_SECONDS)
-        return since(begin)
+        return heard_since(begin)
 
     def alone(asked: Hostile) -> list[Gap]:
         begin = time.monotonic()
@@ -349,14 +355,14 @@ def measure(url: str, num_rounds: int = NUM_ROUNDS) -> tuple[Report, list[Neighb
         seconds = time.monotonic() - begin
         report.seconds[asked.name] = max(seconds, report.seconds.get(asked.name, 0.0))
         time.sleep(0.1)  # what it set off may come after its answer
-        return since(begin)
+        return heard_since(begin)
 
     def together(all_asked: list[Hostile]) -> list[Gap]:
         begin = time.monotonic()
         tried = list(threads.map(lambda asked: problem(http, url, asked), all_asked))
         report.problems.extend(found for found in tried if found and found != LATE)
         report.num_late.append(tried.count(LATE))
-        return since(begin)
+        return heard_since(begin)
 
     limits = httpx.Limits(max_connections=300, max_keepalive_connections=0)
     with (
@@ -375,6 +381,8 @@ def measure(url: str, num_rounds: int = NUM_ROUNDS) -> tuple[Report, list[Neighb
             ordinary, distinct = together(crowd()), together(swarm(turn))
             growth = engine.memory_info().rss - before
             report.rounds.append(Round(calm + quiet(), beside, ordinary, distinct, growth))
+        while any(len(client.texts) < 2 for client in clients):  # one disturbed, to compare
+            time.sleep(0.1)
     return report, clients
 
 
@@ -383,10 +391,8 @@ def test_neighbours_are_undisturbed(live_url: str):
     assert not report.problems, str(report)
     for client in clients:
         assert len(client.texts) >= 2 and len(set(client.texts)) == 1, str(report)
-    for (
-        each
-    ) in report.rounds:  # nobody's stream stood still; how fast they were is not a test's matter
-        assert each.crowd and each.swarm and all(each.beside.values()), str(report)
+    # Nobody's stream stood still, else `measure` would not end; how fast they were is no test's matter.
+    assert all(each.crowd and each.swarm and each.beside for each in report.rounds), str(report)
     assert max(each.growth for each in report.rounds) < MAX_GROWTH, str(report)
 
 

@@ -149,7 +149,7 @@ def test_probes_say_what_is_true(directory: Path):
     client = FakeClient(directory)
     info, client.info = client.info, None
     with (
-        live_server(client, stall_seconds=5) as server,
+        live_server(client, stall_seconds=5, start_wait_seconds=0) as server,
         httpx.Client(base_url=server.url) as http,
     ):
         assert http.get("/health").status_code == http.get("/livez").status_code == 200
@@ -216,13 +216,13 @@ def test_metrics_count_what_happened(directory: Path):
         http.post(CHAT, json={"messages": 5})
         text = http.get("/metrics").text
     for line in (
-        'eyas:request_success_total{finished_reason="stop",model_name="tiny"} 2.0',
-        'eyas:http_responses_total{model_name="tiny",status="400"} 1.0',
-        'eyas:generation_tokens_total{model_name="tiny"} 7.0',
-        'eyas:kv_cache_usage_perc{model_name="tiny"} 0.4',
-        'eyas:num_requests_running{model_name="tiny"} 0.0',
-        'eyas:time_to_first_token_seconds_count{model_name="tiny"} 1.0',
-        'eyas:e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
+        'eyas_request_success_total{finished_reason="stop",model_name="tiny"} 2.0',
+        'eyas_http_responses_total{model_name="tiny",status="400"} 1.0',
+        'eyas_generation_tokens_total{model_name="tiny"} 7.0',
+        'eyas_kv_cache_usage_perc{model_name="tiny"} 0.4',
+        'eyas_num_requests_running{model_name="tiny"} 0.0',
+        'eyas_time_to_first_token_seconds_count{model_name="tiny"} 1.0',
+        'eyas_e2e_request_latency_seconds_count{model_name="tiny"} 1.0',
     ):
         assert line in text.splitlines(), line
 
@@ -245,7 +245,7 @@ def test_metrics_tell_what_became_of_drafts(http: httpx.Client):
         found = [
             line
             for line in lines
-            if line.startswith(f"eyas:spec_decode_{head}{brace}") and labels.rstrip(",") in line
+            if line.startswith(f"eyas_spec_decode_{head}{brace}") and labels.rstrip(",") in line
         ]
         assert [line.split()[-1] for line in found] == [f"{value:.1f}"], name
     assert not any('position="3"' in line for line in lines)
@@ -254,13 +254,13 @@ def test_metrics_tell_what_became_of_drafts(http: httpx.Client):
 def test_metrics_tell_what_output_grammars_cost(http: httpx.Client, fake: FakeClient):
     lines = http.get("/metrics").text.splitlines()
     for line in (
-        'eyas:grammar_compiles_total{model_name="tiny"} 3.0',
-        'eyas:grammar_cache_hits_total{model_name="tiny"} 2.0',
-        'eyas:grammar_refusals_total{fault="timeout",model_name="tiny"} 1.0',
-        'eyas:grammar_compile_seconds_total{model_name="tiny"} 0.0',
-        'eyas:grammar_mask_seconds_total{model_name="tiny"} 0.5',
-        'eyas:spec_decode_num_pruned_tokens_total{model_name="tiny"} 0.0',
-        'eyas:grammar_late_drafts_total{model_name="tiny"} 4.0',
+        'eyas_grammar_compiles_total{model_name="tiny"} 3.0',
+        'eyas_grammar_cache_hits_total{model_name="tiny"} 2.0',
+        'eyas_grammar_refusals_total{fault="timeout",model_name="tiny"} 1.0',
+        'eyas_grammar_compile_seconds_total{model_name="tiny"} 0.0',
+        'eyas_grammar_mask_seconds_total{model_name="tiny"} 0.5',
+        'eyas_spec_decode_num_pruned_tokens_total{model_name="tiny"} 0.0',
+        'eyas_grammar_late_drafts_total{model_name="tiny"} 4.0',
     ):
         assert line in lines, line
 
@@ -278,9 +278,9 @@ def test_labels_of_metrics_stay_few():
         endings={f"reason{i:03}": 2 for i in range(500)},
     )
     stats = EngineStats(drafts=drafts)
-    text = Metrics(lambda: EngineHealth(state="ready", stats=stats), "tiny").text().decode()
+    text = Metrics(lambda: EngineHealth(state="ready", stats=stats), "tiny").written("")[0].decode()
     for name in ("num_draft_tokens_per_pos", "num_draft_tokens_by_source", "draft_endings"):
-        assert 2 < text.count(f"eyas:spec_decode_{name}_total{{") <= 64
+        assert 2 < text.count(f"eyas_spec_decode_{name}_total{{") <= 64
     assert 'draft_endings_total{model_name="tiny",reason="other"} 968.0' in text
 
 
@@ -355,10 +355,12 @@ def test_the_log_tells_of_a_stream_that_fails_on_its_way(
 def test_the_log_cannot_be_forged():
     import logging
 
-    from eyas.server.logs import OneLineFormatter
+    from eyas.logs import OneLineFormatter
 
     record = logging.LogRecord("x", 20, "f", 1, "a %s", ("b\r\nINFO forged\x1b[31m\u2028",), None)
-    assert OneLineFormatter().format(record) == "a b\\r\\nINFO forged\\x1b[31m\\u2028"
+    assert (
+        OneLineFormatter().format(record).endswith(" INFO x: a b\\r\\nINFO forged\\x1b[31m\\u2028")
+    )
 
 
 def test_tokenize_and_detokenize_are_each_others_inverse(http: httpx.Client, fake: FakeClient):

@@ -139,12 +139,12 @@ def test_a_client_that_leaves_frees_its_place(api: openai.OpenAI, url: str):
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         text = httpx.get(f"{url}/metrics").text
-        if re.search(r'^eyas:num_requests_running\{model_name="builtin"\} 0.0$', text, re.M):
+        if re.search(r'^eyas_num_requests_running\{model_name="builtin"\} 0.0$', text, re.M):
             break
         time.sleep(0.1)
     else:
         raise AssertionError("the request still runs")
-    assert 'eyas:kv_cache_usage_perc{model_name="builtin"} 0.0' in text
+    assert 'eyas_kv_cache_usage_perc{model_name="builtin"} 0.0' in text
 
 
 def test_a_prompt_beyond_the_context_is_refused(api: openai.OpenAI):

@@ -219,6 +219,7 @@ def test_a_malformed_constraint_is_refused_and_the_next_request_served(
         assert response.status_code == 400, response.text
         error = response.json()["error"]
         assert error["param"] == param and param in error["message"]
+        assert error["code"] == "grammar_invalid"
     assert chat(live_url, regex="x")["message"]["content"] == "x"
 
 

@@ -224,7 +224,10 @@ def test_a_browsers_question_is_answered(for_pages: LiveServer) -> None:
         assert "Origin" in said["vary"] and said["x-request-id"]
         assert "access-control-allow-credentials" not in said
     refused(question(for_pages.url, OTHER), 403, "origin_not_allowed")
-    assert question(for_pages.url, PAGE, "DELETE").status_code == 400
+    other_method = question(for_pages.url, PAGE, "DELETE")
+    assert other_method.status_code == 405
+    assert other_method.json()["error"]["code"] == "method_not_allowed"
+    assert other_method.headers["access-control-allow-origin"] == PAGE
 
 
 def test_other_origins_stay_out_and_other_names_come_in(for_pages: LiveServer) -> None:

@@ -32,11 +32,11 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def workers_of(server: Served) -> list[psutil.Process]:
-    """The engine processes that there are now; one that ended is none."""
+    """The engine processes that there are now; one that ended is none, waited for or not."""
     found = []
     for child in psutil.Process(server.process.pid).children():
         try:
-            if "tests.server.fake_worker" in child.cmdline():
+            if "tests.server.fake_worker" in child.cmdline() and not has_ended(child):
                 found.append(child)
         except psutil.Error:
             continue
@@ -49,13 +49,26 @@ def worker_of(server: Served) -> psutil.Process:
     return found[0]
 
 
+def kill(worker: psutil.Process) -> None:
+    """Until nothing is left of it, which takes a while."""
+    worker.kill()
+    until(lambda: has_ended(worker))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def status_of(url: str, path: str = "/ready") -> int:
     return httpx.get(url + path, timeout=SECONDS).status_code
 
 
 def counter(url: str, name: str) -> float:
     text = httpx.get(f"{url}/metrics", timeout=SECONDS).text
-    found = re.search(rf"^eyas:{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE)
+    found = re.search(rf"^eyas_{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE)
     assert found is not None
     return float(found[1])
 
@@ -108,7 +121,7 @@ def test_an_engine_that_is_killed_under_load_is_started_again_and_again(director
                     rest = [line for line in lines if line]
                 assert rest[-1] == "data: [DONE]"
                 error = json.loads(rest[-2][6:])["error"]
-                assert error["code"] == "service_unavailable"
+                assert error["code"] == "answer_lost"
                 assert "engine process has ended" in error["message"]
                 assert status_of(url, "/health") == 200
                 until(lambda: status_of(url) == 200)
@@ -130,7 +143,7 @@ def test_while_the_engine_is_started_again_new_work_is_told_when_to_come(
     """The new engine is stopped before it can be ready, so that there is time to look."""
     with served(directory) as server:
         url = server.wait_until_ready()
-        worker_of(server).kill()
+        kill(worker_of(server))
         new: list[psutil.Process] = []
 
         def has_new() -> bool:
@@ -155,7 +168,7 @@ def test_when_the_tries_are_used_up_the_server_ends(directory: Path, tmp_path: P
         (tmp_path / file.name).symlink_to(file)
     with served(tmp_path, "once", "max_restarts=2") as server:
         server.wait_until_ready()
-        worker_of(server).kill()
+        kill(worker_of(server))
         assert server.process.wait(SECONDS) == 1
     log = "".join(server.log)
     assert "try 1 of 2" in log and "try 2 of 2" in log
@@ -245,6 +258,6 @@ def test_the_engine_takes_what_it_had_started_with_it(directory: Path):
         worker = worker_of(server)
         children = worker.children()
         assert len(children) == 1
-        worker.kill()
-        until(lambda: not children[0].is_running() or children[0].status() == psutil.STATUS_ZOMBIE)
-        until(lambda: status_of(url) == 200)
+        kill(worker)
+        until(lambda: has_ended(children[0]))
+        until(lambda: counter(url, "engine_restarts") == 1 and status_of(url) == 200)

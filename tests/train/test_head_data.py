@@ -54,8 +54,11 @@ def test_an_empty_or_missing_source_is_refused(tmp_path: Path) -> None:
     file.write_text("\n")
     with pytest.raises(ValueError, match="holds no prompts"):
         read_prompts(str(file), "as-given")
-    with pytest.raises(ValueError, match="write builtin:N"):
-        check_source("builtin:many", "prompts")
+    for wrong in ("builtin:many", "builtin:0", "builtin:9:seed"):
+        with pytest.raises(ValueError, match=r"prompts: .*write builtin:N"):
+            check_source(wrong, "prompts")
+    with pytest.raises(ValueError, match=r"conversations: builtin:641: 640 come along; .* FILE N"):
+        check_source("builtin:641", "conversations")
 
 
 def test_both_asks_every_prompt_with_and_without_thinking(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_the_builtin_model_gets_a_head_in_every_format_that_can_hold_it(tmp_path
     config = HeadTraining(
         output=output,
         prompts="builtin:6",
-        conversations="builtin:12:other",
+        conversations="builtin:12",
         max_tokens=8,
         max_num_seqs=4,
         max_length=256,

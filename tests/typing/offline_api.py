@@ -67,6 +67,8 @@ def chats_of_any_values(llm: LLM, one: list[dict[str, Any]]) -> None:
 
 def continuations(llm: LLM) -> None:
     assert_type(llm.generate("The"), list[GenerationOutput])
+    assert_type(llm.generate("The", {"temperature": 0}), list[GenerationOutput])
+    assert_type(llm.generate(["a", "b"], [{"n": 2}, {}]), list[GenerationOutput])
     assert_type(llm.generate([1, 2]), list[GenerationOutput])
     assert_type(llm.generate("The", output=Person), Person)
     assert_type(llm.generate([1, 2], output=Person), Person)

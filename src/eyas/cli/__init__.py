@@ -12,30 +12,15 @@ import sys
 import typer
 
 from eyas.children import guard_children
-from eyas.cli import (
-    bench,
-    decode,
-    demo,
-    generate,
-    grammar,
-    models,
-    ranking,
-    serve,
-    serve_load,
-    structured,
-    train,
-    tune,
-    verify,
-)
+from eyas.cli import demo, generate, models, serve, train, verify
 from eyas.cli.errors import report
+from eyas.cli.installed import InstalledGroup
 from eyas.cli.options import Debug
-from eyas.cli.refusals import PeersCommand
+from eyas.cli.reading import PeersCommand
 
 app = typer.Typer(
     name="eyas",
     help="An LLM inference engine built around draft trees: speculation never changes the output.",
-    no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -44,13 +29,11 @@ app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.command("models")(models.models)
 app.command("verify")(verify.verify)
-bench.app.command("decode")(decode.decode)
-bench.app.command("tune")(tune.tune)
-bench.app.command("ranking")(ranking.ranking)
-bench.app.command("grammar")(grammar.grammar)
-bench.app.command("structured")(structured.structured)
-bench.app.command("serve")(serve_load.serve)
-app.add_typer(bench.app, name="bench")
+app.add_typer(
+    typer.Typer(cls=InstalledGroup),
+    name="bench",
+    help="Measure: decoding speed, serving, grammars, draft trees; of the package eyas-bench.",
+)
 app.add_typer(train.app, name="train")
 
 
@@ -62,14 +45,26 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+FIRST_STEPS = (
+    ("eyas demo", "see drafts at work with the model that comes along: same tokens, fewer steps"),
+    ("eyas serve", "an OpenAI-style API at http://127.0.0.1:8000/v1; --model names another model"),
+    ("eyas generate PROMPT", "one answer in the terminal"),
+)
+
+
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     debug: Debug = False,
     version: bool = typer.Option(
         False, "--version", help="Print the version.", callback=_show_version, is_eager=True
     ),
 ) -> None:
-    return None
+    if context.invoked_subcommand is None:
+        typer.echo("Three commands to begin with:")
+        for command, purpose in FIRST_STEPS:
+            typer.echo(f"  {command:<21} {purpose}")
+        typer.echo("eyas --help shows all commands, eyas COMMAND --help their options.")
 
 
 def main(arguments: list[str] | None = None) -> None:

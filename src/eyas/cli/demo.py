@@ -26,11 +26,11 @@ from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flatten
 if TYPE_CHECKING:
     from rich.panel import Panel
 
-    from eyas.bench.prompts import Task
     from eyas.core import Delta, RequestError, Usage
     from eyas.dialect import Wanted
     from eyas.llm import LLM
     from eyas.outputs import Choice
+    from eyas.verify.prompts import Task
 
 SEED = 7
 NUM_SLOTS, MAX_MODEL_LEN = 2048, 1024
@@ -161,18 +161,18 @@ def open_contestants(
 
 def free_tasks() -> list[Shaped]:
     """Tasks whose answers are held to nothing."""
-    from eyas.bench.prompts import TASKS
     from eyas.dialect import Wanted
+    from eyas.verify.prompts import TASKS
 
     return [Shaped(task, Wanted()) for task in TASKS]
 
 
 def shaped_tasks() -> list[Shaped]:
     """Tasks whose answers are held to a form that they would not take by themselves."""
-    from eyas.bench.prompts import TASKS, Task
     from eyas.dialect import Wanted, tool_specs
     from eyas.grammar import Json, Regex
     from eyas.schemas import prepare
+    from eyas.verify.prompts import TASKS, Task
 
     def asked(title: str, text: str, **settings: Any) -> Task:
         return Task(title, ({"role": "user", "content": text},), **settings)
@@ -240,7 +240,7 @@ def answer(llm: LLM, shaped: Shaped) -> Answer:
 
 def compare(shaped: Shaped, answers: dict[str, Answer]) -> dict[str, Any]:
     """One task answered by every contestant."""
-    from eyas.bench.answers import without_end
+    from eyas.builtin import without_end
 
     task, plain = shaped.task, answers[PLAIN]
     error = next((each.choice.error for each in answers.values() if each.choice.error), None)

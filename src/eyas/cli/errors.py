@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from eyas.peers import Refused
+
 OPTION_OF_SETTING = {
     "model.path": "--model",
     "model.revision": "--revision",
@@ -17,6 +19,7 @@ OPTION_OF_SETTING = {
     "cache.memory_fraction": "--memory-fraction",
     "scheduler.max_num_seqs": "--max-num-seqs",
     "scheduler.max_batch_tokens": "--max-batch-tokens",
+    "scheduler.max_graph_batch": "--max-graph-batch",
     "scheduler.flights": "--flights",
     "draft.drafter": "--drafter",
     "draft.model": "--draft-model",
@@ -33,6 +36,9 @@ OPTION_OF_SETTING = {
     "grammar.any_white_space": "--disable-any-whitespace",
     "reasoning_parser": "--reasoning-parser",
     "tool_call_parser": "--tool-call-parser",
+    "chat_template": "--chat-template",
+    "max_top_logprobs": "--max-logprobs",
+    "uds": "--uds",
     "api_keys": "--api-key",
     "port": "--port",
     "log_level": "--log-level",
@@ -40,6 +46,7 @@ OPTION_OF_SETTING = {
     "max_body_bytes": "--max-body-bytes",
     "drain_seconds": "--drain-timeout",
     "stall_seconds": "--stall-timeout",
+    "start_wait_seconds": "--start-wait",
     "output": "--output",
     "prompts": "--prompts",
     "conversations": "--conversations",
@@ -95,6 +102,9 @@ def report(error: Exception) -> int:
     if isinstance(error, CheckFailed):
         print(f"check failed: {error}", file=sys.stderr)
         return 1
+    if isinstance(error, Refused):
+        _report_all(error)
+        return 2
     if isinstance(error, ValueError | FileNotFoundError | PermissionError | IsADirectoryError):
         print(f"error: {in_words_of_options(_line(error))}", file=sys.stderr)
         return 2
@@ -104,6 +114,19 @@ def report(error: Exception) -> int:
         file=sys.stderr,
     )
     return 1
+
+
+def _report_all(refused: Refused) -> None:
+    """Each of them on a line, and what remains of the command without them."""
+    reasons = [in_words_of_options(" ".join(reason.split())) for reason in refused.reasons]
+    if len(reasons) == 1:
+        print(f"error: {reasons[0]}", file=sys.stderr)
+    else:
+        print(f"error: {len(reasons)} options cannot be as they are:", file=sys.stderr)
+        for reason in reasons:
+            print(f"  {reason}", file=sys.stderr)
+    if refused.instead:
+        print(f"without: {refused.instead}", file=sys.stderr)
 
 
 def _option_of_field(name: str) -> str | None:

@@ -37,11 +37,12 @@ def _bar(label: str, quiet: bool) -> Iterator[_Advance]:
 
 
 class _Advance:
-    """Called by the loader with (tensor name, bytes done, bytes in all)."""
+    """Called with (stage, bytes done, bytes in all); stages without bytes leave the bar alone."""
 
     def __init__(self, progress: Progress, label: str) -> None:
         self._progress = progress
         self._task = progress.add_task(label, total=None)
 
-    def __call__(self, tensor: str, done: int, total: int) -> None:
-        self._progress.update(self._task, completed=done, total=total)
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        if total:
+            self._progress.update(self._task, completed=done, total=total)

@@ -12,19 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import wraps
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from eyas.config import (
-    CacheConfig,
-    DeviceConfig,
-    DraftConfig,
-    EngineConfig,
-    GrammarConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
+from eyas.settings import CACHE, DEVICE, DRAFT, GRAMMAR, MODEL, SCHEDULER
+from eyas.settings import engine_config as engine_config  # noqa: PLC0414, for commands
 
 MODEL_PANEL, DRAFT_PANEL, RESOURCE_PANEL = "Model", "Drafting", "Resources"
 GRAMMAR_PANEL = "Grammars, reasoning, tools"
@@ -44,6 +37,8 @@ class DtypeChoice(StrEnum):
     bfloat16 = "bfloat16"
     float16 = "float16"
     float32 = "float32"
+    half = "half"
+    float = "float"
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -72,7 +67,12 @@ Offline = Annotated[
 ]
 Dtype = Annotated[
     DtypeChoice,
-    typer.Option("--dtype", help="Number format of the weights.", rich_help_panel=MODEL_PANEL),
+    typer.Option(
+        "--dtype",
+        help="Number format of the weights.",
+        metavar="<auto|bfloat16|float16|float32>",
+        rich_help_panel=MODEL_PANEL,
+    ),
 ]
 MaxModelLen = Annotated[
     int | None,
@@ -189,6 +189,15 @@ MaxBatchTokens = Annotated[
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
+MaxGraphBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--max-graph-batch",
+        help="On a GPU: sequences of the largest step that is captured as CUDA graphs; any by default, "
+        "0 captures none.",
+        rich_help_panel=RESOURCE_PANEL,
+    ),
+]
 NoPrefixCache = Annotated[
     bool,
     typer.Option(
@@ -205,13 +214,6 @@ Flights = Annotated[
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
-
-MODEL = ModelConfig()
-CACHE = CacheConfig()
-SCHEDULER = SchedulerConfig()
-DRAFT = DraftConfig()
-DEVICE = DeviceConfig()
-GRAMMAR = GrammarConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +282,7 @@ class ResourceOptions:
     memory_fraction: MemoryFraction = CACHE.memory_fraction
     max_num_seqs: MaxNumSeqs = SCHEDULER.max_num_seqs
     max_batch_tokens: MaxBatchTokens = str(SCHEDULER.max_batch_tokens)
+    max_graph_batch: MaxGraphBatch = SCHEDULER.max_graph_batch
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -317,78 +320,3 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def engine_config(
-    *,
-    model: str = MODEL.path,
-    revision: str | None = MODEL.revision,
-    offline: bool = MODEL.offline,
-    dtype: str = MODEL.dtype,
-    max_model_len: int | None = MODEL.max_model_len,
-    drafter: str = DRAFT.drafter,
-    draft_model: str | None = DRAFT.model,
-    draft_steps: str | int = DRAFT.steps,
-    draft_topk: int = DRAFT.topk,
-    draft_nodes: str | int = DRAFT.nodes,
-    draft_token_map: str | None = DRAFT.token_map,
-    device: str = DEVICE.device,
-    threads: int | None = DEVICE.num_threads,
-    exact: bool = DEVICE.exact,
-    num_slots: int | None = CACHE.num_slots,
-    memory_fraction: float = CACHE.memory_fraction,
-    max_num_seqs: int = SCHEDULER.max_num_seqs,
-    max_batch_tokens: str | int = SCHEDULER.max_batch_tokens,
-    prefix_cache: bool = CACHE.prefix_cache,
-    flights: str = "auto",
-    grammar_backend: str = GRAMMAR.backend,
-    grammar_timeout: float = GRAMMAR.compile_seconds,
-    grammar_memory: int = GRAMMAR.cache_bytes // 2**20,
-    whitespace_pattern: str | None = GRAMMAR.white_space,
-    disable_any_whitespace: bool = not GRAMMAR.any_white_space,
-) -> EngineConfig:
-    """The configuration that options ask for. Raises ValueError that begins with the setting."""
-    if flights not in ("auto", "0", "1"):
-        raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {flights!r}")
-    return EngineConfig(
-        model=ModelConfig(
-            path=model,
-            revision=revision,
-            dtype=DtypeChoice(dtype).value,
-            max_model_len=max_model_len,
-            offline=offline,
-        ),
-        cache=CacheConfig(
-            num_slots=num_slots, memory_fraction=memory_fraction, prefix_cache=prefix_cache
-        ),
-        scheduler=SchedulerConfig(
-            max_num_seqs=max_num_seqs,
-            max_batch_tokens=_count("scheduler.max_batch_tokens", max_batch_tokens),
-            flights="auto" if flights == "auto" else int(flights),
-        ),
-        draft=DraftConfig(
-            drafter=drafter,
-            model=draft_model,
-            steps=_count("draft.steps", draft_steps),
-            topk=draft_topk,
-            nodes=_count("draft.nodes", draft_nodes),
-            token_map=draft_token_map,
-        ),
-        device=DeviceConfig(device=device, num_threads=threads, exact=exact),
-        grammar=GrammarConfig(
-            backend=GrammarChoice(grammar_backend).value,
-            compile_seconds=grammar_timeout,
-            cache_bytes=grammar_memory * 2**20,
-            white_space=whitespace_pattern,
-            any_white_space=not disable_any_whitespace,
-        ),
-    )
-
-
-def _count(setting: str, text: str | int) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ValueError(f"{setting}: a whole number or auto, not {text!r}") from error

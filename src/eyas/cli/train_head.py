@@ -44,7 +44,7 @@ def head(
         str | None,
         typer.Option(
             "--prompts",
-            help="JSONL with 'messages' or 'prompt' a line, or builtin:N[:seed]; the target answers.",
+            help="JSONL with 'messages' or 'prompt' a line, or builtin:N; the target answers.",
         ),
     ] = None,
     conversations: Annotated[

@@ -13,8 +13,8 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.measuring import Output, run_facts, status, tell
 from eyas.cli.options import DEVICE, DRAFT, MODEL, engine_config
+from eyas.cli.results import Output, run_facts, status, tell
 
 _TITLES = {
     "exactness": "exact on this machine",
@@ -74,9 +74,9 @@ def verify(
     as_json: options.Json = False,
 ) -> None:
     """Check a model on your own prompts: exactness, every drafter, transformers, acceptance, speed."""
-    from eyas.bench.verify import Plan
-    from eyas.bench.verify import verify as run
     from eyas.cli.generate import read_entries
+    from eyas.verify.report import Plan
+    from eyas.verify.report import verify as run
 
     entries = None if prompts_file is None else read_entries(prompts_file)
     config = engine_config(

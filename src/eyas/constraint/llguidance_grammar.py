@@ -15,20 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol, Self
 from weakref import WeakSet
 
 import llguidance
 
-from eyas.constraint.base import ConstraintFailure
+from eyas.constraint.base import ConstraintFailure, Grammar, State
 from eyas.constraint.borrowed import without_panic
+from eyas.constraint.llguidance_library import LlguidanceLibrary
 from eyas.constraint.llguidance_reader import Place
-from eyas.constraint.llguidance_states import CanonicalState, LlguidanceState
 from eyas.core import GrammarError
 from eyas.grammar import Node
-
-if TYPE_CHECKING:
-    from eyas.constraint.llguidance import LlguidanceBackend
 
 FEW = 2
 """Outputs in each lane; with more of them there are to be twice as many lanes."""
@@ -45,6 +42,19 @@ class _Lane:
         self.places: WeakSet[Place] = WeakSet()
 
 
+class Start(Protocol):
+    """Makes the state at the beginning of an output. place: the output's, a new one where there is
+    none."""
+
+    def __call__(
+        self,
+        grammar: LlguidanceGrammar,
+        matcher: llguidance.LLMatcher,
+        *,
+        place: Place | None = None,
+    ) -> State: ...
+
+
 class LlguidanceGrammar:
     """compile_seconds is without the first mask, first_mask_seconds its time."""
 
@@ -53,12 +63,13 @@ class LlguidanceGrammar:
 
     def __init__(
         self,
-        backend: LlguidanceBackend,
+        backend: LlguidanceLibrary,
         text: str,
         matcher: llguidance.LLMatcher,
+        state: Start,
         canonical_trees: Sequence[Node] = (),
     ) -> None:
-        self._state = LlguidanceState
+        self._state = state
         self._backend = backend
         self._text = text
         self._lanes: tuple[_Lane, ...] = (_Lane(matcher),)
@@ -66,7 +77,7 @@ class LlguidanceGrammar:
         self._replaced: set[int] = set()
         self._is_mending = False
         self._canonical_trees = tuple(canonical_trees)
-        self._canonical: tuple[LlguidanceGrammar, ...] = ()
+        self._canonical: tuple[Grammar, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -79,11 +90,11 @@ class LlguidanceGrammar:
         return len(self._lanes)
 
     @property
-    def backend(self) -> LlguidanceBackend:
+    def backend(self) -> LlguidanceLibrary:
         return self._backend
 
     @property
-    def canonical(self) -> Sequence[LlguidanceGrammar]:
+    def canonical(self) -> Sequence[Grammar]:
         """Empty until the background thread has compiled them; asked for first, it begins."""
         trees, self._canonical_trees = self._canonical_trees, ()
         if trees:
@@ -92,11 +103,12 @@ class LlguidanceGrammar:
 
     def _compile_canonical(self, trees: Sequence[Node]) -> None:
         with suppress(GrammarError):
-            grammars = [self._backend.compile_alone(tree) for tree in trees]
-            for grammar in grammars:
-                grammar._state = CanonicalState
-                grammar._max_lanes = 1  # nobody asks for its masks
-            self._canonical = tuple(grammars)
+            self._canonical = tuple(self._backend.compile_alone(tree) for tree in trees)
+
+    def started_by(self, state: Start) -> Self:
+        """The same, with other states, for whose masks nobody asks."""
+        self._state, self._max_lanes = state, 1
+        return self
 
     def _compile_lanes(self, num: int) -> None:
         with suppress(ConstraintFailure):
@@ -118,7 +130,7 @@ class LlguidanceGrammar:
         """Is it one that all who start share?"""
         return any(matcher is lane.matcher for lane in self._lanes) or id(matcher) in self._replaced
 
-    def start(self, *, fresh: bool = False) -> LlguidanceState:
+    def start(self, *, fresh: bool = False) -> State:
         if fresh:
             if not self._is_mending:
                 self._is_mending = True

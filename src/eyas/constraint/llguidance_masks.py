@@ -16,18 +16,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import llguidance
 import numpy as np
 
 from eyas.constraint.base import ConstraintFailure, Filled, State, allows, num_legal
 from eyas.constraint.borrowed import when_free, without_panic
+from eyas.constraint.llguidance_library import LlguidanceLibrary
 from eyas.constraint.llguidance_reader import Path, Reader
 from eyas.constraint.llguidance_states import DraftedState, LlguidanceState
-
-if TYPE_CHECKING:
-    from eyas.constraint.llguidance import LlguidanceBackend
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +63,7 @@ class LlguidanceMasks:
 
     def __init__(
         self,
-        backend: LlguidanceBackend,
+        backend: LlguidanceLibrary,
         states: Sequence[State],
         mask_RK: np.ndarray,
         rows: Sequence[int] | None,

@@ -9,16 +9,14 @@ Does not know: masks, drafts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import llguidance
 
 from eyas.constraint.base import ConstraintFailure, State
 from eyas.constraint.borrowed import when_free, without_panic
+from eyas.constraint.llguidance_grammar import LlguidanceGrammar
 from eyas.constraint.llguidance_reader import LIMIT_HIT, Path, Place, Reader
-
-if TYPE_CHECKING:
-    from eyas.constraint.llguidance_grammar import LlguidanceGrammar
 
 MAX_TOKEN_BYTES = 32
 """Longer tokens are no good guess for a forced text."""

@@ -7,6 +7,7 @@ Does not know: how a request is written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from eyas.dialect.base import Dialect, Vocabulary
@@ -30,14 +31,22 @@ _REASONING_NAMES = {
     "qwen3": "qwen3",
     "qwen3-thinking": "qwen3",
     "qwq": "qwen3",
+    "mimo": "qwen3",
+    "kimi-k2": "qwen3",
+    "interns1": "qwen3",
     "deepseek-r1": "deepseek",
+    "step3": "deepseek",
     "deepseek-v3": "deepseek_v31",
     "deepseek-v31": "deepseek_v31",
+    "deepseek-v32": "deepseek_v31",
+    "deepseek-v4": "deepseek_v31",
+    "glm": "glm",
     "glm45": "glm",
+    "glm47": "glm",
     "glm4-moe": "glm",
     "gpt-oss": "harmony",
     "openai-gptoss": "harmony",
-    "gptoss": "harmony",
+    "openai": "harmony",
     "harmony": "harmony",
     "generic": "generic",
     "none": "none",
@@ -50,10 +59,9 @@ _TOOL_NAMES = {
     "generic": "hermes",
     "llama3": "llama3",
     "llama3-json": "llama3",
-    "deepseekv3": "deepseek",
+    "llama4-json": "llama3",
     "deepseek-v3": "deepseek",
     "deepseek-r1": "deepseek",
-    "deepseekv31": "deepseek_v31",
     "deepseek-v31": "deepseek_v31",
     "glm": "glm",
     "glm45": "glm",
@@ -64,6 +72,28 @@ _TOOL_NAMES = {
     "harmony": "harmony",
     "none": "none",
 }
+_FOREIGN = {
+    "deepseek-v32": "calls in DeepSeek's markup (DSML)",
+    "deepseek-v4": "calls in DeepSeek's markup (DSML)",
+    "glm47": "calls as GLM 4.7 writes them, without line ends",
+    "kimi-k2": "calls in sections of Kimi's own",
+    "qwen3-coder": "calls in XML",
+    "qwen3-xml": "calls in XML",
+    "mimo": "calls in XML",
+    "mistral": "calls after [TOOL_CALLS]",
+    "pythonic": "calls in Python",
+    "llama4-pythonic": "calls in Python",
+    "minimax": "calls as MiniMax writes them",
+    "minimax-m2": "calls in XML",
+    "step3": "calls as Step-3 writes them",
+    "kimi": "reasoning between marks of Kimi's own",
+    "granite": "reasoning in words of Granite's own",
+    "ernie45": "reasoning and calls as ERNIE writes them",
+    "seed-oss": "reasoning and calls between marks of Seed's own",
+    "hunyuan-a13b": "reasoning as Hunyuan writes it",
+}
+"""Formats that the peers have names for, and that are not read here."""
+_SEPARATORS = re.compile(r"[-_.]")
 _FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
     "qwen3": qwen3,
     "llama3": llama3,
@@ -172,10 +202,20 @@ def _thinks(tokenizer: Vocabulary, template: str) -> bool:
 def _known(option: str, name: str | None, names: dict[str, str]) -> str | None:
     if name is None:
         return None
-    found = names.get(name.lower().replace("_", "-"))
-    if found is None:
-        raise ValueError(f"--{option} {name}: is not known; name one of {', '.join(sorted(names))}")
-    return found
+    plain = _plain(name)
+    found = next((family for known, family in names.items() if _plain(known) == plain), None)
+    if found is not None:
+        return found
+    foreign = next((says for known, says in _FOREIGN.items() if _plain(known) == plain), None)
+    why = "is not known" if foreign is None else f"{foreign} are not read here"
+    if foreign is not None and foreign.startswith("reasoning"):
+        why = f"{foreign} is not read here"
+    raise ValueError(f"--{option} {name}: {why}; name one of {', '.join(sorted(names))}")
+
+
+def _plain(name: str) -> str:
+    """Capitals and what stands between the parts of a name do not matter."""
+    return _SEPARATORS.sub("", name.lower())
 
 
 def _reasoning(tokenizer: Vocabulary, name: str) -> ReasoningFormat | None:

@@ -92,6 +92,12 @@ class Drafter(ABC):
     shape: Shape = Shape(0, 1, 1)
 
     @property
+    def reads_automata(self) -> bool:
+        """Does it look at `Batch.automata`? Then steps of constrained sequences land before it drafts
+        for them again."""
+        return False
+
+    @property
     def networks(self) -> tuple[DraftNetwork, ...]:
         """The networks it runs, most drafters none."""
         return ()
@@ -130,6 +136,10 @@ class DrafterWrapper(Drafter):
     def _wrap(self, inner: Drafter) -> None:
         self._inner = inner
         self.sources, self.taps, self.shape = inner.sources, inner.taps, inner.shape
+
+    @property
+    def reads_automata(self) -> bool:
+        return self._inner.reads_automata
 
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:

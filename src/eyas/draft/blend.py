@@ -36,6 +36,10 @@ class BlendDrafter(Drafter):
         self.shape = Shape(steps, max(source.shape.topk for source in sources), nodes)
 
     @property
+    def reads_automata(self) -> bool:
+        return any(source.reads_automata for source in self._sources)
+
+    @property
     def networks(self) -> tuple[DraftNetwork, ...]:
         return tuple(network for source in self._sources for network in source.networks)
 

@@ -53,6 +53,10 @@ class ForcedDrafter(DrafterWrapper):
         self.sources = (*inner.sources, "forced")
         self.shape = replace(inner.shape, extra=nodes)
 
+    @property
+    def reads_automata(self) -> bool:
+        return True
+
     def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
         wished = self._inner.wish(num_sequences, num_constrained)
         return replace(wished, extra=self._nodes if num_constrained else 0)
@@ -61,8 +65,7 @@ class ForcedDrafter(DrafterWrapper):
         inner = self._inner.propose(batch, shape.alone)
         if batch.automata is None or not batch.rooted or batch.width == 1:
             return inner
-        automata = batch.automata()
-        extended = _extend(inner, batch, automata, len(self._inner.sources), self._nodes)
+        extended = _extend(inner, batch, batch.automata, len(self._inner.sources), self._nodes)
         if extended is None:
             return inner
         self._remembered.append(_Extended(extended, inner, _sizes(inner)))

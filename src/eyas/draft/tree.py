@@ -13,7 +13,7 @@ U draft vocabulary, W nodes, D draft tokens on the way to a node.
 
 from __future__ import annotations
 
-from copy import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -52,7 +52,8 @@ class _Growth:
 
 
 class TreeDrafter(Drafter):
-    """network: what drafts. shape: of the largest tree.
+    """network: what drafts. shape: of the largest tree. trust: how far the network's logits count
+    beside the target's noise, by temperature (`DraftNetwork.beta`); None ranks by likelihood alone.
 
     first_scratch: first slot of the network's store that no sequence owns; there are
     `num_scratch(shape)` for each seat. max_rows: most rows made up for in one step.
@@ -65,12 +66,13 @@ class TreeDrafter(Drafter):
         *,
         first_scratch: int,
         max_rows: int,
+        trust: Callable[[float], float] | None,
     ) -> None:
         self._network = network
+        self._trust = trust
         self._first_scratch = first_scratch
         self._per_seat = num_scratch(shape)
         self._book = RowBook(network.first_position, bool(network.taps), first_scratch, max_rows)
-        self._sees_noise = True
         self._proposed_for: Batch | None = None
         self.shape = shape
         self.taps = network.taps
@@ -79,14 +81,6 @@ class TreeDrafter(Drafter):
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:
         return (self._network,)
-
-    def ranking(self, *, sees_noise: bool, network: DraftNetwork | None = None) -> TreeDrafter:
-        """A drafter that shares this one's rows and ranks candidates in another way, to compare them.
-        sees_noise: with the target's noise at temperatures above 0; network: by another's logits."""
-        other = copy(self)
-        other._sees_noise = sees_noise
-        other._network = network or self._network
-        return other
 
     def propose(self, batch: Batch, shape: Shape) -> DraftTree:
         self._proposed_for = batch
@@ -129,11 +123,11 @@ class TreeDrafter(Drafter):
 
     def _betas(self, batch: Batch) -> torch.Tensor | None:
         """How far the network is trusted for each sequence; None where nobody looks."""
-        if not self._sees_noise or not any(batch.params.noisy):
+        if self._trust is None or not any(batch.params.noisy):
             return None
         betas = np.zeros(batch.num_rows, dtype=np.float32)
         for b, source in enumerate(batch.params.sources):
-            betas[b] = self._network.beta(source.params.temperature)
+            betas[b] = self._trust(source.params.temperature)
         return batch.hold_array("betas", betas)
 
     def _grown(

@@ -21,6 +21,7 @@ def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | Non
             f"the prompt has {len(prompt)} tokens, but this model's context holds "
             f"{info.max_model_len} and at least one is needed for the answer; shorten the prompt",
             param="prompt",
+            code="context_length_exceeded",
         )
     check_room(len(prompt), params, info.max_model_len)
     if strange := [i for i in prompt if not (type(i) is int and 0 <= i < info.vocab_size)]:

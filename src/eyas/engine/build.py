@@ -24,9 +24,11 @@ from eyas.engine.drafting import Drafting, build_drafter, decide_drafting, load_
 from eyas.engine.engine import Engine
 from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
+from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
 from eyas.layers.products import Products
-from eyas.layers.row_order import RowOrder, RowOrderReport, find_row_order
+from eyas.layers.row_order import RowOrder, RowOrderReport
+from eyas.layers.row_probe import find_row_order
 from eyas.layers.search import search_on
 from eyas.layers.ways import is_supported, pad_for_device
 from eyas.models import (
@@ -79,17 +81,23 @@ def build_engine(
 ) -> Engine:
     """Load the model (and what drafts) and connect the rooms. Raises ValueError with a remedy.
 
+    progress: called with (stage, bytes done, bytes in all), both 0 where a stage has none to count.
     own_drafter: drafts instead of the one that `config.draft` names.
     """
+    progress = progress or (lambda stage, done, total: None)
+    progress("opening the device", 0, 0)
     place = open_device(config.device)
     parts = load(config, place, progress, drafts=own_drafter is None)
+    progress("preparing steps", 0, 0)
     return assemble(config, place, parts, own_drafter)
 
 
 def load(
     config: EngineConfig, place: Device, progress: Progress | None = None, *, drafts: bool = True
 ) -> Parts:
-    """Read the model, and if `drafts` what drafts, from files."""
+    """Read the model, and if `drafts` what drafts, from files. progress: as of `build_engine`."""
+    progress = progress or (lambda stage, done, total: None)
+    progress("finding the model's files", 0, 0)
     directory = locate_model(config.model.path, config.model.revision, config.model.offline)
     files = ModelFiles.open(directory)
     spec = files.spec
@@ -106,18 +114,25 @@ def load(
     dtype = resolve_dtype(config.model.dtype, place.device)
     _check_memory(config, spec, dtype, place)
     drafting = decide_drafting(config, directory, spec) if drafts else None
+    progress("timing products", 0, 0)
     order = find_order(config, place, dtype, spec)
     model = files.load(
         dtype=dtype,
         device=place.device,
         max_model_len=longest_sequence(config, spec),
         order=order.order,
-        progress=progress,
+        progress=lambda _, done, total: progress("loading weights", done, total),
     )
     network = None
     if drafting is not None and drafting.network is not None:
         draft_order = find_order(config, place, dtype, drafting.network, drafts=True)
-        network = load_network(drafting, model, directory, draft_order.order, progress)
+        network = load_network(
+            drafting,
+            model,
+            directory,
+            draft_order.order,
+            lambda _, done, total: progress("loading the draft's weights", done, total),
+        )
     return Parts(
         spec=spec,
         model=model,
@@ -154,11 +169,18 @@ def find_order(
 
 
 def assemble(
-    config: EngineConfig, place: Device, parts: Parts, own_drafter: Drafter | None = None
+    config: EngineConfig,
+    place: Device,
+    parts: Parts,
+    own_drafter: Drafter | None = None,
+    *,
+    verify: Verify = verify,
+    captures: bool = True,
 ) -> Engine:
     """Size the cache, connect the rooms around the parts, check what can be promised of exactness.
 
-    own_drafter: drafts where the parts hold no drafting.
+    own_drafter: drafts where the parts hold no drafting. verify: gives the verdicts. captures: at once
+    what steps of a device are sure to come; else when they are first met.
     """
     spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
     per_slot, scratch = KVStore.bytes_per_slot(spec.stores, dtype), 0
@@ -179,7 +201,14 @@ def assemble(
     if drafter is None:
         assert drafting is not None
         drafter = build_drafter(drafting, config, runner, parts.network, num_slots, max_length)
-    exact = check_exactness(runner, order, max_length, num_slots, width=drafter.width)
+    exact = check_exactness(
+        runner,
+        order,
+        max_length,
+        num_slots,
+        width=drafter.width,
+        captures=config.scheduler.max_graph_batch != 0,
+    )
     log.info("exact: %s, %s", "yes" if exact.exact else "no", exact.reason)
     has_grammars = bool(parts.eos_token_ids) and parts.tokenizer is not None
     info = EngineInfo(
@@ -202,8 +231,9 @@ def assemble(
         else config.scheduler.flights,
     )
     grammars = compile_pool(config, info, parts.tokenizer)
-    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars)
-    if usable(place.device) and not (drafting is not None and drafting.is_paced):
+    engine = connect(config, runner, drafter, info, parts.tokenizer, grammars, verify)
+    is_paced = drafting is not None and drafting.is_paced
+    if captures and engine.launcher.graphs is not None and not is_paced:
         prepare(engine)
     if usable(place.device):
         search_on(place.device).report()
@@ -214,14 +244,18 @@ def prepare(engine: Engine) -> None:
     """Capture the steps that are sure to come; others are when they are first met."""
     width = engine.drafter.shape.alone.width
     started = time.perf_counter()
-    most = bucket_of(engine.table.num_seats)
-    sizes = sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
+    sizes = captured_sizes(engine.launcher.max_graph_batch)
     lengths = {length_of(min(length, engine.info.max_model_len)) for length in PREPARED_LENGTHS}
     for length in sorted(lengths, reverse=True):
         for num in sizes:
             for temperature in (0.0, 1.0):
-                engine.launcher.prepare(num, width, length, temperature)
+                engine.launcher.capture(num, width, length, temperature)
     log.info("captured steps of %s sequences in %.1f s", sizes, time.perf_counter() - started)
+
+
+def captured_sizes(most: int) -> list[int]:
+    """The numbers of rows that steps of up to `most` sequences are captured with, the largest first."""
+    return sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
 
 
 def _num_mask_threads(device: str) -> int:
@@ -268,6 +302,7 @@ def connect(
     info: EngineInfo,
     tokenizer: Tokenizer | None,
     grammars: CompilePool | None = None,
+    verify: Verify = verify,
 ) -> Engine:
     """Put an engine together from its parts."""
     device = runner.model.device
@@ -289,7 +324,9 @@ def connect(
         info=info,
         grammars=grammars,
         mask_seconds=config.grammar.mask_seconds,
+        max_graph_batch=scheduling.max_graph_batch,
         tokenizer=tokenizer,
+        verify=verify,
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from eyas import builtin
@@ -50,6 +51,7 @@ from eyas.models.heads import (
     locate_head,
     read_head,
 )
+from eyas.models.locate import locate_file
 from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import ModelRunner
@@ -131,6 +133,12 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
                 f"draft.model: drafter 'head' needs a draft head, and {config.model.path} brings none "
                 "along; name one with --draft-model, or train one with `eyas train head`"
             )
+        if draft.token_map is not None:
+            try:
+                file = locate_file(draft.token_map, config.model.offline)
+            except ValueError as error:
+                raise ValueError(f"draft.token_map: {error}") from error
+            draft = msgspec.structs.replace(draft, token_map=str(file))
         try:
             head = read_head(found, spec, target_directory=directory, token_map=draft.token_map)
         except ValueError as error:
@@ -232,26 +240,34 @@ def build_drafter(
         num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # nobody's seat too
         network = _network(drafting, loaded, num_slots, num_scratch_slots)
         max_rows = config.scheduler.rows(on_gpu=loaded.device.type == "cuda")
-        sources.append(TreeDrafter(network, shape, first_scratch=num_slots + 1, max_rows=max_rows))
+        place = {"first_scratch": num_slots + 1, "max_rows": max_rows}
+        sources.append(TreeDrafter(network, shape, **place, trust=network.beta))
     if not sources:
         return ForcedDrafter(RootDrafter(), MAX_FORCED)
     drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, shape.nodes)
     if drafting.is_paced:
-        drafter = pace(drafter, drafter.shape, runner, max_num_seqs, max_length)
+        captures = config.scheduler.max_graph_batch != 0
+        drafter = pace(drafter, drafter.shape, runner, max_num_seqs, max_length, captures=captures)
     return ForcedDrafter(drafter, MAX_FORCED) if "forced" in drafting.names else drafter
 
 
 def pace(
-    drafter: Drafter, shape: Shape, runner: ModelRunner, max_num_seqs: int, max_length: int
+    drafter: Drafter,
+    shape: Shape,
+    runner: ModelRunner,
+    max_num_seqs: int,
+    max_length: int,
+    *,
+    captures: bool = True,
 ) -> PacedDrafter:
     """The drafter with its shape chosen step by step, at most `shape`, by what steps and passes cost
-    here."""
+    here. captures: steps are run from CUDA graphs where there is a device."""
     most = max_num_seqs * shape.nodes
-    costs = _target_costs(runner, max_length, min(most, 128))
+    costs = _target_costs(runner, max_length, min(most, 128), captures)
     log.info("a step costs %s ms", _as_text(costs))
     network_costs = NOTHING
     for network in drafter.networks:
-        network_costs = _network_costs(network, runner.model.device, max_length)
+        network_costs = _network_costs(network, runner.model.device, max_length, captures)
         log.info("a pass of the drafter costs %s ms", _as_text(network_costs))
     shapes = usual_shapes(shape)
     return PacedDrafter(drafter, Pace(shapes, costs, network_costs))
@@ -286,24 +302,28 @@ def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> Forward
     )
 
 
-def _target_costs(runner: ModelRunner, max_length: int, max_rows: int) -> Costs:
+def _target_costs(runner: ModelRunner, max_length: int, max_rows: int, captures: bool) -> Costs:
     device = runner.model.device
 
     def run(num_rows: int) -> object:
         return runner.forward(_probe_rows(num_rows, max_length, device))
 
-    return measure_costs(_as_run(run, device), max_rows)
+    return measure_costs(_as_run(run, device, captures), max_rows)
 
 
-def _network_costs(network: DraftNetwork, device: torch.device, max_length: int) -> Costs:
+def _network_costs(
+    network: DraftNetwork, device: torch.device, max_length: int, captures: bool
+) -> Costs:
     def run(num_rows: int) -> object:
         rows = _probe_rows(num_rows, max_length, device)
         return network.forward(rows, network.recall(rows.write_slots_T))
 
-    return measure_costs(_as_run(run, device), 64)
+    return measure_costs(_as_run(run, device, captures), 64)
 
 
-def _as_run(run: Callable[[int], object], device: torch.device) -> Callable[[int], None]:
+def _as_run(
+    run: Callable[[int], object], device: torch.device, captures: bool
+) -> Callable[[int], None]:
     """`run` the way steps run it on this device, and waited for."""
     if not usable(device):
 
@@ -314,7 +334,10 @@ def _as_run(run: Callable[[int], object], device: torch.device) -> Callable[[int
     stages = StepGraphs(device).of("forwards")
 
     def replay(num_rows: int) -> None:
-        stages.run("forward", num_rows, lambda: run(num_rows))
+        if captures:
+            stages.run("forward", num_rows, lambda: run(num_rows))
+        else:
+            run(num_rows)
         torch.cuda.synchronize(device)
 
     return replay

@@ -1,10 +1,9 @@
 """The engine: one step for every kind of work. This is the page to read first.
 
-A step comes in two halves. `launch` plans a batch and sends it out (`eyas.engine.launch`): the drafter
-proposes a tree for each sequence, the model runs over all rows, they are masked and verified, and the
-device's own state advances. `land` waits for the result and tells the sequences. With `num_flights` = 1
-the next launch goes out before the last one landed; with 0 they are called one after the other.
-Automata read landed tokens, so the masks of a step wait for the landing before it.
+A step is planned (`Scheduler.next`), drafted and run through the model, masked, verified
+(`eyas.engine.launch` has these stages) and landed: its results are read and told to the sequences. On a
+device the next step goes out before the last one has landed (`num_flights` = 1), so it is planned from
+upper bounds; with 0 a step lands before the next is planned.
 
 Promises: the tokens of a request depend on its prompt, parameters and seed alone; a row's fault ends
 that row's request and no other; whatever a client sends, the step goes on.
@@ -14,7 +13,6 @@ Does not know: HTTP, text formats, model families, what a drafter does inside.
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from concurrent.futures import Future
 
 from eyas.cache import CacheManager
@@ -26,11 +24,12 @@ from eyas.draft import Drafter
 from eyas.engine.admission import check_request
 from eyas.engine.commit import Committer
 from eyas.engine.flight import Flight
-from eyas.engine.launch import Launcher, Until
+from eyas.engine.launch import Launcher
 from eyas.engine.metrics import Metrics
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.stops import StopChecker, TextSink
+from eyas.engine.verifier import Verify
 from eyas.grammar import OutputSpec
 from eyas.runner.runner import ModelRunner
 from eyas.runner.table import SequenceTable
@@ -42,7 +41,8 @@ from eyas.wire import EngineStats
 class Engine:
     """add, abort, step. tokenizer: None where prompts and answers are token ids. grammars: compiles
     what outputs are to be; None where none can be. mask_seconds: when a step's masks take longer, the
-    rest of its draft is left out."""
+    rest of its draft is left out. verify: gives the verdicts. max_graph_batch: as
+    `eyas.config.SchedulerConfig` has it."""
 
     def __init__(
         self,
@@ -56,6 +56,8 @@ class Engine:
         tokenizer: Tokenizer | None,
         grammars: CompilePool | None,
         mask_seconds: float,
+        verify: Verify,
+        max_graph_batch: int | None = None,
     ) -> None:
         self.runner = runner
         self.cache = cache
@@ -68,9 +70,9 @@ class Engine:
         self._tokenizer = tokenizer
         self._grammars = grammars
         self.launcher = Launcher(
-            runner, table, drafter, info, self.metrics, mask_seconds, self._land_before
+            runner, table, drafter, info, self.metrics, mask_seconds, verify, max_graph_batch
         )
-        self._flights: deque[Flight] = deque()
+        self._in_flight: Flight | None = None
         self._requests: dict[str, list[Sequence]] = {}
         self._ready: list[Delta] = []
         self._committer = Committer(scheduler, cache, self.metrics)
@@ -78,44 +80,43 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """One step of work; the deltas that became final."""
-        flight = self.launch()
+        previous, current = self._in_flight, None
+        plan = self.scheduler.next()
+        if plan is not None:
+            current = self.launcher.prepare(plan)
+        if previous is not None:
+            self.launcher.verify(previous)  # waits for its masks
+        self._in_flight = current
+        if current is not None:
+            if current.reads_automata:  # they must stand where `previous` has ended
+                self._land(previous)
+                previous = None
+            self.launcher.draft_and_forward(current)
+            if not current.waits_for_masks:
+                self.launcher.verify(current)
+        self._land(previous, current)
+        if current is not None and self.num_flights == 0:
+            self.launcher.verify(current)
+            self._in_flight = None
+            self._land(current)
+        return self._delivered()
+
+    def _land(self, flight: Flight | None, following: Flight | None = None) -> None:
+        """Wait for a step's results and tell its sequences. following: the step after it, whose masks
+        are begun as soon as automata stand at its roots."""
         if flight is not None:
-            self._flights.append(flight)
-        if self._flights and (flight is None or len(self._flights) > self.num_flights):
-            landing = self._flights.popleft()
-            self._ready += self.land(landing, self._flights[0] if self._flights else None)
+            self._committer.read(flight)
+        if following is not None:
+            self.launcher.begin_masks(following)
+        if flight is not None:
+            self._ready += self._committer.commit(flight)
+            self.launcher.learn(flight)
+
+    def _delivered(self) -> list[Delta]:
+        """The deltas that are ready, which leave the engine."""
         deltas, self._ready = self._ready, []
         for delta in deltas:
             self._forget_if_done(delta)
-        return deltas
-
-    def launch(self) -> Flight | None:
-        """Plan a step and put it under way; None when there is nothing to do before a landing. A step
-        before it that waits for its masks goes first, and they are filled while this one is planned."""
-        for earlier in tuple(self._flights):
-            self.launcher.advance(earlier, Until.MASKED)
-        plan = self.scheduler.next()
-        flight = None if plan is None else self.launcher.board(plan)
-        for earlier in tuple(self._flights):
-            self.launcher.advance(earlier, Until.SETTLED)
-        if flight is not None:
-            self.launcher.advance(flight, Until.STARTED)
-        return flight
-
-    def _land_before(self, flight: Flight) -> None:
-        """Land all that went out before this one."""
-        while self._flights and self._flights[0] is not flight:
-            self._ready += self.land(self._flights.popleft())
-
-    def land(self, flight: Flight, following: Flight | None = None) -> list[Delta]:
-        """Wait for a step's result and tell its sequences. following: its masks are begun as soon as
-        they can be."""
-        self.launcher.advance(flight, Until.SETTLED)
-        self._committer.read(flight)
-        if following is not None:
-            self.launcher.advance(following, Until.MASKED)
-        deltas = self._committer.commit(flight)
-        self.launcher.learn(flight)
         return deltas
 
     def compile(self, spec: OutputSpec) -> Future[Grammar]:
@@ -180,7 +181,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """Is there anything to step for?"""
-        return bool(self._requests or self._flights or self._ready)
+        return bool(self._requests or self._in_flight or self._ready)
 
     def stats(self) -> EngineStats:
         """Counts for `/metrics`."""
@@ -192,7 +193,7 @@ class Engine:
 
     def shutdown(self) -> None:
         """Forget everything; nothing may be stepped afterwards."""
-        self._flights.clear()
+        self._in_flight = None
         self._requests.clear()
         if self._grammars is not None:
             self._grammars.close()

@@ -51,8 +51,8 @@ class Exactness:
 class _Extent:
     """How much is tried. length: of the text. width: of the widest trees. pieces: rows of chunks that
     store the text once more. starts: positions of single roots. batches: numbers of sequences.
-    max_rows: of one forward. num_scratch: slots for nodes, and so the most of them. with_graphs: steps
-    are run from CUDA graphs too."""
+    max_rows: of one forward. num_scratch: slots for nodes, and so the most of them. with_kernels: there
+    are many ways to run a step. with_graphs: steps are run from CUDA graphs too."""
 
     length: int
     width: int
@@ -61,6 +61,7 @@ class _Extent:
     batches: tuple[int, ...]
     max_rows: int
     num_scratch: int
+    with_kernels: bool
     with_graphs: bool
 
 
@@ -71,15 +72,17 @@ def check_exactness(
     num_slots: int,
     *,
     width: int = 16,
+    captures: bool = True,
 ) -> Exactness:
-    """Uses the first slots of the cache, before anybody else does. width: most nodes of a tree."""
+    """Uses the first slots of the cache, before anybody else does. width: most nodes of a tree.
+    captures: steps may be run from CUDA graphs."""
     if not order.exact:
         return Exactness(False, order.reason)
     products = order.order.products
     if products is None:
         extent = _little(max_length, num_slots)
     else:
-        extent = _much(products, width, max_length, num_slots)
+        extent = _much(products, width, max_length, num_slots, captures)
     if extent.length < 8:
         return Exactness(False, "the cache is too small for the self-check")
     probe = _Probe(runner, extent)
@@ -101,10 +104,12 @@ def _little(max_length: int, num_slots: int) -> _Extent:
     middle = length // 2
     starts = (1, middle, length - _WIDTH)
     pieces = (3, middle - 3, length)
-    return _Extent(length, _WIDTH, pieces, starts, (2,), length, 2 * _WIDTH, False)
+    return _Extent(length, _WIDTH, pieces, starts, (2,), length, 2 * _WIDTH, False, False)
 
 
-def _much(products: Products, width: int, max_length: int, num_slots: int) -> _Extent:
+def _much(
+    products: Products, width: int, max_length: int, num_slots: int, captures: bool
+) -> _Extent:
     """Every kernel that a step can meet: rows up to the most, several pieces of keys, wide trees."""
     max_rows = min(products.max_rows, _MOST_ROWS)
     num_scratch = min(_MOST_NODES, num_slots // 2)
@@ -115,7 +120,7 @@ def _much(products: Products, width: int, max_length: int, num_slots: int) -> _E
     pieces = (1, 7, 20, 50, 100, 200, length)
     most = min(_MOST_SEQUENCES, num_scratch, max_rows)
     batches = tuple(sorted({min(num, most) for num in (2, 3, 5, 8, 12, 31, most)}))
-    return _Extent(length, width, pieces, starts, batches, max_rows, num_scratch, True)
+    return _Extent(length, width, pieces, starts, batches, max_rows, num_scratch, True, captures)
 
 
 Way = tuple[str, torch.Tensor, torch.Tensor]
@@ -162,7 +167,7 @@ class _Probe:
         yield from self._pieces()
         for start in self.extent.starts:
             yield "a single token", *self._nodes([start], 1)
-        if self.graphs is None:
+        if not self.extent.with_kernels:
             for start in self.extent.starts:
                 yield "a chain", *self._nodes([start], self.extent.width)
                 for num in self.extent.batches:
@@ -171,7 +176,8 @@ class _Probe:
             return
         yield from self._batches()
         yield from self._beside_chunks()
-        yield from self._replays()
+        if self.graphs is not None:
+            yield from self._replays()
         yield from self._most_rows()
 
     def _pieces(self) -> Iterator[Way]:

@@ -87,17 +87,20 @@ class Forward:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """plan: whose step it is. prompt_rows: by index of the span. error: the launch itself failed.
+    """plan: whose step it is. prompt_rows: by index of the span. error: the step itself failed.
 
-    drafter: whose tree it is. started: when it was boarded (seconds of a monotonic clock).
-    drafted: its tree, as it was proposed; tree: what is left of it. masks: what the automata said of
-    it; None where nobody is constrained. num_failed: drafters with which it failed. planned: until it
-    starts; forward: until it has its verdict. has_departed: its results are on their way to the host.
-    landed: once read.
+    started: when it was prepared (seconds of a monotonic clock). is_constrained: some sequence has a
+    grammar. reads_automata: before its forward, so all steps before it must have landed. drafter: whose
+    tree it is. drafted: its tree, as it was proposed; tree: what is left of it. masks: what automata
+    said of it; None where nobody is constrained. num_failed: drafters with which it failed. planned:
+    its batch, for the first of them; forward: until it has its verdict. has_departed: its results are
+    on their way to the host, or it has failed. landed: once read.
     """
 
     plan: Plan
     started: float = 0.0
+    is_constrained: bool = False
+    reads_automata: bool = False
     drafter: Drafter | None = None
     drafted: DraftTree | None = None
     masks: TreeMasks | None = None
@@ -111,6 +114,12 @@ class Flight:
     forward: Forward | None = None
     has_departed: bool = False
     _results: HostCopy | None = None
+
+    @property
+    def waits_for_masks(self) -> bool:
+        """Has its forward gone out, and are its masks still to be begun?"""
+        masks = None if self.forward is None else self.forward.masks
+        return masks is not None and not masks.has_begun
 
     def depart(self, outbox: Outbox) -> None:
         """Start copying the results to the host, behind the work that makes them."""

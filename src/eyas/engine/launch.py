@@ -1,22 +1,14 @@
-"""How a step goes out: a draft tree for each sequence, the forward, masks, the verdict.
+"""The stages of a step: prepare, draft and forward, masks, verdict. The engine owns their order.
 
-A flight goes all the way at once, but for one that waits for masks of trees which a device drafts: its
-draft and its forward go out first, and its verdict once the masks are there, which are filled while the
-forward runs. What comes after it on the device is planned meanwhile.
-
-Promises: a flight that fails with what a drafter proposed goes out again without a draft, since nothing
-is changed before its verdict; one that fails all the same says so. Automata are read only once all
-flights before theirs have landed.
-Does not know: who asked for what, which sequence runs when.
+Promises: a step whose draft or forward fails runs again without a draft, since nothing is changed
+before its verdict; one that fails all the same, or later, says so in `Flight.error` and lands.
+Does not know: which sequence runs when, what happens between the stages.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from enum import Enum, auto
 
 import torch
 
@@ -31,7 +23,7 @@ from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
 from eyas.engine.scheduler import Plan
 from eyas.engine.sequence import Sequence, Status
-from eyas.engine.verifier import verify
+from eyas.engine.verifier import Verify
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, PlannedBatch, nobodys_batch
 from eyas.runner.graphs import StepGraphs
@@ -44,18 +36,10 @@ from eyas.transfer import Outbox
 log = logging.getLogger(__name__)
 
 
-class Until(Enum):
-    """How far a flight is to go. STARTED: its forward is under way; MASKED: and its masks are being
-    filled; SETTLED: and its verdict."""
-
-    STARTED = auto()
-    MASKED = auto()
-    SETTLED = auto()
-
-
 class Launcher:
-    """land_before: lands the flights that went out before one. verify: gives the verdicts. drafters: in
-    the order in which they are tried. graphs: None on a CPU."""
+    """verify: gives the verdicts. drafters: in the order in which they are tried. max_graph_batch:
+    sequences of the largest step that is captured; None is any. graphs: None where no step is, as on a
+    CPU."""
 
     def __init__(
         self,
@@ -65,91 +49,110 @@ class Launcher:
         info: EngineInfo,
         metrics: Metrics,
         mask_seconds: float,
-        land_before: Callable[[Flight], None],
+        verify: Verify,
+        max_graph_batch: int | None = None,
     ) -> None:
-        self.verify = verify
+        self._verify = verify
         fallback = () if isinstance(drafter, RootDrafter) else (RootDrafter(),)
         self.drafters: tuple[Drafter, ...] = (drafter, *fallback)
         self._runner = runner
         self._table = table
         self._info = info
         self._metrics = metrics
-        self._land_before = land_before
         self._outbox = Outbox(table.device)
         self._landed_at = 0.0
         self.masking = Masking(info.vocab_size, mask_seconds, metrics.grammar, self._outbox)
-        self.graphs = StepGraphs(table.device) if usable(table.device) else None
+        most = table.num_seats if max_graph_batch is None else max_graph_batch
+        self.max_graph_batch = min(most, table.num_seats)
+        captures = usable(table.device) and self.max_graph_batch > 0
+        self.graphs = StepGraphs(table.device) if captures else None
         self._params_key: tuple[int, ...] = ()
         self._params = BatchParams([], info.vocab_size, table.device)
 
-    def board(self, plan: Plan) -> Flight:
-        """A flight, and what can be done for it while the one before it waits for its masks. What fails
-        here is done again when it starts."""
+    def prepare(self, plan: Plan) -> Flight:
+        """A planned step, with all that the host can do of it beside the steps under way."""
         flight = Flight(plan, time.perf_counter())
-        with suppress(Exception), torch.inference_mode():
-            flight.planned = self._planned(flight, self.drafters[0])
+        if any(sequence.automaton is not None for sequence in plan.rooted):
+            is_drafted = self.drafters[0].reads_automata and plan.width > 1
+            flight.is_constrained = True
+            flight.reads_automata = is_drafted or self.masking.walks_ahead
+        try:
+            is_captured = len(plan.rooted) <= self.max_graph_batch
+            flight.planned = self._planned(plan, self.graphs if is_captured else None)
+        except Exception:
+            self._note_failure("a step could not be prepared")
+            flight.num_failed += 1
         return flight
 
-    def advance(self, flight: Flight, until: Until) -> None:
-        """Have a flight go so far, unless it is there already; a flight that does not wait for masks
-        goes all the way."""
-        while not flight.has_departed:
+    @torch.inference_mode()
+    def draft_and_forward(self, flight: Flight) -> None:
+        """Draft, prune where the host sees the tree in time, and run the model over all rows; without a
+        draft where that fails. Where `flight.reads_automata`, all steps before it have landed."""
+        for drafter in self.drafters[flight.num_failed :]:
             try:
-                with torch.inference_mode():
-                    is_settled = self._advance(flight, until)
+                planned = flight.planned or self._planned(flight.plan, None)
+                flight.forward = self._draft_and_forward(flight, planned, drafter)
             except Exception:
-                drafter = self.drafters[flight.num_failed]
-                log.exception("a step failed with the drafter %s", type(drafter).__name__)
-                self._metrics.num_failed_steps += 1
+                self._note_failure("a step failed with the drafter %s", type(drafter).__name__)
                 flight.num_failed += 1
-                flight.forward = None
-                if flight.num_failed == len(self.drafters):
-                    flight.error = STEP_FAILED
-                    self._depart(flight)
+                flight.planned = None
             else:
-                if not is_settled:
-                    return
+                flight.drafter = drafter
+                return
+        self._give_up(flight)
 
-    def _advance(self, flight: Flight, until: Until) -> bool:
-        """Nothing is changed before its verdict; whether it has that."""
-        if flight.forward is None:
-            flight.forward = self._start(flight, self.drafters[flight.num_failed])
-        masks = flight.forward.masks
-        if masks is not None and not self.masking.walks_ahead:
-            if until is Until.STARTED:
-                return False
-            if not masks.has_begun:
-                self._walk(flight, masks)
-            if until is Until.MASKED:
-                return False
-        self._settle(flight, flight.forward)
-        return True
-
-    def _depart(self, flight: Flight) -> None:
-        try:
-            flight.depart(self._outbox)
-        except Exception:
-            log.exception("a step's results cannot be read; its requests end with an error")
-            flight.error = STEP_FAILED
-            self._metrics.num_failed_steps += 1
-
-    def _start(self, flight: Flight, drafter: Drafter) -> Forward:
+    def _draft_and_forward(
+        self, flight: Flight, planned: PlannedBatch, drafter: Drafter
+    ) -> Forward:
         plan = flight.plan
         self._outbox.settle()  # stages write their results where the last step's are
-        planned, flight.planned = flight.planned, None
-        batch = (planned or self._planned(flight, drafter)).begin()
+        automata = None
+        if flight.reads_automata:
+            automata = [_running_automaton(sequence) for sequence in plan.rooted]
+        batch = planned.begin(automata)
         flight.drafted = proposed = drafter.propose(batch, plan.shape)
         tree = batch.hold(proposed)
         masks = None
-        if any(sequence.automaton is not None for sequence in plan.rooted):
+        if flight.is_constrained:
             masks = TreeMasks(self.masking, tree)
             if self.masking.walks_ahead:
-                self._walk(flight, masks)
+                masks.walk(plan.rooted)
+                masks.begin()
                 tree = masks.tree
         rows, output = self._forward(batch, tree)
         return Forward(batch, tree, rows, output, masks)
 
-    def _settle(self, flight: Flight, forward: Forward) -> None:
+    def begin_masks(self, flight: Flight) -> None:
+        """Walk the trees and start filling masks, beside the forward, where that is still to be done.
+        All steps before this one have landed, so that automata stand at its roots."""
+        if not flight.waits_for_masks:
+            return
+        assert flight.forward is not None and flight.forward.masks is not None
+        try:
+            flight.forward.masks.walk(flight.plan.rooted)
+            flight.forward.masks.begin()
+        except Exception:
+            self._note_failure("a step failed in its masks")
+            self._give_up(flight)
+
+    @torch.inference_mode()
+    def verify(self, flight: Flight) -> None:
+        """Wait for the masks, give the verdict, and send the results to the host; nothing where that
+        was done."""
+        if flight.has_departed:
+            return
+        assert flight.forward is not None and not flight.waits_for_masks
+        try:
+            verdict = self._settle(flight, flight.forward)
+        except Exception:
+            self._note_failure("a step failed in its verdict")
+            self._give_up(flight)
+            return
+        batch, output = flight.forward.batch, flight.forward.output
+        self._depart(flight)  # what the drafter makes of the step need not be waited for
+        self._observe(batch, output, verdict)
+
+    def _settle(self, flight: Flight, forward: Forward) -> Verdict | None:
         batch, tree, masks = forward.batch, forward.tree, forward.masks
         rows, output = forward.rows, forward.output
         mask_RK = None
@@ -157,13 +160,27 @@ class Launcher:
         if masks is not None:
             mask_RK = batch.bring_array("mask", masks.finish())
         flight.prompt_rows = score_prompts(flight.plan, rows, output, self._table)
-        verdict = None
-        if batch.rooted:
-            verdict = self._verdict(batch, tree, rows, output, mask_RK)
-            flight.tree, flight.verdict = tree, verdict
-            flight.drafter = self.drafters[flight.num_failed]
-        self._depart(flight)  # what the drafter makes of the step need not be waited for
-        self._observe(batch, output, verdict)
+        if not batch.rooted:
+            return None
+        flight.tree = tree
+        flight.verdict = self._verdict(batch, tree, rows, output, mask_RK)
+        return flight.verdict
+
+    def _depart(self, flight: Flight) -> None:
+        try:
+            flight.depart(self._outbox)
+        except Exception:
+            self._note_failure("a step's results cannot be read; its requests end with an error")
+            self._give_up(flight)
+
+    def _give_up(self, flight: Flight) -> None:
+        """Its requests end with an error when it lands."""
+        flight.error = STEP_FAILED
+        flight.has_departed, flight.forward = True, None
+
+    def _note_failure(self, message: str, *details: object) -> None:
+        log.exception(message, *details)
+        self._metrics.num_failed_steps += 1
 
     def _forward(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
         """The rows of a step, and what the model makes of them."""
@@ -189,12 +206,12 @@ class Launcher:
         logits_RV = output.logits_RV[: rows.num_node_rows]
 
         def settle() -> Verdict:
-            verdict = self.verify(logits_RV, tree, rows, batch, mask_RK)
+            verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
             places = (batch.seats_B, batch.roots_B, verdict, batch.node_slots_BW[:, : tree.width])
             self._table.advance(*places, is_chain=tree.is_chain)
             return verdict
 
-        key = (id(self.verify), logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
+        key = (logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
         return batch.stage("verdict", key, settle, reads_context=True)
 
     def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
@@ -209,7 +226,7 @@ class Launcher:
         now, before = time.perf_counter(), self._landed_at
         self._landed_at = now
         landed, tree, drafter = flight.landed, flight.drafted, flight.drafter
-        if flight.error is not None or landed is None or tree is None or drafter is None:
+        if flight.verdict is None or landed is None or tree is None or drafter is None:
             return
         is_pure = not any(span.context_count for span in flight.plan.spans)
         seconds = now - max(flight.started, before) if is_pure else None
@@ -223,7 +240,7 @@ class Launcher:
             log.exception("the drafter failed to learn from a step")
 
     @torch.inference_mode()
-    def prepare(self, num: int, width: int, length: int, temperature: float) -> None:
+    def capture(self, num: int, width: int, length: int, temperature: float) -> None:
         """Run, and so capture, a step of `num` sequences of up to `length` tokens; it is nobody's."""
         assert self.graphs is not None, "only a device has something to prepare"
         drafter = self.drafters[0]
@@ -235,34 +252,16 @@ class Launcher:
         verdict = self._verdict(batch, tree, rows, output, None)
         self.drafters[0].observe(batch, output, verdict)
 
-    def _planned(self, flight: Flight, drafter: Drafter) -> PlannedBatch:
-        plan = flight.plan
-        params = self._batch_params(plan)
-        is_constrained = any(sequence.automaton is not None for sequence in plan.rooted)
-
-        def automata() -> list[Automaton | None]:
-            self._land_before(flight)
-            return [
-                sequence.automaton if sequence.status is Status.RUNNING else None
-                for sequence in plan.rooted
-            ]
-
+    def _planned(self, plan: Plan, graphs: StepGraphs | None) -> PlannedBatch:
         return PlannedBatch(
             self._table,
             plan.spans,
-            params,
+            self._batch_params(plan),
             plan.width,
             plan.max_length,
-            automata if is_constrained else None,
-            self.graphs if drafter is self.drafters[0] else None,
+            graphs,
             plan.shape.levels,
         )
-
-    def _walk(self, flight: Flight, masks: TreeMasks) -> None:
-        """Follow the trees from where the sequences stand once everything has landed."""
-        self._land_before(flight)
-        masks.walk(flight.plan.rooted)
-        masks.begin()
 
     def _batch_params(self, plan: Plan) -> BatchParams:
         """Parameters of the rooted sequences, kept while the same ones step together."""
@@ -273,6 +272,10 @@ class Launcher:
             self._params = BatchParams(sources, self._info.vocab_size, self._table.device)
             self._params_key = key
         return self._params
+
+
+def _running_automaton(sequence: Sequence) -> Automaton | None:
+    return sequence.automaton if sequence.status is Status.RUNNING else None
 
 
 def _row_source(sequence: Sequence) -> RowSource:

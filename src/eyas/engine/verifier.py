@@ -10,6 +10,8 @@ Legend: R rows, V vocabulary, B sequences, W nodes, N top alternatives, K mask w
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -21,6 +23,10 @@ from eyas.sampling import sample
 
 ALIGNED = 4
 """Numbers that a device reads at once."""
+
+
+Verify = Callable[[torch.Tensor, DraftTree, PackedRows, Batch, torch.Tensor | None], Verdict]
+"""(logits [R, V] of the node rows, trees, rows, batch, mask [R, K] or None) -> a step's verdicts."""
 
 
 def verify(

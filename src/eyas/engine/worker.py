@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
-from eyas import wire
+from eyas import logs, wire
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import Grammar
 from eyas.core import Delta, GrammarsBusy, GrammarsUnavailable, Request, RequestError
@@ -31,6 +31,7 @@ from eyas.grammar import OutputSpec
 log = logging.getLogger("eyas.engine")
 
 HEARTBEAT_SECONDS = 0.5
+REPORT_SECONDS, LOG_SECONDS = 0.5, 5.0
 SEND_TIMEOUT_SECONDS = 60
 MAX_COMMANDS_PER_STEP = 64
 MAX_QUEUED_MESSAGES = 10_000
@@ -112,6 +113,34 @@ class _Link:
         self._context.term()
         for end in (self._wake_end, self._waker):
             os.close(end)
+
+
+class LoadingReports:
+    """Says how loading goes on: on the link at most every `REPORT_SECONDS` and in the log every
+    `LOG_SECONDS`, but for the beginning and the end of each stage.
+
+    Called as `eyas.models.Progress` is.
+    """
+
+    def __init__(
+        self, send: Callable[[wire.Reply], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._stage = ""
+        self._sent_at = self._logged_at = 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now, is_edge = self._clock(), stage != self._stage or done == total > 0
+        self._stage = stage
+        loading = wire.Loading(stage, done, total)
+        if is_edge or now - self._sent_at >= REPORT_SECONDS:
+            self._sent_at = now
+            self._send(loading)
+        if is_edge or now - self._logged_at >= LOG_SECONDS:
+            self._logged_at = now
+            size = f" of {total / 2**20:,.0f} MiB" if total else ""
+            log.info("%s%s", loading, size)
 
 
 class Worker:
@@ -201,7 +230,7 @@ class Worker:
         elif isinstance(error, GrammarsBusy):
             refusal = wire.Refused(request.id, error.message, error.param, "overloaded")
         elif isinstance(error, RequestError):
-            refusal = wire.Refused(request.id, error.message, error.param)
+            refusal = wire.Refused(request.id, error.message, error.param, code=error.code)
         else:
             log.error("request %s could not be added", request.id, exc_info=error)
             refusal = wire.Refused(request.id, ENGINE_FAILED, None, "internal")
@@ -251,24 +280,23 @@ class Worker:
         return deltas
 
 
-def main(build: Callable[[EngineConfig], EngineDoor] | None = None) -> int:
+def main(build: Callable[[EngineConfig, LoadingReports], EngineDoor] | None = None) -> int:
     """Read the setup from standard input, build the engine, work until told to stop.
 
-    build: how an engine is made of its configuration; None is `eyas.engine.build.build_engine`.
+    build: how an engine is made of its configuration, and says how that goes on; None is
+    `eyas.engine.build.build_engine`.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when this process ends
         signal.signal(number, signal.SIG_IGN)
     lifeline = sys.stdin.fileno()
     setup = wire.decode_setup(_read_line(lifeline))
-    logging.basicConfig(
-        level=setup.log_level.upper(), format="%(asctime)s %(levelname)s engine: %(message)s"
-    )
+    logs.configure(setup.log_level, setup.log_format)
     link = _Link(setup.address, lifeline)
     engine = None
     try:
         if build is None:
             from eyas.engine.build import build_engine as build
-        engine = build(setup.config)
+        engine = build(setup.config, LoadingReports(link.send))
         return Worker(engine, link).run()
     except Exception as error:
         is_for_users = engine is None and isinstance(error, ValueError)

@@ -4,7 +4,7 @@ Promises: `Linear` may be fused from named parts, which are filled one by one; `
 float32 logits that were never rounded to the model's own type. On a CPU the weights are packed once
 into oneDNN's blocked layout: at one or two rows that halves the time of a product, and the packed
 kernels keep their reduction order over all row counts where float32 `F.linear` does not.
-Does not know: which row counts are exact on this machine (`row_order.find_row_order` measures it).
+Does not know: which row counts are exact on this machine (`row_probe.find_row_order` measures it).
 
 Legend: T rows, I input features, O output features, V vocabulary.
 """
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 import torch.nn.functional as F
 
+from eyas.layers.row_order import RowOrder
+
 if TYPE_CHECKING:
-    from eyas.layers.row_order import RowOrder
     from eyas.layers.ways import Plan, Role, Way
 
 HEAD_BLOCK_BYTES = 128 << 20

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+HUB_FILE = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/((?:\w[\w.-]*/)*\w[\w.-]*)")
 ALLOWED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
 TEMPLATES_FOLDER = "additional_chat_templates"
 HEAD_FILES = [*ALLOWED_FILES, "pytorch_model*.bin"]
@@ -61,8 +62,26 @@ def locate_head(path_or_name: str, revision: str | None = None, offline: bool = 
     return _download(path_or_name, revision, offline, HEAD_FILES)
 
 
+def locate_file(path_or_name: str, offline: bool = False) -> Path:
+    """A file, or one of a repository on the hub as `owner/repository/file`, which is downloaded first.
+    What is neither stays as it is, for whoever reads it to say so."""
+    file = Path(path_or_name).expanduser()
+    named = HUB_FILE.fullmatch(path_or_name)
+    if file.exists() or named is None or file.parent.is_dir():
+        return file
+    repository, rest = named.groups()
+    found = _download(repository, None, offline, [rest], ()) / rest
+    if not found.is_file():
+        raise ValueError(f"{repository!r} has no file {rest!r} on the hub; check the spelling")
+    return found
+
+
 def _download(
-    name: str, revision: str | None, offline: bool, files: Sequence[str] = ALLOWED_FILES
+    name: str,
+    revision: str | None,
+    offline: bool,
+    files: Sequence[str] = ALLOWED_FILES,
+    ignored: Sequence[str] = IGNORED_FILES,
 ) -> Path:
     import httpx
     from huggingface_hub import snapshot_download
@@ -80,7 +99,7 @@ def _download(
                 name,
                 revision=revision,
                 allow_patterns=list(files),
-                ignore_patterns=IGNORED_FILES,
+                ignore_patterns=list(ignored),
                 local_files_only=offline,
             )
         )

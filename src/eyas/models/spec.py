@@ -7,14 +7,11 @@ Does not know: how a family writes its configuration (`config_file` and the fami
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from eyas.cache.store import LayerStore
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
-
-if TYPE_CHECKING:
-    from eyas.models.heads.spec import HeadSpec
+from eyas.models.layer_products import layer_products
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +75,6 @@ class ModelSpec:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         layer = attention + mlp + 2 * self.hidden_size
         return embeddings + self.num_layers * layer + self.hidden_size
-
-
-def layer_products(spec: ModelSpec | HeadSpec, input_size: int) -> tuple[tuple[int, int], ...]:
-    """(out, in) of a layer's products, fused as they run. input_size: of what attention reads."""
-    query_width = spec.num_query_heads * spec.head_dim
-    qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
-    return (
-        (qkv_width, input_size),
-        (spec.hidden_size, query_width),
-        (2 * spec.intermediate_size, spec.hidden_size),
-        (spec.hidden_size, spec.intermediate_size),
-    )
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ class Batch:
     width: how many nodes a tree may have. levels: on how many levels, and so how many tokens a step may
     add. seats_B, roots_B (position of node 0) and node_slots_BW are on the device. max_length: upper
     bound of any sequence's length once this step has landed. automata: of the rooted sequences,
-    standing at their roots (waits for the steps under way); None where no sequence is constrained.
+    standing at their roots; None where no sequence is constrained or no drafter reads them.
     stages: run from CUDA graphs; B is then a bucket, whose last rows sit in the table's seat that is
     nobody's, and everything a stage reads of the batch is static. names: of the stages that have run.
     """
@@ -70,7 +70,7 @@ class Batch:
     width: int
     levels: int
     max_length: int
-    automata: Callable[[], Sequence[Automaton | None]] | None
+    automata: Sequence[Automaton | None] | None
     stages: Stages | None
     seats_B: torch.Tensor
     roots_B: torch.Tensor
@@ -141,7 +141,6 @@ class PlannedBatch:
         params: BatchParams,
         width: int,
         max_length: int,
-        automata: Callable[[], Sequence[Automaton | None]] | None = None,
         graphs: StepGraphs | None = None,
         levels: int = 0,
     ) -> None:
@@ -152,7 +151,6 @@ class PlannedBatch:
         self._width = width
         self._levels = levels or width
         self._max_length = max_length
-        self._automata = automata
         num = len(self._rooted)
         self._graphs = graphs if num and params.is_capturable else None
         self._num_rows = num if self._graphs is None else bucket_of(num)
@@ -173,7 +171,7 @@ class PlannedBatch:
             packed[first : first + width] = span.node_slots
         return packed
 
-    def begin(self) -> Batch:
+    def begin(self, automata: Sequence[Automaton | None] | None = None) -> Batch:
         """The batch, on the device."""
         num_rows, width, table, params = self._num_rows, self._width, self._table, self._params
         stages = None
@@ -196,7 +194,7 @@ class PlannedBatch:
             width=width,
             levels=self._levels,
             max_length=self._max_length,
-            automata=self._automata,
+            automata=automata,
             stages=stages,
             seats_B=seats_B,
             roots_B=roots_B,
@@ -221,4 +219,4 @@ def nobodys_batch(
     ]
     source = RowSource(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
     params = BatchParams([source] * num, vocab_size, table.device)
-    return PlannedBatch(table, spans, params, width, length, None, graphs, levels)
+    return PlannedBatch(table, spans, params, width, length, graphs, levels)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from itertools import permutations
 from math import perm
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eyas.schemas.keywords import SINCE, Schema, canonical, types_of
 from eyas.schemas.limits import under
-
-if TYPE_CHECKING:
-    from eyas.schemas.rewrite import Rewriter
+from eyas.schemas.rewriting import Rewriting
 
 _MAX_LISTED = 128
 """Arrays that are written out one by one."""
@@ -24,7 +22,7 @@ _MAX_PLACES = 16
 
 
 def rewrite_array(
-    rewriter: Rewriter,
+    rewriter: Rewriting,
     schema: dict[str, Any],
     place: str,
     out: dict[str, Any],
@@ -71,7 +69,7 @@ def rewrite_array(
 
 
 def _unique(
-    rewriter: Rewriter,
+    rewriter: Rewriting,
     schema: dict[str, Any],
     place: str,
     items: Schema,
@@ -99,7 +97,7 @@ def _unique(
 
 
 def _contains(
-    rewriter: Rewriter,
+    rewriter: Rewriting,
     schema: dict[str, Any],
     place: str,
     out: dict[str, Any],
@@ -132,7 +130,7 @@ def _contains(
     conditions.append({"anyOf": places})
 
 
-def _is_known(rewriter: Rewriter, keyword: str, place: str) -> bool:
+def _is_known(rewriter: Rewriting, keyword: str, place: str) -> bool:
     """Does the schema's draft know a keyword that lets more through than its draft would without it?"""
     if SINCE[keyword] <= rewriter.context.draft:
         return True
@@ -149,6 +147,6 @@ def _has_applicators(schema: dict[str, Any]) -> bool:
     return any(keyword in schema for keyword in applicators)
 
 
-def _refuse(rewriter: Rewriter, place: str, keyword: str) -> None:
+def _refuse(rewriter: Rewriting, place: str, keyword: str) -> None:
     message = "cannot be enforced beside allOf, anyOf and the like; write items out"
     raise rewriter.context.unsupported(under(place, keyword), message)

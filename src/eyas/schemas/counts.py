@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from itertools import combinations
 from math import comb
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eyas.schemas.beside import Said
 from eyas.schemas.keywords import Schema
 from eyas.schemas.limits import under
 from eyas.schemas.patterns import none_of
-
-if TYPE_CHECKING:
-    from eyas.schemas.rewrite import Rewriter
+from eyas.schemas.rewriting import Rewriting
 
 _MAX_CASES = 64
 _NOT_OBJECT = ["null", "boolean", "number", "string", "array"]
 
 
 def at_most(
-    rewriter: Rewriter,
+    rewriter: Rewriting,
     most: int,
     place: str,
     beside: Said,
@@ -63,7 +61,7 @@ def at_most(
 
 
 def at_least(
-    rewriter: Rewriter,
+    rewriter: Rewriting,
     least: int,
     place: str,
     beside: Said,
@@ -118,7 +116,7 @@ def _optional(group: dict[str, Any]) -> tuple[list[str], bool]:
     return [n for n, child in named if n not in required and child is not False], is_closed
 
 
-def _one_more(rewriter: Rewriter, place: str, beside: Said, group: dict[str, Any]) -> Schema:
+def _one_more(rewriter: Rewriting, place: str, beside: Said, group: dict[str, Any]) -> Schema:
     """The required properties alone, and at least one that is not listed."""
     named, required = group.get("properties", {}), group.get("required", [])
     names = list(dict.fromkeys((*named, *required, *sorted(beside.names))))

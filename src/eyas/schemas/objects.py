@@ -8,7 +8,7 @@ Does not know: arrays, references.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from eyas.schemas.counts import at_least, at_most
 from eyas.schemas.keywords import Schema
@@ -16,13 +16,11 @@ from eyas.schemas.limits import under
 from eyas.schemas.names import both
 from eyas.schemas.patterns import is_universal, listed_names
 from eyas.schemas.property_names import Members, restricted
-
-if TYPE_CHECKING:
-    from eyas.schemas.rewrite import Rewriter
+from eyas.schemas.rewriting import Rewriting
 
 
 def rewrite_object(
-    rewriter: Rewriter,
+    rewriter: Rewriting,
     schema: dict[str, Any],
     place: str,
     out: dict[str, Any],
@@ -80,7 +78,7 @@ def rewrite_object(
     out.update(group)
 
 
-def _translated(rewriter: Rewriter, patterns: dict[str, Schema], spot: str) -> dict[str, Schema]:
+def _translated(rewriter: Rewriting, patterns: dict[str, Schema], spot: str) -> dict[str, Schema]:
     """The patterns as the backend takes them."""
     found: dict[str, Schema] = {}
 
@@ -103,14 +101,14 @@ def _spell_out(patterns: dict[str, Schema], named: dict[str, Schema]) -> None:
                 named[name] = both(named.get(name, True), child)
 
 
-def _refuse(rewriter: Rewriter, spot: str) -> NoReturn:
+def _refuse(rewriter: Rewriting, spot: str) -> NoReturn:
     message = "cannot be enforced beside other patterns for names of the same object; write all of "
     message += "them into one patternProperties, or list the properties"
     raise rewriter.context.unsupported(spot, message)
 
 
 def _unevaluated(
-    rewriter: Rewriter, schema: dict[str, Any], place: str
+    rewriter: Rewriting, schema: dict[str, Any], place: str
 ) -> tuple[Schema, dict[str, None]]:
     """additionalProperties in place of unevaluatedProperties, and the names that the schemas beside it
     list: exact where these are allOf and $ref to plain lists of properties."""

@@ -7,7 +7,7 @@ Does not know: how the object's own schemas are rewritten.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eyas.core import GrammarError
 from eyas.schemas import automata
@@ -16,10 +16,8 @@ from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
 from eyas.schemas.keywords import Schema, types_of
 from eyas.schemas.limits import MAX_PROPERTIES, fail, under
 from eyas.schemas.names import both, is_anything
+from eyas.schemas.rewriting import Rewriting
 from eyas.schemas.trees import Node, PatternFault
-
-if TYPE_CHECKING:
-    from eyas.schemas.rewrite import Rewriter
 
 _UNCLEAR = ("anyOf", "oneOf", "not", "if", "$dynamicRef", "$recursiveRef", "extends", "disallow")
 
@@ -42,7 +40,7 @@ class _Rule:
 
 
 def restricted(
-    rewriter: Rewriter, schema: dict[str, Any], place: str, members: Members, required: list[str]
+    rewriter: Rewriting, schema: dict[str, Any], place: str, members: Members, required: list[str]
 ) -> Members:
     """The members of an object under the condition on their names."""
     spot = under(place, "propertyNames")
@@ -107,7 +105,7 @@ def restricted(
     return kept, {p: child for p, child in written.items() if child is not False}, False
 
 
-def _rule(rewriter: Rewriter, schema: Schema, spot: str) -> _Rule:
+def _rule(rewriter: Rewriting, schema: Schema, spot: str) -> _Rule:
     """What a schema says of strings, through $ref and allOf."""
     context = rewriter.context
     rule = _Rule()
@@ -138,7 +136,7 @@ def _rule(rewriter: Rewriter, schema: Schema, spot: str) -> _Rule:
     return rule
 
 
-def _patterns(rewriter: Rewriter, node: dict[str, Any], place: str) -> list[str]:
+def _patterns(rewriter: Rewriting, node: dict[str, Any], place: str) -> list[str]:
     """The keywords of strings as patterns."""
     found = []
     if "pattern" in node:
@@ -154,13 +152,13 @@ def _patterns(rewriter: Rewriter, node: dict[str, Any], place: str) -> list[str]
     return found
 
 
-def _trees(rewriter: Rewriter, texts: list[str], spot: str) -> list[Node]:
+def _trees(rewriter: Rewriting, texts: list[str], spot: str) -> list[Node]:
     try:
         return [read(text) for text in texts]
     except PatternFault:  # what only the backend can read
         raise _unclear(rewriter, spot) from None
 
 
-def _unclear(rewriter: Rewriter, spot: str) -> GrammarError:
+def _unclear(rewriter: Rewriting, spot: str) -> GrammarError:
     message = "cannot be enforced on names here; use one pattern or an enum, or list the properties"
     return rewriter.context.unsupported(spot, message)

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any
 
 from eyas.core import GrammarError
 from eyas.schemas.arrays import rewrite_array
-from eyas.schemas.beside import Beside
 from eyas.schemas.complement import Complements
 from eyas.schemas.context import Context
-from eyas.schemas.disjoint import Disjointness
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
 from eyas.schemas.keywords import ALL, BOUNDS, Schema, common_types, types_of
 from eyas.schemas.limits import MAX_ENUM_VALUES, fail, shortened, under
 from eyas.schemas.numbers import is_exact, least, most, on_multiples
 from eyas.schemas.objects import rewrite_object
+from eyas.schemas.rewriting import Rewriting
 
 _ARRAY = frozenset(
     (
@@ -41,18 +40,15 @@ _OBJECT = frozenset(
 )
 
 
-_Found = TypeVar("_Found")
 _MAX_STEP = 2**16 - 1
 """Of all multipleOf of a document, without their decimal point."""
 
 
-class Rewriter:
+class Rewriter(Rewriting):
     """Rewrites the schemas of one document."""
 
     def __init__(self, context: Context) -> None:
-        self.context = context
-        self.beside = Beside(context)
-        self.disjointness = Disjointness(context)
+        super().__init__(context)
         self.complements = Complements(context, self.schema)
         self._names: dict[int, str] = {}
         self._waiting: list[tuple[str, Schema, str]] = []
@@ -103,16 +99,6 @@ class Rewriter:
             else:
                 out |= between
         return _joined(out, conditions)
-
-    def attempt(self, write: Callable[[], _Found], otherwise: _Found) -> _Found:
-        """What `write` returns, or `otherwise` where that cannot be enforced and the request is
-        lenient."""
-        try:
-            return write()
-        except GrammarError as error:
-            if error.fault != "unsupported" or not self.context.lenient:
-                raise
-            return otherwise
 
     def complement(
         self, schema: Schema, place: str, around: list[Schema], keyword: str, remedy: str

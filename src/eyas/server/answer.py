@@ -20,6 +20,7 @@ from starlette.responses import Response
 from eyas.core import Delta, Request, RequestError, Usage
 from eyas.server import errors
 from eyas.server.client import EngineOverloaded, EngineUnavailable
+from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.formats import Choice, Format, usage_of
 from eyas.server.service import Service
@@ -83,17 +84,17 @@ class Answer:
                     lambda: self._close(source),
                 )
             return await unless_left(http.receive, self._whole(source))
-        except ClientLeft:
-            return Response(status_code=499)
         except RequestError as error:
             self._ending = "refused"
             raise ApiError.of(error) from error
         except EngineOverloaded as error:
             self._ending = "refused"
-            raise errors.overloaded() from error
+            raise ApiError(Code.QUEUE_FULL) from error
         except EngineUnavailable as error:
             self._ending = "unavailable"
             raise self._service.unavailable(str(error)) from error
+        except ClientLeft:
+            raise  # its ending stands
         except Exception:
             self._ending = "failed"
             raise
@@ -162,11 +163,11 @@ class Answer:
             yield DONE
         except (RequestError, EngineUnavailable):
             self._ending = "unavailable"
-            yield event(errors.unavailable(errors.ABORTED).body()) + DONE
+            yield event(ApiError(Code.ANSWER_ENDED).body()) + DONE
         except Exception:
             self._ending = "failed"
-            log.exception("answer %s failed", self._id)
-            yield event(ApiError(500, errors.INTERNAL).body()) + DONE
+            log.exception("answer %s failed", self._id, extra=self._extra)
+            yield event(ApiError(Code.INTERNAL_ERROR).body()) + DONE
 
     def _usage(self) -> dict[str, Any]:
         return usage_of(self._usages, with_drafts=self._with_drafts)
@@ -255,7 +256,12 @@ class Answer:
             self._num_tokens,
             "never" if self._first_at is None else f"{self._first_at - self._started:.3f} s",
             seconds,
+            extra=self._extra,
         )
+
+    @property
+    def _extra(self) -> dict[str, str]:
+        return {"request_id": self._request_id}
 
 
 async def _next(source: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta] | None:
@@ -269,10 +275,10 @@ async def _next(source: AsyncIterator[tuple[int, Delta]]) -> tuple[int, Delta] |
 
 def _failure_of(delta: Delta) -> ApiError | None:
     if delta.finish_reason == "error":
-        message = delta.error or errors.INTERNAL
-        if message in errors.UNAVAILABLE:
-            return errors.unavailable(message)
-        return ApiError(500 if delta.param is None else 400, message, param=delta.param)
+        if delta.code is not None:
+            return ApiError(Code.of(delta.code), delta.error, param=delta.param)
+        code = Code.ENGINE_ERROR if delta.param is None else Code.GRAMMAR_LIMIT_EXCEEDED
+        return ApiError(code, delta.error, param=delta.param)
     if delta.finish_reason == "abort":
-        return errors.unavailable(errors.ABORTED)
+        return ApiError(Code.ANSWER_ENDED)
     return None

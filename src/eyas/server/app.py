@@ -19,11 +19,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from eyas.core import Request, RequestError
-from eyas.server import errors, metrics
+from eyas.server import about, errors
 from eyas.server.answer import Answer
 from eyas.server.body import Body, BodyRoom, parsed, read_body
 from eyas.server.chat import chat_of
 from eyas.server.chat_format import ChatFormat
+from eyas.server.codes import Code
 from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.errors import ApiError
 from eyas.server.formats import token_text
@@ -40,6 +41,7 @@ from eyas.server.schema import (
     TokenizeBody,
 )
 from eyas.server.service import Service
+from eyas.server.sse import ClientLeft, unless_left
 from eyas.server.texts import ModelTexts
 from eyas.text import require_tokenizer
 
@@ -60,6 +62,13 @@ def create_app(service: Service) -> ASGIApp:
         ("GET", "/metrics", routes.metrics),
         ("GET", "/v1/models", routes.models),
         ("GET", "/v1/models/{name:path}", routes.model),
+        ("GET", "/server_info", routes.server_info),
+        ("GET", "/get_server_info", routes.server_info),
+        ("GET", "/model_info", routes.model_info),
+        ("GET", "/get_model_info", routes.model_info),
+        ("GET", "/get_load", routes.load),
+        ("GET", "/loads", routes.loads),
+        ("GET", "/v1/loads", routes.loads),
         ("POST", "/v1/chat/completions", routes.chat),
         ("POST", "/v1/completions", routes.completions),
         ("POST", "/generate", routes.generate),
@@ -71,6 +80,7 @@ def create_app(service: Service) -> ASGIApp:
         exception_handlers={
             ApiError: _api_error,
             RequestError: _request_error,
+            ClientLeft: _nobody,
             HTTPException: _http_error,
             Exception: _internal_error,
         },
@@ -84,6 +94,8 @@ def _json(value: Any) -> Response:
 
 
 class _Routes:
+    """Routes that SGLang's routers ask have its newer name and the older one (`eyas.server.about`)."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
         self._bodies = BodyRoom(MAX_LARGE_BODIES * service.options.max_body_bytes)
@@ -101,15 +113,20 @@ class _Routes:
         )
 
     async def metrics(self, http: HttpRequest) -> Response:
-        return Response(self._service.metrics.text(), media_type=metrics.CONTENT_TYPE)
+        accept = ",".join(http.headers.getlist("accept"))
+        text, content_type = self._service.metrics.written(accept)
+        return Response(text, headers={"content-type": content_type, "vary": "Accept"})
 
     async def models(self, http: HttpRequest) -> Response:
+        """Once they answer: readiness probes ask here, too."""
+        self._service.check_open()
         cards = [self._card(name) for name in self._service.names]
         return _json({"object": "list", "data": cards})
 
     async def model(self, http: HttpRequest) -> Response:
         name = http.path_params["name"]
         self._service.check_model(name)
+        self._service.check_open()
         return _json(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
@@ -121,6 +138,18 @@ class _Routes:
             "owned_by": "eyas",
             "max_model_len": info.max_model_len,
         }
+
+    async def server_info(self, http: HttpRequest) -> Response:
+        return _json(about.server_info(self._service))
+
+    async def model_info(self, http: HttpRequest) -> Response:
+        return _json(about.model_info(self._service))
+
+    async def load(self, http: HttpRequest) -> Response:
+        return _json(about.load(self._service))
+
+    async def loads(self, http: HttpRequest) -> Response:
+        return _json(about.loads(self._service))
 
     async def chat(self, http: HttpRequest) -> Response:
         body, texts = await self._read(http, ChatBody)
@@ -191,7 +220,7 @@ class _Routes:
             raise errors.too_long(str(len(body.tokens)), texts.max_model_len, "tokens")
         if body.tokens and max(body.tokens) >= texts.vocab_size:
             raise ApiError(
-                400,
+                Code.INVALID_VALUE,
                 f"tokens: holds ids beyond the vocabulary of {texts.vocab_size}",
                 param="tokens",
             )
@@ -207,7 +236,10 @@ class _Routes:
             data = await read_body(http, options.max_body_bytes, seconds, share)
             http.state.body_size = len(data)
             body = await parsed(data, kind, self._service.readers, self._service.client_of(http))
-        self._service.check_model(getattr(body, "model", None))
+            self._service.check_model(getattr(body, "model", None))
+            if self._service.is_starting:
+                client = self._service.client_of(http)
+                await unless_left(http.receive, self._service.opened(client))
         self._service.check_open()
         return body, self._service.texts
 
@@ -225,7 +257,7 @@ class _Routes:
         return requests
 
     def _salt(self, http: HttpRequest, body: Sampled | GenerateBody) -> str:
-        return self._service.cache_salt(body.cache_salt, http.headers.get("authorization", ""))
+        return self._service.cache_salt(body.cache_salt, http)
 
 
 def _tokenized(body: TokenizeBody, texts: ModelTexts) -> list[int]:
@@ -260,18 +292,26 @@ async def _request_error(http: HttpRequest, error: Exception) -> Response:
     return ApiError.of(error).response()
 
 
+async def _nobody(http: HttpRequest, error: Exception) -> Response:
+    """For the books: who would read it has left."""
+    return Response(status_code=499)
+
+
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    messages = {
-        404: f"there is no route {http.method} {http.url.path[:200]!r}",
-        405: f"this route does not take {http.method[:20]}",
-    }
-    message = messages.get(error.status_code, "the request cannot be served")
-    response = ApiError(error.status_code, message).response()
+    assert error.status_code in (404, 405), (
+        error.status_code
+    )  # nothing else is raised by the routing
+    if error.status_code == 404:
+        message = f"there is no route {http.method} {http.url.path[:200]!r}"
+        response = ApiError(Code.ROUTE_NOT_FOUND, message).response()
+    else:
+        message = f"this route does not take {http.method[:20]}"
+        response = ApiError(Code.METHOD_NOT_ALLOWED, message).response()
     response.headers.update(error.headers or {})
     return response
 
 
 async def _internal_error(http: HttpRequest, error: Exception) -> Response:
     """For the client; the gate gets the exception as well, and logs it."""
-    return ApiError(500, errors.INTERNAL).response()
+    return ApiError(Code.INTERNAL_ERROR).response()

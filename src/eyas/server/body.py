@@ -14,7 +14,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from eyas.server.errors import BODY_TOO_LATE, ApiError, overloaded
+from eyas.server.codes import Code
+from eyas.server.errors import ApiError
 from eyas.server.fields import FORMS
 from eyas.server.json_text import Way, json_object, path_of
 from eyas.server.text_workers import TextWorkers
@@ -93,7 +94,7 @@ class BodyRoom:
         while self._num_bytes > self._max_bytes:
             stillest = next((other for other in self._coming if other is not share), None)
             if stillest is None or now - self._coming[stillest] < STILL_SECONDS:
-                raise overloaded()
+                raise ApiError(Code.QUEUE_FULL)
             self.arrived(stillest)
             stillest.give_up()
             self._num_bytes -= stillest.num_held
@@ -137,13 +138,15 @@ async def read_body(
 ) -> bytes:
     """The whole body. ApiError 413 if it is longer than `max_bytes`, 408 if it does not come, 429 if
     there is no room for it."""
-    too_large = ApiError(413, f"the request's body is longer than {max_bytes} bytes; shorten it")
+    too_large = ApiError(
+        Code.BODY_TOO_LARGE, f"the request's body is longer than {max_bytes} bytes; shorten it"
+    )
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > max_bytes:
         raise too_large
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise ApiError(415, "compressed bodies are not accepted; send the JSON as it is")
+        raise ApiError(Code.CONTENT_ENCODING_NOT_SUPPORTED)
     pieces: list[bytes] = []
     num_bytes = 0
     try:
@@ -155,7 +158,7 @@ async def read_body(
                 share.add(len(piece))
                 pieces.append(piece)
     except (TimeoutError, ClientDisconnect) as error:
-        raise ApiError(408, BODY_TOO_LATE) from error
+        raise ApiError(Code.BODY_TIMEOUT) from error
     return b"".join(pieces)
 
 
@@ -171,13 +174,13 @@ def parse(body: bytes, kind: type[Body]) -> Body:
     value = json_object(body, is_plain_text=_is_plain_text)
     for name, remedy in _UNSUPPORTED.items():
         if value.get(name) is not None and name not in kind.model_fields:
-            raise ApiError(400, f"{name}: {remedy}", param=name)
+            raise ApiError(Code.UNSUPPORTED_PARAMETER, f"{name}: {remedy}", param=name)
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         raise _field_error(error) from error
     except RecursionError as error:
-        raise ApiError(400, "the body is nested too deep") from error
+        raise ApiError(Code.BODY_TOO_COMPLEX, "the body is nested too deep") from error
 
 
 def _is_plain_text(way: Way) -> bool:
@@ -191,9 +194,11 @@ def _field_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     path = path_of([step for step in first["loc"] if step not in FORMS])
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{path}: is not a field of this request", param=path)
+        return ApiError(
+            Code.UNKNOWN_PARAMETER, f"{path}: is not a field of this request", param=path
+        )
     if first["type"] == "missing":
-        return ApiError(400, f"{path}: is required", param=path)
+        return ApiError(Code.MISSING_REQUIRED_PARAMETER, f"{path}: is required", param=path)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] in ("dict_type", "model_type", "model_attributes_type"):
         names = [step for step in first["loc"] if isinstance(step, str)]
@@ -201,4 +206,5 @@ def _field_error(error: ValidationError) -> ApiError:
         message = f"must be an object such as {example}" if example else "must be an object"
     elif first["type"] == "list_type":
         message = "must be a list"
-    return ApiError(400, f"{path}: {message}", param=path)
+    code = Code.INVALID_TYPE if first["type"].endswith("_type") else Code.INVALID_VALUE
+    return ApiError(code, f"{path}: {message}", param=path)

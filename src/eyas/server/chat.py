@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from eyas.core import Request, RequestError, check_room
 from eyas.dialect import CHOICES, Segmenter, Wanted
 from eyas.server.messages import plain_messages, plain_tools, template_options
-from eyas.server.sampling import refuse_unsupported, sampling_params
+from eyas.server.sampling import check_alternatives, refuse_unsupported, sampling_params
 from eyas.server.schema import ChatBody
 from eyas.server.texts import ModelTexts
 from eyas.server.tools import offered_tools
@@ -40,6 +40,7 @@ class Chat:
 def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str) -> Chat:
     """RequestError or ApiError names what cannot be done; slow, pure work."""
     refuse_unsupported(body)
+    check_alternatives(body, texts.max_top_logprobs, "top_logprobs", "prompt_logprobs")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs: needs logprobs: true", param="top_logprobs")
     params = sampling_params(

@@ -155,6 +155,8 @@ class _Writer:
         self._waiting: list[TokenLogprob] = []
         self._held_text = ""
         self._held_entries: list[TokenLogprob] = []
+        self._held_silent: list[TokenLogprob] = []
+        """Of tokens that show as nothing, behind the held ones."""
 
     @property
     def num_calls(self) -> int:
@@ -184,11 +186,16 @@ class _Writer:
         written: list[Written] = []
         for event, num_tokens in merged(pieces):
             entries = self.taken(num_tokens)
-            if event is None or (event.kind == "reasoning" and not self._chat.shows_reasoning):
-                written += [({}, entries)] if entries else []
-            elif event.kind == "reasoning" and not self._chat.streams_reasoning:
+            is_reasoning = event is not None and event.kind == "reasoning"
+            if event is None or (is_reasoning and not self._chat.shows_reasoning):
+                if self._held_text:
+                    self._held_silent += entries
+                elif entries:
+                    written.append(({}, entries))
+            elif is_reasoning and not self._chat.streams_reasoning:
                 self._held_text += event.text
-                self._held_entries += entries
+                self._held_entries += [*self._held_silent, *entries]
+                self._held_silent = []
             else:
                 written += [*self._let_go(), (_piece(event), entries)]
         return written + self._let_go() if delta.finish_reason is not None else written
@@ -197,9 +204,11 @@ class _Writer:
         """The reasoning that was held back, once it is over."""
         if not self._held_text:
             return []
-        event = Event("reasoning", self._held_text)
-        entries, self._held_text, self._held_entries = self._held_entries, "", []
-        return [(_piece(event), entries)]
+        held = [(_piece(Event("reasoning", self._held_text)), self._held_entries)]
+        if self._held_silent:
+            held.append(({}, self._held_silent))
+        self._held_text, self._held_entries, self._held_silent = "", [], []
+        return held
 
 
 def _piece(event: Event) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from eyas import wire
 from eyas.children import python_command
 from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, Request, RequestError
-from eyas.server import errors
+from eyas.logs import LogFormat
+from eyas.server.codes import Code
 from eyas.server.formats import moved
 from eyas.server.socket_folder import SocketFolder
 
@@ -48,13 +49,15 @@ class EngineOverloaded(EngineUnavailable):
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     """idle_seconds: since the engine was last seen to make a step, or to have nothing to do.
-    retry_seconds: when it may be ready, if it is not. num_restarts: engines started after the first."""
+    retry_seconds: when it may be ready, if it is not. loading: what it does until it is, where it has
+    said so. num_restarts: engines started after the first."""
 
     state: State
     reason: str = ""
     idle_seconds: float = 0.0
     retry_seconds: float = 1.0
     num_restarts: int = 0
+    loading: wire.Loading | None = None
     last_step_seconds: float = 0.0
     stats: wire.EngineStats = msgspec.field(default_factory=wire.EngineStats)
 
@@ -92,7 +95,7 @@ def add_to(earlier: Delta, later: Delta) -> None:
         earlier.prompt_logprobs = later.prompt_logprobs
     earlier.finish_reason = later.finish_reason
     earlier.stop_reason = later.stop_reason
-    earlier.error, earlier.param = later.error, later.param
+    earlier.error, earlier.param, earlier.code = later.error, later.param, later.code
     earlier.usage = later.usage or earlier.usage
     earlier.seed = earlier.seed if later.seed is None else later.seed
 
@@ -128,12 +131,11 @@ class _Inbox:
         self._failure = failure
         self._arrived.set()
 
-    def end(self, error: str) -> None:
+    def end(self, code: Code) -> None:
         """An error for every choice that is not finished."""
         for index in sorted(self.unfinished):
-            last = Delta(
-                request_id=self.request_id, index=index, finish_reason="error", error=error
-            )
+            last = Delta(request_id=self.request_id, index=index, finish_reason="error")
+            last.error, last.code = code.message, code.word
             self.put(last)
 
     async def take(self) -> Sequence[Delta]:
@@ -163,16 +165,18 @@ class EngineProcess:
         max_queued: int = 1024,
         max_queued_each: int | None = None,
         log_level: str = "info",
+        log_format: LogFormat = "text",
         command: Sequence[str] | None = None,
     ) -> None:
         self._config = config
         self._max_queued = max_queued
         self._max_queued_each = max_queued if max_queued_each is None else max_queued_each
-        self._log_level = log_level
+        self._log = (log_level, log_format)
         self._command = list(command or python_command("eyas.engine.worker"))
         self._inboxes: dict[str, _Inbox] = {}
         self._info: EngineInfo | None = None
         self._failure: str | None = None
+        self._loading: wire.Loading | None = None
         self._stats = wire.EngineStats()
         self._last_step_seconds = 0.0
         self._last_turn = time.monotonic()
@@ -198,6 +202,7 @@ class EngineProcess:
             state="failed" if self._failure is not None else state,
             reason=self._failure or "",
             idle_seconds=time.monotonic() - self._last_turn,
+            loading=None if self._info else self._loading,
             last_step_seconds=self._last_step_seconds,
             stats=self._stats,
         )
@@ -217,7 +222,10 @@ class EngineProcess:
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
-        setup = wire.Setup(config=self._config, address=address, log_level=self._log_level)
+        level, log_format = self._log
+        setup = wire.Setup(
+            config=self._config, address=address, log_level=level, log_format=log_format
+        )
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(wire.encode_setup(setup) + b"\n")
@@ -282,7 +290,7 @@ class EngineProcess:
     async def abort(self, request_id: str) -> None:
         inbox = self._inboxes.get(request_id)
         if inbox is not None and inbox.unfinished:
-            inbox.end(errors.ABORTED)
+            inbox.end(Code.ANSWER_ENDED)
             await self._send(wire.Abort(request_id))
 
     async def _send(self, command: wire.Command) -> None:
@@ -308,20 +316,22 @@ class EngineProcess:
                 for delta in deltas:
                     inbox = self._inboxes.get(delta.request_id)
                     if inbox is not None and not inbox.put(delta):
-                        inbox.end(errors.TOO_SLOW)
+                        inbox.end(Code.CLIENT_TOO_SLOW)
                         await self._send(wire.Abort(delta.request_id))
             case wire.Heartbeat(stats, last_step_seconds):
                 has_work = stats.num_running + stats.num_waiting > 0
                 if not has_work or stats.num_steps != self._stats.num_steps:
                     self._last_turn = time.monotonic()
                 self._stats, self._last_step_seconds = stats, last_step_seconds
+            case wire.Loading():
+                self._loading = reply
             case wire.Ready(info):
                 self._last_turn = time.monotonic()
                 self._info = info
                 self.ready.set()
-            case wire.Refused(request_id, message, param, refusal):
+            case wire.Refused(request_id, message, param, refusal, code):
                 failures = {
-                    "invalid": RequestError(message, param=param),
+                    "invalid": RequestError(message, param=param, code=code),
                     "overloaded": EngineOverloaded(),
                     "unavailable": EngineUnavailable(message),
                     "internal": EngineUnavailable(),
@@ -344,5 +354,5 @@ class EngineProcess:
         if self._failure is None:
             self._failure = reason
         for inbox in self._inboxes.values():
-            inbox.end(errors.ANSWER_LOST)
+            inbox.end(Code.ANSWER_LOST)
         self.failed.set()

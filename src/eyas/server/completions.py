@@ -15,7 +15,12 @@ from typing import Any
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, ending, finite, prompt_logprobs, token_text
-from eyas.server.sampling import includes_usage, refuse_unsupported, sampling_params
+from eyas.server.sampling import (
+    check_alternatives,
+    includes_usage,
+    refuse_unsupported,
+    sampling_params,
+)
 from eyas.server.schema import CompletionBody
 from eyas.server.texts import ModelTexts
 from eyas.server.wanted import constraint_of, whole_output
@@ -29,10 +34,11 @@ def completion_requests(
 ) -> list[Request]:
     """One request for each prompt. RequestError or ApiError names what cannot be done."""
     refuse_unsupported(body)
+    check_alternatives(body, texts.max_top_logprobs, "logprobs", "prompt_logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens: 0 is for echo: true only", param="max_tokens")
     if body.suffix is not None:
-        raise RequestError("suffix: is not supported", param="suffix")
+        raise RequestError("suffix: is not supported", param="suffix", code="unsupported_parameter")
     if body.echo and body.stream and body.logprobs is not None:
         raise RequestError("echo: with logprobs is not for stream: true", param="echo")
     prompts = prompts_in(body.prompt, "prompt", body.n or 1)

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eyas.server import errors
+from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.origins import Origins
 from eyas.server.service import Service
@@ -33,6 +34,21 @@ EXPOSED_HEADERS = ("x-request-id", "retry-after")
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
+class _Cors(CORSMiddleware):
+    """Starlette's, with errors in our shape. Origins and headers are not its own to refuse here."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        asked = request_headers["access-control-request-method"][:20]
+        message = f"web pages may send GET and POST here, not {asked!r}"
+        refused = ApiError(Code.METHOD_NOT_ALLOWED, message).response()
+        kept = ("access-control-", "vary")
+        refused.headers.update({k: v for k, v in response.headers.items() if k.startswith(kept)})
+        return refused
+
+
 class Gate:
     """ASGI middleware around the whole application."""
 
@@ -41,10 +57,11 @@ class Gate:
         self._app = app
         self._service = service
         self._key_hashes = [_hash(key.encode()) for key in options.api_keys]
-        self._origins = Origins(options.host, options.allowed_hosts, options.cors_origins)
+        place = options.host if options.uds is None else None
+        self._origins = Origins(place, options.allowed_hosts, options.cors_origins)
         self._inside: ASGIApp = self._guarded
         if options.cors_origins:
-            self._inside = CORSMiddleware(
+            self._inside = _Cors(
                 self._guarded,
                 allow_origins=options.cors_origins,
                 allow_methods=("GET", "POST"),
@@ -107,7 +124,7 @@ class Gate:
             is_whole = message["type"] == "http.request" and not message.get("more_body", False)
             if is_whole and not is_counted:
                 if self._num_requests >= self._service.options.max_requests:
-                    raise errors.overloaded()
+                    raise ApiError(Code.QUEUE_FULL)
                 is_counted = True
                 self._num_requests += 1
             return message
@@ -118,9 +135,10 @@ class Gate:
         except ApiError as error:
             await error.response()(scope, receive, send_on)
         except Exception:
-            log.exception("request %s failed", scope["state"]["request_id"])
+            request_id = scope["state"]["request_id"]
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
             if not has_started:
-                failure = ApiError(500, errors.INTERNAL)
+                failure = ApiError(Code.INTERNAL_ERROR)
                 await failure.response()(scope, receive, send_on)
         finally:
             self._num_requests -= is_counted
@@ -130,21 +148,22 @@ class Gate:
             return
         if not self._key_hashes:
             self._origins.check_content_type(scope["method"], headers)
-        elif not self._has_key(headers.getlist("authorization")):
-            raise ApiError(401, errors.NO_KEY, code="invalid_api_key")
+        else:
+            scope["state"]["key"] = self._key_of(headers.getlist("authorization"))
         if scope["path"] in ALWAYS:
             return
         if self._service.is_draining:
-            raise errors.unavailable(errors.DRAINING, self._service.options.drain_seconds or 1)
+            raise self._service.draining()
 
-    def _has_key(self, values: Sequence[str]) -> bool:
-        """In constant time, whichever key it is."""
-        if len(values) != 1:
-            return False
-        scheme, _, key = values[0].partition(" ")
+    def _key_of(self, values: Sequence[str]) -> str:
+        """What stands for the key that was sent, however its header is written. ApiError 401 for none
+        that opens, found in constant time, whichever key it is."""
+        scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
         given = _hash(key.strip(" \t").encode("latin-1"))  # the bytes as they were sent
         matches = [secrets.compare_digest(given, known) for known in self._key_hashes]
-        return scheme.lower() == "bearer" and any(matches)
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ApiError(Code.INVALID_API_KEY)
+        return given.hex()[:16]
 
 
 def request_id_of(headers: Headers) -> str:

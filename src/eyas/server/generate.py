@@ -7,89 +7,79 @@ constraint covers the whole output. Does not know: HTTP, chat templates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
+from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, in_their_words
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, finite, token_text
-from eyas.server.sampling import sampling_params
+from eyas.server.sampling import check_alternatives, sampling_params
 from eyas.server.schema import GenerateBody, GenerateParams, Sampled
 from eyas.server.texts import ModelTexts
 from eyas.server.wanted import constraint_of, whole_output
 from eyas.text import Tokenizer
 
-DEFAULT_MAX_TOKENS = 128
 MAX_REPEATS = 128
 """An event of a stream comes when the tokens since the one before are this part of what that said, so
 that a stream repeats its answer as often at most; the first so many tokens come one by one."""
 _PREFIX = "sampling_params."
-_NAMES = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-    "include_stop_str_in_output": "no_stop_trim",
-}
-"""Our name of a field, and SGLang's."""
-_SHARED = (
-    *("n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
-    "skip_special_tokens",
-)
 
 
 def generate_requests(
     body: GenerateBody, texts: ModelTexts, request_id: str, cache_salt: str
 ) -> list[Request]:
     """One request for each prompt. RequestError or ApiError names what cannot be done."""
+    check_alternatives(body, texts.max_top_logprobs, "top_logprobs_num")
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("text: give either text or input_ids", param="text")
     if body.top_logprobs_num and not body.return_logprob:
         raise RequestError("top_logprobs_num: needs return_logprob: true", param="top_logprobs_num")
     asked = body.sampling_params or GenerateParams()
+    start = _scored_from(body)
+    if start is not None and body.stream:
+        raise RequestError(
+            "logprob_start_len: log-probabilities of the prompt are not for stream: true; send -1",
+            param="logprob_start_len",
+        )
     param = "input_ids" if body.text is None else "text"
     prompts = prompts_in(getattr(body, param), param, asked.n or 1)
-    with _in_their_words():
+    with in_their_words(_PREFIX):
         params = _params(body, asked, texts)
     constraint = constraint_of(asked, texts.spelling, _PREFIX)
     output = whole_output(constraint, ignore_eos=params.ignore_eos)
-    with _in_their_words():
+    with in_their_words(_PREFIX):
         return texts.raw_requests(prompts, params, output, request_id, cache_salt)
 
 
 def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> SamplingParams:
-    fields = {name: getattr(asked, name) for name in _SHARED}
-    fields |= {ours: getattr(asked, theirs) for ours, theirs in _NAMES.items()}
+    fields = {name: getattr(asked, name) for name in SHARED}
+    fields |= {ours: getattr(asked, theirs) for ours, theirs in NAMES.items()}
     limit = fields.pop("max_tokens")
-    if limit == 0:
+    scores_prompt = _scored_from(body) is not None
+    if limit == 0 and not scores_prompt:
         raise RequestError(
-            f"{_PREFIX}max_new_tokens: must be at least 1", param=f"{_PREFIX}max_new_tokens"
+            f"{_PREFIX}max_new_tokens: must be at least 1, but where logprob_start_len asks for the "
+            "prompt's log-probabilities",
+            param=f"{_PREFIX}max_new_tokens",
         )
+    num_top = (body.top_logprobs_num or 0) if body.return_logprob else None
     return sampling_params(
         Sampled(**fields),
         texts.defaults,
         max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
-        logprobs=(body.top_logprobs_num or 0) if body.return_logprob else None,
-        prompt_logprobs=None,
+        logprobs=num_top,
+        prompt_logprobs=num_top if scores_prompt else None,
     )
 
 
-@contextmanager
-def _in_their_words() -> Iterator[None]:
-    """A RequestError about one of sampling_params says SGLang's name of it."""
-    try:
-        yield
-    except RequestError as error:
-        ours = error.param or ""
-        if ours not in _NAMES and ours not in _SHARED:
-            raise
-        theirs = _PREFIX + _NAMES.get(ours, ours)
-        message = theirs + error.message.removeprefix(ours)
-        raise RequestError(message, param=theirs) from error
+def _scored_from(body: GenerateBody) -> int | None:
+    """The place in the prompt from which on its tokens are scored; None where they are not."""
+    start = body.logprob_start_len
+    return start if body.return_logprob and start is not None and start >= 0 else None
 
 
 @dataclass(slots=True)
@@ -107,7 +97,6 @@ class GenerateFormat:
     """SGLang's answer objects, whole or as a stream that repeats itself."""
 
     logprobs_param = "return_logprob"
-    prompt_copies = 1
     repeats = True
 
     def __init__(
@@ -121,13 +110,14 @@ class GenerateFormat:
         self._tokenizer = tokenizer
         self._id = body.rid or answer_id
         self._requests = requests
-        self._num_each = requests[0].params.n
+        self._num_each = self.prompt_copies = requests[0].params.n
         self._is_list = isinstance(body.text, list) or self._num_each > 1
         if body.input_ids is not None:
             self._is_list = self._is_list or isinstance(body.input_ids[0], list)
         self._with_logprobs = bool(body.return_logprob)
         self._with_top = bool(body.top_logprobs_num)
         self._with_texts = bool(body.return_text_in_logprobs)
+        self._scored_from = _scored_from(body)
         self._eos_token_ids = eos_token_ids
         self._so_far: dict[int, _SoFar] = {}
 
@@ -151,7 +141,11 @@ class GenerateFormat:
         for choice in choices:
             so_far = _SoFar(choice)
             self._score(so_far, choice.logprobs)
-            written.append(encoded(self._written(so_far)))
+            # The first choice of a prompt carries what was learnt of the prompt.
+            first = choices[choice.place - choice.place % self._num_each]
+            answer = self._written(so_far)
+            answer["meta_info"] |= self._scored_prompt(choice.place, first.prompt_logprobs)
+            written.append(encoded(answer))
         return written if self._is_list else written[0]
 
     def _score(self, so_far: _SoFar, entries: Sequence[TokenLogprob]) -> None:
@@ -159,6 +153,28 @@ class GenerateFormat:
             _append(so_far.logprobs, self._entry(entry.token_id, entry.logprob))
             if self._with_top:
                 _append(so_far.tops, [self._entry(*pair) for pair in entry.top])
+
+    def _scored_prompt(
+        self, place: int, entries: Sequence[TokenLogprob | None] | None
+    ) -> dict[str, Any]:
+        """The prompt's log-probabilities, as SGLang has them: of the first token that is scored it says
+        nothing, as of one that nothing stands before."""
+        if self._scored_from is None or entries is None:
+            return {}
+        prompt = self._requests[place // self._num_each].prompt_token_ids
+        own: list[Any] = []
+        tops: list[Any] = []
+        for index in range(self._scored_from, len(prompt)):
+            entry = entries[index] if index > self._scored_from else None
+            text = token_text(self._tokenizer, prompt[index]) if self._with_texts else None
+            if entry is None:
+                own.append([None, prompt[index], text])
+                tops.append(None)
+            else:
+                own.append(self._entry(entry.token_id, entry.logprob))
+                tops.append([self._entry(*pair) for pair in entry.top])
+        meta = {"input_token_logprobs": encoded(own)}
+        return {**meta, "input_top_logprobs": encoded(tops)} if self._with_top else meta
 
     def _written(self, so_far: _SoFar) -> dict[str, Any]:
         choice = so_far.choice

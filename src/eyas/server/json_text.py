@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from eyas.core import is_text
+from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.text.arguments import MAX_STRUCTURE
 
@@ -57,20 +58,24 @@ def json_object(
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
         value, is_finite = load(text)
     except RecursionError as error:
-        raise ApiError(400, f"{subject} is nested too deep", param=param) from error
+        raise ApiError(
+            Code.BODY_TOO_COMPLEX, f"{subject} is nested too deep", param=param
+        ) from error
     except TooManyValues as error:
-        raise ApiError(400, f"{subject} holds more than {error}", param=param) from error
+        message = f"{subject} holds more than {error}"
+        raise ApiError(Code.BODY_TOO_COMPLEX, message, param=param) from error
     except ValueError as error:
         message = f"{subject} is not valid JSON: {_place_of(error)}"
-        raise ApiError(400, message, param=param) from error
+        raise ApiError(Code.INVALID_JSON, message, param=param) from error
     if not isinstance(value, dict):
-        raise ApiError(400, f"{subject} must be a JSON object", param=param)
+        raise ApiError(Code.INVALID_JSON, f"{subject} must be a JSON object", param=param)
     if not is_finite:
         path = path_of([param] if param else [], _way_to_no_number(value))
-        raise ApiError(400, f"{path}: holds a number that is not finite or too large", param=path)
+        message = f"{path}: holds a number that is not finite or too large"
+        raise ApiError(Code.INVALID_VALUE, message, param=path)
     if "\\u" in text and (way := _way_to_a_half(value, is_plain_text)) is not None:
         path = path_of([param] if param else [], way)
-        raise ApiError(400, f"{path}: {HALF_A_PAIR}", param=path)
+        raise ApiError(Code.INVALID_VALUE, f"{path}: {HALF_A_PAIR}", param=path)
     return value
 
 

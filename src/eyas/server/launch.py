@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import resource
@@ -21,15 +22,16 @@ from itertools import zip_longest
 import msgspec
 import uvicorn
 
+from eyas import logs
 from eyas.config import EngineConfig
 from eyas.core import DraftCounts
-from eyas.server import logs
 from eyas.server.app import create_app
 from eyas.server.client import EngineClient, EngineProcess
 from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
 from eyas.server.protocol import BoundedProtocol, Connections
 from eyas.server.service import Service
+from eyas.server.socket_file import SocketFile
 from eyas.server.supervisor import EngineSupervisor
 
 log = logging.getLogger("eyas.server")
@@ -52,13 +54,35 @@ def serve(
 
     command: the engine process, where it is not `python -m eyas.engine.worker`.
     """
-    logs.configure(options.log_level)
+    logs.configure(options.log_level, options.log_format)
+    for note in options.notes:
+        log.info("%s", note)
+    if options.uds is not None:
+        with SocketFile(options.uds) as listener:
+            return asyncio.run(_serve(config, with_room(options), listener, command))
     try:
         listener = _listen(options.host, options.port)
     except OSError as error:
         log.error("cannot listen on %s:%d: %s", options.host, options.port, error.strerror)
         return 1
+    if not (options.api_keys or options.allow_no_key) and is_reached_by_others(listener):
+        log.warning(
+            "%s:%d is open to everybody who can reach this machine, without a key: they can use the "
+            "model, fill its queue and read /metrics. Set --api-key-file, or listen on 127.0.0.1; "
+            "--allow-no-key says that a firewall or proxy keeps others out",
+            options.host,
+            listener.getsockname()[1],
+        )
     return asyncio.run(_serve(config, with_room(options), listener, command))
+
+
+def is_reached_by_others(listener: socket.socket) -> bool:
+    """Does it listen at an address that is not this machine's alone?"""
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return not (mapped or address).is_loopback
 
 
 def with_room(options: ServerOptions) -> ServerOptions:
@@ -137,6 +161,7 @@ async def _serve(
             max_queued=options.max_queued,
             max_queued_each=options.max_queued_each,
             log_level=options.log_level,
+            log_format=options.log_format,
             command=command,
         ),
         max_restarts=options.max_restarts,
@@ -174,6 +199,7 @@ async def _serve(
         if draining is None:
             status = 1
             log.error("%s", reason)
+        service.end_start()
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         while service.num_live and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -181,8 +207,7 @@ async def _serve(
 
     server = new_server(service, on_signal)
     tasks = [asyncio.create_task(follow()), asyncio.create_task(_report(client))]
-    host, port = listener.getsockname()[:2]
-    log.info("listening on http://%s:%d; the model is being loaded", host, port)
+    log.info("listening on %s; the model is being loaded", _place_of(listener))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -245,6 +270,14 @@ def drafting_since(before: DraftCounts, now: DraftCounts) -> str:
     rates = [(later - earlier) / num_drafts for later, earlier in pairs]
     shown = " ".join(f"{rate:.2f}" for rate in rates)
     return f", mean accepted length {1 + sum(rates):.2f}, by position {shown or 'none'}"
+
+
+def _place_of(listener: socket.socket) -> str:
+    """Where clients find it."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

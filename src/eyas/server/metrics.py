@@ -1,4 +1,4 @@
-"""What /metrics says, under the names that dashboards of this field know, with our prefix.
+"""What /metrics says: `eyas_` and the names that dashboards of this field know.
 
 Promises: the engine's own counts are read when asked for, from its last heartbeat; latencies are
 measured where the client is, here. Does not know: who asks.
@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector
 from eyas.core import DraftCounts
 from eyas.schemas import PREPARED
 from eyas.server.client import EngineHealth
-
-CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+from eyas.server.exposition import PREFIX, MetricsNames, Named, written
 
 MAX_DEPTHS, MAX_NAMES = 64, 16
 """Most values of a label that counts depths, and of one that names something."""
@@ -89,15 +88,15 @@ class _EngineCollector(Collector):
         }
         names, values = list(self._labels), list(self._labels.values())
         for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"eyas:{name}", text, labels=names)
+            gauge = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=names)
             gauge.add_metric(values, value)
             yield gauge
         for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(f"eyas:{name}", text, labels=names)
+            counter = CounterMetricFamily(f"{PREFIX}{name}", text, labels=names)
             counter.add_metric(values, value)
             yield counter
         refused = CounterMetricFamily(
-            "eyas:grammar_refusals", "Output grammars refused", labels=[*names, "fault"]
+            f"{PREFIX}grammar_refusals", "Output grammars refused", labels=[*names, "fault"]
         )
         for fault, count in _few(stats.grammar.num_refused).items():
             refused.add_metric([*values, fault], count)
@@ -139,7 +138,7 @@ class _EngineCollector(Collector):
             ),
         ):
             counter = CounterMetricFamily(
-                f"eyas:spec_decode_{name}", text, labels=[*self._labels, label]
+                f"{PREFIX}spec_decode_{name}", text, labels=[*self._labels, label]
             )
             for key, value in counts.items():
                 counter.add_metric([*self._labels.values(), key], value)
@@ -162,16 +161,20 @@ def _few(counts: dict[str, int]) -> dict[str, int]:
 class Metrics:
     """One server's metrics, in a registry of their own."""
 
-    def __init__(self, health: Callable[[], EngineHealth], model: str) -> None:
+    def __init__(
+        self, health: Callable[[], EngineHealth], model: str, names: MetricsNames = "eyas"
+    ) -> None:
+        """names: whose the metrics have as well."""
         self.registry = prometheus_client.CollectorRegistry()
         self.registry.register(_EngineCollector(health, model))
         self._model = model
+        self._named = Named(self.registry, names, lambda: health().stats, {"model_name": model})
 
         def histogram(
             name: str, text: str, buckets: tuple[float, ...]
         ) -> prometheus_client.Histogram:
             metric = prometheus_client.Histogram(
-                f"eyas:{name}", text, ["model_name"], buckets=buckets, registry=self.registry
+                f"{PREFIX}{name}", text, ["model_name"], buckets=buckets, registry=self.registry
             )
             return metric.labels(model)
 
@@ -189,13 +192,13 @@ class Metrics:
         self.output_tokens = histogram("request_generation_tokens", "Output tokens", _COUNTS)
         self.choices = histogram("request_params_n", "Choices asked for", (1, 2, 4, 8, 16, 64, 128))
         self._finished = prometheus_client.Counter(
-            "eyas:request_success",
+            f"{PREFIX}request_success",
             "Choices finished",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
         self._responses = prometheus_client.Counter(
-            "eyas:http_responses",
+            f"{PREFIX}http_responses",
             "Responses by status",
             ["model_name", "status"],
             registry=self.registry,
@@ -207,5 +210,6 @@ class Metrics:
     def count_response(self, status: int) -> None:
         self._responses.labels(self._model, str(status)).inc()
 
-    def text(self) -> bytes:
-        return prometheus_client.generate_latest(self.registry)
+    def written(self, accept: str) -> tuple[bytes, str]:
+        """All of them and the content type, as a request's Accept header asks."""
+        return written(self._named, accept)

@@ -5,17 +5,23 @@ Promises: plain frozen data with bounds. Does not know: the engine's settings (`
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 
+from eyas.core import MAX_LOGPROBS
 from eyas.dialect import check_parsers
+from eyas.logs import LogFormat
+from eyas.server.exposition import MetricsNames
 from eyas.server.origins import checked_host, checked_origin
 
 MAX_RESTARTS = 5
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """host, port: loopback unless asked for. api_keys: any of them opens every route.
+    """host, port: loopback unless asked for. uds: path of a Unix socket to listen at instead.
 
+    api_keys: any of them opens every route.
     allowed_hosts: names of this machine beside its own, for requests without a key; "*" is any.
     cors_origins: whose pages may use the server from browsers; "*" is anybody's.
     served_model_names: what clients may call the model, the first is what answers say; empty is the
@@ -24,17 +30,23 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_requests: under way at once, from when their bodies are there, before 429.
     max_queued: choices in the engine at once, waiting ones included, before 429.
     max_logprobs: log-probabilities of one answer, where all of it is made before it is sent.
+    max_top_logprobs: alternatives to one token that a request may ask the log-probabilities of.
     drain_seconds: how long running answers may take to finish after SIGTERM.
     write_timeout_seconds: a client that takes nothing for so long is dropped.
     stall_seconds: /ready says no when the engine has made no step for so long while it had work, or has
     not said for so long that it has none.
+    start_wait_seconds: how long a request may wait for the first engine to be ready, before 503.
+    allow_no_key: without keys others than this machine may ask, and that is as it should be.
+    metrics_names: whose names /metrics has beside ours. log_format: text, or an object of JSON a line.
     max_restarts: of an engine process that dies, in a row (`eyas.server.supervisor`).
     reasoning_parser, tool_call_parser: the format of reasoning and of tool calls, by the names that
     vLLM and SGLang have for them; None is the one that the checkpoint shows.
+    chat_template: the text of one, in place of the model's own. notes: for the log at the start.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
@@ -45,6 +57,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_requests: int = 2048
     max_queued: int = 1024
     max_logprobs: int = 1_000_000
+    max_top_logprobs: int = MAX_LOGPROBS
     drain_seconds: float = 30.0
     write_timeout_seconds: float = 60.0
     read_timeout_seconds: float = 60.0
@@ -53,7 +66,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_restarts: int = MAX_RESTARTS
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
+    chat_template: str | None = None
+    notes: tuple[str, ...] = ()
     log_level: str = "info"
+    log_format: LogFormat = "text"
+    metrics_names: MetricsNames = "eyas"
+    allow_no_key: bool = False
+    start_wait_seconds: float = 30.0
 
     @property
     def max_queued_each(self) -> int:
@@ -70,11 +89,13 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("max_requests", 1, 2_000_000),
             ("max_queued", 1, 1_000_000),
             ("max_logprobs", 1000, 1_000_000_000),
+            ("max_top_logprobs", 0, MAX_LOGPROBS),
             ("drain_seconds", 0, 86_400),
             ("write_timeout_seconds", 0.1, 86_400),
             ("read_timeout_seconds", 0.1, 86_400),
             ("text_timeout_seconds", 0.1, 86_400),
             ("stall_seconds", 1, 86_400),
+            ("start_wait_seconds", 0, 86_400),
             ("max_restarts", 0, 1000),
         ):
             value = getattr(self, name)
@@ -91,3 +112,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         check_parsers(self.reasoning_parser, self.tool_call_parser)
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ValueError("log_level: must be debug, info, warning or error")
+        if self.log_format not in get_args(LogFormat):
+            raise ValueError("log_format: must be text or json")
+        if self.metrics_names not in get_args(MetricsNames):
+            raise ValueError("metrics_names: must be eyas, vllm or sglang")

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 
+from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -60,11 +61,14 @@ class Origins:
     """Who may ask one server."""
 
     def __init__(
-        self, bound_to: str, allowed_hosts: Sequence[str], cors_origins: Sequence[str]
+        self, bound_to: str | None, allowed_hosts: Sequence[str], cors_origins: Sequence[str]
     ) -> None:
-        """bound_to: the address or name that the server listens at. allowed_hosts, cors_origins: as
-        `checked_host` and `checked_origin` return them."""
-        self._names = frozenset(allowed_hosts) | _names_of(bound_to)
+        """bound_to: the address or name that the server listens at; None is a Unix socket, which no
+        page can reach but through a proxy, and which clients call as they like: any name without a dot,
+        which the public directory of names does not have, is its own then. allowed_hosts, cors_origins:
+        as `checked_host` and `checked_origin` return them."""
+        self._takes_labels = bound_to is None
+        self._names = frozenset(allowed_hosts) | _names_of(bound_to or "localhost")
         self._origins = frozenset(cors_origins)
 
     def check_host(self, headers: Headers) -> None:
@@ -74,10 +78,9 @@ class Origins:
                 shown = host[:_SHOWN_CHARS]
                 name = shown.partition(":")[0]
                 raise ApiError(
-                    403,
+                    Code.HOST_NOT_ALLOWED,
                     f"Host: {shown!r} is no name of this server; use localhost or an address, start it "
                     f"with --allowed-host {name}, or with an API key",
-                    code="host_not_allowed",
                 )
 
     def check_origin(self, headers: Headers) -> None:
@@ -87,10 +90,9 @@ class Origins:
             if not (self._is_configured(origin) or _is_same(origin, host)):
                 shown = origin[:_SHOWN_CHARS]
                 raise ApiError(
-                    403,
+                    Code.ORIGIN_NOT_ALLOWED,
                     f"Origin: pages of {shown!r} may not use this server; start it with "
                     f"--cors-origin {shown} to let them",
-                    code="origin_not_allowed",
                 )
 
     def check_content_type(self, method: str, headers: Headers) -> None:
@@ -100,9 +102,8 @@ class Origins:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if not _JSON_TYPE.fullmatch(kind):
             raise ApiError(
-                415,
+                Code.CONTENT_TYPE_NOT_ALLOWED,
                 f"Content-Type: a web page must send application/json, not {kind[:_SHOWN_CHARS]!r}",
-                code="content_type_not_allowed",
             )
 
     def _is_configured(self, origin: str) -> bool:
@@ -115,6 +116,8 @@ class Origins:
         if is_address(place[1]):
             return True  # nobody else's name can lead here by it
         name = place[1].removesuffix(".")
+        if self._takes_labels and "." not in place[1]:
+            return True
         return "*" in self._names or name in self._names or name.endswith(".localhost")
 
 

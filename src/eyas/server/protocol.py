@@ -9,11 +9,12 @@ in front of this one may read differently, is answered in OpenAI's shape. Does n
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import h11
 import msgspec
@@ -21,6 +22,7 @@ from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from eyas.server.body import MOVE_BYTES
+from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.gate import request_id_of
 
@@ -32,8 +34,8 @@ TWO_LENGTHS = (
     "the request has content-length and transfer-encoding, which may say two lengths; send one"
 )
 ODD_LINES = (
-    "the request's head has lines that do not end in CR LF, or that go on in the next one; send each "
-    "field in one line that ends in CR LF"
+    "the request has lines that do not end in CR LF, or that go on in the next one; send each field in "
+    "one line that ends in CR LF"
 )
 _NAMED_TARGET = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 _ODD_LINE_END = re.compile(rb"(?<!\r)\n|\n[ \t]")
@@ -108,26 +110,28 @@ class _Reader(h11.Connection):
         self.headers: list[tuple[bytes, bytes]] = []
 
     def next_event(self) -> Any:
-        waiting = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        waiting = self.trailing_data[0]
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
             if error.error_status_hint == 431:
                 self.fault = self._too_long()
             raise
-        if not isinstance(event, h11.Request):
+        if not isinstance(event, (h11.Request, h11.EndOfMessage)):
+            return event
+        lines = waiting[: len(waiting) - len(self.trailing_data[0])]
+        if isinstance(event, h11.EndOfMessage):
+            if _ODD_LINE_END.search(lines):
+                self._refuse(ApiError(Code.MALFORMED_HTTP, ODD_LINES))
             return event
         self.headers = list(event.headers)
-        head = waiting[: len(waiting) - len(self.trailing_data[0])]
         num_bytes = len(event.method) + len(event.target) + sum(map(_num_bytes, self.headers))
         if num_bytes > self.max_head_bytes:
-            self.fault = self._too_long()
-        elif _ODD_LINE_END.search(head):
-            self.fault = ApiError(400, ODD_LINES)
-        elif {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
-            self.fault = ApiError(400, TWO_LENGTHS)
-        if self.fault is not None:
-            raise h11.RemoteProtocolError(self.fault.message)
+            self._refuse(self._too_long())
+        if _ODD_LINE_END.search(lines):
+            self._refuse(ApiError(Code.MALFORMED_HTTP, ODD_LINES))
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in self.headers}:
+            self._refuse(ApiError(Code.MALFORMED_HTTP, TWO_LENGTHS))
         named = _NAMED_TARGET.match(event.target)
         if named is None:
             return event
@@ -140,13 +144,21 @@ class _Reader(h11.Connection):
             http_version=event.http_version,
         )
 
+    def _refuse(self, fault: ApiError) -> NoReturn:
+        self.fault = fault
+        raise h11.RemoteProtocolError(fault.message)
+
     def _too_long(self) -> ApiError:
         limit = self.max_head_bytes
-        return ApiError(431, f"the request's head is longer than {limit} bytes; shorten it")
+        message = f"the request's head is longer than {limit} bytes; shorten it"
+        return ApiError(Code.HEAD_TOO_LARGE, message)
 
 
 def _num_bytes(header: tuple[bytes, bytes]) -> int:
     return len(header[0]) + len(header[1]) + len(b": \r\n")
+
+
+_NUMBERS = itertools.count(1)
 
 
 class BoundedProtocol(H11Protocol):
@@ -180,6 +192,10 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        if (
+            self.client is None
+        ):  # behind a Unix socket no two are told apart by where they come from
+            self.client = ("unix", next(_NUMBERS))
         transport.set_write_buffer_limits(high=0)  # so that it says when anything waits here
         self._all.opened(self)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, transport.close)
@@ -227,7 +243,9 @@ class BoundedProtocol(H11Protocol):
         rest of it is thrown away for a while: unread, it would take the answer with it."""
         has_head = self.conn.our_state is not h11.IDLE
         asked = Headers(raw=self._reader.headers if has_head else [])
-        error = self._reader.fault or ApiError(400, NO_BODY if has_head else NO_REQUEST)
+        error = self._reader.fault
+        if error is None:
+            error = ApiError(Code.MALFORMED_HTTP, NO_BODY if has_head else NO_REQUEST)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = msgspec.json.encode(error.body())
             headers = [

@@ -19,9 +19,17 @@ SEED_BITS = 53
 def refuse_unsupported(body: Sampled) -> None:
     """RequestError for what is known but cannot be done."""
     if body.best_of is not None:
-        raise RequestError("best_of: is not supported; ask for n answers", param="best_of")
+        raise RequestError(
+            "best_of: is not supported; ask for n answers",
+            param="best_of",
+            code="unsupported_parameter",
+        )
     if body.use_beam_search not in (None, False):
-        raise RequestError("use_beam_search: is not supported", param="use_beam_search")
+        raise RequestError(
+            "use_beam_search: is not supported",
+            param="use_beam_search",
+            code="unsupported_parameter",
+        )
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: is for stream: true only", param="stream_options")
     if body.return_draft_details and body.stream and not includes_usage(body):
@@ -32,6 +40,19 @@ def refuse_unsupported(body: Sampled) -> None:
         )
     if body.prompt_logprobs is not None and body.stream:
         raise RequestError("prompt_logprobs: is not for stream: true", param="prompt_logprobs")
+
+
+def check_alternatives(body: Any, most: int, *names: str) -> None:
+    """RequestError for a field of these that asks for more alternatives to a token than this server
+    gives."""
+    for name in names:
+        asked = getattr(body, name)
+        if asked is not None and asked > most:
+            raise RequestError(
+                f"{name}: this server gives the log-probabilities of at most {most} alternatives to a "
+                "token (--max-logprobs); ask for fewer",
+                param=name,
+            )
 
 
 def includes_usage(body: Sampled) -> bool:

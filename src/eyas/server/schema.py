@@ -322,7 +322,8 @@ class GenerateParams(Drawn):
 
 
 class GenerateBody(Strict):
-    """SGLang's native request. logprob_start_len: -1 is all it takes, the output's only."""
+    """SGLang's native request. logprob_start_len: where in the prompt log-probabilities begin; -1 for
+    those of the output alone."""
 
     model: Name | None = None
     text: PromptTexts | None = None
@@ -330,7 +331,7 @@ class GenerateBody(Strict):
     sampling_params: GenerateParams | None = None
     stream: bool | None = None
     return_logprob: bool | None = None
-    logprob_start_len: Literal[-1] | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_text_in_logprobs: bool | None = None
     rid: Name | None = None

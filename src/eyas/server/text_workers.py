@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from eyas.server import errors
+from eyas.server.codes import Code
+from eyas.server.errors import ApiError
 
 MAX_WAITING = 256
 NUM_THREADS = 2
@@ -72,16 +73,16 @@ class TextWorkers:
             elif not job.is_refused:
                 self._leave()
             if isinstance(error, TimeoutError):
-                raise errors.unavailable(errors.TEXT_QUEUE) from error
+                raise ApiError(Code.PREPARATION_QUEUE_FULL) from error
             raise
         if job.is_refused:
-            raise errors.unavailable(errors.TEXT_QUEUE)
+            raise ApiError(Code.PREPARATION_QUEUE_FULL)
         running = asyncio.get_running_loop().run_in_executor(self._threads, self._timed, job)
         running.add_done_callback(self._settle)
         try:
             return await asyncio.wait_for(asyncio.shield(running), self._timeout_seconds)
         except TimeoutError as error:
-            raise errors.ApiError(400, errors.TEXT_TOO_SLOW) from error
+            raise ApiError(Code.PROMPT_TOO_SLOW) from error
 
     def _settle(self, done: asyncio.Future[Any]) -> None:
         """Its thread is free; nobody may be there any more to hear of an error."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo
-from eyas.core import Request, RequestError, SamplingParams, check_room
+from eyas.core import MAX_LOGPROBS, Request, RequestError, SamplingParams, check_room
 from eyas.dialect import Dialect, find_dialect, named_dialect
 from eyas.grammar import OutputSpec
 from eyas.server import errors
@@ -32,11 +32,15 @@ class ModelTexts:
         info: EngineInfo,
         reasoning_parser: str | None = None,
         tool_call_parser: str | None = None,
+        *,
+        chat_template: str | None = None,
+        max_top_logprobs: int = MAX_LOGPROBS,
     ) -> None:
         """ValueError names a file that is missing or broken, or a parser that is unknown. Without
-        parsers the checkpoint says what its dialect is."""
+        parsers the checkpoint says what its dialect is. chat_template: in place of its own."""
         self.tokenizer = Tokenizer.from_directory_if_there(directory)
-        self.template = ChatTemplate.from_directory(directory, self.tokenizer)
+        self.template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
+        self.max_top_logprobs = max_top_logprobs
         self._dialect: Dialect | None = None
         if self.tokenizer is not None:
             self._dialect = _dialect(

@@ -45,14 +45,22 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(
-        cls, path: str | Path, tokenizer: Tokenizer | None = None
+        cls, path: str | Path, tokenizer: Tokenizer | None = None, given: str | None = None
     ) -> ChatTemplate | None:
         """The template of a model directory, as `template_sources` has it; None if the model has none,
-        or no tokenizer. ValueError for one that cannot be compiled."""
+        or no tokenizer. ValueError for one that cannot be compiled.
+
+        given: the text of another template, for all requests.
+        """
         directory = Path(path)
         sources = template_sources(directory)
         source = sources.get("default") or next(iter(sources.values()), None)
         tokenizer = tokenizer or Tokenizer.from_directory_if_there(directory)
+        if given is not None and tokenizer is not None:
+            try:
+                return cls(tokenizer, given)
+            except ValueError as error:
+                raise ValueError(f"chat_template: {error}") from error
         if source is None or tokenizer is None:
             return None
         try:
@@ -137,6 +145,30 @@ class ChatTemplate:
 
     def _chosen(self, tools: Sequence[Mapping[str, Any]] | None) -> BoundedTemplate:
         return self._with_tools if tools else self._plain
+
+
+def template_text(given: str) -> str:
+    """The text of a template that is given as a file, or as itself if it has a brace or a line's end.
+    ValueError for what is neither, or cannot be read; whether it can be compiled is seen later."""
+    if "{" in given or "\n" in given:
+        text = given
+    else:
+        try:
+            text = _head_of(Path(given).expanduser())
+        except OSError as error:
+            raise ValueError(
+                f"chat_template: cannot read {given} ({error.strerror}); give a Jinja file, or the "
+                "text of a template (templates have no names here)"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"chat_template: {given} is not UTF-8 text; save it as such"
+            ) from error
+    if not text.strip():
+        raise ValueError("chat_template: is empty; leave it out to use the model's own")
+    if len(text) > MAX_TEMPLATE_CHARS:
+        raise ValueError(f"chat_template: has more than {MAX_TEMPLATE_CHARS} characters")
+    return text
 
 
 def template_sources(directory: Path) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Training: the built-in model and draft heads."""
+"""Training of draft heads."""

@@ -16,7 +16,7 @@ from typing import Literal
 
 from eyas.cache.store import LayerStore
 from eyas.layers.rope import RopeSpec
-from eyas.models.spec import layer_products
+from eyas.models.layer_products import layer_products
 
 HeadKind = Literal["eagle", "eagle3", "mtp"]
 

@@ -60,8 +60,9 @@ _ABOVE_ZERO = (
 class HeadTraining:
     """One training run. Sizes are in tokens, times in seconds; None is what suits the target.
 
-    prompts: JSONL file or `builtin:N[:seed]`; answers are written by the target. conversations: the
-    same, but complete: their own answers are learnt from as they stand. At least one is needed.
+    prompts: JSONL file, or `builtin:N` for the first N that come with eyas; answers are written by the
+    target. conversations: the same, but complete: their own answers are learnt from as they stand. At
+    least one is needed.
     format: eagle3.1 has a norm on each state it reads (`fc_norm`) and passes on the normalised state
     (`norm_output`); eagle3 has neither, and older engines read it too.
     online: run the target during training instead of storing its features. train_seconds: the
@@ -145,7 +146,7 @@ class HeadTraining:
         """ValueError for settings that cannot work."""
         if not self.prompts and not self.conversations:
             raise ValueError(
-                "prompts: nothing to learn from; give --prompts FILE or --prompts builtin:20000"
+                "prompts: nothing to learn from; give --prompts FILE or --prompts builtin:100"
             )
         for name, low in _LEAST.items():
             value = getattr(self, name)

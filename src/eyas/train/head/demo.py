@@ -11,7 +11,7 @@ from typing import Any
 
 DEMO_SETTINGS: dict[str, Any] = {
     "prompts": "builtin:128",
-    "conversations": "builtin:640:demo",
+    "conversations": "builtin:640",
     "online": True,
     "max_tokens": 96,
     "generate_seconds": 40.0,

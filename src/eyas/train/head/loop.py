@@ -29,9 +29,9 @@ from eyas.train.head.batches import Batch, Plan, Planned, make_batch
 from eyas.train.head.config import HeadTraining
 from eyas.train.head.features import Features
 from eyas.train.head.loss import Judge, Judged
+from eyas.train.head.muon import Muon
 from eyas.train.head.network import TrainableHead
 from eyas.train.head.progress import Progress, Watch, unwatched
-from eyas.train.muon import Muon
 
 STATE_FILE = "state.pt"
 LOG_FILE = "training.json"

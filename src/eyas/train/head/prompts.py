@@ -1,4 +1,4 @@
-"""Where conversations come from: a JSONL file, or the generator of the built-in model.
+"""Where conversations come from: a JSONL file, or those that come with the built-in model.
 
 Promises: a line that cannot be used is a ValueError that names the file and the line, before anything
 else is done. Does not know: tokens, models.
@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eyas.builtin.families import mixture
+from eyas import builtin
 from eyas.train.head.config import Thinking
 
 _KNOWN_KEYS = frozenset({"messages", "tools", "enable_thinking", "prompt"})
 _EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}]}'
+BUILTIN = "builtin:"
 MAX_LINE_BYTES = 64 << 20
 
 
@@ -34,7 +35,8 @@ class Conversation:
 
 def read_prompts(source: str, thinking: Thinking) -> list[Conversation]:
     """Conversations up to the answer that the target is to write."""
-    found = [_without_answer(conversation) for _, conversation in _read(source)]
+    own = builtin.prompts_file()
+    found = [_without_answer(conversation) for _, conversation in _read(source, own)]
     if thinking == "as-given":
         return found
     if thinking == "both":
@@ -45,7 +47,7 @@ def read_prompts(source: str, thinking: Thinking) -> list[Conversation]:
 def read_conversations(source: str) -> list[Conversation]:
     """Complete conversations; the last message of each is the answer to learn from."""
     found = []
-    for place, conversation in _read(source):
+    for place, conversation in _read(source, builtin.conversations_file()):
         if not conversation.messages or conversation.messages[-1].get("role") != "assistant":
             raise ValueError(
                 f"{place}: the conversation does not end in an assistant message; pass the file as "
@@ -56,19 +58,16 @@ def read_conversations(source: str) -> list[Conversation]:
 
 
 def check_source(source: str, setting: str) -> str:
-    """A digest of the file, "" for the generator. ValueError, naming the setting, unless every line can
-    be used.
+    """A digest of the file, "" for those that come along. ValueError, naming the setting, unless every
+    line can be used.
 
     setting: "prompts", or "conversations", which must hold answers.
     """
-    if source.startswith("builtin:"):
-        _builtin_parts(source)
-        return ""
     path = Path(source)
-    if not path.is_file():
+    if not source.startswith(BUILTIN) and not path.is_file():
         raise ValueError(
-            f"{setting}: {source} is no file; give a JSONL file of messages, or builtin:N for N "
-            "conversations of the built-in generator"
+            f"{setting}: {source} is no file; give a JSONL file of messages, or {BUILTIN}N for N "
+            "conversations of the built-in model"
         )
     try:
         read_conversations(source) if setting == "conversations" else read_prompts(
@@ -76,21 +75,30 @@ def check_source(source: str, setting: str) -> str:
         )
     except ValueError as error:
         raise ValueError(f"{setting}: {error}") from None
+    if source.startswith(BUILTIN):
+        return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(source: str) -> Iterator[tuple[str, Conversation]]:
-    """Each conversation, and where it stands."""
-    if source.startswith("builtin:"):
-        count, seed = _builtin_parts(source)
-        for example in mixture(f"head/{seed}", "train", count):
-            yield (
-                source,
-                Conversation(None, example.messages, example.tools, example.enable_thinking),
-            )
+def _read(source: str, builtin_file: Path) -> Iterator[tuple[str, Conversation]]:
+    """Each conversation, and where it stands. builtin_file: what `builtin:N` is the beginning of."""
+    if not source.startswith(BUILTIN):
+        yield from _lines(Path(source))
         return
-    path = Path(source)
+    count = source.removeprefix(BUILTIN)
+    if not count.isdecimal() or int(count) < 1:
+        raise ValueError(f"{source}: write {BUILTIN}N, such as {BUILTIN}100")
+    found = [(source, conversation) for _, conversation in _lines(builtin_file)]
+    if int(count) > len(found):
+        raise ValueError(
+            f"{source}: {len(found)} come along; write more to a file with `python -m "
+            "builtin_model.conversations FILE N` in a checkout of eyas, and give that"
+        )
+    yield from found[: int(count)]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Conversation]]:
     empty = True
     with path.open("rb") as file:
         for number, line in enumerate(
@@ -113,14 +121,6 @@ def _decoded(line: bytes, place: str) -> str:
         return line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{place}: is no UTF-8 ({error.reason}); save the file as UTF-8") from None
-
-
-def _builtin_parts(source: str) -> tuple[int, str]:
-    """`builtin:N[:seed]`."""
-    parts = source.split(":")
-    if len(parts) not in (2, 3) or not parts[1].isdigit() or int(parts[1]) < 1:
-        raise ValueError(f"{source}: write builtin:N or builtin:N:seed, such as builtin:20000")
-    return int(parts[1]), parts[2] if len(parts) > 2 else "0"
 
 
 def _conversation(line: str, place: str) -> Conversation:

@@ -1,0 +1,143 @@
+"""`eyas bench decode --shape`: a model of a known size with random weights, by the peers' protocol.
+
+Promises: synthetic acceptance is named wherever its numbers are. Does not know: how anything is
+measured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyas.cli.errors import CheckFailed
+from eyas.cli.options import DraftOptions
+from eyas.cli.results import tell
+from eyas_bench.cli.measuring import narrator, number
+from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config
+from eyas_bench.cli.shape_results import finish, result_of, title_of, turns
+
+if TYPE_CHECKING:
+    from eyas_bench.synthetic import SyntheticAcceptance
+
+
+def decode_shape(
+    options: ShapeOptions,
+    drafting: DraftOptions,
+    protocol: Protocol,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure every batch size in one engine."""
+    from eyas.engine.verifier import verify
+    from eyas.verify.prompts import random_prompts
+    from eyas_bench import synthetic
+    from eyas_bench.shape import dummy_engine
+    from eyas_bench.shapes import find_shape
+    from eyas_bench.step_profile import profile_steps
+    from eyas_bench.together import repeat, requests, summarise
+
+    assert options.shape is not None
+    shape = find_shape(options.shape)
+    drafts = drafting.drafter != "root"
+    accepted = options.synthetic_acceptance
+    config = shape_config(options, drafting, protocol)
+    drawn = None
+    if accepted is not None:
+        steps, alike = config.draft.max_steps, options.synthetic_alike
+        drawn = synthetic.SyntheticAcceptance(accepted, steps, alike=alike)
+    say = narrator(as_json)
+    say("filling weights")
+    engine = dummy_engine(shape.name, config, verify=drawn or verify)
+    results: list[dict[str, Any]] = []
+    for size in protocol.batches:
+        prompts = random_prompts(size, protocol.prompt_tokens, shape.model.vocab_size)
+        runs = repeat(
+            engine,
+            prompts,
+            max_tokens=protocol.max_tokens,
+            temperature=protocol.temperature,
+            repeats=protocol.repeats,
+            tell=turns(say, f"batch {size}"),
+        )
+        _check_drawn(drawn)
+        entry: dict[str, Any] = {
+            "batch": size,
+            "drafter": drafting.drafter if drafts else "plain",
+            "synthetic_acceptance": accepted,
+            **summarise(runs),
+        }
+        if options.profile:
+            say(f"batch {size}: profile")
+            most = engine.info.max_model_len - protocol.prompt_tokens
+            batch = requests(prompts, most, protocol.temperature, f"profile-{size}")
+            entry["profile"] = profile_steps(engine, batch)
+        results.append(entry)
+    settings = {
+        "protocol": "random prompts that start together; tokens after t_1 over t_n - t_1",
+        "acceptance": _acceptance(options),
+        "max_batch_tokens": config.scheduler.max_batch_tokens,
+    }
+    result = result_of(engine, shape.name, drafting, protocol, settings, results)
+    finish(engine, say)
+    tell(result, output, as_json, _show)
+
+
+def _acceptance(options: ShapeOptions) -> str:
+    from eyas_bench import synthetic
+
+    if options.synthetic_acceptance is None:
+        return "real"
+    return synthetic.ALIKE if options.synthetic_alike else synthetic.NAME
+
+
+def _check_drawn(drawn: SyntheticAcceptance | None) -> None:
+    if drawn is not None and not drawn.num_calls:
+        raise CheckFailed("synthetic acceptance never ran: no step had a draft, or none was asked")
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        *("batch", "drafter", "tokens/s", "step\nms", "asked\ntokens\na step"),
+        *("tokens\na step", "tokens\na draft", "first\ntokens ms", "tokens/s of every round"),
+        title=title_of(result),
+        padding=(0, 0),
+    )
+    for one in result["results"]:
+        table.add_row(
+            str(one["batch"]),
+            one["drafter"],
+            f"{one['tokens_per_second']:.1f}",
+            f"{one['step_ms']:.3f}",
+            number(one["synthetic_acceptance"]),
+            number(one["tokens_per_step"]),
+            number(one["tokens_per_draft"]),
+            f"{one['first_tokens_ms']:.1f}",
+            " ".join(f"{run['tokens_per_second']:.1f}" for run in one["runs"]),
+        )
+    console = Console()
+    console.print(table)
+    for one in result["results"]:
+        if profile := one.get("profile"):
+            console.print(_profile_table(one["batch"], profile))
+
+
+def _profile_table(batch: int, profile: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(
+        *("", "ms", "share", "kernels"),
+        title=f"a step at batch {batch}: {profile['step_ms']:.3f} ms",
+    )
+    step = profile["step_ms"]
+    for kind, one in profile["kinds"].items():
+        table.add_row(kind, f"{one['ms']:.3f}", f"{one['ms'] / step:.1%}", f"{one['kernels']:g}")
+    gaps = profile["gaps_ms"]
+    table.add_row("gaps", f"{gaps:.3f}", f"{gaps / step:.1%}", "")
+    table.add_section()
+    for part, spent in profile["parts"].items():
+        table.add_row(f"part: {part}", f"{spent:.3f}", f"{spent / step:.1%}", "")
+    table.add_row("busy", f"{profile['busy_ms']:.3f}", "", f"{profile['kernels_per_step']:g}")
+    return table

@@ -1,0 +1,160 @@
+"""`eyas bench structured`: what a schema costs, and what drafting forced text yields.
+
+Promises: status 1 where a drafter changed a token or an answer broke its schema. Does not know: how
+anything is measured.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from eyas.cli import options
+from eyas.cli.errors import CheckFailed
+from eyas.cli.options import DEVICE, MODEL, engine_config
+from eyas.cli.results import Output, run_facts, status, tell
+from eyas_bench.cli.measuring import place, prefixed
+
+
+def structured(
+    *,
+    model: options.Model = MODEL.path,
+    draft_model: Annotated[
+        str | None,
+        typer.Option("--draft-model", help="A draft head; the model's own by default."),
+    ] = None,
+    draft_steps: Annotated[
+        int,
+        typer.Option("--draft-steps", min=1, max=15, help="Tokens of the chain of a fixed shape."),
+    ] = 5,
+    num_prompts: Annotated[
+        int,
+        typer.Option("--num-prompts", min=2, help="Prompts of a group; at most 36 of the forms."),
+    ] = 36,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=2, help="Longest answer; they end by themselves.")
+    ] = 512,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Counted rounds after one to warm up.")
+    ] = 7,
+    dtype: options.Dtype = options.DtypeChoice.auto,
+    device: options.Device = DEVICE.device,
+    threads: options.Threads = None,
+    offline: options.Offline = False,
+    output: Output = None,
+    as_json: options.Json = False,
+) -> None:
+    """Answers with and without a schema, drafted and not; one request at a time, in turn."""
+    from eyas.cli.loading import open_model
+    from eyas.config import AUTO_NODES, AUTO_STEPS
+    from eyas.verify.inputs import Inputs, check_lengths
+    from eyas.verify.lineup import Stage, about
+    from eyas_bench import structured as bench
+
+    bench.require_validator()
+    config = engine_config(
+        model=model,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        offline=offline,
+        drafter="head",
+        draft_model=draft_model,
+        draft_steps=max(AUTO_STEPS, draft_steps),
+        draft_nodes=AUTO_NODES,
+        max_num_seqs=1,
+        prefix_cache=False,
+    )
+    groups = bench.groups(num_prompts)
+    reports: dict[str, Any] = {}
+    with open_model(config, quiet=as_json) as llm, status(as_json) as say:
+        stage = Stage(llm, with_grammars=True)
+        lineup = bench.contestants(stage, draft_steps)
+        for name, tasks in groups.items():
+            asked, compile_seconds = bench.ask(llm, tasks)
+            check_lengths(Inputs(name, [one.prompt for one in asked]), llm, max_tokens)
+            rounds = bench.measure(
+                stage,
+                lineup,
+                asked,
+                max_tokens=max_tokens,
+                repeats=repeats,
+                say=prefixed(say, name),
+            )
+            reports[name] = bench.report(lineup, asked, rounds, compile_seconds)
+        result = {
+            **run_facts(),
+            "model": about(llm),
+            "settings": {
+                "head": draft_model or "the model's own",
+                "draft_steps": draft_steps,
+                "grammar_backend": llm.info.grammar_backend,
+                "num_prompts": num_prompts,
+                "max_tokens": max_tokens,
+                "repeats": repeats,
+            },
+            "groups": reports,
+        }
+    tell(result, output, as_json, _show)
+    _check(reports)
+
+
+def _check(reports: dict[str, Any]) -> None:
+    """CheckFailed where something must not be."""
+    constrained = [
+        (group, name, one)
+        for group, found in reports.items()
+        for name, one in found["contestants"].items()
+        if one["has_schema"]
+    ]
+    changed = [f"{name} ({group})" for group, name, one in constrained if one["same_tokens"] < 1]
+    if changed:
+        raise CheckFailed(
+            f"tokens differ from plain decoding's with {', '.join(changed)}; please report it with "
+            "this command"
+        )
+    broken = sorted({title for _, _, one in constrained for title in one["broken"]})
+    if broken:
+        raise CheckFailed(f"answers broke their schemas: {', '.join(broken)}")
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console, model, machine = Console(), result["model"], result["machine"]
+    for group, found in result["groups"].items():
+        columns = ("tokens\na step", "tokens/s", "ms\na step", "steps", "finished", "valid", "same")
+        table = Table(
+            "",
+            *columns,
+            title=f"{group}: {found['num_tasks']} prompts, {found['num_schemas']} schemas, "
+            f"{model['name']} on {place(result)}, {machine['threads']} threads",
+        )
+        for name, one in found["contestants"].items():
+            held = [f"{one[key]:.0%}" if key in one else "" for key in ("valid", "same_tokens")]
+            table.add_row(
+                name,
+                f"{one['tokens_per_step']:.2f}",
+                f"{one['tokens_per_second']:.0f}",
+                f"{one['step_ms']:.2f}",
+                str(one["num_steps"]),
+                f"{one['finished']:.0%}",
+                *held,
+            )
+        console.print(table)
+        gained = found["tokens_per_step_ratio"]
+        print(
+            f"tokens a step, head+forced / head: {gained['ratio']:.3f} ({gained['low']:.3f} to "
+            f"{gained['high']:.3f} over draws of prompts)"
+        )
+        for name, speed in found["speed_ratios"].items():
+            print(
+                f"tokens/s, {name}: {speed['median']:.3f} ({speed['low']:.3f} to "
+                f"{speed['high']:.3f}, {speed['coverage']:.0%} of {speed['rounds']} rounds)"
+            )
+        compiled = found["compile_ms"]
+        if compiled is not None:
+            print(f"compile: median {compiled['median']} ms, max {compiled['max']} ms")
+        print()

@@ -1,0 +1,245 @@
+"""`eyas bench tune`: which draft tree is fastest for a model, at which batch size.
+
+Promises: status 1 where a shape changed a token. Does not know: how anything is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eyas.cli import options
+from eyas.cli.errors import CheckFailed
+from eyas.cli.options import DEVICE, MODEL, engine_config
+from eyas.cli.results import Output, run_facts, tell
+from eyas_bench.cli.measuring import TASKS_OF_A_ROUND, Workload, place, read_inputs, round_name
+
+if TYPE_CHECKING:
+    from eyas.draft import Shape
+    from eyas.verify.lineup import Stage
+
+_DRAFTERS = ("auto", "head", "model", "ngram")
+
+
+def tune(
+    *,
+    model: options.Model = MODEL.path,
+    drafter: Annotated[
+        str,
+        typer.Option(
+            "--drafter",
+            "-d",
+            help="head, model, ngram (chains alone), or auto: the model's own head or what "
+            "--draft-model is.",
+        ),
+    ] = "auto",
+    draft_model: options.DraftModel = None,
+    steps: Annotated[str, typer.Option("--steps", help="Levels of a tree to try.")] = "1,3,5",
+    topk: Annotated[
+        str, typer.Option("--topk", help="Children of a node to try; 1 is a chain.")
+    ] = "1,2,4",
+    nodes: Annotated[
+        str, typer.Option("--nodes", help="Nodes of a tree to try, the root included.")
+    ] = "4,8,16",
+    batch: Annotated[
+        str, typer.Option("--batch", "-b", help="Batch sizes, with commas between them.")
+    ] = "1,2,4,8",
+    workload: Annotated[
+        Workload,
+        typer.Option(
+            help="tasks: held-out tasks of the built-in model's kinds, whose answers end by "
+            "themselves; chat: short tasks; copy: answers that stand in the prompt; random: random "
+            "tokens."
+        ),
+    ] = Workload.chat,
+    prompts_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts-file",
+            help='Prompts of your own, JSON lines: {"prompt": text or token ids} continued as they '
+            'are, or {"messages": [...]}.',
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=2, help="Tokens of an answer.")
+    ] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Counted rounds after one to warm up.")
+    ] = 3,
+    dtype: options.Dtype = options.DtypeChoice.auto,
+    max_model_len: options.MaxModelLen = None,
+    device: options.Device = DEVICE.device,
+    threads: options.Threads = None,
+    offline: options.Offline = False,
+    output: Output = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Also draw heat maps into this PNG file.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Measure draft trees of all sizes against plain decoding and auto; contestants take turns."""
+    from eyas.cli.generate import read_entries
+    from eyas.cli.loading import open_model
+    from eyas.core import SamplingParams
+    from eyas.verify.inputs import check_lengths
+    from eyas.verify.lineup import Stage, about
+    from eyas.verify.shapes import batch_tokens
+    from eyas_bench import plots
+    from eyas_bench.tune import distinct_shapes, largest, numbers, sweep
+
+    if drafter not in _DRAFTERS:
+        raise ValueError(f"--drafter: {drafter!r} cannot be tuned; use {', '.join(_DRAFTERS)}")
+    SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    sizes = numbers(batch, "--batch")
+    shapes = distinct_shapes(
+        numbers(steps, "--steps"),
+        numbers(topk, "--topk"),
+        numbers(nodes, "--nodes"),
+        only_chains=drafter == "ngram",
+    )
+    entries = None if prompts_file is None else read_entries(prompts_file)
+    if plot is not None:
+        plots.require_matplotlib()
+    most = largest(shapes)
+    config = engine_config(
+        model=model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        device=device,
+        threads=threads,
+        offline=offline,
+        drafter=_drafter(drafter, draft_model, model, offline),
+        draft_model=draft_model,
+        draft_steps=most.steps,
+        draft_topk=most.topk,
+        draft_nodes=most.nodes,
+        max_num_seqs=max(sizes),
+        max_batch_tokens=batch_tokens(sizes, [most]),
+        prefix_cache=False,
+    )
+    with open_model(config, quiet=as_json) as llm:
+        least = TASKS_OF_A_ROUND if workload is Workload.tasks else 1
+        inputs = read_inputs(llm, workload, entries, max(least, *sizes))
+        check_lengths(inputs, llm, max_tokens)
+        stage = Stage(llm)
+        num_runs = len(sizes) * (repeats + 1) * (len(shapes) + 2)
+        with _progress(as_json, num_runs) as on_run:
+            results = sweep(
+                stage,
+                shapes,
+                inputs.token_ids,
+                sizes,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                repeats=repeats,
+                stops_at_eos=workload is Workload.tasks and entries is None,
+                on_run=on_run,
+            )
+        result = {
+            **run_facts(),
+            "model": about(llm),
+            "drafting": _about_drafting(stage, draft_model, shapes),
+            "settings": {
+                "workload": "file" if prompts_file else workload.value,
+                "prompt_tokens": [len(prompt) for prompt in inputs.token_ids],
+                "max_tokens": max_tokens,
+                "temperature": temperature,
+                "repeats": repeats,
+            },
+            "results": results,
+        }
+    if plot is not None:
+        plots.draw_sweep(result, plot)
+    tell(result, output, as_json, _show)
+    changed = {name for entry in results for name in entry["changed_tokens"]}
+    if changed:
+        raise CheckFailed(
+            f"tokens differ from plain decoding's with {', '.join(sorted(changed))}; please report "
+            "it with this command"
+        )
+
+
+def _drafter(drafter: str, draft_model: str | None, model: str, offline: bool) -> str:
+    """What "auto" is, before anything is loaded. ValueError where nobody can draft."""
+    if drafter != "auto":
+        return drafter
+    from eyas.engine.drafting import decide_drafting
+    from eyas.models import locate_model, read_spec
+
+    config = engine_config(model=model, offline=offline, draft_model=draft_model)
+    directory = locate_model(model, None, offline)
+    (name, *_) = decide_drafting(config, directory, read_spec(directory)).names
+    if name == "forced":  # nothing drafts where no grammar does
+        raise ValueError(
+            f"--draft-model: {draft_model or model} brings no head along; name a head or a draft "
+            "model, or tune --drafter ngram"
+        )
+    return name
+
+
+def _about_drafting(stage: Stage, draft_model: str | None, shapes: list[Shape]) -> dict[str, Any]:
+    return {
+        "drafter": stage.kind,
+        "model": None if draft_model is None else Path(draft_model).name,
+        "shapes": [[shape.steps, shape.topk, shape.nodes] for shape in shapes],
+    }
+
+
+@contextmanager
+def _progress(quiet: bool, num_runs: int) -> Iterator[Callable[[int, str, int], None]]:
+    """A bar on standard error."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        TimeRemainingColumn(),
+    )
+    is_hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
+        task = progress.add_task("measuring", total=num_runs)
+
+        def on_run(size: int, name: str, turn: int) -> None:
+            what = f"batch {size}, {round_name(turn)}: {name}"
+            progress.update(task, advance=1, description=what)
+
+        yield on_run
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    model, machine = result["model"], result["machine"]
+    table = Table(
+        *("batch", "", "steps", "topk", "nodes", "tokens/s", "of plain", "accepted\na step"),
+        title=f"{model['name']}, {model['dtype']} on {place(result)}, {machine['threads']} threads",
+    )
+    for entry in result["results"]:
+        named = {"plain": "plain", "best shape": entry["best_shape"], "auto": "auto"}
+        for label, name in named.items():
+            one = entry["contestants"][name]
+            sizes = [str(size) for size in one["shape"]] if one["shape"] else ["", "", ""]
+            style = "bold" if name == entry["best"] else None
+            table.add_row(
+                str(entry["batch"]),
+                label,
+                *sizes,
+                f"{one['tokens_per_second']:.1f}",
+                f"{one['speed_ratio']:.2f}",
+                f"{one['accepted_per_step']:.2f}",
+                style=style,
+            )
+    Console().print(table)

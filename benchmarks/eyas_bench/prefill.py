@@ -1,0 +1,237 @@
+"""What a long prompt costs: the time to its first token, the speed meanwhile, and what others wait.
+
+Prompts are fresh random tokens in every round and nothing of them is kept, so each is stored whole.
+The first rounds warm up and are not counted.
+
+Promises: operations are those of the model alone, by its sizes: two for each number of its layers'
+products and token, attention's over half the square, one row of logits; the drafter's, norms and the
+like count as none. A gap is the time between two deliveries of the same sequence.
+Does not know: chunks' sizes (the scheduler does), how results are shown.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from eyas.core import Delta, Request, SamplingParams
+from eyas.engine.engine import Engine
+from eyas.models.layer_products import layer_products
+from eyas.models.spec import ModelSpec
+from eyas_bench.load import percentile
+from eyas_bench.together import SLACK, WARM_UPS
+
+PEAK_TFLOPS = 790.0
+"""What shares are told of: dense bfloat16 products as one H200 really does them."""
+CALM_STEPS = 64
+"""Steps of the others before a prompt arrives, in each round."""
+
+Tell = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class Interference:
+    """Seconds. calm, during: gaps of the sequences that decode, before a prompt arrives and while it is
+    stored. first_tokens: of the prompts that arrived."""
+
+    calm: list[float] = field(default_factory=list)
+    during: list[float] = field(default_factory=list)
+    first_tokens: list[float] = field(default_factory=list)
+
+
+def operations(spec: ModelSpec, num_tokens: int) -> float:
+    """Floating point operations of storing a prompt and choosing one token."""
+    numbers = sum(out * into for out, into in layer_products(spec, spec.hidden_size))
+    width = spec.num_query_heads * spec.head_dim
+    products = 2 * numbers * spec.num_layers * num_tokens
+    attention = 4 * num_tokens**2 / 2 * width * spec.num_layers
+    return float(products + attention + 2 * spec.vocab_size * spec.hidden_size)
+
+
+def num_chunks(num_tokens: int, chunk: int) -> int:
+    """Steps that store a prompt, `chunk` positions at a time."""
+    return max(1, math.ceil(num_tokens / chunk))
+
+
+def longest(num_tokens: int, prompt_tokens: int, others: int, rows: int, nodes: int) -> int:
+    """Positions to prepare for: the prompt's, and the others' answers until it is stored. ValueError
+    where `rows` of a step are too few for it beside `others` trees of so many nodes."""
+    free = rows - 2 * others * nodes
+    if free < 1:
+        raise ValueError(
+            f"--max-batch-tokens: {rows} rows leave too few for a prompt beside {others} drafts of "
+            f"{nodes} nodes; give more than {2 * others * nodes}"
+        )
+    num_steps = CALM_STEPS + 2 * num_chunks(num_tokens, free) + SLACK
+    return max(num_tokens, prompt_tokens + nodes * num_steps * min(1, others)) + SLACK
+
+
+def time_prompts(
+    engine: Engine, num_tokens: int, repeats: int, tell: Tell = lambda turn: None
+) -> list[float]:
+    """Seconds to the first token of a prompt that has the engine for itself, one a round."""
+    found = []
+    for turn in range(1 - WARM_UPS, repeats + 1):
+        tell(turn)
+        request = _request(f"prompt-{num_tokens}-{turn}", _tokens(engine, num_tokens, turn), 1)
+        num_failed = engine.metrics.num_failed_steps
+        begin = time.perf_counter()
+        engine.add(request)
+        _until_first(engine, request.id, lambda deltas: None)
+        seconds = time.perf_counter() - begin
+        _drain(engine, num_failed)
+        if turn > 0:
+            found.append(seconds)
+    return found
+
+
+def interfere(
+    engine: Engine,
+    num_sequences: int,
+    prompt_tokens: int,
+    num_tokens: int,
+    repeats: int,
+    tell: Tell = lambda turn: None,
+) -> Interference:
+    """Have a prompt of `num_tokens` arrive while so many sequences decode."""
+    found = Interference()
+    for turn in range(1 - WARM_UPS, repeats + 1):
+        tell(turn)
+        run = _interfered(engine, num_sequences, prompt_tokens, num_tokens, turn)
+        if turn > 0:
+            found.calm += run.calm
+            found.during += run.during
+            found.first_tokens += run.first_tokens
+    return found
+
+
+def _interfered(
+    engine: Engine, num_sequences: int, prompt_tokens: int, num_tokens: int, turn: int
+) -> Interference:
+    run = Interference()
+    room = engine.info.max_model_len - prompt_tokens
+    ids = [f"other-{num_sequences}-{turn}-{i}" for i in range(num_sequences)]
+    last: dict[str, float] = {}
+    num_failed = engine.metrics.num_failed_steps
+
+    def hear(deltas: Sequence[Delta], gaps: list[float] | None) -> None:
+        now = time.perf_counter()
+        for delta in deltas:
+            if delta.request_id not in others:
+                continue
+            if delta.finish_reason is not None:
+                raise RuntimeError(
+                    f"an answer ended too soon: {delta.error or delta.finish_reason}"
+                )
+            if delta.token_ids:
+                if gaps is not None and delta.request_id in last:
+                    gaps.append(now - last[delta.request_id])
+                last[delta.request_id] = now
+
+    others = set(ids)
+    try:
+        for i, name in enumerate(ids):
+            prompt = _tokens(engine, prompt_tokens, 1000 * turn + i)
+            engine.add(_request(name, prompt, room))
+        while len(last) < num_sequences:
+            hear(engine.step(), None)
+        for _ in range(CALM_STEPS):
+            hear(engine.step(), run.calm)
+        name = f"arrival-{num_sequences}-{turn}"
+        request = _request(name, _tokens(engine, num_tokens, -turn - 1000), 1)
+        begin = time.perf_counter()
+        engine.add(request)
+        _until_first(engine, name, lambda deltas: hear(deltas, run.during))
+        run.first_tokens.append(time.perf_counter() - begin)
+    finally:
+        for name in ids:
+            engine.abort(name)
+        _drain(engine, num_failed)
+    return run
+
+
+def summarise_prompts(
+    seconds: Sequence[float], spec: ModelSpec, num_tokens: int, chunk: int
+) -> dict[str, Any]:
+    """The median prompt, and the best."""
+    typical, best = median(seconds), min(seconds)
+    count = operations(spec, num_tokens)
+    speed = count / typical / 1e12
+    return {
+        "prompt_tokens": num_tokens,
+        "chunks": num_chunks(num_tokens, chunk),
+        "first_token_ms": _ms(typical),
+        "best_ms": _ms(best),
+        "tokens_per_second": round(num_tokens / typical, 1),
+        "tera_operations": round(count / 1e12, 3),
+        "tflops": round(speed, 2),
+        "best_tflops": round(count / best / 1e12, 2),
+        "share_of_peak": round(speed / PEAK_TFLOPS, 4),
+        "peak_tflops": PEAK_TFLOPS,
+        "runs_ms": [_ms(each) for each in seconds],
+    }
+
+
+def summarise_interference(
+    found: Interference, num_sequences: int, prompts: dict[str, Any]
+) -> dict[str, Any]:
+    """Gaps, and what they may be: a calm one and a chunk. prompts: from `summarise_prompts`."""
+    chunk_ms = prompts["first_token_ms"] / prompts["chunks"]
+    calm, during = _gaps(found.calm), _gaps(found.during)
+    bound = calm["p50"] + chunk_ms
+    return {
+        "sequences": num_sequences,
+        "gap_ms": {"calm": calm, "during": during},
+        "chunk_ms": round(chunk_ms, 4),
+        "bound_ms": round(bound, 4),
+        "p99_over_bound": round(during["p99"] / bound, 4),
+        "first_token_ms": _ms(median(found.first_tokens)),
+        "first_token_alone_ms": prompts["first_token_ms"],
+    }
+
+
+def _gaps(seconds: Sequence[float]) -> dict[str, float]:
+    found = {"num": len(seconds), "max": _ms(max(seconds, default=0.0))}
+    for percent in (50, 99):
+        found[f"p{percent}"] = _ms(percentile(seconds, percent / 100) or 0.0)
+    return found
+
+
+def _tokens(engine: Engine, count: int, seed: int) -> list[int]:
+    draw = random.Random(f"prompt {seed}")
+    top = max(2, engine.info.vocab_size - 64)
+    return [draw.randrange(1, top) for _ in range(count)]
+
+
+def _request(name: str, prompt: list[int], max_tokens: int) -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return Request(id=name, prompt_token_ids=prompt, params=params)
+
+
+def _until_first(engine: Engine, name: str, hear: Callable[[Sequence[Delta]], None]) -> None:
+    """Step until this request has a token; it wants no more than that."""
+    while True:
+        deltas = engine.step()
+        hear(deltas)
+        for delta in deltas:
+            if delta.request_id != name or delta.finish_reason is None:
+                continue
+            if delta.finish_reason != "length":
+                raise RuntimeError(f"a measured request failed: {delta.error}")
+            return
+
+
+def _drain(engine: Engine, num_failed: int) -> None:
+    while engine.has_work():
+        engine.step()
+    if engine.metrics.num_failed_steps > num_failed:
+        raise RuntimeError("a step failed while it was measured; the log says how")
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 4)

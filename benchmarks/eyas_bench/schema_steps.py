@@ -1,0 +1,272 @@
+"""What a step costs more when every answer is held to a schema: the same texts with and without.
+
+A batch is kept full: when an instance has been written its request ends, and one for the next instance
+is added. Prompts are a token long unless asked otherwise, so that requests come and go without a step
+that stores a prompt. A step counts where all of the batch was decoded and no prompt stored, in it and
+in the one before. Its time is the one between two returns of `Engine.step`, additions included.
+
+Promises: rounds with schemas and without take turns, over the same instances in the same order, and who
+is first changes; the verdict is forced (see `schema_texts`), all else is what a request gets. The first
+two pairs of rounds warm up and are not counted.
+Does not know: what the texts are, how results are shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import Any
+
+from eyas.engine.engine import Engine
+from eyas.engine.flight import Flight
+from eyas.engine.masks import TreeMasks
+from eyas.engine.scheduler import Plan
+from eyas.transfer import HostCopy
+from eyas_bench.load import percentile
+from eyas_bench.schema_texts import Text, request_for
+from eyas_bench.together import WARM_UPS, noted_drafts
+
+STEPS = 400
+"""Steps of a round, about."""
+SETTLING = 8
+"""Steps after which a round's first ones count."""
+SPENT = ("masks", "walks", "wait for trees", "wait for results")
+"""Host seconds of a step: filling masks, following drafts through automata, and waiting."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One pass over the instances. seconds: of the steps that count; spent: within them, by SPENT;
+    num_masks: filled within them. num_steps, num_uncounted: all, and those that do not count.
+    draft_lengths: tokens that each verdict on a draft yielded. errors: of requests that failed."""
+
+    seconds: list[float] = field(default_factory=list)
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
+    num_masks: int = 0
+    num_steps: int = 0
+    num_uncounted: int = 0
+    num_tokens: int = 0
+    draft_lengths: list[int] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+def plan_round(texts: Sequence[Text], batch: int, tokens_per_step: float) -> list[int]:
+    """Instances of a round, in turn: enough for about STEPS full steps."""
+    wanted = batch * (STEPS + SETTLING) * tokens_per_step
+    wanted += batch * max(len(text.tokens) for text in texts)  # the last ones leave gaps
+    numbers: list[int] = []
+    while wanted > 0:
+        number = len(numbers) % len(texts)
+        numbers.append(number)
+        wanted -= len(texts[number].tokens) + 1
+    return numbers
+
+
+def run_round(
+    engine: Engine,
+    texts: Sequence[Text],
+    numbers: Sequence[int],
+    batch: int,
+    prompt_tokens: int,
+    name: str,
+    *,
+    has_schema: bool,
+) -> Round:
+    """Write these instances, `batch` at a time."""
+    run = Round()
+    due = list(enumerate(numbers))[::-1]
+    num_open, is_full = 0, False
+    num_failed = engine.metrics.num_failed_steps
+    spent = dict.fromkeys(SPENT, 0.0)
+    launched: list[Flight] = []
+    with (
+        _noted_launches(engine, launched),
+        _noted_time(spent),
+        noted_drafts(engine, run.draft_lengths),
+    ):
+        last = time.perf_counter()
+        while num_open or due:
+            while due and num_open < batch:
+                i, number = due.pop()
+                request = request_for(
+                    texts, number, prompt_tokens, f"{name}-{i}", has_schema=has_schema
+                )
+                engine.add(request, texts[number].grammar if has_schema else None)
+                num_open += 1
+            before, masks_before = dict(spent), _masks(engine)
+            launched.clear()
+            deltas = engine.step()
+            now = time.perf_counter()
+            was_full, is_full = is_full, _is_full(launched, batch)
+            run.num_steps += 1
+            if was_full and is_full and run.num_steps > SETTLING:
+                run.seconds.append(now - last)
+                _add_spent(run, before, spent, masks_before, _masks(engine))
+            else:
+                run.num_uncounted += 1
+            last = now
+            for delta in deltas:
+                run.num_tokens += len(delta.token_ids)
+                if delta.finish_reason is not None:
+                    num_open -= 1
+                    if delta.finish_reason != "stop":
+                        run.errors.append(delta.error or delta.finish_reason)
+        while engine.has_work():
+            engine.step()
+    if engine.metrics.num_failed_steps > num_failed:
+        raise RuntimeError("a step failed while it was measured; the log says how")
+    return run
+
+
+def take_turns(
+    engine: Engine,
+    texts: Sequence[Text],
+    batch: int,
+    prompt_tokens: int,
+    tokens_per_step: float,
+    repeats: int,
+    tell: Callable[[int], None] = lambda turn: None,
+) -> tuple[list[Round], list[Round]]:
+    """(rounds with schemas, rounds without). tell: called with the number of the pair, 0 and less for
+    those that warm up, of which only errors count."""
+    numbers = plan_round(texts, batch, tokens_per_step)
+    runs: dict[bool, list[Round]] = {True: [], False: []}
+    early: dict[bool, list[str]] = {True: [], False: []}
+    for turn in range(1 - WARM_UPS, repeats + 1):
+        tell(turn)
+        for has_schema in (True, False) if turn % 2 else (False, True):
+            name = f"schema-{batch}-{turn}-{has_schema}"
+            run = run_round(
+                engine, texts, numbers, batch, prompt_tokens, name, has_schema=has_schema
+            )
+            early[has_schema] += run.errors if turn <= 0 else []
+            if turn == 1:  # an error of a warm-up is one as well
+                run.errors += early[has_schema]
+            if turn > 0:
+                runs[has_schema].append(run)
+    return runs[True], runs[False]
+
+
+def summarise(held: Sequence[Round], free: Sequence[Round]) -> dict[str, Any]:
+    """Steps with schemas and without, and one over the other; speed: of their tokens a second, where
+    a draft yields what all drafts do in the mean."""
+    with_schemas, without = _summary(held), _summary(free)
+    ratios = {
+        name: round(with_schemas["step_ms"][name] / without["step_ms"][name], 4)
+        for name in ("mean", "p50", "p99")
+        if with_schemas["step_ms"].get(name) and without["step_ms"].get(name)
+    }
+    pairs = [
+        round(mean(one.seconds) / mean(other.seconds), 4)
+        for one, other in zip(held, free, strict=False)
+        if one.seconds and other.seconds
+    ]
+    speeds = [
+        one["tokens_per_draft"] / one["step_ms"]["mean"]
+        for one in (with_schemas, without)
+        if one["tokens_per_draft"] and one["step_ms"].get("mean")
+    ]
+    return {
+        "with_schemas": with_schemas,
+        "without": without,
+        "ratio": ratios,
+        "speed": round(speeds[0] / speeds[1], 4) if len(speeds) == 2 else None,
+        "pairs": pairs,
+    }
+
+
+def _summary(runs: Sequence[Round]) -> dict[str, Any]:
+    seconds = [each for run in runs for each in run.seconds]
+    lengths = [each for run in runs for each in run.draft_lengths]
+    errors = [error for run in runs for error in run.errors]
+    num = max(1, len(seconds))
+    return {
+        "steps": len(seconds),
+        "steps_not_counted": sum(run.num_uncounted for run in runs),
+        "tokens": sum(run.num_tokens for run in runs),
+        "step_ms": _milliseconds(seconds),
+        "spent_ms": {
+            name: round(1000 * sum(run.spent[name] for run in runs) / num, 4) for name in SPENT
+        },
+        "masks_per_step": round(sum(run.num_masks for run in runs) / num, 2),
+        "tokens_per_draft": round(mean(lengths), 3) if lengths else None,
+        "failed": len(errors),
+        "errors": sorted(set(errors)),
+    }
+
+
+def _milliseconds(seconds: Sequence[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    found = {"mean": mean(seconds), "max": max(seconds)}
+    for percent in (50, 90, 99):
+        found[f"p{percent}"] = percentile(seconds, percent / 100) or 0.0
+    return {name: round(1000 * value, 4) for name, value in found.items()}
+
+
+def _is_full(launched: Sequence[Flight], batch: int) -> bool:
+    """Did a step go out with the whole batch, and no prompt?"""
+    if not launched:
+        return False
+    plan = launched[-1].plan
+    return len(plan.rooted) == batch and not any(span.context_count for span in plan.spans)
+
+
+def _masks(engine: Engine) -> tuple[float, int]:
+    return engine.metrics.grammar.mask_seconds, engine.metrics.grammar.num_masks
+
+
+def _add_spent(
+    run: Round,
+    before: dict[str, float],
+    after: dict[str, float],
+    masks_before: tuple[float, int],
+    masks_after: tuple[float, int],
+) -> None:
+    for name in SPENT:
+        run.spent[name] += after[name] - before[name]
+    run.spent["masks"] += masks_after[0] - masks_before[0]
+    run.num_masks += masks_after[1] - masks_before[1]
+
+
+@contextmanager
+def _noted_launches(engine: Engine, launched: list[Flight]) -> Iterator[None]:
+    prepare = engine.launcher.prepare
+
+    def noted(plan: Plan) -> Flight:
+        flight = prepare(plan)
+        launched.append(flight)
+        return flight
+
+    engine.launcher.prepare = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del engine.launcher.prepare
+
+
+@contextmanager
+def _noted_time(spent: dict[str, float]) -> Iterator[None]:
+    """Write down where the host's time goes while the context lasts."""
+    read, walk = HostCopy.read, TreeMasks.walk
+
+    def noted_read(copied: HostCopy) -> Any:
+        begin = time.perf_counter()
+        found = read(copied)
+        what = "wait for results" if "report" in found else "wait for trees"
+        spent[what] += time.perf_counter() - begin
+        return found
+
+    def noted_walk(masks: TreeMasks, rooted: Any) -> None:
+        begin, waited = time.perf_counter(), spent["wait for trees"]
+        walk(masks, rooted)
+        spent["walks"] += time.perf_counter() - begin - (spent["wait for trees"] - waited)
+
+    HostCopy.read, TreeMasks.walk = noted_read, noted_walk  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        HostCopy.read, TreeMasks.walk = read, walk  # type: ignore[method-assign]

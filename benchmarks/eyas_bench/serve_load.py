@@ -1,0 +1,269 @@
+"""An open load run against an engine in this process, or against a server with OpenAI's interface.
+
+Promises: requests are sent when they are due, however many have not been answered; a request that fails
+is counted and its reason kept, and the load goes on. The engine is stepped by the thread that adds
+requests, as its own process does; grammars compile meanwhile.
+Does not know: how a load is drawn or summed up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import httpx
+
+from eyas.constraint import Grammar
+from eyas.core import Delta, Request, RequestError, SamplingParams
+from eyas.engine.engine import Engine
+from eyas.grammar import Json, OutputSpec
+from eyas_bench.load import Arrival, Outcome, Queue
+
+IDLE_SECONDS = 0.0005
+"""The engine's thread sleeps so long at most while it has nothing to do."""
+
+WARM_UPS = 2
+FEW = 8
+"""Requests that warm up where steps of other sizes have nothing to prepare."""
+WARM_UP_SCHEMA = '{"type":"string"}'
+
+Tell = Callable[[int, int], None]
+
+_FAULTS = (httpx.HTTPError, RuntimeError, ValueError, LookupError)
+
+
+class EngineLoad:
+    """One load on one engine. tell: called with (arrived, ended) after steps."""
+
+    def __init__(
+        self, engine: Engine, arrivals: Sequence[Arrival], temperature: float, tell: Tell | None
+    ) -> None:
+        self._engine = engine
+        self._temperature = temperature
+        self._tell = tell
+        self._due = list(arrivals)[::-1]
+        self._outcomes = {self._id(arrival): Outcome(arrival) for arrival in arrivals}
+        self._compiling: list[tuple[Request, Future[Grammar]]] = []
+        self._num_open = 0
+        self._num_ended = 0
+        self._queue = Queue(most_waiting=0)
+
+    def run(self) -> tuple[list[Outcome], Queue]:
+        """Until the last request has ended."""
+        engine, queue = self._engine, self._queue
+        last = self._due[0].at if self._due else 0.0
+        started = time.perf_counter()
+        is_last_seen = False
+        while self._due or self._num_open:
+            now = time.perf_counter() - started
+            while self._due and self._due[-1].at <= now:
+                self._arrive(self._due.pop(), now)
+            self._add_compiled(now)
+            if not self._due and not is_last_seen:
+                is_last_seen = True
+                queue.num_open = self._num_open
+                queue.num_running = len(engine.scheduler.running)
+                queue.num_waiting = len(engine.scheduler.waiting) + len(self._compiling)
+            waiting = len(engine.scheduler.waiting) + len(self._compiling)
+            queue.most_waiting = max(queue.most_waiting or 0, waiting)
+            if engine.has_work():
+                deltas = engine.step()
+                now = time.perf_counter() - started
+                for delta in deltas:
+                    self._hear(delta, now)
+                if deltas and self._tell is not None:
+                    self._tell(len(self._outcomes) - len(self._due), self._num_ended)
+            else:
+                rest = self._due[-1].at - now if self._due else IDLE_SECONDS
+                time.sleep(max(0.0, min(IDLE_SECONDS, rest)))
+        queue.drained = max(0.0, time.perf_counter() - started - last)
+        return list(self._outcomes.values()), queue
+
+    @staticmethod
+    def _id(arrival: Arrival) -> str:
+        return f"load-{arrival.number}"
+
+    def _arrive(self, arrival: Arrival, now: float) -> None:
+        output = None
+        if arrival.schema is not None:
+            output = OutputSpec(root=Json(arrival.schema), param="schema")
+        request = Request(
+            id=self._id(arrival),
+            prompt_token_ids=arrival.prompt,
+            params=SamplingParams(
+                temperature=self._temperature,
+                seed=arrival.number,
+                max_tokens=arrival.max_tokens,
+                ignore_eos=output is None,
+            ),
+            output=output,
+        )
+        self._num_open += 1
+        try:
+            self._engine.check_request(request)
+            if output is None:
+                self._engine.add(request)
+            else:
+                self._compiling.append((request, self._engine.compile(output)))
+        except RequestError as error:
+            self._fail(request.id, error, now)
+
+    def _add_compiled(self, now: float) -> None:
+        still = []
+        for request, future in self._compiling:
+            if not future.done():
+                still.append((request, future))
+                continue
+            try:
+                self._engine.add(request, future.result())
+            except RequestError as error:
+                self._fail(request.id, error, now)
+        self._compiling = still
+
+    def _fail(self, request_id: str, error: Exception, now: float) -> None:
+        outcome = self._outcomes[request_id]
+        outcome.error, outcome.ended = str(error), now
+        self._num_open -= 1
+        self._num_ended += 1
+
+    def _hear(self, delta: Delta, now: float) -> None:
+        outcome = self._outcomes.get(delta.request_id)
+        if outcome is None:
+            return
+        if delta.token_ids:
+            outcome.deliveries.append((now, len(delta.token_ids)))
+        if delta.finish_reason is not None:
+            outcome.ended = now
+            if delta.finish_reason in ("error", "abort"):
+                outcome.error = delta.error or delta.finish_reason
+            self._num_open -= 1
+            self._num_ended += 1
+
+
+def run_on_engine(
+    engine: Engine,
+    arrivals: Sequence[Arrival],
+    temperature: float,
+    tell: Tell | None = None,
+) -> tuple[list[Outcome], Queue]:
+    """Warm up, then run the load."""
+    for _ in range(WARM_UPS):
+        EngineLoad(engine, to_warm_up(engine, arrivals), temperature, None).run()
+    return EngineLoad(engine, arrivals, temperature, tell).run()
+
+
+def to_warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """Requests that do not count: of the load's prompts, all at once, with answers of many lengths, so
+    that every number of sequences is stepped. Their schema is none of the load's, whose grammars
+    compile when they are first wanted."""
+    on_gpu = engine.table.device.type != "cpu"
+    most = min(engine.table.num_seats if on_gpu else FEW, len(arrivals))
+    with_schemas = engine.info.grammar_backend and any(each.schema for each in arrivals)
+    return [
+        Arrival(
+            -1 - i,
+            0.0,
+            arrival.prompt,
+            max(1, min(8 + 2 * i, engine.info.max_model_len - len(arrival.prompt))),
+            WARM_UP_SCHEMA if with_schemas and i % 4 == 3 else None,
+        )
+        for i, arrival in enumerate(arrivals[:most])
+    ]
+
+
+async def run_on_server(
+    url: str, arrivals: Sequence[Arrival], temperature: float, tell: Tell | None = None
+) -> tuple[list[Outcome], Queue]:
+    """Stream completions of the server's first model. A chunk counts as so many tokens as the answer's
+    usage gives each of its chunks on average. ValueError where no server answers."""
+    base = url.rstrip("/").removesuffix("/v1")
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    outcomes = [Outcome(arrival) for arrival in arrivals]
+    queue, num_ended = Queue(), 0
+    async with httpx.AsyncClient(base_url=base, timeout=None, limits=limits) as client:
+        try:
+            listed = (await client.get("/v1/models", timeout=30.0)).raise_for_status().json()
+            model = listed["data"][0]["id"]
+        except (*_FAULTS, httpx.InvalidURL) as error:
+            raise ValueError(f"--url: {url} does not list its models ({error})") from error
+        started = time.perf_counter()
+
+        async def one(outcome: Outcome) -> None:
+            nonlocal num_ended
+            try:
+                await _stream(client, model, outcome, temperature, started)
+            except _FAULTS as error:
+                outcome.error = f"{type(error).__name__}: {error}"
+            outcome.ended = time.perf_counter() - started
+            num_ended += 1
+            if tell is not None:
+                tell(len(tasks), num_ended)
+
+        tasks: list[asyncio.Task[None]] = []
+        for outcome in outcomes:
+            await asyncio.sleep(max(0.0, outcome.arrival.at - (time.perf_counter() - started)))
+            tasks.append(asyncio.create_task(one(outcome)))
+        queue.num_open = len(outcomes) - num_ended
+        last = time.perf_counter()
+        await asyncio.gather(*tasks)
+        queue.drained = time.perf_counter() - last
+    return outcomes, queue
+
+
+async def _stream(
+    client: httpx.AsyncClient, model: str, outcome: Outcome, temperature: float, started: float
+) -> None:
+    times: list[float] = []
+    num_tokens, is_done = 0, False
+    body = _body(outcome.arrival, model, temperature)
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            told = (await response.aread())[:300]
+            raise RuntimeError(f"status {response.status_code}: {told!r}")
+        async for line in response.aiter_lines():
+            if not line.startswith("data:"):
+                continue
+            text = line.removeprefix("data:").strip()
+            if text == "[DONE]":
+                is_done = True
+                continue
+            event = json.loads(text)
+            if "error" in event:
+                raise RuntimeError(str(event["error"]))
+            if event.get("usage"):
+                num_tokens = event["usage"]["completion_tokens"]
+            if event["choices"]:
+                times.append(time.perf_counter() - started)
+    if not is_done:
+        raise RuntimeError("the stream ended without [DONE]")
+    outcome.deliveries = spread(times, num_tokens)
+
+
+def _body(arrival: Arrival, model: str, temperature: float) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": arrival.prompt,
+        "max_tokens": arrival.max_tokens,
+        "temperature": temperature,
+        "seed": arrival.number,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if arrival.schema is None:
+        return {**body, "ignore_eos": True}
+    schema = {"name": "answer", "schema": json.loads(arrival.schema)}
+    return {**body, "response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def spread(times: Sequence[float], num_tokens: int) -> list[tuple[float, int]]:
+    """Tokens given to chunks as evenly as whole numbers allow. A chunk without any (the first or the
+    last of an answer may hold no text) delivers nothing."""
+    num = len(times)
+    given = [num_tokens * (i + 1) // num - num_tokens * i // num for i in range(num)]
+    if num > num_tokens:
+        given = [1] * num_tokens + [0] * (num - num_tokens)
+    return [(at, count) for at, count in zip(times, given, strict=True) if count]

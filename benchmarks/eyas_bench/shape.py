@@ -1,0 +1,134 @@
+"""An engine around a named shape with random weights: speed without a checkpoint.
+
+Promises: everything but the weights is what an engine from files has: sizes, exactness check, drafting.
+Does not know: what is measured.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eyas.config import DraftConfig, EngineConfig
+from eyas.engine.build import Parts, assemble, find_order, longest_sequence
+from eyas.engine.drafting import Drafting
+from eyas.engine.engine import Engine
+from eyas.engine.verifier import Verify, verify
+from eyas.models import resolve_dtype
+from eyas.runner.device import Device, open_device
+from eyas.text import Tokenizer, has_tokenizer
+from eyas_bench.shapes import NamedShape, dummy_decoder, dummy_head, find_shape
+
+
+def dummy_engine(
+    name: str,
+    config: EngineConfig,
+    *,
+    tokenizer_directory: Path | None = None,
+    verify: Verify = verify,
+    captures: bool = True,
+) -> Engine:
+    """The engine that `config` describes, with random weights of this shape for its model.
+
+    verify: gives the verdicts. captures: usual steps of a device at once.
+    """
+    shape = find_shape(name)
+    model = msgspec.structs.replace(config.model, path=f"{name}, dummy weights")
+    config = msgspec.structs.replace(config, model=model)
+    place = open_device(config.device)
+    parts = dummy_parts(shape, config, place, tokenizer_directory=tokenizer_directory)
+    return assemble(config, place, parts, verify=verify, captures=captures)
+
+
+def dummy_parts(
+    shape: NamedShape,
+    config: EngineConfig,
+    place: Device,
+    *,
+    tokenizer_directory: Path | None = None,
+) -> Parts:
+    """Random weights, drawn on the device.
+
+    tokenizer_directory: of a model whose vocabulary fits the shape's, so that outputs can be held to
+    schemas; None leaves tokens without texts.
+    """
+    dtype = resolve_dtype(config.model.dtype, place.device)
+    drafting = decide(shape, config.draft)
+    order = find_order(config, place, dtype, shape.model)
+    model = dummy_decoder(
+        shape.model,
+        dtype=dtype,
+        device=place.device,
+        max_model_len=longest_sequence(config, shape.model),
+        order=order.order,
+    )
+    head = None
+    if drafting.head is not None:
+        draft_order = find_order(config, place, dtype, drafting.head, drafts=True)
+        head = dummy_head(drafting.head, model, order=draft_order.order)
+    tokenizer, eos_token_ids = None, ()
+    if tokenizer_directory is not None:
+        tokenizer = _tokenizer(tokenizer_directory, shape)
+        eos_token_ids = _ends(tokenizer)
+    return Parts(
+        spec=shape.model,
+        model=model,
+        order=order,
+        drafting=drafting,
+        network=head,
+        directory=tokenizer_directory,
+        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids,
+        dtype=dtype,
+    )
+
+
+def decide(shape: NamedShape, draft: DraftConfig) -> Drafting:
+    """Who drafts beside a model of this shape. "auto" is its head."""
+    names = draft.names or ("head", "forced")
+    if "model" in names or draft.model is not None:
+        raise ValueError(
+            "draft.drafter: a named shape brings a head along and has no draft model; use head"
+        )
+    if draft.token_map is not None:
+        raise ValueError("draft.token_map: the head of a named shape has a vocabulary of its own")
+    return Drafting(names, draft, head=shape.head if "head" in names else None)
+
+
+def about(engine: Engine, name: str) -> dict[str, Any]:
+    """The shape, its type and its promise of exactness, for a result."""
+    info = engine.info
+    return {
+        "name": name,
+        "weights": "dummy",
+        "architecture": info.architecture,
+        "parameters": info.num_parameters,
+        "dtype": info.dtype,
+        "device": info.device,
+        "exact": info.exact,
+        "exact_reason": info.exact_reason,
+        "num_flights": info.num_flights,
+        "num_slots": info.num_slots,
+        "max_model_len": info.max_model_len,
+    }
+
+
+def _ends(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """A token that ends a text; where nobody says which, any that is no text will do."""
+    if tokenizer.eos_id is not None:
+        return (tokenizer.eos_id,)
+    return (min(tokenizer.control_ids),) if tokenizer.control_ids else ()
+
+
+def _tokenizer(directory: Path, shape: NamedShape) -> Tokenizer:
+    if not has_tokenizer(directory):
+        raise ValueError(f"tokenizer: {directory} holds no tokenizer.json")
+    tokenizer = Tokenizer.from_directory(directory)
+    if tokenizer.vocab_size > shape.model.vocab_size:
+        raise ValueError(
+            f"tokenizer: {directory} has {tokenizer.vocab_size} tokens, the shape {shape.name} "
+            f"{shape.model.vocab_size}; give one that fits"
+        )
+    return tokenizer

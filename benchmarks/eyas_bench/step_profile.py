@@ -1,0 +1,264 @@
+"""What a step is made of: device time by kind of kernel, by part of the step, and the gaps.
+
+A few steps in the middle of an answer are run twice: once as they are, for how long a step takes, and
+once under the profiler, for what ran. On a GPU kernels are counted; on a CPU the time inside operators
+is, each without those it calls.
+
+Promises: a kernel counts for one kind, by its name alone; busy time counts once what ran at the same
+time; gaps are a step's time, as it is without the profiler, less its busy time.
+Does not know: models, how results are shown.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from eyas import kernels
+from eyas.core import Delta, Request
+from eyas.engine.engine import Engine
+from eyas.runner.batch import Batch
+from eyas.verify.contestants import waiter
+
+GEMMS, ATTENTION, DRAFT = "GEMMs", "attention", "draft trees"
+SAMPLING, COPIES, OTHERS = "sampling, verify", "copies", "small kernels"
+"""Small kernels: norms, rotations, activations, element-wise work, and what fits nowhere else."""
+OWN_FILES = {
+    "gemm": GEMMS,
+    "gemm_warpgroups": GEMMS,
+    "attention": ATTENTION,
+    "attention_merge": ATTENTION,
+    "attention_prefill": ATTENTION,
+    "softmax": ATTENTION,
+    "rank": DRAFT,
+    "grow": DRAFT,
+    "join": DRAFT,
+    "levels": DRAFT,
+    "lookup": DRAFT,
+    "merge": DRAFT,
+    "tails": DRAFT,
+    "choose": SAMPLING,
+    "filters": SAMPLING,
+    "walk": SAMPLING,
+}
+"""Kinds of the kernels in the files of eyas.kernels; what other files there hold is small."""
+PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (COPIES, ("memcpy", "memset", "copy_device_to_device")),
+    (ATTENTION, ("attention", "flash", "fmha", "scaled_dot_product")),
+    (
+        GEMMS,
+        (
+            *("gemm", "gemv", "nvjet", "cutlass", "xmma", "splitk"),
+            *("::mm", "::addmm", "::bmm", "::linear", "mkldnn"),
+        ),
+    ),
+    (SAMPLING, ("softmax", "topk", "sort", "argmax", "cumsum", "cumprod", "scan", "radix")),
+)
+"""Kinds of other kernels by what their names contain, in small letters; the first that fits counts."""
+_KERNEL = re.compile(r"@(?:triton|gluon)\.jit(?:\((?:[^()]|\([^()]*\))*\))?\s+def (\w+)\(")
+KINDS = (GEMMS, ATTENTION, OTHERS, DRAFT, SAMPLING, COPIES)
+PARTS = ("draft", "forward", "verdict", "observe")
+"""Parts of a step, each with the kernels that it launches, alone or as a CUDA graph."""
+WARM_STEPS, STEPS = 8, 8
+MOST_NAMES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A kernel or operator: seconds of its own, and when it ran."""
+
+    name: str
+    start: float
+    seconds: float
+
+
+def kind_of(name: str) -> str:
+    """Which kind a kernel of this name is."""
+    if name in (own := own_kernels()):
+        return OWN_FILES.get(own[name], OTHERS)
+    lower = name.lower()
+    for kind, patterns in PATTERNS:
+        if any(pattern in lower for pattern in patterns):
+            return kind
+    return OTHERS
+
+
+@cache
+def own_kernels() -> dict[str, str]:
+    """The file of eyas.kernels that each of its kernels is in; they are called as their functions."""
+    found: dict[str, str] = {}
+    for file in sorted(Path(kernels.__file__).parent.glob("*.py")):
+        for name in _KERNEL.findall(file.read_text(encoding="utf-8")):
+            found.setdefault(name, file.stem)
+    return found
+
+
+def busy_seconds(ran: Sequence[Ran]) -> float:
+    """Time in which at least one of them ran."""
+    total, until = 0.0, float("-inf")
+    for each in sorted(ran, key=lambda each: each.start):
+        stop = each.start + each.seconds
+        total += max(0.0, stop - max(until, each.start))
+        until = max(until, stop)
+    return total
+
+
+def profile_steps(engine: Engine, batch: Sequence[Request]) -> dict[str, Any]:
+    """Profile steps in the middle of these requests' answers, which are then abandoned. ValueError
+    where the answers are too short for that, RuntimeError where a step fails."""
+    wait = waiter(engine.table.device)
+    for request in batch:
+        engine.add(request)
+    try:
+        _until_all_decode(engine, batch)
+        _steps(engine, WARM_STEPS)
+        wait()
+        before = time.perf_counter()
+        _steps(engine, STEPS)
+        wait()
+        step_seconds = (time.perf_counter() - before) / STEPS
+        ran, parts = _profiled(engine, wait)
+        is_nested = engine.table.device.type == "cpu"
+        busy = sum(each.seconds for each in ran) if is_nested else busy_seconds(ran)
+    finally:
+        for request in batch:
+            engine.abort(request.id)
+        while engine.has_work():
+            engine.step()
+    return summarise(ran, parts, busy / STEPS, step_seconds, STEPS)
+
+
+def summarise(
+    ran: Sequence[Ran], parts: dict[str, float], busy: float, step_seconds: float, num_steps: int
+) -> dict[str, Any]:
+    """Per step, in milliseconds. ran, parts: of all steps together; busy, step_seconds: of one."""
+    seconds: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    names: dict[str, list[float]] = defaultdict(list)
+    for each in ran:
+        kind = kind_of(each.name)
+        seconds[kind] += each.seconds
+        counts[kind] += 1
+        names[each.name].append(each.seconds)
+    longest = sorted(names, key=lambda name: -sum(names[name]))[:MOST_NAMES]
+    return {
+        "step_ms": _ms(step_seconds),
+        "busy_ms": _ms(busy),
+        "gaps_ms": _ms(max(0.0, step_seconds - busy)),
+        "kernels_per_step": round(len(ran) / num_steps, 1),
+        "kinds": {
+            kind: {
+                "ms": _ms(seconds[kind] / num_steps),
+                "kernels": round(counts[kind] / num_steps, 1),
+            }
+            for kind in KINDS
+            if counts[kind]
+        },
+        "parts": {part: _ms(spent / num_steps) for part, spent in parts.items() if spent},
+        "names": [
+            {
+                "name": name[:160],
+                "kind": kind_of(name),
+                "ms": _ms(sum(names[name]) / num_steps),
+                "kernels": round(len(names[name]) / num_steps, 1),
+            }
+            for name in longest
+        ],
+    }
+
+
+def _until_all_decode(engine: Engine, batch: Sequence[Request]) -> None:
+    """Step until every request has a token."""
+    have: set[str] = set()
+    while len(have) < len(batch):
+        for delta in engine.step():
+            _refuse_an_end(delta)
+            have.add(delta.request_id)
+
+
+def _steps(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        for delta in engine.step():
+            _refuse_an_end(delta)
+
+
+def _refuse_an_end(delta: Delta) -> None:
+    if delta.finish_reason == "error":
+        raise RuntimeError(f"a request failed while it was profiled: {delta.error}")
+    if delta.finish_reason is not None:
+        raise ValueError(
+            f"--profile: answers end before {WARM_STEPS} and twice {STEPS} steps were run; give "
+            "more --max-tokens"
+        )
+
+
+def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[Ran], dict[str, float]]:
+    """What ran in STEPS steps, and seconds by part."""
+    on_gpu = engine.table.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    with _marked_parts(engine), profile(activities=activities) as profiler:
+        _steps(engine, STEPS)
+        wait()
+    events = profiler.events() or []
+    marks = [e for e in events if e.name in PARTS and e.device_type == DeviceType.CPU]
+    if on_gpu:
+        ran = [
+            Ran(event.name, event.time_range.start / 1e6, event.time_range.elapsed_us() / 1e6)
+            for event in events
+            if event.device_type == DeviceType.CUDA and event.name not in PARTS
+        ]
+        spent = [(mark.name, mark.device_time_total / 1e6) for mark in marks]
+    else:
+        operators = [e for e in events if e.name not in PARTS and e.self_cpu_time_total > 0]
+        ran = [
+            Ran(event.name, event.time_range.start / 1e6, event.self_cpu_time_total / 1e6)
+            for event in operators
+        ]
+        spent = [(mark.name, mark.cpu_time_total / 1e6) for mark in marks]
+    parts = dict.fromkeys(PARTS, 0.0)
+    for name, seconds in spent:
+        parts[name] += seconds
+    return ran, parts
+
+
+@contextmanager
+def _marked_parts(engine: Engine) -> Iterator[None]:
+    """The parts of a step carry their names while the context lasts."""
+    drafter, stage = engine.drafter, Batch.stage
+
+    def marked_stage(batch: Batch, name: Any, *rest: Any, **named: Any) -> Any:
+        if name not in PARTS:  # the drafter's, which are marked as a whole
+            return stage(batch, name, *rest, **named)
+        with record_function(name):
+            return stage(batch, name, *rest, **named)
+
+    Batch.stage = marked_stage  # type: ignore[method-assign]
+    drafter.propose = _marked("draft", drafter.propose)  # type: ignore[method-assign]
+    drafter.observe = _marked("observe", drafter.observe)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Batch.stage = stage  # type: ignore[method-assign]
+        del drafter.propose, drafter.observe
+
+
+def _marked(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(*arguments: Any, **named: Any) -> Any:
+        with record_function(part):
+            return call(*arguments, **named)
+
+    return marked
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 4)

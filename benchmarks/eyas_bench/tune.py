@@ -1,0 +1,106 @@
+"""Which tree is fastest: every shape of a grid, plain decoding and `auto`, in turn on one engine.
+
+Promises: a tree that two combinations of the grid describe is measured once; contestants take turns
+within a batch size, and a ratio is taken within a round, so that a noisy machine is noisy for all of
+them; every contestant's tokens are compared with plain's.
+Does not know: how results are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+from eyas.config import AUTO_NODES
+from eyas.draft import Shape
+from eyas.verify.contestants import EngineContestant, Job, take_turns
+from eyas.verify.lineup import AUTO, PLAIN, LineupContestant, Stage, compare
+from eyas.verify.prompts import cycle_to
+from eyas.verify.shapes import normal
+
+LIMITS = {"--steps": (1, 32), "--topk": (1, 32), "--nodes": (2, 128), "--batch": (1, 1024)}
+"""Least and most of what a grid may hold; those of `eyas.config`."""
+Told = Callable[[int, str, int], None]
+"""Called before a run with its batch size, the contestant and the round (0 is to warm up)."""
+
+
+def numbers(text: str, option: str) -> list[int]:
+    """The numbers that an option like 1,3,5 names, smallest first. ValueError names the option."""
+    low, high = LIMITS[option]
+    parts = [part.strip() for part in text.split(",")]
+    values = {int(part) for part in parts if part.isdecimal()}
+    if not all(part.isdecimal() for part in parts) or not all(low <= v <= high for v in values):
+        raise ValueError(
+            f"{option}: whole numbers from {low} to {high} with commas between them, not {text!r}"
+        )
+    return sorted(values)
+
+
+def distinct_shapes(
+    steps: Sequence[int], topk: Sequence[int], nodes: Sequence[int], *, only_chains: bool = False
+) -> list[Shape]:
+    """The different trees of a grid, small ones first. only_chains: the drafter has no trees."""
+    if only_chains:
+        topk = [1]
+    shapes = {normal(Shape(*sizes)) for sizes in product(steps, topk, nodes)}
+    return sorted(shapes, key=lambda shape: (shape.topk, shape.steps, shape.nodes))
+
+
+def largest(shapes: Sequence[Shape]) -> Shape:
+    """What an engine must be built with for all of them, and for `auto`."""
+    return Shape(
+        max(shape.steps for shape in shapes),
+        max(shape.topk for shape in shapes),
+        max(AUTO_NODES, *(shape.nodes for shape in shapes)),
+    )
+
+
+def shape_name(shape: Shape) -> str:
+    """Steps, children, nodes."""
+    return f"{shape.steps}x{shape.topk}x{shape.nodes}"
+
+
+def sweep(
+    stage: Stage,
+    shapes: Sequence[Shape],
+    prompts: Sequence[list[int]],
+    sizes: Sequence[int],
+    *,
+    max_tokens: int,
+    temperature: float,
+    repeats: int,
+    stops_at_eos: bool = False,
+    on_run: Told,
+) -> list[dict[str, Any]]:
+    """One entry a batch size: medians of every contestant, and which of them was fastest.
+
+    stops_at_eos: answers end by themselves; then all prompts are used, else as many as the batch has.
+    """
+    lineups = [stage.plain(), *(stage.fixed(shape_name(s), s) for s in shapes), stage.auto()]
+    stopwatch = EngineContestant("stopwatch", stage.llm)
+    contestants = [LineupContestant(stage, stopwatch, lineup) for lineup in lineups]
+    entries: list[dict[str, Any]] = []
+    for size in sizes:
+        count = max(size, len(prompts) if stops_at_eos else 1)
+        job = Job(cycle_to(prompts, count), size, max_tokens, stops_at_eos, temperature)
+        turns = take_turns(contestants, job, repeats, _of_size(on_run, size))
+        compared = compare(contestants, turns)
+        speeds = {name: one["speed_ratio"] for name, one in compared.items()}
+        fixed = {name: ratio for name, ratio in speeds.items() if name not in (PLAIN, AUTO)}
+        fastest = max(fixed, key=fixed.__getitem__)
+        entries.append(
+            {
+                "batch": size,
+                "best": max(speeds, key=speeds.__getitem__),
+                "best_shape": fastest,
+                "auto_of_best": round(speeds[AUTO] / max(1.0, speeds[fastest]), 3),
+                "changed_tokens": [n for n, one in compared.items() if not one["same_tokens"]],
+                "contestants": compared,
+            }
+        )
+    return entries
+
+
+def _of_size(on_run: Told, size: int) -> Callable[[str, int], None]:
+    return lambda name, turn: on_run(size, name, turn)

@@ -1,1 +1,0 @@
-"""Measurements: decoding speed, serving, and how well the built-in model answers."""

@@ -1,0 +1,86 @@
+"""A file of options: YAML, whose keys are names of options without dashes in front.
+
+Promises: nothing but plain data is read from it, in bounds; an error names the file and the place.
+Does not know: which options there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIG = "--config"
+MAX_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class OptionsFile:
+    """options: by name, as they stand in the file."""
+
+    path: str
+    options: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: str) -> OptionsFile:
+        """ValueError for what is no file of options."""
+        return cls(path, _options(path, _text_of(path)))
+
+
+def _text_of(path: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"{CONFIG}: cannot read {path} ({error.strerror})") from error
+    if len(data) > MAX_BYTES:
+        raise ValueError(
+            f"{CONFIG}: {path} has more than {MAX_BYTES} bytes; is it a file of options?"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{CONFIG}: {path} is not UTF-8 text; save it as such") from error
+
+
+def _options(path: str, text: str) -> dict[str, Any]:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Without references, by which a small file stands for a large one, and without repeated keys,
+        of which all but the last would be lost."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                mark = self.peek_event().start_mark
+                raise yaml.MarkedYAMLError(problem="references (*) are not read", problem_mark=mark)
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[Any] = set()
+            for key_node, _ in node.value:
+                key = key_node.value
+                if not isinstance(key, str) or key in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key!r} is there twice, or is no name",
+                        problem_mark=key_node.start_mark,
+                    )
+                seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    try:
+        loader = Loader(text)
+        try:
+            value = loader.get_single_data()
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        said = " ".join(str(error).split()) or "it is nested too deeply"
+        raise ValueError(f"{CONFIG}: {path} is not YAML that can be read ({said})") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise ValueError(
+            f"{CONFIG}: {path} must have the names of options as its keys, such as 'port: 8000'"
+        )
+    return value

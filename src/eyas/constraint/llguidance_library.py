@@ -1,0 +1,122 @@
+"""llguidance over one vocabulary: what its grammars, states and masks call of it.
+
+Promises: nobody else calls the library's tokenizer, limits and threads. Masks are filled by its own
+threads, or by the caller's where that is quicker.
+Does not know: how outputs become grammars, when masks are wanted.
+
+Legend: R mask rows, K 32-bit words of a row.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import llguidance
+import numpy as np
+
+from eyas.constraint.base import Backend, Grammar
+from eyas.constraint.borrowed import when_free, without_panic
+from eyas.constraint.deep import on_deep_stack
+from eyas.constraint.library_tokenizer import library_tokenizer
+from eyas.constraint.priority import give_way
+from eyas.constraint.vocabulary import Vocabulary
+from eyas.grammar import Node
+
+MAX_ITEMS_IN_ROW = 20_000
+"""Ten times the library's own, for objects with thousands of optional properties. The other limits
+stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
+MAX_LEXER_STATES = 50_000
+"""A fifth of the library's own. Each takes 1 to 2 KiB, all outputs of a lane share them, and none is
+ever forgotten. At the limit the lane is made anew; who was in it goes on with a lexer of its own."""
+MAX_LANES = 8
+"""Of a grammar; each takes its memory once more."""
+
+
+class LlguidanceLibrary(Backend):
+    """A backend without its way from an output to a grammar."""
+
+    def __init__(self, vocabulary: Vocabulary, *, num_threads: int = 1) -> None:
+        self.vocabulary = vocabulary
+        self.eos_token_ids = frozenset(vocabulary.eos_token_ids)
+        self.end = list(vocabulary.eos_token_ids[:1])
+        self._tokenizer = library_tokenizer(vocabulary)
+        self._limits = llguidance.LLParserLimits(
+            verbose_errors=False,
+            max_items_in_row=MAX_ITEMS_IN_ROW,
+            max_lexer_states=MAX_LEXER_STATES,
+        )
+        # A thread that waits for another of its pool helps out with whatever the pool has to do.
+        self._executor = llguidance.LLExecutor(num_threads)
+        self._is_threaded = num_threads > 1
+        self.max_lanes = max(1, min(MAX_LANES, num_threads))
+        self._num_words = vocabulary.num_mask_words
+        self._nameless = frozenset(
+            token for token, data in enumerate(vocabulary.tokens) if not data
+        )
+        self._background = ThreadPoolExecutor(
+            1, thread_name_prefix="eyas-later", initializer=give_way
+        )
+
+    def close(self) -> None:
+        """End the background thread; what it compiles now it finishes."""
+        self._background.shutdown(wait=False, cancel_futures=True)
+
+    def is_nameless(self, token: int) -> bool:
+        """Has no bytes: padding, or an id that the tokenizer leaves out."""
+        return not 0 <= token < len(self.vocabulary.tokens) or token in self._nameless
+
+    def spelled(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens up to the end or the first one without bytes, which the library is not shown."""
+        for place, token in enumerate(tokens):
+            if token in self.eos_token_ids or self.is_nameless(token):
+                return list(tokens[:place])
+        return list(tokens)
+
+    def matcher(self, text: str) -> llguidance.LLMatcher:
+        """A matcher that shares nothing with others; it may be in error."""
+        return on_deep_stack(
+            lambda: llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
+        )
+
+    def is_used_up(self, matcher: llguidance.LLMatcher) -> bool:
+        """Has the lexer that its copies share hit a limit? It tells when it is asked for a mask."""
+        with without_panic:
+            copy = when_free(matcher.deep_copy)
+            when_free(copy.compute_bitmask)
+            return when_free(copy.is_error)
+
+    @abstractmethod
+    def compile_alone(self, root: Node) -> Grammar:
+        """A grammar that nobody's outputs are held to; other white space is read as its own."""
+
+    def later(self, work: Callable[[], None]) -> None:
+        """In the background, one after the other; not at all once this is closed."""
+        with suppress(RuntimeError):
+            self._background.submit(work)
+
+    def forced_tokens(self, data: bytes) -> list[int]:
+        """The usual tokens of a text in bytes, which may end in the middle of a character."""
+        return self._tokenizer.tokenize_bytes(data)
+
+    def fill_drafts(
+        self, asked: list[tuple[llguidance.LLMatcher, int, list[int]]], mask_RK: np.ndarray
+    ) -> None:
+        """The mask of each matcher in its row, and in the rows behind it those after each of its
+        tokens, of which it needs one; the matchers come back."""
+        if asked:
+            place = (mask_RK.ctypes.data, self._num_words * 4, len(mask_RK))
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, *place)
+
+    def fill_rows(self, asked: list[tuple[llguidance.LLMatcher, int]], mask_RK: np.ndarray) -> None:
+        """The mask of each matcher in its row."""
+        begin, num_bytes = mask_RK.ctypes.data, self._num_words * 4
+        if len(asked) > 1 and self._is_threaded:
+            call = self._executor.unsafe_compute_mask_ptr
+            when_free(lambda: call(asked, begin, num_bytes, len(mask_RK)))
+            return
+        for matcher, row in asked:  # the calling thread is quicker than waking another
+            at = begin + row * num_bytes
+            when_free(lambda matcher=matcher, at=at: matcher.unsafe_compute_mask_ptr(at, num_bytes))

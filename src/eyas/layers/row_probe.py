@@ -1,0 +1,151 @@
+"""Which row counts give a row the same bits on a CPU, measured here for this model's shapes.
+
+Promises: `find_row_order` runs the very layers the model runs, on random data, and names the first
+rule that held; a runner that pads to `RowOrder.pad` then gets the same bits for a row in any batch.
+Does not know: models, batches, devices (`products.Products` does).
+
+Legend: T rows, I input features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from eyas.layers.linear import Linear, LogitsHead
+from eyas.layers.row_order import RowOrder, RowOrderReport
+
+CPU = torch.device("cpu")
+MINIMUMS = (2, 8)
+"""Row counts from which all may agree."""
+BUCKET = 32
+"""Rows of one product where only a fixed count is exact."""
+MAX_PROBE_PRODUCTS = 200_000_000
+"""Multiply-adds spent on one shape beyond the row counts that are always tried."""
+MAX_SHUFFLED_ROWS = 48
+
+
+def find_row_order(
+    shapes: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    max_rows: int,
+    *,
+    heads: Sequence[tuple[int, int]] = (),
+) -> RowOrderReport:
+    """Try row counts on every (out, in) of `shapes`, and on logits heads of the shapes `heads`.
+
+    max_rows: the largest forward to come, padding included.
+    The first of these that held is returned: all rows at once from 2 or from 8 rows up, else BUCKET
+    rows at a time. With neither the report is not exact and says which shape differed.
+    """
+    least = MINIMUMS[0]
+    max_rows = RowOrder(least, is_stepped=True).pad(max_rows)
+    failures: list[tuple[int, str]] = []
+    with torch.inference_mode():
+        for label, layer, in_features, work in _probes(shapes, heads, dtype):
+            rows_TI = _random_rows(max_rows, in_features, dtype)
+            count = _largest_differing_count(layer, rows_TI, max_rows, work, least)
+            if count:
+                failures.append((count, label))
+    if not failures:
+        order = RowOrder(least, is_stepped=True)
+        return RowOrderReport(order, True, f"every shape agrees from {least} rows up")
+    worst, label = max(failures)
+    for minimum in MINIMUMS:
+        if worst < minimum:
+            reason = f"every shape agrees from {minimum} rows up ({label} differs at {worst})"
+            return RowOrderReport(RowOrder(minimum, is_stepped=True), True, reason)
+    reason = f"{label} differs at {worst} rows"
+    order = RowOrder(BUCKET, BUCKET)
+    with torch.inference_mode():
+        for label, layer, in_features, _ in _probes(shapes, heads, dtype):
+            if not _is_exact_in_place(layer, _random_rows(BUCKET, in_features, dtype)):
+                text = f"{label} depends on the other rows even at {BUCKET} rows"
+                return RowOrderReport(order, False, text)
+    return RowOrderReport(order, True, f"products run {BUCKET} rows at a time, for {reason}")
+
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _probes(
+    shapes: Sequence[tuple[int, int]],
+    heads: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, Product, int, int]]:
+    """Each shape's name, layer with random weights, input width and multiply-adds per row."""
+    order = RowOrder()
+    for out_features, in_features in dict.fromkeys(shapes):
+        parts = {"probe": out_features}
+        linear = Linear(in_features, parts, dtype=dtype, device=CPU, order=order)
+        _fill(linear.parameters()["probe.weight"], in_features)
+        linear.seal()
+        label = f"the product of shape {out_features} x {in_features}"
+        yield label, linear, in_features, out_features * in_features
+    for head in dict.fromkeys(heads):
+        logits = LogitsHead(*head, dtype=dtype, device=CPU, order=order)
+        for block in logits.parameters():
+            _fill(block, head[1])
+        logits.seal()
+        yield f"the logits head of shape {head[0]} x {head[1]}", logits, head[1], head[0] * head[1]
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(20261121)
+
+
+def _fill(weight: torch.Tensor, in_features: int) -> None:
+    """Random weights of unit gain; big ones repeat a random block of rows, which is quick."""
+    rows = max(1, min(weight.shape[0], (1 << 16) // in_features))
+    block = torch.randn(rows, in_features, generator=_generator())
+    block *= in_features**-0.5
+    for start in range(0, weight.shape[0], rows):
+        weight[start : start + rows] = block[: weight.shape[0] - start]
+
+
+def _random_rows(num_rows: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(num_rows, in_features, generator=_generator()).to(dtype)
+
+
+def _row_counts(max_rows: int, work: int) -> list[int]:
+    """Counts to try: small ones and max_rows always, others while the work stays bounded."""
+    always = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17)
+    counts = {count for count in always if count <= max_rows} | {max_rows}
+    spent = 0
+    for count in (32, 33, 64, 15, 31, 65, 12, 24, 48, 128, 100, 129, 256, 200, 300, 512, 1024):
+        if count < max_rows and spent + count * work <= MAX_PROBE_PRODUCTS:
+            spent += count * work
+            counts.add(count)
+    return sorted(counts)
+
+
+def _largest_differing_count(
+    layer: Product, rows_TI: torch.Tensor, max_rows: int, work: int, minimum: int
+) -> int:
+    """The largest row count whose rows differ from those of the full call; 0 when all agree.
+
+    Rows are taken from several places of the full call, and some in a random order.
+    """
+    full = layer(rows_TI)
+    for count in reversed(_row_counts(max_rows, work)):
+        if count < minimum:
+            break
+        for offset in {0, max_rows - count, (max_rows - count) // 3}:
+            piece = layer(rows_TI[offset : offset + count])
+            if not torch.equal(piece, full[offset : offset + count]):
+                return count
+            if count * work > MAX_PROBE_PRODUCTS // 10:
+                break
+    count = min(max_rows, MAX_SHUFFLED_ROWS)
+    order_T = torch.randperm(max_rows, generator=_generator())[:count]
+    return 0 if torch.equal(layer(rows_TI[order_T]), full[order_T]) else count
+
+
+def _is_exact_in_place(layer: Product, rows_TI: torch.Tensor) -> bool:
+    """Whether, at one row count, a row's bits depend on neither its place nor the other rows."""
+    full = layer(rows_TI)
+    rolled = layer(rows_TI.roll(5, 0))
+    alone_TI = torch.zeros_like(rows_TI)
+    alone_TI[0] = rows_TI[0]
+    return torch.equal(rolled, full.roll(5, 0)) and torch.equal(layer(alone_TI)[0], full[0])

@@ -1,0 +1,35 @@
+"""The matrix products of a decoder layer, by the sizes of a model or of a draft head.
+
+Does not know: which of the two it is.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class LayerSizes(Protocol):
+    """What a specification says of its layers."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_query_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+
+
+def layer_products(spec: LayerSizes, input_size: int) -> tuple[tuple[int, int], ...]:
+    """(out, in) of a layer's products, fused as they run. input_size: of what attention reads."""
+    query_width = spec.num_query_heads * spec.head_dim
+    qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
+    return (
+        (qkv_width, input_size),
+        (spec.hidden_size, query_width),
+        (2 * spec.intermediate_size, spec.hidden_size),
+        (spec.hidden_size, spec.intermediate_size),
+    )

@@ -1,0 +1,177 @@
+"""Options that SGLang and vLLM know and that eyas cannot do, each with its reason and a remedy.
+
+Promises: what a peer knows and eyas cannot do is refused by name, never passed over; what nobody knows
+is left to whoever reads the option. Does not know: which options eyas has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Refused(ValueError):
+    """Everything that cannot be done as it was asked for, at once.
+
+    reasons: one for each. instead: the same without it, in eyas' words; empty where there is none.
+    """
+
+    def __init__(self, reasons: Sequence[str], instead: str = "") -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = tuple(reasons)
+        self.instead = instead
+
+
+_ONE_DEVICE = "eyas runs on one device (--device); leave it out"
+_GRAMMARS = (
+    "choose who enforces grammars with --grammar-backend, white space in JSON with "
+    "--whitespace-pattern or --disable-any-whitespace, or leave it out"
+)
+_PARSERS = "formats are built in: choose with --reasoning-parser and --tool-call-parser"
+_GRAPHS = "bound the steps that are captured with --max-graph-batch"
+_CHUNKS = (
+    "prompt chunks and draft trees share the rows of a step; bound them with --max-batch-tokens"
+)
+_ORDER = "requests are served in the order they came; leave it out"
+_SAME_DTYPE = "weights and cache have the number format that --dtype names; leave it out"
+_OWN_FILES = (
+    "the files that come with the model are used, from its directory or the hub; leave it out"
+)
+_DRAFT_FILES = "a draft model is read like the model itself; leave it out"
+_RECIPE = "is an old form; write --speculative-config '{\"method\": ...}'"
+
+_FLAGS_BY_REASON = {
+    "a draft is accepted where it is what the model chooses itself, so there is no threshold or "
+    "sampling method to set; leave it out": (
+        "--speculative-accept-threshold-single --speculative-accept-threshold-acc "
+        "--speculative-use-rejection-sampling --spec-decoding-acceptance-method "
+        "--typical-acceptance-sampler-posterior-threshold "
+        "--typical-acceptance-sampler-posterior-alpha"
+    ),
+    "prompt lookup matches 2 to 5 tokens here; leave it out": (
+        "--speculative-ngram-min-match-window-size --speculative-ngram-max-match-window-size "
+        "--speculative-ngram-min-bfs-breadth --speculative-ngram-max-bfs-breadth "
+        "--speculative-ngram-match-type --speculative-ngram-branch-length "
+        "--speculative-ngram-capacity --speculative-ngram-max-trie-depth "
+        "--speculative-ngram-external-corpus-path --speculative-ngram-external-sam-budget "
+        "--speculative-ngram-external-corpus-max-tokens"
+    ),
+    "the size of a tree is chosen by cost where --draft-nodes is auto; leave it out": (
+        "--speculative-adaptive --speculative-adaptive-config --speculative-disable-by-batch-size"
+    ),
+    _DRAFT_FILES: (
+        "--speculative-draft-model-revision --speculative-draft-load-format "
+        "--speculative-draft-model-quantization --speculative-model-quantization "
+        "--speculative-max-model-len"
+    ),
+    "is a kind of drafting that eyas does not have; leave it out": (
+        "--speculative-dflash-block-size --speculative-draft-window-size --enable-multi-layer-eagle"
+    ),
+    _RECIPE: (
+        "--speculative-model --num-speculative-tokens --num-lookahead-slots "
+        "--ngram-prompt-lookup-max --ngram-prompt-lookup-min"
+    ),
+    _GRAPHS: (
+        "--cuda-graph-bs --cuda-graph-config --cudagraph-capture-sizes --max-cudagraph-capture-size"
+    ),
+    _ONE_DEVICE: (
+        "--tensor-parallel-size --data-parallel-size --pipeline-parallel-size "
+        "--expert-parallel-size --speculative-draft-tensor-parallel-size --nnodes --node-rank "
+        "--api-server-count --enable-ep-moe --enable-dp-attention --enable-dp-lm-head --enable-eplb "
+        "--moe-a2a-backend --moe-dense-tp-size --data-parallel-rank --data-parallel-backend "
+        "--disaggregation-mode --disaggregation-transfer-backend --disaggregation-ib-device "
+        "--kv-transfer-config --decode-context-parallel-size --prefill-context-parallel-size"
+    ),
+    "choose a device with --device cuda:N": "--base-gpu-id --gpu-id-step",
+    _SAME_DTYPE: (
+        "--quantization --quantization-param-path --kv-cache-dtype --torchao-config "
+        "--modelopt-quant --calculate-kv-scales"
+    ),
+    "eyas runs no code that comes with a model; leave it out": "--code-revision",
+    _OWN_FILES: (
+        "--tokenizer --tokenizer-path --tokenizer-mode --tokenizer-revision --skip-tokenizer-init "
+        "--chat-template-content-format --hf-chat-template-name --response-role --load-format "
+        "--model-loader-extra-config --model-impl --config-format --hf-config-path --hf-overrides "
+        "--json-model-override-args --generation-config --override-generation-config "
+        "--sampling-defaults --preferred-sampling-params --hf-token"
+    ),
+    "downloads go where HF_HOME says; set that": "--download-dir",
+    _GRAMMARS: "--guided-decoding-backend --structured-outputs-config",
+    _PARSERS: (
+        "--reasoning-parser-plugin --reasoning-config --tool-parser-plugin --enable-strict-thinking"
+    ),
+    "eyas calls no tools itself; leave it out": "--tool-server",
+    "requests set bias and grammars, not code; leave it out": (
+        "--enable-custom-logit-processor --logits-processors"
+    ),
+    _CHUNKS: (
+        "--prefill-max-requests --no-enable-chunked-prefill --max-num-partial-prefills "
+        "--max-long-partial-prefills --long-prefill-token-threshold"
+    ),
+    _ORDER: "--schedule-policy --scheduling-policy --enable-priority-scheduling",
+    "the cache hands out single tokens and stays on the device; leave it out": (
+        "--cpu-offload-gb --kv-offloading-size --enable-hierarchical-cache --hicache-ratio "
+        "--hicache-size --radix-eviction-policy --num-gpu-blocks-override --kv-cache-memory-bytes"
+    ),
+    "a request says its own seed; one is drawn where it does not": "--seed --random-seed",
+    "adapters are not supported; merge them into the model": (
+        "--enable-lora --lora-modules --lora-paths --max-loras --max-loras-per-batch "
+        "--max-lora-rank --lora-backend --max-cpu-loras"
+    ),
+    "eyas reads and writes text alone; leave it out": (
+        "--limit-mm-per-prompt --mm-processor-kwargs --enable-multimodal --allowed-local-media-path "
+        "--interleave-mm-strings --skip-mm-profiling"
+    ),
+    "eyas generates text and does nothing else; leave it out": (
+        "--task --runner --convert --is-embedding --pooler-config"
+    ),
+    "TLS is for a proxy in front": (
+        "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-keyfile-password"
+    ),
+    "name each origin whose pages may use the API with --cors-origin": (
+        "--allowed-origins --allowed-methods --allowed-headers --allow-credentials"
+    ),
+    "is not a matter of this server; leave it to a proxy in front": (
+        "--root-path --middleware --enable-request-id-headers"
+    ),
+    "what requests say is never logged; leave it out": "--log-requests --enable-log-requests",
+}
+REFUSED = {flag: reason for reason, flags in _FLAGS_BY_REASON.items() for flag in flags.split()}
+"""Why an option of a peer means nothing here."""
+
+SWITCHES = frozenset(
+    "--speculative-use-rejection-sampling --speculative-adaptive --calculate-kv-scales "
+    "--skip-tokenizer-init --no-enable-chunked-prefill --interleave-mm-strings --skip-mm-profiling "
+    "--is-embedding --allow-credentials --log-requests --enable-multi-layer-eagle "
+    "--enable-multimodal --enable-lora --enable-ep-moe --enable-dp-attention --enable-dp-lm-head "
+    "--enable-eplb --enable-strict-thinking --enable-custom-logit-processor "
+    "--enable-priority-scheduling --enable-hierarchical-cache --enable-request-id-headers "
+    "--enable-log-requests".split()
+)
+"""Those of them that no value follows."""
+
+REFUSED_KEYS = {
+    **dict.fromkeys(("draft_tensor_parallel_size", "tensor_parallel_size"), _ONE_DEVICE),
+    **dict.fromkeys(("quantization", "kv_cache_dtype"), _SAME_DTYPE),
+    "enforce_eager": _GRAPHS,
+    "parallel_drafting": "levels are drafted one after the other; leave it out",
+    **dict.fromkeys(
+        ("max_model_len", "revision", "code_revision", "draft_load_config"), _DRAFT_FILES
+    ),
+    **dict.fromkeys(
+        ("rejection_sample_method", "draft_sample_method", "acceptance_method"),
+        "a draft is accepted where it is what the model chooses itself; leave it out",
+    ),
+    **dict.fromkeys(
+        ("disable_by_batch_size", "num_speculative_tokens_per_batch_size"),
+        "is what --draft-nodes auto is for; leave it out",
+    ),
+}
+"""Why a key of vLLM's --speculative-config means nothing here."""
+
+
+def reason_for(option: str, shown: str) -> str:
+    """What is said of an option that is refused. shown: as it was written."""
+    reason = REFUSED[option]
+    return (
+        f"{shown}: {reason}" if reason == _RECIPE else f"{shown}: means nothing in eyas: {reason}"
+    )

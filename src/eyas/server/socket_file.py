@@ -1,0 +1,126 @@
+"""A Unix socket that a server listens at, by its path in the file system.
+
+Promises: only its user can connect; the socket that a killed server left behind is taken over, and
+nothing else at that path is touched; it is gone when the server ends. Does not know: HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from types import TracebackType
+
+MAX_PATH_BYTES = 103
+"""Of a socket's address; Linux would take 107."""
+
+
+class SocketFile:
+    """Listens while it is entered. ValueError where it cannot. A lock beside the socket, at its path
+    and `.lock`, tells a socket in use from one that was left."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(os.path.expanduser(path))
+        self._listener: socket.socket | None = None
+        self._lock: int | None = None
+        self._made: tuple[int, int] | None = None
+
+    def __enter__(self) -> socket.socket:
+        num_bytes = len(os.fsencode(self._path))
+        if num_bytes > MAX_PATH_BYTES:
+            raise ValueError(f"uds: {self._path} is too long for a socket; take a shorter path")
+        try:
+            self._hold_lock()
+            self._remove_left()
+            self._listener = self._listen()
+        except OSError as error:
+            self._close()
+            raise ValueError(f"uds: cannot listen at {self._path} ({error.strerror})") from error
+        except ValueError:
+            self._close()
+            raise
+        return self._listener
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def _hold_lock(self) -> None:
+        place = f"{self._path}.lock"
+        while self._lock is None:
+            lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(lock)
+                raise ValueError(
+                    f"uds: another server listens at {self._path}; end it, or take another path"
+                ) from error
+            if _is_at(lock, place):
+                self._lock = lock
+            else:  # its server has just removed it
+                os.close(lock)
+
+    def _remove_left(self) -> None:
+        """What nobody listens at."""
+        try:
+            kind = os.lstat(self._path).st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(kind):
+            raise ValueError(f"uds: {self._path} is there and no socket; take another path")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1)
+            try:
+                probe.connect(self._path)
+            except ConnectionRefusedError:
+                os.unlink(self._path)
+                return
+            except OSError as error:
+                raise ValueError(
+                    f"uds: {self._path} cannot be reached ({error.strerror}); remove it, or take "
+                    "another path"
+                ) from error
+        raise ValueError(f"uds: something else listens at {self._path}; take another path")
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = listener
+        mask = os.umask(0o177)
+        try:
+            listener.bind(self._path)
+        finally:
+            os.umask(mask)
+        found = os.lstat(self._path)
+        self._made = (found.st_dev, found.st_ino)
+        listener.listen(2048)
+        listener.setblocking(False)
+        return listener
+
+    def _close(self) -> None:
+        """The socket goes with what is ours of its path."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._made is not None:
+            with contextlib.suppress(OSError):
+                found = os.lstat(self._path)
+                if (found.st_dev, found.st_ino) == self._made:
+                    os.unlink(self._path)
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._path}.lock")
+            os.close(self._lock)
+            self._lock = None
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,106 @@
+"""The settings of an engine as one list of keywords: what commands and `LLM` share.
+
+Promises: names and defaults are the same wherever a setting is given; errors begin with the setting.
+Does not know: where the values came from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+from eyas.config import (
+    CacheConfig,
+    DeviceConfig,
+    DraftConfig,
+    EngineConfig,
+    GrammarBackend,
+    GrammarConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+
+MODEL = ModelConfig()
+CACHE = CacheConfig()
+SCHEDULER = SchedulerConfig()
+DRAFT = DraftConfig()
+DEVICE = DeviceConfig()
+GRAMMAR = GrammarConfig()
+DTYPES: dict[str, Any] = {"half": "float16", "float": "float32"}
+"""Further names of number formats, as torch and vLLM have them."""
+
+
+def engine_config(
+    *,
+    model: str = MODEL.path,
+    revision: str | None = MODEL.revision,
+    offline: bool = MODEL.offline,
+    dtype: str = MODEL.dtype,
+    max_model_len: int | None = MODEL.max_model_len,
+    drafter: str = DRAFT.drafter,
+    draft_model: str | None = DRAFT.model,
+    draft_steps: str | int = DRAFT.steps,
+    draft_topk: int = DRAFT.topk,
+    draft_nodes: str | int = DRAFT.nodes,
+    draft_token_map: str | None = DRAFT.token_map,
+    device: str = DEVICE.device,
+    threads: int | None = DEVICE.num_threads,
+    exact: bool = DEVICE.exact,
+    num_slots: int | None = CACHE.num_slots,
+    memory_fraction: float = CACHE.memory_fraction,
+    max_num_seqs: int = SCHEDULER.max_num_seqs,
+    max_batch_tokens: str | int = SCHEDULER.max_batch_tokens,
+    max_graph_batch: int | None = SCHEDULER.max_graph_batch,
+    prefix_cache: bool = CACHE.prefix_cache,
+    flights: str | int = "auto",
+    grammar_backend: str = GRAMMAR.backend,
+    grammar_timeout: float = GRAMMAR.compile_seconds,
+    grammar_memory: int = GRAMMAR.cache_bytes // 2**20,
+    whitespace_pattern: str | None = GRAMMAR.white_space,
+    disable_any_whitespace: bool = not GRAMMAR.any_white_space,
+) -> EngineConfig:
+    """The configuration that options ask for. Raises ValueError that begins with the setting."""
+    if str(flights) not in ("auto", "0", "1"):
+        raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {flights!r}")
+    return EngineConfig(
+        model=ModelConfig(
+            path=model,
+            revision=revision,
+            dtype=DTYPES.get(str(dtype), str(dtype)),
+            max_model_len=max_model_len,
+            offline=offline,
+        ),
+        cache=CacheConfig(
+            num_slots=num_slots, memory_fraction=memory_fraction, prefix_cache=prefix_cache
+        ),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_batch_tokens=_count("scheduler.max_batch_tokens", max_batch_tokens),
+            flights="auto" if flights == "auto" else int(flights),
+            max_graph_batch=max_graph_batch,
+        ),
+        draft=DraftConfig(
+            drafter=drafter,
+            model=draft_model,
+            steps=_count("draft.steps", draft_steps),
+            topk=draft_topk,
+            nodes=_count("draft.nodes", draft_nodes),
+            token_map=draft_token_map,
+        ),
+        device=DeviceConfig(device=device, num_threads=threads, exact=exact),
+        grammar=GrammarConfig(
+            backend=cast(GrammarBackend, str(grammar_backend)),
+            compile_seconds=grammar_timeout,
+            cache_bytes=grammar_memory * 2**20,
+            white_space=whitespace_pattern,
+            any_white_space=not disable_any_whitespace,
+        ),
+    )
+
+
+def _count(setting: str, text: str | int) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"{setting}: a whole number or auto, not {text!r}") from error

@@ -1,0 +1,1 @@
+"""What `eyas verify` measures: exactness, drafter law, parity with transformers, acceptance, speed."""

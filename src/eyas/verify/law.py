@@ -1,0 +1,181 @@
+"""The drafter law on a user's own model and prompts: whoever drafts, the answers are plain decoding's.
+
+Promises: every prompt is answered alone and beside all the others, greedily and with noise; tokens, the
+reason of the end and log-probabilities are compared with those of plain decoding alone. On the CPU they
+must agree bit for bit; elsewhere tokens must, and the largest difference is told.
+Does not know: how results are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eyas.core import SamplingParams, TokenLogprob
+from eyas.outputs import Choice
+from eyas.verify.contestants import acceptance
+from eyas.verify.lineup import PLAIN, Lineup, Stage
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+NUM_TOP = 3
+"""Most likely tokens whose log-probabilities are compared too."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Of one lineup at one temperature, by prompt. num_failed: steps that the drafter broke."""
+
+    alone: list[Choice]
+    together: list[Choice]
+    num_failed: int
+
+    @property
+    def all(self) -> list[Choice]:
+        return [*self.alone, *self.together]
+
+
+Given = dict[tuple[str, float], Answers]
+"""Answers by lineup and temperature."""
+
+
+def answer(
+    stage: Stage, lineups: Sequence[Lineup], prompts: list[list[int]], max_tokens: int, say: Say
+) -> Given:
+    """Let every lineup answer every prompt."""
+    given: Given = {}
+    metrics = stage.llm.engine.metrics
+    for temperature in TEMPERATURES:
+        params = [
+            SamplingParams(temperature=temperature, seed=i, max_tokens=max_tokens, logprobs=NUM_TOP)
+            for i in range(len(prompts))
+        ]
+        for lineup in lineups:
+            say(f"law: {lineup.name} at temperature {temperature:g}")
+            stage.use(lineup)
+            before = metrics.num_failed_steps
+            alone = [
+                stage.llm.generate(prompt, own)[0].choices[0]
+                for prompt, own in zip(prompts, params, strict=True)
+            ]
+            together = []
+            if len(prompts) > 1:
+                together = [one.choices[0] for one in stage.llm.generate(prompts, params)]
+            given[lineup.name, temperature] = Answers(
+                alone, together, metrics.num_failed_steps - before
+            )
+    return given
+
+
+def judge(given: Given, *, to_the_bit: bool) -> dict[str, Any]:
+    """The part of a report: one case a lineup and temperature, compared with plain decoding alone."""
+    cases = [
+        _case(name, temperature, answers, given[PLAIN, temperature].alone, to_the_bit)
+        for (name, temperature), answers in given.items()
+    ]
+    wrong = [case for case in cases if not case["holds"]]
+    num_tokens = sum(case["num_tokens"] for case in cases)
+    num_accepted = sum(case["num_accepted"] for case in cases)
+    largest = max(case["largest_logprob_difference"] for case in cases)
+    how = "bit for bit" if all(case["same_bits"] for case in cases) else f"to {largest:.1e}"
+    if wrong:
+        text = wrong[0]["first_difference"]
+        if len(wrong) > 1:
+            text += f" (and {len(wrong) - 1} other cases)"
+    else:
+        text = (
+            f"{num_tokens} tokens in {len(cases)} cases are plain decoding's, log-probabilities "
+            f"{how}; {num_accepted} of them were accepted from drafts"
+        )
+    return {"status": "fail" if wrong else "pass", "text": text, "cases": cases}
+
+
+def count_acceptance(given: Given) -> dict[str, Any]:
+    """The part of a report: what was accepted at temperatures 0 and 1."""
+    rows = []
+    for (name, temperature), answers in given.items():
+        if name == PLAIN or temperature not in (0.0, 1.0):
+            continue
+        used = [choice.usage for choice in answers.all]
+        num_steps = max(1, sum(usage.num_steps for usage in used))
+        num_accepted = sum(usage.num_accepted_tokens for usage in used)
+        rows.append(
+            {
+                "lineup": name,
+                "temperature": temperature,
+                "accepted_per_step": round(num_accepted / num_steps, 3),
+                **acceptance([usage.drafts for usage in used]),
+            }
+        )
+    best = {
+        temperature: max(
+            (row["accepted_per_step"] for row in rows if row["temperature"] == temperature),
+            default=0.0,
+        )
+        for temperature in (0.0, 1.0)
+    }
+    text = ", ".join(f"{most:.2f} a step at temperature {t:g}" for t, most in best.items())
+    has_drafts = any(row["num_drafts"] for row in rows)
+    return {
+        "status": "pass" if has_drafts else "skipped",
+        "text": f"at most {text}" if has_drafts else "nobody proposed a token",
+        "rows": rows,
+    }
+
+
+def _case(
+    name: str, temperature: float, answers: Answers, expected: list[Choice], to_the_bit: bool
+) -> dict[str, Any]:
+    first, largest, same_bits = None, 0.0, True
+    for where, choices in (("alone", answers.alone), ("in a batch", answers.together)):
+        for i, choice in enumerate(choices):
+            plain = expected[i]
+            place = f"{name} at temperature {temperature:g}, prompt {i + 1} {where}"
+            difference = _first_difference(plain, choice)
+            if difference is not None:
+                first = first or f"{place}: {difference}"
+            largest = max(largest, _largest(plain.logprobs, choice.logprobs))
+            if plain.logprobs != choice.logprobs:
+                same_bits = False
+                if to_the_bit:
+                    first = first or f"{place}: log-probabilities differ by up to {largest:.1e}"
+    if answers.num_failed:
+        first = f"{name}: {answers.num_failed} steps failed and ran without a draft; see the log"
+    return {
+        "lineup": name,
+        "temperature": temperature,
+        "holds": first is None,
+        "num_answers": len(answers.all),
+        "num_tokens": sum(len(choice.token_ids) for choice in answers.all),
+        "num_accepted": sum(choice.usage.num_accepted_tokens for choice in answers.all),
+        "same_bits": same_bits,
+        "largest_logprob_difference": largest,
+        "first_difference": first,
+    }
+
+
+def _first_difference(plain: Choice, other: Choice) -> str | None:
+    """Where two answers part, in words."""
+    if other.error is not None:
+        return f"ended with an error: {other.error}"
+    pairs = enumerate(zip(plain.token_ids, other.token_ids, strict=False))
+    for place, (one, two) in pairs:
+        if one != two:
+            return f"token {place + 1} is {two}, not {one}"
+    if len(plain.token_ids) != len(other.token_ids):
+        return f"{len(other.token_ids)} tokens, not {len(plain.token_ids)}"
+    if plain.finish_reason != other.finish_reason:
+        return f"ended by {other.finish_reason}, not {plain.finish_reason}"
+    return None
+
+
+def _largest(one: list[TokenLogprob] | None, other: list[TokenLogprob] | None) -> float:
+    """Of the chosen tokens as far as they agree."""
+    largest = 0.0
+    for a, b in zip(one or (), other or (), strict=False):
+        if a.token_id != b.token_id:
+            break
+        largest = max(largest, abs(a.logprob - b.logprob))
+    return largest

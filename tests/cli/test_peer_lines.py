@@ -1,0 +1,203 @@
+"""Whole command lines of SGLang and vLLM, from their documentation and from users."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from eyas.config import (
+    CacheConfig,
+    DraftConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from tests.cli.conftest import Line
+from tests.cli.lines import running
+from tests.models.tiny import make_model, save_model
+from tests.models.tiny_heads import make_head, write_safeailab
+
+CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+CHAIN_OF_3 = DraftConfig(drafter="head", steps=3, topk=1, nodes=4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A line with {model} and {draft} for what the peers' has there. refused: in which words. config:
+    of the line without that. parsers: of reasoning and of tool calls."""
+
+    line: str
+    config: EngineConfig
+    refused: tuple[str, ...] = ()
+    architecture: str | None = None
+    parsers: tuple[str | None, str | None] = (None, None)
+
+
+def settings(
+    draft: DraftConfig, memory: float = 0.85, *, max_model_len: int | None = None, **scheduler: int
+) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(path="MODEL", max_model_len=max_model_len),
+        draft=draft,
+        cache=CacheConfig(memory_fraction=memory),
+        scheduler=SchedulerConfig(**scheduler),
+    )
+
+
+def head(nodes: int, token_map: str | None = None) -> DraftConfig:
+    return DraftConfig(
+        drafter="head", model="DRAFT", steps=5, topk=8, nodes=nodes, token_map=token_map
+    )
+
+
+DOCS = (
+    "--speculative-draft-model-path {draft} --speculative-num-steps 5 --speculative-eagle-topk 8 "
+    "--speculative-num-draft-tokens"
+)
+CASES = {
+    "GLM-4.5": Case(
+        "--model {model} --tp 8 --tool-call-parser glm45 --reasoning-parser glm45 "
+        f"--speculative-algorithm EAGLE {CHAIN} --mem-fraction-static 0.9 --enable-metrics "
+        "--disable-shared-experts-fusion",
+        settings(CHAIN_OF_3, 0.9),
+        ("--tp 8", "one device"),
+        "Glm4MoeForCausalLM",
+        ("glm45", "glm45"),
+    ),
+    "DeepSeek-V4-Flash": Case(
+        "--model-path {model} --trust-remote-code --tp 4 --moe-runner-backend flashinfer_mxfp4 "
+        f"--speculative-algo EAGLE {CHAIN} --chunked-prefill-size 4096 --disable-flashinfer-autotune "
+        "--reasoning-parser deepseek-v4 --tool-call-parser deepseekv4 --host 0.0.0.0 --port 30000",
+        settings(CHAIN_OF_3, max_batch_tokens=4096),
+        ("--tp 4", "one device", "--tool-call-parser deepseekv4", "DSML", "name one of"),
+        "DeepseekV4ForCausalLM",
+        ("deepseek-v4", None),
+    ),
+    "Llama-2 with EAGLE": Case(
+        f"--model {{model}} --speculative-algorithm EAGLE {DOCS} 64 --mem-fraction 0.6 "
+        "--enable-torch-compile --torch-compile-max-bs 2 --cuda-graph-max-bs 2",
+        settings(head(64), 0.6, max_graph_batch=2),
+    ),
+    "Llama-3.1 with EAGLE-3": Case(
+        f"--model {{model}} --speculative-algorithm EAGLE3 {DOCS} 32 --mem-fraction 0.6 "
+        "--cuda-graph-max-bs 2 --dtype float16 --port 30000 --log-level warning",
+        msgspec.structs.replace(
+            settings(head(32), 0.6, max_graph_batch=2),
+            model=ModelConfig(path="MODEL", dtype="float16"),
+        ),
+    ),
+    "Llama-3 with FR-Spec": Case(
+        f"--model {{model}} --speculative-algorithm EAGLE {DOCS} 64 "
+        "--speculative-token-map thunlp/LLaMA3-Instruct-8B-FR-Spec/freq_32768.pt "
+        "--mem-fraction 0.7 --cuda-graph-max-bs 2 --dtype float16",
+        msgspec.structs.replace(
+            settings(
+                head(64, "thunlp/LLaMA3-Instruct-8B-FR-Spec/freq_32768.pt"), 0.7, max_graph_batch=2
+            ),
+            model=ModelConfig(path="MODEL", dtype="float16"),
+        ),
+    ),
+    "MiMo-7B": Case(
+        "--model-path {model} --host 0.0.0.0 --trust-remote-code --speculative-algorithm EAGLE "
+        "--speculative-num-steps 1 --speculative-eagle-topk 1 --speculative-num-draft-tokens 2 "
+        "--mem-fraction 0.5",
+        settings(DraftConfig(drafter="head", steps=1, topk=1, nodes=2), 0.5),
+    ),
+    "Qwen3 drafts for itself": Case(
+        "{model} --max-model-len 40960 --reasoning-parser qwen3 --speculative-config "
+        """'{"method":"draft_model","model":"{model}","num_speculative_tokens":5}'""",
+        settings(
+            DraftConfig(drafter="model", model="MODEL", steps=5, topk=1, nodes=6),
+            max_model_len=40960,
+        ),
+        parsers=("qwen3", None),
+    ),
+    "gpt-oss": Case(
+        "{model} --tensor-parallel-size 2 --reasoning-parser openai_gptoss --max-model-len 131072 "
+        "--enable-prefix-caching --enable-auto-tool-choice --tool-call-parser openai "
+        """--speculative-config '{"model":"{draft}","num_speculative_tokens":3,"method":"eagle3","""
+        """"draft_tensor_parallel_size":1}'""",
+        settings(
+            DraftConfig(drafter="head", model="DRAFT", steps=3, topk=1, nodes=4),
+            max_model_len=131072,
+        ),
+        ("--tensor-parallel-size 2", "one device"),
+        "GptOssForCausalLM",
+        ("openai_gptoss", "openai"),
+    ),
+}
+ON_ONE_DEVICE = {"--tp 8": "--tp 1", "--tp 4": "--tp 1", "-parallel-size 2": "-parallel-size 1"}
+
+
+def arguments(case: Case, model: str = "MODEL", draft: str = "DRAFT") -> list[str]:
+    return shlex.split(case.line.replace("{model}", model).replace("{draft}", draft))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_line_means_the_same_on_one_device(line: Line, case: Case) -> None:
+    """Its translation too. A parser that is not there is no matter of devices."""
+    text = case.line.replace(" --tool-call-parser deepseekv4", "")
+    for several, one in ON_ONE_DEVICE.items():
+        text = text.replace(several, one)
+    found = line(*arguments(Case(text, case.config)))
+    assert found.config == case.config, found.errors
+    assert (found.options.reasoning_parser, found.options.tool_call_parser) == case.parsers
+    again = line(*found.translated)
+    assert again.config == case.config and again.notes == ()
+    assert msgspec.structs.replace(found.options, notes=()) == again.options
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused])
+def test_what_a_line_cannot_have_is_told_at_once_with_what_remains(
+    line: Line, name: str, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    config = {"architectures": [case.architecture], "model_type": "unknown"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = line(*arguments(case, model=str(tmp_path)))
+    assert found.config is None
+    said = "\n".join(found.errors)
+    for words in (*case.refused, f"'{case.architecture}' is not supported"):
+        assert words in said, said
+    assert len([each for each in found.errors if each.startswith("  ")]) == (
+        3 if "deepseekv4" in case.line else 2
+    )
+    assert found.errors[-1].startswith("without: eyas serve ")
+    model = msgspec.structs.replace(case.config.model, path=str(tmp_path))
+    assert line(*found.translated).config == msgspec.structs.replace(case.config, model=model)
+
+
+def answer_of(line: list[str], *notes: str) -> None:
+    with running([*line, "--port", "0"]) as (client, log):
+        body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+        answer = client.post("/generate", json=body).json()
+        assert len(answer["output_ids"]) == 8 or answer["meta_info"]["finish_reason"], answer
+        for words in notes:
+            assert any(words in each for each in log), "".join(log)
+
+
+def test_the_line_of_llama_2_serves(tmp_path: Path) -> None:
+    model = save_model(make_model("llama2", num_hidden_layers=8), tmp_path / "model")
+    draft = write_safeailab(tmp_path / "draft", make_head(kind="eagle"))
+    answer_of(
+        arguments(CASES["Llama-2 with EAGLE"], str(model), str(draft)),
+        "--enable-torch-compile: changes nothing here",
+        "--torch-compile-max-bs 2: changes nothing here",
+        "in words of eyas: eyas serve --model",
+        "drafter head",
+    )
+
+
+def test_the_line_of_qwen3_serves(tmp_path: Path) -> None:
+    made = make_model("qwen3", max_position_embeddings=40960)
+    model = save_model(made, tmp_path / "model")
+    answer_of(
+        arguments(CASES["Qwen3 drafts for itself"], str(model)),
+        "--drafter model",
+        "context 40960",
+    )

@@ -1,0 +1,176 @@
+"""Packed training tokens of the built-in model, drawn by worker processes.
+
+Promises that shard n of a seed is the same whatever the number of workers, that conversations are
+never cut, and that weights mark the tokens the model has to write. Imports no torch; does not know
+the model.
+"""
+
+import multiprocessing
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from builtin_model.families import Example, mixture
+from builtin_model.template import render
+
+PROMPT, ANSWER = 1, 2
+_EXAMPLES_PER_SHARD = 64
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Conversations laid end to end: token ids, what each token is (0 padding, 1 prompt,
+    2 answer), and the length of every conversation."""
+
+    tokens: NDArray[np.uint16]
+    roles: NDArray[np.uint8]
+    lengths: NDArray[np.int32]
+
+
+class Marker:
+    """Finds the tokens of a rendered conversation that the model has to write itself.
+
+    An answer counts from its first token when it opens with reasoning; the empty reasoning of a
+    prompt without thinking is prompt; the first token of an earlier answer is prompt, because the
+    template dropped the reasoning in front of it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        def ids(text: str) -> list[int]:
+            return tokenizer.encode(text, add_special_tokens=False).ids
+
+        self._head = np.array(ids("<|im_start|>assistant\n"), dtype=np.uint16)
+        self._empty = np.array(ids("<think>\n\n</think>\n\n"), dtype=np.uint16)
+        (self._start,) = ids("<|im_start|>")
+        (self._end,) = ids("<|im_end|>")
+        (self._think,) = ids("<think>")
+
+    def roles(self, tokens: NDArray[np.uint16]) -> NDArray[np.uint8]:
+        """What each token is."""
+        roles = np.full(len(tokens), PROMPT, dtype=np.uint8)
+        ends = np.nonzero(tokens == self._end)[0]
+        for start in np.nonzero(tokens == self._start)[0]:
+            first = start + len(self._head)
+            if not np.array_equal(tokens[start:first], self._head):
+                continue
+            end = ends[np.searchsorted(ends, first)]
+            if np.array_equal(tokens[first : first + len(self._empty)], self._empty):
+                first += len(self._empty)
+            elif tokens[first] != self._think:
+                first += 1
+            roles[first : end + 1] = ANSWER
+        return roles
+
+
+def shards(tokenizer_file: Path, seed: str, index: int, size: int, longest: int) -> Shard:
+    """Shard `index` of a seed: `size` tokens, conversations of at most `longest` tokens."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    return _fill(tokenizer, Marker(tokenizer), seed, index, size, longest)
+
+
+def _fill(
+    tokenizer: Tokenizer, marker: Marker, seed: str, index: int, size: int, longest: int
+) -> Shard:
+    documents: list[NDArray[np.uint16]] = []
+    used, part = 0, 0
+    while True:
+        examples = list(mixture(f"{seed}/{index}/{part}", "train", _EXAMPLES_PER_SHARD))
+        part += 1
+        for tokens in _encode(tokenizer, examples):
+            if len(tokens) > longest:
+                continue
+            if used + len(tokens) > size:
+                return _pack(documents, marker, size)
+            documents.append(tokens)
+            used += len(tokens)
+
+
+def _encode(tokenizer: Tokenizer, examples: list[Example]) -> Iterator[NDArray[np.uint16]]:
+    texts = [render(example.messages, example.tools).rstrip("\n") for example in examples]
+    for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+        yield np.array(encoding.ids, dtype=np.uint16)
+
+
+def _pack(documents: list[NDArray[np.uint16]], marker: Marker, size: int) -> Shard:
+    tokens = np.zeros(size, dtype=np.uint16)
+    roles = np.zeros(size, dtype=np.uint8)
+    joined = np.concatenate(documents)
+    tokens[: len(joined)] = joined
+    roles[: len(joined)] = np.concatenate([marker.roles(document) for document in documents])
+    lengths = [len(document) for document in documents]
+    if len(joined) < size:
+        lengths.append(size - len(joined))
+    return Shard(tokens, roles, np.array(lengths, dtype=np.int32))
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """Which shards to draw: the tokenizer, the seed, sizes in tokens, the first shard."""
+
+    tokenizer_file: Path
+    seed: str
+    shard_tokens: int
+    longest: int
+    first: int
+
+
+def _work(spec: StreamSpec, worker: int, count: int, out: "Queue[Shard]") -> None:
+    """Draws every `count`-th shard until the process that asked for them is gone."""
+    tokenizer = Tokenizer.from_file(str(spec.tokenizer_file))
+    marker = Marker(tokenizer)
+    parent = multiprocessing.parent_process()
+    index = spec.first + worker
+    while True:
+        shard = _fill(tokenizer, marker, spec.seed, index, spec.shard_tokens, spec.longest)
+        index += count
+        while True:
+            if parent is not None and not parent.is_alive():
+                return
+            try:
+                out.put(shard, timeout=5)
+                break
+            except queue.Full:
+                continue
+
+
+SHARDS_AHEAD = 16
+"""Of each worker."""
+
+
+class ShardStream:
+    """Shards in order, drawn ahead by worker processes; close it to end them."""
+
+    def __init__(self, spec: StreamSpec, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._queues: list[Queue[Shard]] = [context.Queue(SHARDS_AHEAD) for _ in range(workers)]
+        self._processes = [
+            context.Process(target=_work, args=(spec, i, workers, out), daemon=True)
+            for i, out in enumerate(self._queues)
+        ]
+        self._next = 0
+        for process in self._processes:
+            process.start()
+
+    def take(self) -> Shard:
+        """The next shard; raises RuntimeError when its worker has died."""
+        worker = self._next
+        self._next = (worker + 1) % len(self._queues)
+        while True:
+            try:
+                return self._queues[worker].get(timeout=10)
+            except queue.Empty:
+                if not self._processes[worker].is_alive():
+                    raise RuntimeError(f"data worker {worker} has died") from None
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
