@@ -98,6 +98,13 @@ def test_every_dependency_has_a_tested_version() -> None:
         assert name == "eyas" or name in pinned, f"{name} is not in constraints.txt"
 
 
+def test_a_source_distribution_can_be_installed_as_the_readme_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    named = re.findall(r"pip install -c (\S+)", (ROOT / "README.md").read_text())
+    assert named and set(named) <= set(included)
+
+
 def test_the_tables_are_made_from_the_results() -> None:
     done = subprocess.run(
         [sys.executable, "tools/make_docs.py", "--check"],
