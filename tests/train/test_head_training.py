@@ -160,7 +160,7 @@ def test_the_builtin_model_gets_a_head_in_every_format_that_can_hold_it(tmp_path
         conversations="builtin:12",
         max_tokens=8,
         max_num_seqs=4,
-        max_length=256,
+        max_length=512,
         num_heads=2,
         num_kv_heads=1,
         intermediate_size=64,
