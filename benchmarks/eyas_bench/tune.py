@@ -8,6 +8,7 @@ Does not know: how results are shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
@@ -21,6 +22,9 @@ from eyas.verify.shapes import normal
 
 LIMITS = {"--steps": (1, 32), "--topk": (1, 32), "--nodes": (2, 128), "--batch": (1, 1024)}
 """Least and most of what a grid may hold; those of `eyas.config`."""
+AUTO_WITHIN = 1.03
+"""Where no other contestant is this much faster, `auto` is advised, which goes with other loads too."""
+
 Told = Callable[[int, str, int], None]
 """Called before a run with its batch size, the contestant and the round (0 is to warm up)."""
 
@@ -100,6 +104,29 @@ def sweep(
             }
         )
     return entries
+
+
+def advised(entries: Sequence[dict[str, Any]]) -> tuple[str, float]:
+    """The contestant to serve with, and its speed against plain's: the geometric mean over the batch
+    sizes."""
+    means = {
+        name: math.prod(entry["contestants"][name]["speed_ratio"] for entry in entries)
+        ** (1 / len(entries))
+        for name in entries[0]["contestants"]
+    }
+    fastest = max(means, key=means.__getitem__)
+    name = fastest if means[fastest] > AUTO_WITHIN * means[AUTO] else AUTO
+    return name, round(means[name], 2)
+
+
+def options_of(name: str, entry: dict[str, Any]) -> list[str]:
+    """How `eyas serve` is told to draft as a contestant does."""
+    if name == PLAIN:
+        return ["--drafter", "root"]
+    if name == AUTO:
+        return ["--draft-nodes", "auto"]
+    steps, topk, nodes = map(str, entry["contestants"][name]["shape"])
+    return ["--draft-steps", steps, "--draft-topk", topk, "--draft-nodes", nodes]
 
 
 def _of_size(on_run: Told, size: int) -> Callable[[str, int], None]:

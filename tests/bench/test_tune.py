@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from itertools import product
@@ -25,7 +26,7 @@ from eyas.verify.contestants import EngineContestant, Job, Run, acceptance
 from eyas.verify.lineup import Lineup, LineupContestant, Stage
 from eyas.verify.shapes import batch_tokens, normal
 from eyas_bench import plots
-from eyas_bench.tune import distinct_shapes, largest, numbers, sweep
+from eyas_bench.tune import advised, distinct_shapes, largest, numbers, options_of, sweep
 from tests.models.tiny import make_model, save_model
 
 PROMPTS = [[5, 9, 2, 5, 9], [100, 101, 102], [7] * 20]
@@ -251,10 +252,56 @@ def test_the_command_writes_numbers_and_a_picture(
     assert status == 0, printed
     assert "best shape" in printed.out
     result = json.loads((tmp_path / "tune.json").read_text())
+    (*_, last) = printed.out.splitlines()
+    assert last == result["advice"]["options"]
+    assert draft_config(last).names == (("root",) if "root" in last else ("ngram",))
     assert {"date", "command", "commit", "machine", "model", "settings"} <= result.keys()
     (entry,) = result["results"]
     assert list(entry["contestants"]) == ["plain", "2x1x3", "4x1x5", "auto"]
     assert (tmp_path / "tune.png").stat().st_size > 1000
+
+
+def draft_config(options: str) -> DraftConfig:
+    """What `eyas serve` makes of a line of options."""
+    started: list[EngineConfig] = []
+
+    def start(config: EngineConfig, options: Any) -> int:
+        started.append(config)
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eyas.server.launch.serve", start)
+        with pytest.raises(SystemExit):
+            main(["serve", *shlex.split(options)])
+    return started[0].draft
+
+
+def contestants(**ratios: float) -> dict[str, Any]:
+    return {"contestants": {n: {"speed_ratio": r, "shape": [4, 2, 8]} for n, r in ratios.items()}}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "of_plain", "options"),
+    [
+        ([{"a": 1.2, "auto": 1.19}, {"a": 1.2, "auto": 1.19}], "auto", 1.19, "--draft-nodes auto"),
+        ([{"a": 0.8, "auto": 0.9}, {"a": 0.8, "auto": 0.9}], "plain", 1.0, "--drafter root"),
+        (
+            [{"a": 1.8, "auto": 1.0}, {"a": 0.9, "auto": 1.1}],
+            "a",
+            1.27,
+            "--draft-steps 4 --draft-topk 2 --draft-nodes 8",
+        ),
+    ],
+)
+def test_what_is_fastest_over_all_batch_sizes_is_advised(
+    sizes: list[dict[str, float]], name: str, of_plain: float, options: str
+) -> None:
+    entries = [contestants(plain=1.0, **ratios) for ratios in sizes]
+    assert advised(entries) == (name, of_plain)
+    assert " ".join(options_of(name, entries[0])) == options
+    config = draft_config(options)
+    chosen = {"auto": "auto", "a": 8}.get(name)
+    assert chosen == config.nodes if name != "plain" else config.names == ("root",)
 
 
 def test_a_shape_that_changes_tokens_is_status_1(

@@ -5,6 +5,7 @@ Promises: status 1 where a shape changed a token. Does not know: how anything is
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,6 +153,7 @@ def tune(
                 "repeats": repeats,
             },
             "results": results,
+            "advice": _advice(results, model, drafter, draft_model),
         }
     if plot is not None:
         plots.draw_sweep(result, plot)
@@ -180,6 +182,25 @@ def _drafter(drafter: str, draft_model: str | None, model: str, offline: bool) -
             "model, or tune --drafter ngram"
         )
     return name
+
+
+def _advice(
+    results: list[dict[str, Any]], model: str, drafter: str, draft_model: str | None
+) -> dict[str, Any]:
+    """What to serve with, and the options that say so."""
+    from eyas.verify.lineup import PLAIN
+    from eyas_bench.tune import advised, options_of
+
+    name, of_plain = advised(results)
+    said = [] if model == MODEL.path else ["--model", model]
+    if name != PLAIN:
+        said += [] if draft_model is None else ["--draft-model", draft_model]
+        said += [] if drafter == "auto" else ["--drafter", drafter]
+    return {
+        "contestant": name,
+        "of_plain": of_plain,
+        "options": shlex.join([*said, *options_of(name, results[0])]),
+    }
 
 
 def _about_drafting(stage: Stage, draft_model: str | None, shapes: list[Shape]) -> dict[str, Any]:
@@ -243,3 +264,9 @@ def _show(result: dict[str, Any]) -> None:
                 style=style,
             )
     Console().print(table)
+    advice = result["advice"]
+    print(
+        f"Over these batch sizes {advice['contestant']} decodes {advice['of_plain']:.2f} times as many "
+        "tokens a second as plain; it is chosen by these options of eyas serve and eyas generate:"
+    )
+    print(advice["options"])
