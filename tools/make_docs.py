@@ -248,9 +248,17 @@ CLAIMS = (
 )
 
 
+FLOAT32 = "float32/"
+"""Folder of results of the same commands on a processor without bfloat16 instructions."""
+
+
 def read_results() -> dict[str, dict[str, Any]]:
-    """Every stored result by name."""
-    return {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
+    """Every stored result by name; that of a folder has the folder in it."""
+    files = sorted(RESULTS.rglob("*.json"))
+    return {
+        str(file.relative_to(RESULTS).with_suffix("")): json.loads(file.read_text())
+        for file in files
+    }
 
 
 HEADLINES = ("head_tree_greedy", "auto_together", "grammar")
@@ -264,12 +272,18 @@ def claims_table(results: dict[str, dict[str, Any]]) -> str:
         if claim.result not in results:
             lines.append(f"| {claim.text} | not measured | {claim.target} | | |")
             continue
-        result = results[claim.result]
-        value = claim.find(result)
-        met = "yes" if claim.holds(value) else "**no**"
-        cells = (claim.text, claim.shown.format(value), claim.target, met, _place(result))
-        lines.append(f"| {' | '.join(cells)} |")
+        for name in (claim.result, FLOAT32 + claim.result):
+            if name in results:
+                text = claim.text if name == claim.result else "… in float32"
+                lines.append(_claim_row(claim, text, results[name]))
     return "\n".join(lines)
+
+
+def _claim_row(claim: Claim, text: str, result: dict[str, Any]) -> str:
+    value = claim.find(result)
+    met = "yes" if claim.holds(value) else "**no**"
+    cells = (text, claim.shown.format(value), claim.target, met, _place(result))
+    return f"| {' | '.join(cells)} |"
 
 
 def headline_table(results: dict[str, dict[str, Any]]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from eyas.engine.engine import Engine
@@ -69,6 +70,11 @@ class UnkindGraphs(StepGraphs):
         super().__init__(torch.device("cpu"))
         self._namesakes: dict[Hashable, list[Replay]] = {}
         self.num_spoilt = 0
+
+    def send_inputs(self, num: int, width: int, packed: np.ndarray) -> None:
+        """A device's inputs were made where stages run, and may not be written to elsewhere."""
+        assert torch.is_inference_mode_enabled()
+        super().send_inputs(num, width, packed)
 
     def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
         self.num_captured += 1

@@ -136,7 +136,7 @@ TRAINED = {"builtin_head_report", "builtin_head_training", "builtin_training"}
 """Reports of training runs, which `eyas train` writes."""
 
 
-@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(RESULTS.rglob("*.json")), ids=lambda file: file.stem)
 def test_every_result_is_of_a_command_that_can_be_run_again(file: Path) -> None:
     """Acceptance that is drawn has no say in what a step takes, and may be another one."""
     if file.stem in TRAINED:
