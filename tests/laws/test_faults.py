@@ -374,14 +374,39 @@ def test_a_forward_that_raises_ends_its_batch_and_the_engine_goes_on(
 
 
 @FLIGHTS
+@DRAFTERS
+@pytest.mark.parametrize("failing", [1, 4])
+def test_a_verdict_that_raises_ends_its_batch_and_the_engine_goes_on(
+    undisturbed: Answers, flights: int, drafter: str, failing: int
+) -> None:
+    """It is not tried again: it may have changed what the device knows of its sequences."""
+    calls = [0]
+
+    def faulty(*given) -> Verdict:  # type: ignore[no-untyped-def]
+        calls[0] += 1
+        if calls[0] == failing:
+            raise RuntimeError("a device's fault, on purpose")
+        return verify(*given)
+
+    engine = faulty_engine(drafter, flights, undisturbed, verify=faulty)
+    answers = run(engine, [victim(), *neighbours()])
+    for asked, answer in answers.items():
+        assert answer == undisturbed[asked] or answer.finish_reason == "error"
+        assert answer.token_ids == undisturbed[asked].token_ids[: len(answer.token_ids)]
+    assert_cut_short(answers, undisturbed)
+    assert engine.metrics.num_failed_steps == 1
+    assert_serves_on(engine, undisturbed)
+
+
+@FLIGHTS
 def test_a_step_that_fails_with_a_draft_runs_again_without_one(
     undisturbed: Answers, monkeypatch: pytest.MonkeyPatch, flights: int
 ) -> None:
     engine = faulty_engine("oracle tree", flights, undisturbed)
     propose = engine.drafter.propose
 
-    def malformed(batch):  # type: ignore[no-untyped-def]
-        tree = propose(batch)
+    def malformed(batch, shape):  # type: ignore[no-untyped-def]
+        tree = propose(batch, shape)
         tree.tokens_BW[:, 1:] = 10**6
         return tree
 

@@ -143,8 +143,8 @@ class Launcher:
         was done."""
         if flight.has_departed:
             return
-        assert flight.forward is not None and not flight.waits_for_masks
         try:
+            assert flight.forward is not None and not flight.waits_for_masks, "it was broken off"
             verdict = self._settle(flight, flight.forward)
         except Exception:
             self._note_failure("a step failed in its verdict")
@@ -228,7 +228,8 @@ class Launcher:
         now, before = time.perf_counter(), self._landed_at
         self._landed_at = now
         landed, tree, drafter = flight.landed, flight.drafted, flight.drafter
-        if flight.verdict is None or landed is None or tree is None or drafter is None:
+        has_failed = flight.error is not None or flight.verdict is None
+        if has_failed or landed is None or tree is None or drafter is None:
             return
         is_pure = not any(span.context_count for span in flight.plan.spans)
         seconds = now - max(flight.started, before) if is_pure else None
