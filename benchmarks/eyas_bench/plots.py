@@ -22,7 +22,8 @@ def require_matplotlib() -> None:
         import matplotlib as _  # noqa: F401
     except ImportError as error:
         raise ValueError(
-            "--plot: matplotlib is not installed; run pip install matplotlib"
+            "--plot: matplotlib is not installed; it comes with the extra eyas-bench[plots] "
+            "(pip install './benchmarks[plots]')"
         ) from error
 
 

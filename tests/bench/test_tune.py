@@ -196,7 +196,7 @@ def test_acceptance_is_counted_by_depth() -> None:
 
 def test_matplotlib_is_asked_for_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"--plot: .*eyas\[bench\]"):
+    with pytest.raises(ValueError, match=r"--plot: .*eyas-bench\[plots\]"):
         plots.require_matplotlib()
 
 
