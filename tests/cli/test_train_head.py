@@ -274,7 +274,7 @@ def test_the_demonstration_ends_in_time_on_slow_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert DEMO_SETTINGS["generate_seconds"] + DEMO_SETTINGS["train_seconds"] <= 240
-    small = {"prompts": "builtin:2", "conversations": "builtin:9:demo", "train_seconds": 1e-3}
+    small = {"prompts": "builtin:2", "conversations": "builtin:9", "train_seconds": 1e-3}
     for name, value in small.items():
         monkeypatch.setitem(DEMO_SETTINGS, name, value)
     options = [*SMALL, "--no-evaluate", "-o", str(tmp_path / "run")]
