@@ -181,10 +181,10 @@ def test_debug_shows_where_an_error_comes_from() -> None:
     assert "Traceback" in done.stderr
 
 
-def test_no_command_shows_the_help() -> None:
+def test_no_command_says_what_to_do_next() -> None:
     done = installed()
-    assert done.returncode == 2
-    assert "serve" in done.stdout + done.stderr
+    assert done.returncode == 0
+    assert "eyas serve" in done.stdout and "eyas --help" in done.stdout
 
 
 def test_version() -> None:

@@ -488,6 +488,7 @@ def test_an_engine_says_the_same_however_late_it_sees_its_trees(
                 plain = ask(llm, QUESTION, wanted, **options)  # type: ignore[arg-type]
             assert told(answer) == told(plain)
             assert all(choice.error is None for choice in answer.choices)
+    assert llm.engine.metrics.num_failed_steps == 0
 
 
 @pytest.mark.parametrize("library", BACKENDS)

@@ -227,13 +227,13 @@ class TreeMasks:
         """Start filling, once every tree is walked: beside this thread where there is enough to do,
         else when the masks are asked for."""
         self.has_begun, masking = True, self._masking
-        num_rows = sum(self._sizes) if masking.walks_ahead else self.tree.tokens_BW.numel()
+        num_rows = sum(self._sizes) if self._is_packed else self.tree.tokens_BW.numel()
         shape = (num_rows, -(-masking.vocab_size // 32))
         mask = masking.pages.take(shape)
         mask_RK = mask.numpy()
         live = self._live()
         for row, each in live:
-            each.ask(row, self.tree.width)
+            each.ask(row, self._num_own(each))
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
             if self.walked[b] is None and b not in self.silent:
                 mask_RK[row : row + size] = -1
@@ -262,7 +262,7 @@ class TreeMasks:
             if not each.has_root and each.sequence.status is Status.RUNNING:  # else nobody asks
                 self._retry(each, mask_RK, row)
             if each.is_lazy and len(each.runs) > 1:
-                in_node_order(mask_RK[row : row + self.tree.width], each.runs)
+                in_node_order(mask_RK[row : row + self._num_own(each)], each.runs)
         return mask
 
     def note(self) -> None:
@@ -319,8 +319,17 @@ class TreeMasks:
     def _rows(self) -> list[int]:
         """Where each sequence's begin."""
         widths = [self.tree.width] * len(self._sizes)
-        sizes = self._sizes if self._masking.walks_ahead else widths
+        sizes = self._sizes if self._is_packed else widths
         return list(accumulate(sizes, initial=0))[:-1]
+
+    @property
+    def _is_packed(self) -> bool:
+        """Has a node that is not there no row? A device's trees have as many rows as they are wide."""
+        return self.tree.tokens_BW.device.type == "cpu"
+
+    def _num_own(self, each: _Walked) -> int:
+        """Rows of one sequence."""
+        return len(each.parents) if self._is_packed and each.is_lazy else self.tree.width
 
     def _live(self) -> Live:
         rows = zip(self._rows(), self.walked, strict=True)
