@@ -75,6 +75,11 @@ class Masking:
         known once it has started."""
         return self.outbox.device.type == "cpu"
 
+    @property
+    def is_packed(self) -> bool:
+        """Rows are those of nodes alone; on a device each tree has as many as it is wide."""
+        return self.walks_ahead
+
     def close(self) -> None:
         """What its threads do now they finish."""
         self.threads.shutdown(wait=False, cancel_futures=True)
@@ -227,7 +232,7 @@ class TreeMasks:
         """Start filling, once every tree is walked: beside this thread where there is enough to do,
         else when the masks are asked for."""
         self.has_begun, masking = True, self._masking
-        num_rows = sum(self._sizes) if self._is_packed else self.tree.tokens_BW.numel()
+        num_rows = sum(self._sizes) if self._masking.is_packed else self.tree.tokens_BW.numel()
         shape = (num_rows, -(-masking.vocab_size // 32))
         mask = masking.pages.take(shape)
         mask_RK = mask.numpy()
@@ -319,17 +324,12 @@ class TreeMasks:
     def _rows(self) -> list[int]:
         """Where each sequence's begin."""
         widths = [self.tree.width] * len(self._sizes)
-        sizes = self._sizes if self._is_packed else widths
+        sizes = self._sizes if self._masking.is_packed else widths
         return list(accumulate(sizes, initial=0))[:-1]
-
-    @property
-    def _is_packed(self) -> bool:
-        """Has a node that is not there no row? A device's trees have as many rows as they are wide."""
-        return self.tree.tokens_BW.device.type == "cpu"
 
     def _num_own(self, each: _Walked) -> int:
         """Rows of one sequence."""
-        return len(each.parents) if self._is_packed and each.is_lazy else self.tree.width
+        return len(each.parents) if self._masking.is_packed and each.is_lazy else self.tree.width
 
     def _live(self) -> Live:
         rows = zip(self._rows(), self.walked, strict=True)
