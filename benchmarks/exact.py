@@ -188,7 +188,7 @@ class Rooms:
             )
             tokens, parents = grids
             sizes_B = torch.full_like(tokens[:, 0], width)
-            tree = batch.hold(DraftTree(tokens, parents, sizes_B, not is_tree))
+            tree = batch.to_static(DraftTree(tokens, parents, sizes_B, not is_tree))
         else:
             empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)
             tree = DraftTree(empty, empty, empty[:, 0], is_chain=True)

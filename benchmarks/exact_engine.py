@@ -20,7 +20,7 @@ import torch
 
 from eyas.config import CacheConfig, EngineConfig, EngineInfo
 from eyas.core import DraftTree, Request, SamplingParams, TokenLogprob
-from eyas.draft import Drafter, RootDrafter, Shape
+from eyas.draft import Drafter, RootDrafter, TreeShape
 from eyas.draft.base import roots_alone
 from eyas.engine.build import Parts, assemble, connect
 from eyas.engine.engine import Engine
@@ -53,7 +53,7 @@ class KnowingDrafter(Drafter):
         self, texts: Sequence[Sequence[int]], width: int, vocab: int, device: torch.device,
         *, is_chain: bool,
     ) -> None:  # fmt: skip
-        self.shape = Shape(width - 1, 1 if is_chain else 2, width)
+        self.shape = TreeShape(width - 1, 1 if is_chain else 2, width)
         self._vocab, self._is_chain = vocab, is_chain
         self._draw = np.random.default_rng(width)
         longest = max(len(text) for text in texts)
@@ -64,7 +64,7 @@ class KnowingDrafter(Drafter):
             which_V[text[0]] = x
         self._known_XC, self._which_V = known_XC.to(device), which_V.to(device)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         width = shape.nodes
         if width == 1 or not batch.num_rows:
             return roots_alone(batch)

@@ -31,9 +31,9 @@ from eyas.kernels.norm import add_norm
 from eyas.kernels.rope import rotate_and_store
 from eyas.kernels.tiles import FOLDED_TILES, grouped_tiles_for, tiles_for
 from eyas.layers import apply
+from eyas.layers.gemm_variants import LIBRARY, PARTS_SPLITS, GemmVariant, Product, candidates
 from eyas.layers.search import fastest
 from eyas.layers.timing import DeviceClock
-from eyas.layers.ways import LIBRARY, PARTS_SPLITS, Product, Way, candidates
 
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
@@ -72,7 +72,7 @@ def compile_all() -> int:
     """Every variant that bits are compared of, compiled on all cores by tiny launches."""
     weight_OK = torch.randn(512, 1024, device=DEVICE).to(DTYPE)
     x_TK = torch.randn(256, 1024, device=DEVICE).to(DTYPE)
-    ways = [
+    runs = [
         run
         for is_head in (False, True)
         for num_rows in ROWS
@@ -80,10 +80,10 @@ def compile_all() -> int:
         if name != "cublas"
     ]
     with ThreadPoolExecutor(16) as pool:
-        for done in [pool.submit(run, x_TK, weight_OK) for run in ways]:
+        for done in [pool.submit(run, x_TK, weight_OK) for run in runs]:
             done.result()
     torch.cuda.synchronize()
-    return len(ways)
+    return len(runs)
 
 
 @cache
@@ -139,14 +139,14 @@ def variants(
         grouped = grouped_tiles_for(num_rows) if has_warpgroups(DEVICE) else ()
         for tile in (*tiles_for(num_rows), *grouped):
             how: dict[str, Any] = {"tile": tile, "num_splits": num_splits, "out_dtype": out_dtype}
-            yield f"{num_splits}:{Way(tile)}", lambda x, w, how=how: product(x, w, **how)
+            yield f"{num_splits}:{GemmVariant(tile)}", lambda x, w, how=how: product(x, w, **how)
     if num_rows > 128 and 2 in splits:
         for tile in FOLDED_TILES:
             how = {"tile": tile, "num_splits": 2, "folded": True}
-            yield f"folded:{Way(tile)}", lambda x, w, how=how: product(x, w, **how)
+            yield f"folded:{GemmVariant(tile)}", lambda x, w, how=how: product(x, w, **how)
 
 
-def every_way(product: Product, num_rows: int) -> tuple[Way, ...]:
+def every_way(product: Product, num_rows: int) -> tuple[GemmVariant, ...]:
     warpgroups = has_warpgroups(DEVICE)
     return candidates(product, num_rows, library=True, warpgroups=warpgroups)
 
@@ -161,10 +161,13 @@ def measure_times() -> list[dict[str, Any]]:
         print(
             f"\n{shape.name} {shape.product} ({time.perf_counter() - began:.1f} s): us, best four"
         )
-        for (num_rows, ways), each in zip(jobs, times, strict=True):
-            us = {str(way): microseconds for way, microseconds in zip(ways, each, strict=True)}
+        for (num_rows, variants), each in zip(jobs, times, strict=True):
+            us = {
+                str(variant): microseconds
+                for variant, microseconds in zip(variants, each, strict=True)
+            }
             entry = {"shape": shape.name, "rows": num_rows, "us": us}
-            found.append(entry | {"chosen": str(fastest(ways, each))})
+            found.append(entry | {"chosen": str(fastest(variants, each))})
             best = sorted((microseconds, name) for name, microseconds in us.items())[:4]
             shown = "  ".join(f"{microseconds:.1f} {name}" for microseconds, name in best)
             print(f"  T={num_rows:5d} cublas {us['library']:8.1f} | {shown}", flush=True)
@@ -235,21 +238,21 @@ class Chain:
         self.table_P2H = torch.randn(4096, 2, 1, 128, device=DEVICE).to(DTYPE)
         self.kv_S2GH = torch.zeros(1024, 2, 8, 128, device=DEVICE, dtype=DTYPE)
 
-    def launcher(self, num_rows: int, ways: dict[str, Way]) -> Callable[[], None]:
+    def launcher(self, num_rows: int, variants: dict[str, GemmVariant]) -> Callable[[], None]:
         """ways: of each product of a layer."""
         x_TD, places_T = rows_of(num_rows, 4096), torch.arange(num_rows, device=DEVICE)
 
         def launch() -> None:
             residual_TD, normed_TD = add_norm(x_TD, None, self.norm_D, 1e-5, pdl=True)
             for layer in self.layers:
-                heads_TX = apply.plain(ways["qkv"], normed_TD, layer["qkv"], None)
+                heads_TX = apply.plain(variants["qkv"], normed_TD, layer["qkv"], None)
                 places = (places_T, self.table_P2H, places_T, self.kv_S2GH)
                 q_TNH = rotate_and_store(heads_TX, *places, 32, 8, 128, pdl=True)
                 q_TD = q_TNH.view(num_rows, 4096)
-                parts = apply.parts(ways["o"], q_TD, layer["o"], PARTS_SPLITS)
+                parts = apply.parts(variants["o"], q_TD, layer["o"], PARTS_SPLITS)
                 residual_TD, normed_TD = add_norm(residual_TD, parts, self.norm_D, 1e-5, pdl=True)
-                active_TF = apply.gated(ways["gate_up"], normed_TD, layer["gate_up"], None)
-                parts = apply.parts(ways["down"], active_TF, layer["down"], PARTS_SPLITS)
+                active_TF = apply.gated(variants["gate_up"], normed_TD, layer["gate_up"], None)
+                parts = apply.parts(variants["down"], active_TF, layer["down"], PARTS_SPLITS)
                 residual_TD, normed_TD = add_norm(residual_TD, parts, self.norm_D, 1e-5, pdl=True)
 
         return launch
@@ -264,12 +267,12 @@ def measure_chain(best: dict[tuple[str, int], str]) -> list[dict[str, Any]]:
         known = {s.name: every_way(s.product, num_rows) for s in SHAPES[:4]}
         arrangements = {
             "cublas": dict.fromkeys(LAYER, LIBRARY),
-            "usual tiles": {name: ways[0] for name, ways in known.items()},
+            "usual tiles": {name: variants[0] for name, variants in known.items()},
         }
         if best:
             arrangements["the fastest"] = {
-                name: next(way for way in ways if str(way) == best[name, num_rows])
-                for name, ways in known.items()
+                name: next(variant for variant in variants if str(variant) == best[name, num_rows])
+                for name, variants in known.items()
             }
             arrangements["the fastest of ours"] = {
                 name: arrangements[
@@ -277,9 +280,9 @@ def measure_chain(best: dict[tuple[str, int], str]) -> list[dict[str, Any]]:
                 ][name]
                 for name in known
             }
-        for name, ways in arrangements.items():
-            us = graph_time(chain.launcher(num_rows, ways))
-            shown = {name: str(way) for name, way in ways.items()}
+        for name, variants in arrangements.items():
+            us = graph_time(chain.launcher(num_rows, variants))
+            shown = {name: str(variant) for name, variant in variants.items()}
             found.append({"rows": num_rows, "way": name, "us": us, "ways": shown})
             print(
                 f"  T={num_rows:4d} {name:20s} {us / 1000:7.3f} ms {us / NUM_LAYERS:7.1f} us a layer "

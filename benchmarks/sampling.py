@@ -21,7 +21,7 @@ from eyas.kernels.choose import choose
 from eyas.kernels.filters import floors
 from eyas.kernels.walk import advance, walk
 from eyas.sampling import BatchParams, RowSource, sample
-from eyas.sampling.process import Rows
+from eyas.sampling.process import SamplingRows
 
 DEVICE = torch.device("cuda")
 ROWS = (1, 6, 32, 192, 256)
@@ -51,11 +51,13 @@ def microseconds(call: Callable[[int], object]) -> float:
     return round(statistics.median(times), 2)
 
 
-def rows_and_params(num: int, vocab: int, params: SamplingParams) -> tuple[Rows, BatchParams]:
+def rows_and_params(
+    num: int, vocab: int, params: SamplingParams
+) -> tuple[SamplingRows, BatchParams]:
     sources = [RowSource(params, b * 77777, 0, 5, frozenset()) for b in range(num)]
     every = torch.arange(num, device=DEVICE)
     history = torch.zeros((num, 1), dtype=torch.int64, device=DEVICE)
-    rows = Rows(every, every + 9, None, None, history, history[:, 0])
+    rows = SamplingRows(every, every + 9, None, None, history, history[:, 0])
     return rows, BatchParams(sources, vocab, DEVICE)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from eyas import LLM, SamplingParams
 from eyas.core import DraftTree, Verdict
-from eyas.draft import Drafter, Shape
+from eyas.draft import Drafter, TreeShape
 from eyas.draft.base import chain, root_tokens
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
@@ -17,12 +17,12 @@ from eyas.runner.runner import Output
 class HabitDrafter(Drafter):
     """Proposes the token that most often followed the last one in what it has seen."""
 
-    shape = Shape(steps=3, topk=1, nodes=4)
+    shape = TreeShape(steps=3, topk=1, nodes=4)
 
     def __init__(self) -> None:
         self.followers: dict[int, Counter[int]] = defaultdict(Counter)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         rows = root_tokens(batch).tolist()
         for row in rows:
             while len(row) < shape.nodes:

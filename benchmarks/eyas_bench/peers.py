@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eyas.verify.contestants import Job, Run
+from eyas.verify.contestants import Job, Measurement
 
 
 class TransformersContestant:
@@ -35,16 +35,16 @@ class TransformersContestant:
         self._make_config = GenerationConfig
         self._device = device
 
-    def run(self, job: Job) -> Run:
+    def run(self, job: Job) -> Measurement:
         """One call of generate for each batch."""
         if job.temperature:
             raise ValueError("--compare: transformers draws other noise; use temperature 0")
-        run = Run()
+        run = Measurement()
         for prompts in job.batches():
             self._run_batch(prompts, job, run)
         return run
 
-    def _run_batch(self, prompts: list[list[int]], job: Job, run: Run) -> None:
+    def _run_batch(self, prompts: list[list[int]], job: Job, run: Measurement) -> None:
         import torch
 
         longest = max(len(prompt) for prompt in prompts)

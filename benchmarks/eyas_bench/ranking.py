@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.core import SamplingParams
-from eyas.draft import Shape, TreeDrafter
+from eyas.draft import TreeDrafter, TreeShape
 from eyas.outputs import Choice
 from eyas.verify.contestants import acceptance
 from eyas.verify.lineup import FixedDrafter, Lineup, Stage
@@ -67,7 +67,7 @@ def measure(
     stage: Stage,
     prompts: Sequence[list[int]],
     settings: Sequence[Setting],
-    shapes: Sequence[Shape],
+    shapes: Sequence[TreeShape],
     *,
     num_seeds: int,
     max_tokens: int,

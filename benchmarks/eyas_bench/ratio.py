@@ -11,10 +11,10 @@ from math import comb
 from statistics import median
 from typing import Any
 
-from eyas.verify.contestants import Run
+from eyas.verify.contestants import Measurement
 
 
-def ratio(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
+def ratio(runs: Sequence[Measurement], plain: Sequence[Measurement]) -> dict[str, Any]:
     """How many times as fast as plain decoding of the same round: the median of the rounds with its
     interval."""
     ratios = [own.speed / other.speed for own, other in zip(runs, plain, strict=True)]

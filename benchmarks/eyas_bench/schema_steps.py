@@ -23,7 +23,7 @@ from typing import Any
 from eyas.engine.engine import Engine
 from eyas.engine.flight import Flight
 from eyas.engine.masks import TreeMasks
-from eyas.engine.scheduler import Plan
+from eyas.engine.scheduler import StepPlan
 from eyas.transfer import HostCopy
 from eyas_bench.load import percentile
 from eyas_bench.schema_texts import Text, request_for
@@ -236,7 +236,7 @@ def _add_spent(
 def _noted_launches(engine: Engine, launched: list[Flight]) -> Iterator[None]:
     prepare = engine.launcher.prepare
 
-    def noted(plan: Plan) -> Flight:
+    def noted(plan: StepPlan) -> Flight:
         flight = prepare(plan)
         launched.append(flight)
         return flight

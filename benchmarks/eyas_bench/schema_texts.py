@@ -30,7 +30,7 @@ import torch
 from eyas.constraint import ConstraintFailure, Grammar
 from eyas.constraint.base import State
 from eyas.core import DraftTree, GrammarError, Request, SamplingParams, Verdict
-from eyas.draft import Shape
+from eyas.draft import TreeShape
 from eyas.engine.engine import Engine
 from eyas.engine.verifier import verify
 from eyas.grammar import Json, OutputSpec
@@ -51,7 +51,7 @@ _TRIES = 4
 """Tokens that are looked at for one after which the instance could go on."""
 _SLACK = 8
 
-Propose = Callable[[Batch, Shape], DraftTree]
+Propose = Callable[[Batch, TreeShape], DraftTree]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,19 +233,19 @@ class Teacher:
         if self._mean is not None:
             accepted_AC = draw_lengths(self._mean, self._steps, num_seats, num_positions)
         self._accepted_AC = accepted_AC.to(device)
-        self._nobody = engine.table.nobody
+        self._nobody = engine.table.padding_seat
         self.num_2 = torch.zeros(2, dtype=torch.int64, device=device)
         self._before_2 = torch.zeros_like(self.num_2)
         self._propose: Propose = engine.drafter.propose
         engine.drafter.propose = self.propose  # type: ignore[method-assign]
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         """The drafter's tree, with another form and other tokens."""
         self._before_2.copy_(self.num_2)
         tree = self._propose(batch, shape)
         if tree.width == 1:
             return tree
-        tree = batch.hold(tree)
+        tree = batch.to_static(tree)
         if tree.width not in self._forms:  # not while a step is captured
             form = form_of(tree.width, self._steps, self._topk, tree.tokens_BW.device)
             self._forms[tree.width] = form

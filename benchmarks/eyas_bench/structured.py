@@ -19,12 +19,12 @@ from typing import Any
 from builtin_model.families import draw_example
 from eyas.core import Delta, Request
 from eyas.dialect import Wanted
-from eyas.draft import Shape
+from eyas.draft import TreeShape
 from eyas.grammar import Json, OutputSpec
 from eyas.llm import LLM
 from eyas.outputs import Choice, GenerationOutput
 from eyas.schemas import prepare
-from eyas.verify.contestants import Run, acceptance, same_tokens
+from eyas.verify.contestants import Measurement, acceptance, same_tokens
 from eyas.verify.lineup import AUTO, PLAIN, Lineup, Stage
 from eyas_bench.forms import FORMS, Form
 from eyas_bench.ranking import gain
@@ -82,7 +82,7 @@ class Contestant:
 class Round:
     """One pass of a contestant over the tasks. step_seconds: of the steps after a prompt's own."""
 
-    run: Run = field(default_factory=Run)
+    run: Measurement = field(default_factory=Measurement)
     choices: list[Choice] = field(default_factory=list)
     step_seconds: float = 0.0
     mask_seconds: float = 0.0
@@ -158,7 +158,7 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 def contestants(stage: Stage, steps: int) -> list[Contestant]:
     """stage: made with a head, with grammars. steps: of the chain whose shape is fixed."""
-    head = stage.fixed(HEAD, Shape(steps, 1, steps + 1))
+    head = stage.fixed(HEAD, TreeShape(steps, 1, steps + 1))
     return [
         Contestant(PLAIN, stage.plain(), True),
         Contestant(HEAD, head, True),

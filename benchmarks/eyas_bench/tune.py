@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any
 
 from eyas.config import AUTO_NODES
-from eyas.draft import Shape
+from eyas.draft import TreeShape
 from eyas.verify.contestants import EngineContestant, Job, take_turns
 from eyas.verify.lineup import AUTO, PLAIN, LineupContestant, Stage, compare
 from eyas.verify.prompts import cycle_to
@@ -43,31 +43,31 @@ def numbers(text: str, option: str) -> list[int]:
 
 def distinct_shapes(
     steps: Sequence[int], topk: Sequence[int], nodes: Sequence[int], *, only_chains: bool = False
-) -> list[Shape]:
+) -> list[TreeShape]:
     """The different trees of a grid, small ones first. only_chains: the drafter has no trees."""
     if only_chains:
         topk = [1]
-    shapes = {normal(Shape(*sizes)) for sizes in product(steps, topk, nodes)}
+    shapes = {normal(TreeShape(*sizes)) for sizes in product(steps, topk, nodes)}
     return sorted(shapes, key=lambda shape: (shape.topk, shape.steps, shape.nodes))
 
 
-def largest(shapes: Sequence[Shape]) -> Shape:
+def largest(shapes: Sequence[TreeShape]) -> TreeShape:
     """What an engine must be built with for all of them, and for `auto`."""
-    return Shape(
+    return TreeShape(
         max(shape.steps for shape in shapes),
         max(shape.topk for shape in shapes),
         max(AUTO_NODES, *(shape.nodes for shape in shapes)),
     )
 
 
-def shape_name(shape: Shape) -> str:
+def shape_name(shape: TreeShape) -> str:
     """Steps, children, nodes."""
     return f"{shape.steps}x{shape.topk}x{shape.nodes}"
 
 
 def sweep(
     stage: Stage,
-    shapes: Sequence[Shape],
+    shapes: Sequence[TreeShape],
     prompts: Sequence[list[int]],
     sizes: Sequence[int],
     *,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.attention.base import ContextRun, Layout, NodeGrid, Room, finite
+from eyas.attention.base import ContextRun, KVDestination, Layout, NodeGrid, finite
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
 
@@ -51,10 +51,10 @@ class Scene:
     positions: list[int] = field(default_factory=list)
     names: list[tuple[int, str, int]] = field(default_factory=list)
 
-    def store(self, room: Room) -> None:
+    def store(self, destination: KVDestination) -> None:
         """Put the rows' keys and values where a layer would."""
         content = torch.stack((self.k_TGH, self.v_TGH), dim=1)
-        room.kv_S2GH[room.slots_T] = finite(content)
+        destination.kv_S2GH[destination.slots_T] = finite(content)
 
 
 def random_parents(draw: random.Random, size: int) -> list[int]:

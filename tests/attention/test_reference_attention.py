@@ -18,7 +18,7 @@ EDGES = [0, 1, 2, 7, 63, 64, 100, 190, 191, 192, 193, 251, 382, 383, 384, 385]
 
 def attend(scene: Scene) -> torch.Tensor:
     plan = ReferenceAttention(scene.kv).plan(scene.layout, scene.write_slots_T)
-    scene.store(plan.room(0))
+    scene.store(plan.destination(0))
     out = plan(0, scene.q_TNH)
     assert out.shape == scene.q_TNH.shape and out.dtype == scene.q_TNH.dtype
     return out[: len(scene.seen)]

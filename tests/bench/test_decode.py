@@ -16,7 +16,14 @@ from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.draft import RootDrafter
 from eyas.llm import LLM
-from eyas.verify.contestants import EngineContestant, Job, Run, same_tokens, summarise, take_turns
+from eyas.verify.contestants import (
+    EngineContestant,
+    Job,
+    Measurement,
+    same_tokens,
+    summarise,
+    take_turns,
+)
 from eyas_bench.prompts import heldout_tasks
 from eyas_bench.ratio import median_interval, ratio
 
@@ -30,9 +37,9 @@ class Noted:
     name: str
     notes: list[tuple[str, list[list[int]]]] = field(default_factory=list)
 
-    def run(self, job: Job) -> Run:
+    def run(self, job: Job) -> Measurement:
         self.notes.append((self.name, job.prompts))
-        return Run(seconds=1.0, token_ids=[list(prompt) for prompt in job.prompts])
+        return Measurement(seconds=1.0, token_ids=[list(prompt) for prompt in job.prompts])
 
 
 @pytest.fixture
@@ -89,16 +96,16 @@ def test_the_interval_covers_what_it_promises_on_drawn_values() -> None:
 
 
 def test_a_ratio_is_taken_within_a_round() -> None:
-    plain = [Run(seconds=seconds, token_ids=[[0] * 10]) for seconds in (1.0, 2.0, 4.0)]
-    drafted = [Run(seconds=seconds, token_ids=[[0] * 10]) for seconds in (0.5, 1.0, 1.0)]
+    plain = [Measurement(seconds=seconds, token_ids=[[0] * 10]) for seconds in (1.0, 2.0, 4.0)]
+    drafted = [Measurement(seconds=seconds, token_ids=[[0] * 10]) for seconds in (0.5, 1.0, 1.0)]
     found = ratio(drafted, plain)
     assert (found["median"], found["low"], found["high"], found["rounds"]) == (2, 2, 4, 3)
 
 
 def test_tokens_are_compared_round_by_round() -> None:
-    one = [Run(token_ids=[[1], [2]]), Run(token_ids=[[3], [4]])]
+    one = [Measurement(token_ids=[[1], [2]]), Measurement(token_ids=[[3], [4]])]
     assert same_tokens(one, one) == 1
-    assert same_tokens(one, [one[0], Run(token_ids=[[3], [5]])]) == 0.75
+    assert same_tokens(one, [one[0], Measurement(token_ids=[[3], [5]])]) == 0.75
 
 
 def test_a_batch_stays_full_only_when_it_is_refilled(llm: LLM) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
-from eyas.draft import Shape, TreeDrafter
+from eyas.draft import TreeDrafter, TreeShape
 from eyas.llm import LLM
 from eyas.verify.lineup import Stage
 from eyas_bench import ranking
@@ -45,7 +45,7 @@ def test_rankings_share_a_head_and_differ_in_how_they_see_noise(stage: Stage) ->
 def test_every_ranking_gives_plain_decodings_answers(stage: Stage) -> None:
     prompts = [stage.llm.encode_chat([{"role": "user", "content": text}]) for text in PICKS]
     settings = [Setting(1.0, 0.95)]
-    shapes = [Shape(3, 1, 4), Shape(3, 2, 8)]
+    shapes = [TreeShape(3, 1, 4), TreeShape(3, 2, 8)]
     said: list[str] = []
     results = measure(stage, prompts, settings, shapes, num_seeds=3, max_tokens=32, say=said.append)
     assert [(entry["shape"], entry["ranking"]) for entry in results] == [
@@ -80,7 +80,7 @@ def test_a_changed_answer_is_counted(stage: Stage, monkeypatch: pytest.MonkeyPat
         return given
 
     monkeypatch.setattr(ranking, "_answers", lie)
-    shapes = [Shape(2, 1, 3)]
+    shapes = [TreeShape(2, 1, 3)]
     results = measure(
         stage, [[5, 9], [7]], [Setting(1.0, 1.0)], shapes, num_seeds=1, max_tokens=4, say=print
     )

@@ -17,12 +17,12 @@ import torch
 from eyas.cli import main
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import DraftCounts, DraftTree
-from eyas.draft import Drafter, Shape
+from eyas.draft import Drafter, TreeShape
 from eyas.draft.base import chain, root_tokens
 from eyas.draft.grow import Frontier, Pool
 from eyas.llm import LLM
 from eyas.runner.batch import Batch
-from eyas.verify.contestants import EngineContestant, Job, Run, acceptance
+from eyas.verify.contestants import EngineContestant, Job, Measurement, acceptance
 from eyas.verify.lineup import Lineup, LineupContestant, Stage
 from eyas.verify.shapes import batch_tokens, normal
 from eyas_bench import plots
@@ -49,9 +49,9 @@ def test_a_grid_names_every_different_tree_once() -> None:
     shapes = distinct_shapes([1, 3, 5], [1, 2, 4], [4, 8, 16])
     assert len(shapes) == len(set(shapes)) < 27
     chains = [shape for shape in shapes if shape.topk == 1]
-    assert chains == [Shape(steps, 1, steps + 1) for steps in (1, 3, 5)]
-    assert Shape(1, 2, 3) in shapes and Shape(1, 2, 4) not in shapes
-    assert distinct_shapes([2], [1, 4], [4], only_chains=True) == [Shape(2, 1, 3)]
+    assert chains == [TreeShape(steps, 1, steps + 1) for steps in (1, 3, 5)]
+    assert TreeShape(1, 2, 3) in shapes and TreeShape(1, 2, 4) not in shapes
+    assert distinct_shapes([2], [1, 4], [4], only_chains=True) == [TreeShape(2, 1, 3)]
 
 
 SIZES = list(product([1, 2, 3], [2, 3, 5], [2, 3, 4, 9, 30]))
@@ -59,13 +59,13 @@ SIZES = list(product([1, 2, 3], [2, 3, 5], [2, 3, 4, 9, 30]))
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_the_normal_shape_has_the_same_tree(sizes: tuple[int, int, int]) -> None:
-    asked, found = Shape(*sizes), normal(Shape(*sizes))
+    asked, found = TreeShape(*sizes), normal(TreeShape(*sizes))
     assert normal(found) == found
     assert found.steps <= asked.steps and found.topk <= asked.topk and found.nodes <= asked.nodes
     assert grown(found) == grown(asked)
 
 
-def grown(shape: Shape) -> set[tuple[int, ...]]:
+def grown(shape: TreeShape) -> set[tuple[int, ...]]:
     """The nodes of a tree that is grown as `TreeDrafter` does, over random scores that depend on the
     path alone."""
     frontier, pool = Frontier.of_roots(1, torch.device("cpu")), Pool(shape.num_candidates)
@@ -104,11 +104,11 @@ def test_numbers_are_told_what_is_wrong_with_them() -> None:
 
 
 def test_every_tree_gets_its_nodes() -> None:
-    shape = largest([Shape(3, 2, 32)])
-    assert shape == Shape(3, 2, 32)
+    shape = largest([TreeShape(3, 2, 32)])
+    assert shape == TreeShape(3, 2, 32)
     assert 3 * batch_tokens([1, 64], [shape]) // 4 >= 64 * 32
     with pytest.raises(ValueError, match="--nodes"):
-        batch_tokens([1024], [Shape(3, 8, 128)])
+        batch_tokens([1024], [TreeShape(3, 8, 128)])
 
 
 def test_a_sweep_compares_all_with_plain_decoding(stage: Stage, tmp_path: Path) -> None:
@@ -147,18 +147,18 @@ def test_a_sweep_compares_all_with_plain_decoding(stage: Stage, tmp_path: Path) 
 class Broken(Drafter):
     """Fails as soon as it may propose."""
 
-    shape = Shape(1, 1, 2)
+    shape = TreeShape(1, 1, 2)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         raise RuntimeError("broken")
 
 
 class Sevens(Drafter):
     """Always proposes the same token."""
 
-    shape = Shape(1, 1, 2)
+    shape = TreeShape(1, 1, 2)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         root_B1 = root_tokens(batch)
         sevens_BW = root_B1.repeat(1, 2)
         sevens_BW[:, 1] = 7
@@ -178,7 +178,7 @@ def test_drafters_change_between_jobs_and_a_broken_one_is_no_result(stage: Stage
     assert counts.num_drafts == 0
     tokens, counts = run(Lineup("sevens", Sevens()))
     assert tokens == expected and counts.drafted_by_depth == [counts.num_drafts]
-    tokens, counts = run(stage.fixed("chain", Shape(2, 1, 3)))
+    tokens, counts = run(stage.fixed("chain", TreeShape(2, 1, 3)))
     assert tokens == expected and len(counts.drafted_by_depth) == 2
     with pytest.raises(RuntimeError, match="broken one"):
         run(Lineup("the broken one", Broken()))
@@ -309,7 +309,7 @@ def test_a_shape_that_changes_tokens_is_status_1(
 ) -> None:
     honest = LineupContestant.run
 
-    def lies(self: LineupContestant, job: Job) -> Run:
+    def lies(self: LineupContestant, job: Job) -> Measurement:
         run = honest(self, job)
         if self.name == "4x1x5":
             run.token_ids[0][-1] += 1

@@ -13,10 +13,10 @@ import pytest
 
 from eyas.constraint import ConstraintFailure
 from eyas.constraint import filling as filling_module
-from eyas.constraint.automaton import Automaton, Reach
+from eyas.constraint.automaton import Automaton, DraftMaskLimit
 from eyas.constraint.base import Backend, MaskJob, counted
 from eyas.constraint.filling import Filling
-from eyas.constraint.llguidance_reader import Place
+from eyas.constraint.llguidance_rollback import CopyCost
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
@@ -153,9 +153,9 @@ def test_a_draft_that_was_expected_goes_through_a_copy_made_before(
     states, draft = walked(grammar, tokens), tokens[2:5]
     wanted = expected(llguidance_backend, states[2:6], 4)
     copies = []
-    copied = Place.copied
+    copied = CopyCost.copied
     monkeypatch.setattr(
-        Place, "copied", lambda place, matcher: copies.append(matcher) or copied(place, matcher)
+        CopyCost, "copied", lambda place, matcher: copies.append(matcher) or copied(place, matcher)
     )
     for _ in range(2):
         mask_RK = np.zeros_like(wanted)
@@ -293,7 +293,7 @@ def beside() -> Iterator[ThreadPoolExecutor]:
 
 
 def asked_of(automaton: Automaton, tokens: Sequence[int], row: int) -> MaskRequest:
-    return MaskRequest(automaton.root, tuple(tokens), row, automaton.has_twins)
+    return MaskRequest(automaton.root, tuple(tokens), row, automaton.is_forked)
 
 
 def begun(
@@ -619,52 +619,52 @@ def test_a_slow_root_makes_no_draft_late(
 
 
 def test_who_holds_up_others_again_and_again_is_tried_less_and_less_often() -> None:
-    reach = Reach()
+    mask_limit = DraftMaskLimit()
     rests = []
     for _ in range(10):
-        reach.held_up(5)
+        mask_limit.held_up(5)
         num = 0
-        while reach.limit == 0:
-            reach.in_time(5)
+        while mask_limit.limit == 0:
+            mask_limit.in_time(5)
             num += 1
         rests.append(num)
     assert rests == [3, 5, 9, 17, 33, 65, 65, 65, 65, 65]
-    limits = [reach.limit]
-    while reach.limit is not None:
-        reach.in_time(5)
-        limits.append(reach.limit)
+    limits = [mask_limit.limit]
+    while mask_limit.limit is not None:
+        mask_limit.in_time(5)
+        limits.append(mask_limit.limit)
     assert limits == [1, 2, 3, 4, None], "and from there on as if nothing had been"
-    reach.in_time(5)
-    assert reach.limit is None
-    reach.held_up(5)
+    mask_limit.in_time(5)
+    assert mask_limit.limit is None
+    mask_limit.held_up(5)
     for _ in range(rests[0]):
-        assert reach.limit == 0
-        reach.in_time(5)
-    assert reach.limit == 1
+        assert mask_limit.limit == 0
+        mask_limit.in_time(5)
+    assert mask_limit.limit == 1
 
 
 def test_a_root_that_is_slow_by_itself_puts_off_the_next_draft() -> None:
-    reach = Reach()
-    reach.held_up(5)
-    reach.in_time(5)
-    reach.held_up(5)
+    mask_limit = DraftMaskLimit()
+    mask_limit.held_up(5)
+    mask_limit.in_time(5)
+    mask_limit.held_up(5)
     num = 0
-    while reach.limit == 0:
-        reach.in_time(5)
+    while mask_limit.limit == 0:
+        mask_limit.in_time(5)
         num += 1
     assert num == 5, "two steps of rest, then four, and the one in which it is seen"
 
 
 def test_a_draft_that_was_cut_short_says_nothing_of_whole_ones() -> None:
-    reach = Reach()
-    reach.held_up(5)
+    mask_limit = DraftMaskLimit()
+    mask_limit.held_up(5)
     for size in (0, 1):
-        reach.in_time(size)
-        assert reach.limit == 0
+        mask_limit.in_time(size)
+        assert mask_limit.limit == 0
     for limit in (1, 2):
-        reach.in_time(0)
-        assert reach.limit == limit
-    assert reach.limit == 2, "and no whole draft has been in time yet"
+        mask_limit.in_time(0)
+        assert mask_limit.limit == limit
+    assert mask_limit.limit == 2, "and no whole draft has been in time yet"
 
 
 def test_roots_alone_are_waited_for_however_long(

@@ -25,7 +25,7 @@ def mask_of(backend: Any, state: Any) -> bytes:
 
 @pytest.mark.parametrize("has_twins", [False, True])
 def test_runs_begin_where_a_walk_comes_by(
-    llguidance_backend: Any, tokenizer: Tokenizer, has_twins: bool
+    llguidance_backend: Any, tokenizer: Tokenizer, is_forked: bool
 ) -> None:
     letters = [*(tokens_of(tokenizer, letter)[0] for letter in "cat"), tokenizer.eos_id]
     grammar = compiled(llguidance_backend, WORDS)
@@ -35,7 +35,7 @@ def test_runs_begin_where_a_walk_comes_by(
         automaton, other = Automaton(grammar), Automaton(grammar)
         for each in (automaton, other):
             each.advance(tokens_of(tokenizer, "ca"))
-        twin = automaton.fork() if has_twins else automaton
+        twin = automaton.fork() if is_forked else automaton
         parents = [-1, *(draw.choice([node, draw.randrange(node + 1)]) for node in range(9))]
         tokens = [draw.choice(letters) for _ in parents]
         runs = [(0,)] + [
@@ -54,7 +54,7 @@ def test_runs_begin_where_a_walk_comes_by(
                 assert mask_of(llguidance_backend, point.state) == same
             num_legal, num_refused = num_legal + (point is not None), num_refused + (point is None)
         assert found[0] is twin.root
-        if has_twins:
+        if is_forked:
             again = automaton.heads(tokens, parents, runs)
             assert all(a is b for a, b in zip(found, again, strict=True)), "twins share points"
     assert num_legal > 2 * NUM_DRAFTS and num_refused > NUM_DRAFTS

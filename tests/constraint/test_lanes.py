@@ -50,10 +50,10 @@ def test_there_are_as_many_lanes_as_outputs_under_way_need(wide: Any) -> None:
     states, counts = [], []
     for _ in range(2 * FEW * MAX_LANES):
         states.append(grammar.start())
-        places = Counter(state.place.lane for state in states)
-        assert max(places.values()) <= FEW + 1 or grammar.num_lanes == MAX_LANES
+        places = Counter(state.place.replica for state in states)
+        assert max(places.values()) <= FEW + 1 or grammar.num_replicas == MAX_LANES
         until_idle(wide)
-        counts.append(grammar.num_lanes)
+        counts.append(grammar.num_replicas)
     assert counts[: FEW + 1] == [1] * FEW + [2] and sorted(set(counts)) == [1, 2, 4, 8]
     assert counts == sorted(counts) and list(places.values()) == [2 * FEW] * MAX_LANES
     assert grammar.num_bytes == MAX_LANES * num_bytes
@@ -70,15 +70,18 @@ def test_outputs_one_after_the_other_stay_in_the_first_lane(
     grammar: Any = compiled(wide, LETTERS)
     for _ in range(4 * FEW):
         state = grammar.start().become(tokens_of(tokenizer, "abc"))
-        assert state.place.lane == 0 and state.after(tokens_of(tokenizer, "d")[0]).place.lane == 0
+        assert (
+            state.place.replica == 0
+            and state.after(tokens_of(tokenizer, "d")[0]).place.replica == 0
+        )
         del state
     until_idle(wide)
-    assert grammar.num_lanes == 1
+    assert grammar.num_replicas == 1
     crowded(wide, grammar)
-    assert grammar.num_lanes == MAX_LANES
-    assert [grammar.start().place.lane for _ in range(3)] == [0, 0, 0]
+    assert grammar.num_replicas == MAX_LANES
+    assert [grammar.start().place.replica for _ in range(3)] == [0, 0, 0]
     kept = [grammar.start().become(tokens_of(tokenizer, "abc")) for _ in range(3)]
-    assert [state.place.lane for state in kept] == [0, 1, 2]
+    assert [state.place.replica for state in kept] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", WALKS)
@@ -90,7 +93,7 @@ def test_masks_are_those_of_a_walk_in_every_lane(
     other = compiled(wide, root)
     grammar: Any = compiled(wide, root)
     states = crowded(wide, grammar)[-MAX_LANES:]
-    assert len({state.place.lane for state in states}) == MAX_LANES
+    assert len({state.place.replica for state in states}) == MAX_LANES
     place = 0
     while place < len(tokens):
         draft = tokens[place : place + 4]
@@ -100,7 +103,7 @@ def test_masks_are_those_of_a_walk_in_every_lane(
             assert np.array_equal(masks_of(wide, state, draft), expected_LK), place
         states = [state.become(tokens[place : place + 3]) for state in states]
         place += 3
-    assert all(grammar.is_first(lane.matcher) for lane in grammar._lanes)
+    assert all(grammar.is_first(replica.matcher) for replica in grammar._replicas)
     assert not any(grammar.is_first(state.matcher) for state in states), "the starts stay"
 
 
@@ -119,7 +122,7 @@ def test_an_output_that_holds_others_up_goes_on_in_a_lane_that_came_later(
     automaton.walk([0, *tokens_of(tokenizer, "xy")], [-1, 0, 1])
     automaton.held_up(5)
     moved: Any = automaton.root
-    assert moved is not root and automaton.reach.limit == 0 and len(others) > MAX_LANES
+    assert moved is not root and automaton.mask_limit.limit == 0 and len(others) > MAX_LANES
     automaton.held_up(5)
     assert automaton.root is moved, "once is enough"
     here = twin.root
@@ -136,7 +139,7 @@ def test_one_thread_needs_one_lane(vocabulary: Any) -> None:
     backend: Any = build_backend("llguidance", vocabulary, 1)
     grammar: Any = compiled(backend, LETTERS)
     crowded(backend, grammar)
-    assert grammar.num_lanes == 1
+    assert grammar.num_replicas == 1
     backend.close()
 
 
@@ -144,4 +147,4 @@ def test_after_it_is_closed_nothing_is_compiled(wide: Any) -> None:
     grammar: Any = compiled(wide, LETTERS)
     wide.close()
     states = [grammar.start() for _ in range(2 * FEW)]
-    assert grammar.num_lanes == 1 and len(states) > FEW
+    assert grammar.num_replicas == 1 and len(states) > FEW

@@ -13,7 +13,7 @@ import pytest
 from eyas.constraint import build_backend
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.filling import Filling
-from eyas.constraint.llguidance_reader import Place
+from eyas.constraint.llguidance_rollback import CopyCost
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.engine.exactness import random_tree
 from eyas.grammar import Budget
@@ -71,7 +71,7 @@ class Writer:
         draft: list[int] = []
         for _ in range(draw.randrange(12)):
             draft.append(some_token(draw, truth, others, [*self.tokens, *draft]))
-        return MaskRequest(self.automaton.root, tuple(draft), row, self.automaton.has_twins, True)
+        return MaskRequest(self.automaton.root, tuple(draft), row, self.automaton.is_forked, True)
 
     def tree(
         self, draw: random.Random, truth: Truth, others: list[int]
@@ -147,7 +147,7 @@ def test_masks_are_those_of_the_tokens_before_them(
     """share: of the looks at whether copies are dear that say so."""
     draw = random.Random(f"{share} {num_threads}")
     dear = random.Random(share)
-    monkeypatch.setattr(Place, "is_dear", property(lambda place: dear.random() < share))
+    monkeypatch.setattr(CopyCost, "is_dear", property(lambda place: dear.random() < share))
     truth, letters = Truth(vocabulary), letters_of(tokenizer, "athcoei")
     others = [*letters, tokenizer.eos_id, -1, 2**31 - 1]
     backend: Any = build_backend("llguidance", vocabulary, num_threads)
@@ -179,7 +179,7 @@ def test_masks_are_those_of_the_tokens_before_them(
                     row += 1 + max(1, len(request.tokens))
                     continue
                 asked = [
-                    (MaskRequest(point, (), row + i, writer.automaton.has_twins), text)
+                    (MaskRequest(point, (), row + i, writer.automaton.is_forked), text)
                     for i, (point, text) in enumerate(writer.tree(draw, truth, others))
                 ]
                 nodes += asked

@@ -22,10 +22,10 @@ import psutil
 import pytest
 
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
-from eyas.constraint import kept as kept_module
+from eyas.constraint import grammar_cache as kept_module
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import ConstraintFailure
-from eyas.constraint.kept import PATIENCE, TRIM_BYTES, KeptGrammars
+from eyas.constraint.grammar_cache import PATIENCE, TRIM_BYTES, GrammarCache
 from eyas.constraint.llguidance_library import MAX_LEXER_STATES
 from eyas.core import GrammarError
 from eyas.grammar import Json, Node, OutputSpec, Regex
@@ -138,10 +138,10 @@ def test_a_lexer_is_bounded_and_what_it_holds_up_goes_on(vocabulary: Vocabulary)
         automaton = Automaton(grammar)
         written(backend, automaton, random.Random(number), 250)
         backend._background.submit(lambda: None).result()
-        assert not backend.is_used_up(grammar._lanes[0].matcher)
+        assert not backend.is_used_up(grammar._replicas[0].matcher)
         automata.append(automaton)
     assert sum(each.num_replays for each in automata) >= 2
-    assert len(automata[0]._tokens) == 250 and grammar.num_lanes == 1
+    assert len(automata[0]._tokens) == 250 and grammar.num_replicas == 1
     assert grammar.is_first(first.matcher), "who has not begun yet stands where others do"
     backend.close()
 
@@ -184,14 +184,14 @@ def heap(monkeypatch: pytest.MonkeyPatch) -> _Heap:
 
 
 @pytest.fixture
-def kept(heap: _Heap, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptGrammars]:
-    monkeypatch.setattr(KeptGrammars, "_watch", lambda self: None)  # the tests look themselves
-    grammars = KeptGrammars(100 * MIB, heap)
+def kept(heap: _Heap, monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarCache]:
+    monkeypatch.setattr(GrammarCache, "_watch", lambda self: None)  # the tests look themselves
+    grammars = GrammarCache(100 * MIB, heap)
     yield grammars
     grammars.close()
 
 
-def fill(kept: KeptGrammars, heap: _Heap, *sizes: int, begin: int = 0) -> list[bytes]:
+def fill(kept: GrammarCache, heap: _Heap, *sizes: int, begin: int = 0) -> list[bytes]:
     keys = [bytes([number]) for number in range(begin, begin + len(sizes))]
     for key, size in zip(keys, sizes, strict=True):
         kept.begin()
@@ -201,11 +201,11 @@ def fill(kept: KeptGrammars, heap: _Heap, *sizes: int, begin: int = 0) -> list[b
     return keys
 
 
-def there(kept: KeptGrammars, keys: list[bytes]) -> list[bool]:
+def there(kept: GrammarCache, keys: list[bytes]) -> list[bool]:
     return [key in kept._grammars for key in keys]
 
 
-def test_the_least_recently_used_go_until_the_rest_fits(kept: KeptGrammars, heap: _Heap) -> None:
+def test_the_least_recently_used_go_until_the_rest_fits(kept: GrammarCache, heap: _Heap) -> None:
     keys = fill(kept, heap, 10, 20, 30)
     kept.settle()
     assert kept.num_bytes == 60 * MIB and heap.num_trims == 0
@@ -216,7 +216,7 @@ def test_the_least_recently_used_go_until_the_rest_fits(kept: KeptGrammars, heap
     assert heap.num_trims == 1
 
 
-def test_grammars_count_as_they_grow(kept: KeptGrammars, heap: _Heap) -> None:
+def test_grammars_count_as_they_grow(kept: GrammarCache, heap: _Heap) -> None:
     keys = fill(kept, heap, 10, 20)
     grammar: Any = kept.find(keys[1])
     heap.alive.remove(20 * MIB)
@@ -227,7 +227,7 @@ def test_grammars_count_as_they_grow(kept: KeptGrammars, heap: _Heap) -> None:
     assert there(kept, keys) == [False, True] and kept.num_bytes == 95 * MIB
 
 
-def test_what_running_outputs_hold_counts_until_they_end(kept: KeptGrammars, heap: _Heap) -> None:
+def test_what_running_outputs_hold_counts_until_they_end(kept: GrammarCache, heap: _Heap) -> None:
     keys = fill(kept, heap, 70)
     running: Any = kept.find(keys[0])
     keys += fill(kept, heap, 10, 40, begin=1)
@@ -239,7 +239,7 @@ def test_what_running_outputs_hold_counts_until_they_end(kept: KeptGrammars, hea
     assert there(kept, keys) == [True] and kept.num_bytes == 20 * MIB and heap.num_trims == 2
 
 
-def test_what_was_there_before_is_nobodys(kept: KeptGrammars, heap: _Heap) -> None:
+def test_what_was_there_before_is_nobodys(kept: GrammarCache, heap: _Heap) -> None:
     """Nor what came while there were no grammars."""
     heap.others = 5000 * MIB
     fill(kept, heap, 10)
@@ -258,7 +258,7 @@ def test_what_was_there_before_is_nobodys(kept: KeptGrammars, heap: _Heap) -> No
     assert 30 * MIB <= kept.num_bytes <= 40 * MIB and len(kept) == 2
 
 
-def test_what_comes_and_goes_puts_nothing_out(kept: KeptGrammars, heap: _Heap) -> None:
+def test_what_comes_and_goes_puts_nothing_out(kept: GrammarCache, heap: _Heap) -> None:
     keys = fill(kept, heap, 10, 20)
     counts = iter([500 * MIB, 400 * MIB])
     steady = heap.num_bytes
@@ -267,7 +267,7 @@ def test_what_comes_and_goes_puts_nothing_out(kept: KeptGrammars, heap: _Heap) -
     assert there(kept, keys) == [True, True] and kept.num_bytes == 30 * MIB
 
 
-def test_what_others_took_is_taken_off_after_a_while(kept: KeptGrammars, heap: _Heap) -> None:
+def test_what_others_took_is_taken_off_after_a_while(kept: GrammarCache, heap: _Heap) -> None:
     """Else there would be no cache any more."""
     kept.begin()
     running: Any = _Grammar(heap, MIB)
@@ -283,7 +283,7 @@ def test_what_others_took_is_taken_off_after_a_while(kept: KeptGrammars, heap: _
     del running
 
 
-def test_what_is_left_free_goes_back_to_the_system(kept: KeptGrammars, heap: _Heap) -> None:
+def test_what_is_left_free_goes_back_to_the_system(kept: GrammarCache, heap: _Heap) -> None:
     fill(kept, heap, 10, 20)
     kept.settle()
     heap.others += TRIM_BYTES
@@ -297,7 +297,7 @@ def test_what_is_left_free_goes_back_to_the_system(kept: KeptGrammars, heap: _He
 
 
 def test_what_is_being_compiled_counts_as_soon_as_it_is_there(
-    kept: KeptGrammars, heap: _Heap
+    kept: GrammarCache, heap: _Heap
 ) -> None:
     kept.begin()
     grammar: Any = _Grammar(heap, 40 * MIB)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from eyas.constraint import build_backend, llguidance_reader
-from eyas.constraint.llguidance_reader import Place
+from eyas.constraint import build_backend, llguidance_rollback
+from eyas.constraint.llguidance_rollback import CopyCost
 from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.engine.exactness import random_tree
 from eyas.grammar import Regex, Source
@@ -30,7 +30,7 @@ MORE_ALIKE = Source(
 @pytest.fixture(autouse=True)
 def dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every copy counts as dear."""
-    monkeypatch.setattr(llguidance_reader, "SURE", 0)
+    monkeypatch.setattr(llguidance_rollback, "SURE", 0)
 
 
 @pytest.fixture(params=["always", "at times", "hardly"])
@@ -38,20 +38,20 @@ def dear_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Copies count as dear then."""
     draw = random.Random(5)
     share = {"always": 1.0, "at times": 0.5, "hardly": 0.05}[request.param]
-    monkeypatch.setattr(Place, "is_dear", property(lambda place: draw.random() < share))
+    monkeypatch.setattr(CopyCost, "is_dear", property(lambda place: draw.random() < share))
 
 
 @pytest.fixture
 def num_copies(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How often a matcher was copied since it was asked for."""
     copies: list[int] = []
-    copied = Place.copied
+    copied = CopyCost.copied
 
-    def counted(place: Place, matcher: Any) -> Any:
+    def counted(place: CopyCost, matcher: Any) -> Any:
         copies.append(1)
         return copied(place, matcher)
 
-    monkeypatch.setattr(Place, "copied", counted)
+    monkeypatch.setattr(CopyCost, "copied", counted)
 
     def since() -> int:
         num = len(copies)
@@ -256,11 +256,11 @@ def test_a_draft_and_a_place_in_another_are_asked_for_in_one_call(
     """Also where copies are no longer dear."""
     grammar = compiled(llguidance_backend, ALIKE)
     one, two = (tokens_of(tokenizer, letter) for letter in "ac")
-    for is_dear in (True, False):
-        monkeypatch.setattr(llguidance_reader, "SURE", 0)
+    for is_expensive_to_copy in (True, False):
+        monkeypatch.setattr(llguidance_rollback, "SURE", 0)
         state = grammar.start()
         place = state.after(two[0])
-        monkeypatch.setattr(llguidance_reader, "SURE", 0 if is_dear else 10**9)
+        monkeypatch.setattr(llguidance_rollback, "SURE", 0 if is_expensive_to_copy else 10**9)
         mask_RK = np.zeros((4, llguidance_backend.vocabulary.num_mask_words), dtype=np.int32)
         job = llguidance_backend.job([state, place], mask_RK, [0, 3], [one, ()])
         job.run()

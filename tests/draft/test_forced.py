@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from eyas.constraint import ConstraintFailure, State
-from eyas.constraint.automaton import Automaton, Point
+from eyas.constraint.automaton import Automaton, GrammarNode
 from eyas.constraint.base import one_by_one
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree, Request, SamplingParams
-from eyas.draft import Drafter, ForcedDrafter, RootDrafter, Shape, StepReport
+from eyas.draft import Drafter, ForcedDrafter, RootDrafter, StepReport, TreeShape
 from eyas.draft.base import chain
 from eyas.grammar import Budget, Marker, OutputSpec, Source
 from tests.laws.automata import Lane, Modular, ToyGrammar, Toys, toy
@@ -38,7 +38,7 @@ class Told:
     count: int = 0
 
     num_deviations = 0
-    is_dear = False
+    is_expensive_to_copy = False
 
     def after(self, token: int) -> Told | None:
         if not self.row()[token]:
@@ -183,7 +183,7 @@ def test_forks_share_their_points_as_long_as_they_go_together() -> None:
 def test_one_who_stays_keeps_little_of_what_follows() -> None:
     """A choice that waits long holds no chain of all that the others said meanwhile."""
 
-    def reached(point: Point) -> int:
+    def reached(point: GrammarNode) -> int:
         return 1 + sum(reached(later) for later in point.later.values())
 
     automaton = automaton_of("modular 3")
@@ -260,7 +260,7 @@ def test_a_canonical_grammar_forces_more_until_the_text_leaves_it() -> None:
 # Masks of points
 
 
-def masks_of(points: Sequence[Point | None]) -> tuple[int, list[int], np.ndarray]:
+def masks_of(points: Sequence[GrammarNode | None]) -> tuple[int, list[int], np.ndarray]:
     """How many were made, how many each point has, and all."""
     mask_RK = np.zeros((len(points), NUM_WORDS), dtype=np.int32)
     requests = [MaskRequest(each, (), row) for row, each in enumerate(points) if each is not None]
@@ -311,13 +311,13 @@ class Fixed(Drafter):
 
     def __init__(self, tree: DraftTree) -> None:
         self.tree = tree
-        self.shape = Shape(tree.width - 1, 2, tree.width)
+        self.shape = TreeShape(tree.width - 1, 2, tree.width)
         self.reports: list[StepReport] = []
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
-        return Shape(4, 1, 5)
+    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
+        return TreeShape(4, 1, 5)
 
-    def propose(self, batch: Any, shape: Shape) -> DraftTree:
+    def propose(self, batch: Any, shape: TreeShape) -> DraftTree:
         return self.tree
 
     def learn(self, report: StepReport) -> None:
@@ -350,7 +350,7 @@ def extended(
     inner: Fixed, automata: Sequence[Automaton | None], *, nodes: int = 8, width: int = 32
 ) -> tuple[ForcedDrafter, DraftTree]:
     drafter = ForcedDrafter(inner, nodes)
-    return drafter, drafter.propose(batch_of(automata, width), Shape(31, 4, width))
+    return drafter, drafter.propose(batch_of(automata, width), TreeShape(31, 4, width))
 
 
 def paths_of(tree: DraftTree, b: int) -> dict[str, int | None]:
@@ -411,14 +411,16 @@ def test_where_nothing_is_forced_the_tree_is_the_inner_ones() -> None:
     assert extended(inner, [automaton_of("told a????")])[1] is inner.tree
     assert extended(inner, [None])[1] is inner.tree
     assert extended(inner, [automaton_of("told abcd")], width=1)[1] is inner.tree
-    assert ForcedDrafter(inner, 8).propose(batch_of(None, 9), Shape(8, 1, 9)) is inner.tree
+    assert ForcedDrafter(inner, 8).propose(batch_of(None, 9), TreeShape(8, 1, 9)) is inner.tree
 
 
 def test_rows_are_wished_for_where_a_grammar_is() -> None:
     drafter = ForcedDrafter(Fixed(chain(torch.tensor([[ROOT]]), torch.tensor([1]))), 8)
-    assert drafter.wish(3, 0) == Shape(4, 1, 5) and drafter.wish(3, 1) == Shape(4, 1, 5, extra=8)
+    assert drafter.preferred_shape(3, 0) == TreeShape(4, 1, 5) and drafter.preferred_shape(
+        3, 1
+    ) == TreeShape(4, 1, 5, extra=8)
     alone = ForcedDrafter(RootDrafter(), 8)
-    assert alone.wish(3, 0).width == 1 and alone.wish(3, 1).width == 9
+    assert alone.preferred_shape(3, 0).width == 1 and alone.preferred_shape(3, 1).width == 9
 
 
 def test_the_inner_drafter_hears_of_its_own_nodes_alone() -> None:

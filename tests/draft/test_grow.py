@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from eyas.core import SamplingParams
-from eyas.draft import Shape
+from eyas.draft import TreeShape
 from eyas.draft.grow import Frontier, Pool, rank
 from eyas.sampling import BatchParams, RowSource, gumbel
-from eyas.sampling.process import Rows
+from eyas.sampling.process import SamplingRows
 
 VOCAB = 24
 Tree = tuple[list[int], list[int]]
@@ -57,13 +57,13 @@ def grown(
     num = len(roots)
     sources = [source, *others] if others else [source] * num
     params = BatchParams(sources, VOCAB, torch.device("cpu"))
-    shape = Shape(steps, topk, nodes)
+    shape = TreeShape(steps, topk, nodes)
     frontier, pool = Frontier.of_roots(num, torch.device("cpu")), Pool(shape.num_candidates)
     last = torch.tensor(roots).unsqueeze(1)
     for depth in range(steps):
         width = last.shape[1]
         path = frontier.path_BKD.flatten(0, 1)
-        rows = Rows(
+        rows = SamplingRows(
             sequence_R=torch.arange(num).repeat_interleave(width),
             position_R=torch.full((num * width,), 9 + depth),
             tokens_RD=path if depth else None,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from eyas.core import DraftTree, Request, SamplingParams
-from eyas.draft import Drafter, DrafterWrapper, HeadNetwork, PacedDrafter, Shape, TreeDrafter
+from eyas.draft import Drafter, DrafterWrapper, HeadNetwork, PacedDrafter, TreeDrafter, TreeShape
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows
 from tests.laws.cases import restless_paced, walk_text
@@ -90,7 +90,7 @@ class Compared(DrafterWrapper):
             self.first = logits
         return logits, states
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         self.first = None
         tree = super().propose(batch, shape)
         if self.first is None:
@@ -153,7 +153,7 @@ class Fails(DrafterWrapper):
         super().__init__(inner)
         self.calls = 0
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         self.calls += 1
         if self.calls % 7 == 2:
             raise RuntimeError("a drafter's fault, on purpose")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eyas.core import DraftTree, Request, SamplingParams
-from eyas.draft import NgramDrafter, Shape
+from eyas.draft import NgramDrafter, TreeShape
 from eyas.runner.batch import Batch
 from tests.laws.cases import walk_text
 from tests.laws.world import Setting, new_engine, run
@@ -33,7 +33,7 @@ class Checked(NgramDrafter):
         super().__init__(num_tokens, min_match=least, max_match=most)
         self.num_found = 0
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         tree = super().propose(batch, shape)
         assert tree.is_chain and tree.width <= batch.width
         for b, (seat, root) in enumerate(

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from eyas.draft.base import Shape
+from eyas.draft.base import TreeShape
 from eyas.draft.costs import NOTHING, Costs, measure_costs
 from eyas.draft.pace import PLAIN, Pace, usual_shapes
 
-SHAPES = usual_shapes(Shape(5, 4, 16))
+SHAPES = usual_shapes(TreeShape(5, 4, 16))
 
 
 def live(
@@ -23,10 +23,10 @@ def live(
     draft_pass: float,
     steps: int = 1500,
     seed: int = 0,
-) -> dict[Shape, int]:
+) -> dict[TreeShape, int]:
     """Run a world: a step costs `step` and `per_row` a row, a drafter's pass `draft_pass`."""
     draw = random.Random(seed)
-    chosen: dict[Shape, int] = {}
+    chosen: dict[TreeShape, int] = {}
     for i in range(steps):
         shape = pace.choose(batch)
         if i > steps // 3:
@@ -44,7 +44,7 @@ def live(
     return chosen
 
 
-def most(chosen: dict[Shape, int]) -> Shape:
+def most(chosen: dict[TreeShape, int]) -> TreeShape:
     return max(chosen, key=chosen.__getitem__)
 
 
@@ -116,7 +116,7 @@ MEASURED = (
 def short_run(*, cold: float, acceptance: float, seed: int = 0) -> float:
     """Tokens a second over those of plain decoding, in the first 260 steps of a batch of 4. A step
     takes 1.15 times what was measured, the first eight `cold` times as long."""
-    pace, draw = Pace(usual_shapes(Shape(8, 4, 16)), *MEASURED), random.Random(seed)
+    pace, draw = Pace(usual_shapes(TreeShape(8, 4, 16)), *MEASURED), random.Random(seed)
     target, drafting = MEASURED
     seconds = plain = 0.0
     for i in range(260):
@@ -163,8 +163,8 @@ def test_the_log_says_whether_there_are_drafts_and_why(caplog: pytest.LogCapture
 
 def test_drafts_that_few_sequences_get_are_weighed_for_all() -> None:
     """Prompt lookup that finds something for one sequence in twenty, where every node costs."""
-    pace = Pace(usual_shapes(Shape(5, 1, 6)), Costs((1, 64), (0.006, 0.026)), NOTHING)
-    chosen: dict[Shape, int] = {}
+    pace = Pace(usual_shapes(TreeShape(5, 1, 6)), Costs((1, 64), (0.006, 0.026)), NOTHING)
+    chosen: dict[TreeShape, int] = {}
     for i in range(1500):
         shape = pace.choose(20)
         chosen[shape] = chosen.get(shape, 0) + (i > 500)
@@ -178,7 +178,7 @@ def test_a_draft_cut_short_says_nothing_of_what_it_did_not_reach() -> None:
     pace = new_pace()
     before = pace._chain_yield(5)
     for _ in range(50):
-        pace.learn(64, Shape(5, 1, 6), [(3, 3)] * 64, 0.02, is_chain=True)
+        pace.learn(64, TreeShape(5, 1, 6), [(3, 3)] * 64, 0.02, is_chain=True)
     assert pace._chain_yield(5) > before
 
 
@@ -212,7 +212,7 @@ def test_costs_never_fall_with_more_rows_and_extend_past_what_was_measured() -> 
 
 def test_batch_sizes_that_run_one_graph_share_what_is_learned() -> None:
     """Five sequences run the graph of six; four have their own, whose first step is no guide."""
-    pace, shape = new_pace(), Shape(5, 1, 6)
+    pace, shape = new_pace(), TreeShape(5, 1, 6)
 
     def learn(num_sequences: int, seconds: float) -> None:
         pace.learn(num_sequences, shape, [], seconds, is_chain=True)

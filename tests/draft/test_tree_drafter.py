@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from eyas.core import DraftTree, Request, SamplingParams
-from eyas.draft import Drafter, DrafterWrapper, Shape, grow
-from eyas.draft.catch_up import Missing, RowBook
+from eyas.draft import Drafter, DrafterWrapper, TreeShape, grow
+from eyas.draft.catch_up import MissingRows, RowTracker
 from eyas.engine.engine import Engine
 from eyas.runner.batch import Batch
 from tests.laws.cases import restless_paced, walk_text
@@ -121,7 +121,7 @@ class Recorded(DrafterWrapper):
         self.trees: Trees = {}
         self.num_batched = 0
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         tree = super().propose(batch, shape)
         self.num_batched += len(batch.rooted) > 1 and tree.width > 1
         for b, (seat, root) in enumerate(
@@ -183,15 +183,15 @@ def test_what_a_step_leaves_to_be_made_is_no_longer_than_its_tree_is_high(
     flights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However wide the tree: rows are laid out for as many as can be missing."""
-    missing, longest = RowBook.missing, []
+    missing, longest = RowTracker.missing, []
 
-    def noted(book: RowBook, batch: Batch) -> Missing | None:
-        found = missing(book, batch)
+    def noted(tracker: RowTracker, batch: Batch) -> MissingRows | None:
+        found = missing(tracker, batch)
         if found is not None and not found.runs:
             longest.append(found.longest)
         return found
 
-    monkeypatch.setattr(RowBook, "missing", noted)
+    monkeypatch.setattr(RowTracker, "missing", noted)
     inner = model_drafter(PLAIN.dtype, PLAIN.num_slots, 16, "target", topk=3)
     levels = inner.shape.levels
     assert 2 < levels < inner.shape.nodes
@@ -205,12 +205,12 @@ def test_what_a_step_leaves_to_be_made_is_no_longer_than_its_tree_is_high(
 @pytest.mark.parametrize(
     ("shape", "levels"),
     [
-        (Shape(5, 8, 32), 6),
-        (Shape(5, 8, 32, extra=4), 10),
-        (Shape(5, 1, 6), 6),
-        (Shape(9, 3, 4), 4),
-        (Shape(0, 1, 1), 1),
+        (TreeShape(5, 8, 32), 6),
+        (TreeShape(5, 8, 32, extra=4), 10),
+        (TreeShape(5, 1, 6), 6),
+        (TreeShape(9, 3, 4), 4),
+        (TreeShape(0, 1, 1), 1),
     ],
 )
-def test_a_tree_is_no_higher_than_it_has_nodes(shape: Shape, levels: int) -> None:
+def test_a_tree_is_no_higher_than_it_has_nodes(shape: TreeShape, levels: int) -> None:
     assert shape.levels == levels

@@ -124,7 +124,7 @@ class Limited:
     """A grammar whose automata live for so many tokens."""
 
     canonical: tuple[Grammar, ...] = ()
-    num_bytes = num_lanes = 1
+    num_bytes = num_replicas = 1
 
     def __init__(self, grammar: Grammar, count: int) -> None:
         self.grammar, self.count, self.backend = grammar, count, grammar.backend

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.constraint import Vocabulary, build_backend, filling, llguidance_reader
+from eyas.constraint import Vocabulary, build_backend, filling, llguidance_rollback
 from eyas.constraint.automaton import LEAST_REST, Automaton
 from eyas.constraint.base import MaskJob
 from eyas.constraint.filling import Filling
@@ -41,7 +41,7 @@ END = engine("root").info.eos_token_ids[0]
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out of a tree before the forward, and drafts go through readers at once."""
-    monkeypatch.setattr(llguidance_reader, "SURE", 0)
+    monkeypatch.setattr(llguidance_rollback, "SURE", 0)
     monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
 
 
@@ -249,7 +249,7 @@ def slow(
     held: list[threading.Event] = []
     make = backend.job
 
-    def hold(slow_tokens: Sequence[int]) -> threading.Event:
+    def to_static(slow_tokens: Sequence[int]) -> threading.Event:
         go = threading.Event()
         go.num_held = 0  # type: ignore[attr-defined]
 
@@ -258,7 +258,7 @@ def slow(
             ours = [i for i, draft in enumerate(drafts or ()) if draft == tuple(slow_tokens)]
 
             def slowly() -> None:
-                job.run()
+                job.branch()
                 if ours and not go.is_set():
                     last = np.array([rows[i] + behind for i in ours for behind in (2, 3)])
                     found = mask_RK[last]
@@ -274,7 +274,7 @@ def slow(
         held.append(go)
         return go
 
-    yield hold
+    yield to_static
     for go in held:
         go.set()
 
@@ -317,7 +317,7 @@ def test_a_sequence_whose_draft_is_slow_looks_less_far_ahead_for_a_while(
     assert np.array_equal(mask_BWK, expected_BWK) and stats.num_late == 0
     is_noted = is_slow and num_slow <= max(1, num // 4)
     limits = [0 if is_noted and b < num_slow else None for b in range(num)]
-    assert [held.automaton.reach.limit for held in rooted] == limits
+    assert [held.automaton.mask_limit.limit for held in rooted] == limits
     for looked_at in (1, 1, 1, 2, 3, 4, 4) if is_noted else ():
         mask_BWK, refusals, stats = filled(tree, rooted, backend)
         assert refusals.num_nodes == 0 and stats.num_late == 0
@@ -338,7 +338,7 @@ def test_who_was_too_late_waits_before_the_next_try(
     _, _, stats = filled(tree, rooted, backend, deadline=0.1, step_seconds=0.01)
     assert stats.num_late == 8
     num = num_slow if num_slow == 1 else 8
-    assert [held.automaton.reach.limit for held in rooted] == [0] * num + [None] * (8 - num)
+    assert [held.automaton.mask_limit.limit for held in rooted] == [0] * num + [None] * (8 - num)
     go.set()
     for looked_at in (1, 1, 1, 2, 3, 4, 5):
         mask_BWK, _, stats = filled(tree, rooted, backend)
@@ -407,7 +407,7 @@ def test_when_time_is_over_only_roots_have_masks(
 def at_rest(backend: Any) -> Any:
     """A sequence of which only the root is looked at, and whose text may end here."""
     held = sequence(backend, Regex("[ab]{1,50}"), "ab")
-    held.automaton.reach.limit, held.automaton.reach._rest = 0, 9
+    held.automaton.mask_limit.limit, held.automaton.mask_limit._rest = 0, 9
     return held
 
 
@@ -426,12 +426,12 @@ def test_behind_a_root_alone_nothing_is_legal(
         job = make(*asked, **more)
         calls.append(job)
 
-        def run() -> None:
-            job.run()
+        def branch() -> None:
+            job.branch()
             if is_broken and len(calls) == 1:
                 raise RuntimeError("on purpose")
 
-        return MaskJob(run, job.settle)
+        return MaskJob(branch, job.settle)
 
     monkeypatch.setattr(backend, "job", breaking)
     mask_BWK, _, stats = filled(tree, rooted, backend, deadline=60.0 if is_broken else 0.1)
@@ -451,20 +451,20 @@ def test_a_root_at_rest_is_not_to_blame_for_drafts_that_are_late(
     def waiting(states: Any, mask_RK: Any, rows: Any, drafts: Any, **more: Any) -> MaskJob:
         job = make(states, mask_RK, rows, drafts, **more)
 
-        def run() -> None:
+        def branch() -> None:
             if any(len(draft) > 1 for draft in drafts or ()):
                 clock.start()
                 assert go.wait(300)
-            job.run()
+            job.branch()
 
-        return MaskJob(run, job.settle)
+        return MaskJob(branch, job.settle)
 
     monkeypatch.setattr(backend, "job", waiting)
     _, _, stats = filled(tree, rooted, backend, deadline=0.1, step_seconds=0.01)
     go.set()
     backend.thread.submit(int).result()
     assert stats.num_late == 7
-    assert [held.automaton.reach.limit for held in rooted] == [0] * 8
+    assert [held.automaton.mask_limit.limit for held in rooted] == [0] * 8
 
 
 @pytest.mark.parametrize("library", BACKENDS)
@@ -476,7 +476,7 @@ def test_an_engine_says_the_same_however_late_it_sees_its_trees(
     if library == "xgrammar":
         pytest.importorskip("xgrammar")
     if drafter == "cheap tree":  # whose runs are not walked through
-        monkeypatch.setattr(llguidance_reader, "SURE", 10**9)
+        monkeypatch.setattr(llguidance_rollback, "SURE", 10**9)
         drafter = "tree"
     monkeypatch.setattr(Masking, "is_packed", property(lambda masking: True))  # on a CPU
     llm = engine(drafter, library, flights)
@@ -514,7 +514,7 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
 
         def slowly() -> None:
             time.sleep(seconds)
-            job.run()
+            job.branch()
 
         return MaskJob(slowly, job.settle)
 

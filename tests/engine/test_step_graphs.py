@@ -98,12 +98,12 @@ def tree(tokens: list[int]) -> DraftTree:
 def test_a_tree_that_no_stage_made_is_held_at_one_address() -> None:
     steps = make()
     stages = steps.of("a")
-    first = stages.hold(tree([1, 2, 3]))
-    again = steps.of("b").hold(tree([4, 5, 6]))
+    first = stages.to_static(tree([1, 2, 3]))
+    again = steps.of("b").to_static(tree([4, 5, 6]))
     assert again.tokens_BW.data_ptr() == first.tokens_BW.data_ptr()
     assert again.sizes_B.data_ptr() == first.sizes_B.data_ptr()
     assert first.tokens_BW.tolist() == [[4, 5, 6]]
-    other = stages.hold(tree([1, 2]))
+    other = stages.to_static(tree([1, 2]))
     assert other.tokens_BW.data_ptr() != first.tokens_BW.data_ptr()
 
 
@@ -112,12 +112,12 @@ def test_a_tree_that_a_stage_filled_is_held_as_it_is() -> None:
     stages = steps.of("a")
     made = tree([1, 2, 3])
     filled = stages.run("draft", "", lambda: made)
-    assert stages.hold(filled) is filled
+    assert stages.to_static(filled) is filled
     cut = DraftTree(made.tokens_BW, made.parents_BW, made.sizes_B - 1, is_chain=True)
-    held = stages.hold(cut)
+    held = stages.to_static(cut)
     assert held.tokens_BW.data_ptr() != made.tokens_BW.data_ptr()
     assert held.sizes_B.tolist() == [2]
-    assert steps.of("b").hold(filled).tokens_BW is not filled.tokens_BW
+    assert steps.of("b").to_static(filled).tokens_BW is not filled.tokens_BW
 
 
 class Failing(UnkindGraphs):

@@ -13,7 +13,7 @@ import torch
 
 from eyas.core import SamplingParams, Verdict
 from eyas.sampling import BatchParams, RowSource, choose, gumbel, process, sample
-from eyas.sampling.process import Rows, before_temperature
+from eyas.sampling.process import SamplingRows, before_temperature
 from tests.sampling.test_choose_law import (
     DISTRIBUTIONS,
     NUM_DRAWS,
@@ -62,7 +62,9 @@ def some_mask(num: int, vocab: int, seed: int) -> torch.Tensor:
     return words.to(torch.int32)
 
 
-def some_rows(num: int, params: list[SamplingParams], vocab: int) -> tuple[Rows, BatchParams]:
+def some_rows(
+    num: int, params: list[SamplingParams], vocab: int
+) -> tuple[SamplingRows, BatchParams]:
     draw = random.Random(num)
     sources = [
         RowSource(params[b % len(params)], draw.getrandbits(64), b % 128, 5, frozenset())
@@ -71,14 +73,14 @@ def some_rows(num: int, params: list[SamplingParams], vocab: int) -> tuple[Rows,
     batch = BatchParams(sources, vocab, CUDA)
     every = torch.arange(num, device=CUDA)
     history = torch.zeros((num, 8), dtype=torch.int64, device=CUDA)
-    return Rows(every, every * 977 + 3, None, None, history, history[:, 0] + 6), batch
+    return SamplingRows(every, every * 977 + 3, None, None, history, history[:, 0] + 6), batch
 
 
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("sample", "process"):
-        room = import_module(f"eyas.sampling.{module}")
-        monkeypatch.setattr(room, "usable", lambda device: False)
+        destination = import_module(f"eyas.sampling.{module}")
+        monkeypatch.setattr(destination, "usable", lambda device: False)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -121,7 +123,7 @@ def test_two_thousand_rows_choose_as_each_alone(params: SamplingParams) -> None:
         assert torch.equal(together, logits.argmax(dim=1))
     for i in (0, 1, 1000, 2047):
         of = slice(i, i + 1)
-        own = Rows(
+        own = SamplingRows(
             rows.sequence_R[of], rows.position_R[of], None, None, rows.history_BL, rows.length_B
         )
         assert torch.equal(sample(logits[of], own, batch, None), together[of])
@@ -195,7 +197,7 @@ def test_a_captured_verdict_follows_its_inputs(is_chain: bool) -> None:
     twin = BatchParams(sources, vocab, CUDA).padded(padded)
     grid = torch.arange(padded * width, device=CUDA)
     history = torch.zeros((padded, 4), dtype=torch.int64, device=CUDA)
-    rows = Rows(grid // width, grid % 97, None, None, history, history[:, 0])
+    rows = SamplingRows(grid // width, grid % 97, None, None, history, history[:, 0])
     sizes = torch.full((padded,), width, device=CUDA)
     seats_B = torch.tensor([3, 0, 7, 1, 5, 8], device=CUDA)
     slots_BW = torch.arange(padded * width, device=CUDA).view(padded, width) + 100

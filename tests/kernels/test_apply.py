@@ -14,21 +14,21 @@ from eyas.kernels import gemm
 from eyas.kernels.activation import gated_silu
 from eyas.layers import apply
 from eyas.layers import linear as linear_module
-from eyas.layers.linear import Linear, LogitsHead
-from eyas.layers.products import Products
-from eyas.layers.row_order import RowOrder
-from eyas.layers.search import Search
-from eyas.layers.ways import (
+from eyas.layers.gemm_variants import (
     LIBRARY,
     MANY_ROWS,
-    Plan,
+    GemmPlan,
+    GemmVariant,
     Product,
     Role,
-    Way,
     candidates,
     pad_for_device,
     row_counts,
 )
+from eyas.layers.linear import Linear, LogitsHead
+from eyas.layers.products import Products
+from eyas.layers.row_order import RowOrder
+from eyas.layers.search import Search
 
 NUM_IN, SIZE = 1040, 136
 COUNTS = (1, 5, 40, 150)
@@ -54,16 +54,16 @@ def _without_early_launches(
 class OneWay(Products):
     """Every product runs this way."""
 
-    way: Way
+    way: GemmVariant
 
     def plan(
         self, num_out: int, num_in: int, dtype: torch.dtype, role: Role, *, bias: bool = False
-    ) -> Plan:
+    ) -> GemmPlan:
         product = Product(num_out, num_in, dtype, role, bias)
-        return Plan(((MANY_ROWS, self.way),), product.num_splits)
+        return GemmPlan(((MANY_ROWS, self.way),), product.num_splits)
 
 
-def order_of(way: Way, device: torch.device) -> RowOrder:
+def order_of(way: GemmVariant, device: torch.device) -> RowOrder:
     products = OneWay(True, device, 512)
     object.__setattr__(products, "way", way)
     return RowOrder(products=products)
@@ -74,12 +74,12 @@ def quarters(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Ten
     return (torch.randint(-4, 5, shape, device=device) / 4).to(dtype)
 
 
-def all_ways(role: Role, dtype: torch.dtype) -> list[tuple[int, Way]]:
+def all_ways(role: Role, dtype: torch.dtype) -> list[tuple[int, GemmVariant]]:
     product = Product(SIZE, NUM_IN, dtype, role)
     return [(count, way) for count in COUNTS for way in candidates(product, count, library=True)]
 
 
-def linear_of(way: Way, *, bias: bool, dtype: torch.dtype, device: torch.device) -> Linear:
+def linear_of(way: GemmVariant, *, bias: bool, dtype: torch.dtype, device: torch.device) -> Linear:
     parts = {"gate": SIZE // 2, "up": SIZE // 2}
     order = order_of(way, device)
     linear = Linear(NUM_IN, parts, bias=bias, dtype=dtype, device=device, order=order)

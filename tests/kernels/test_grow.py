@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eyas.core import DraftTree
-from eyas.draft import Shape, grow
+from eyas.draft import TreeShape, grow
 from eyas.draft.grow import Frontier, Pool
 from eyas.kernels.grow import extend, finish
 from tests.kernels.hopper import Job, compile_for_hopper
@@ -39,7 +39,7 @@ def grown(
     """Everything the engine's functions say on the way to a tree."""
     num, _, topk = levels[0][0].shape
     said = []
-    capacity = Shape(len(levels), topk, nodes).num_candidates
+    capacity = TreeShape(len(levels), topk, nodes).num_candidates
     frontier, pool = Frontier.of_roots(num, device), Pool(capacity)
     for tokens, scores in levels:
         frontier, parents = pool.add(frontier, tokens.to(device), scores.to(device), topk)

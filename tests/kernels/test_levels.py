@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from eyas.draft import tree as trees
-from eyas.draft.base import Shape
-from eyas.draft.catch_up import Rows
+from eyas.draft.base import TreeShape
+from eyas.draft.catch_up import CatchUpRows
 from eyas.draft.grow import Frontier
 from eyas.draft.tree import TreeDrafter, num_scratch
 from eyas.kernels.levels import level_rows
 from eyas.runner.rows import ForwardRows
-from eyas.sampling.process import Rows as SamplingRows
+from eyas.sampling.process import SamplingRows
 from tests.kernels.hopper import Job, compile_for_hopper
 from tests.kernels.test_rows import assert_same, assert_same_layouts, some_batch
 
@@ -33,7 +33,7 @@ def levels(
     device: torch.device,
     seed: int,
     num: int,
-    shape: Shape,
+    shape: TreeShape,
     size: int,
     dtype: torch.dtype,
     *,
@@ -47,7 +47,7 @@ def levels(
     batch = some_batch(seed, num, 6, device, num_nobody=2, **params)
     num += 2
     sequence_B = torch.arange(num, device=device) if by_kernel else None
-    tails: Any = Rows(None, None, None, None, sequence_B)  # pyrefly: ignore
+    tails: Any = CatchUpRows(None, None, None, None, sequence_B)  # pyrefly: ignore
     growth = trees._Growth(batch, shape, None, tails)
     states_RF = torch.randn(num, size + 8, generator=draw).to(device, dtype)[:, :size]
     states_RF = states_RF if size else None
@@ -72,14 +72,14 @@ def levels(
 
 
 SHAPES = [
-    (1, Shape(2, 1, 3), 40),
-    (3, Shape(5, 1, 6), 0),
-    (1, Shape(5, 8, 32), 100),
-    (4, Shape(4, 3, 13), 3000),
-    (2, Shape(4, 10, 30), 0),
-    (1, Shape(3, 32, 60), 4096),
-    (0, Shape(3, 2, 5), 16),
-    (2, Shape(1, 4, 5), 16),
+    (1, TreeShape(2, 1, 3), 40),
+    (3, TreeShape(5, 1, 6), 0),
+    (1, TreeShape(5, 8, 32), 100),
+    (4, TreeShape(4, 3, 13), 3000),
+    (2, TreeShape(4, 10, 30), 0),
+    (1, TreeShape(3, 32, 60), 4096),
+    (0, TreeShape(3, 2, 5), 16),
+    (2, TreeShape(1, 4, 5), 16),
 ]
 
 
@@ -89,7 +89,7 @@ def test_levels_are_those_of_torch(
     device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
     num: int,
-    shape: Shape,
+    shape: TreeShape,
     size: int,
     params: dict[str, float],
 ) -> None:
@@ -118,7 +118,7 @@ def test_levels_are_those_of_torch(
 def test_penalties_get_the_way_to_each_node(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = (3, 2, Shape(3, 2, 5), 0, torch.float32)
+    given = (3, 2, TreeShape(3, 2, 5), 0, torch.float32)
     with monkeypatch.context() as patch:
         patch.setattr(trees, "usable", lambda device: True)
         got, _ = levels(device, *given, by_kernel=True, presence_penalty=0.5)
@@ -132,7 +132,7 @@ def test_penalties_get_the_way_to_each_node(
 def test_scratch_slots_are_a_seats_own(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = Shape(4, 3, 12)
+    shape = TreeShape(4, 3, 12)
     monkeypatch.setattr(trees, "usable", lambda device: True)
     made, _ = levels(device, 0, 5, shape, 0, torch.float32, by_kernel=True)
     batch = some_batch(0, 5, 6, device, num_nobody=2)

@@ -9,7 +9,7 @@ from eyas.core import SamplingParams
 from eyas.draft import grow
 from eyas.kernels.rank import top
 from eyas.sampling import BatchParams, RowSource, gumbel
-from eyas.sampling.process import Rows
+from eyas.sampling.process import SamplingRows
 from tests.kernels.hopper import Job, compile_for_hopper
 
 NEVER = float("-inf")
@@ -178,7 +178,7 @@ def test_the_drafter_s_ranking_is_the_same_as_on_a_cpu(
             for i, each in enumerate([own, {"temperature": 0.0}])
         ]
         path = torch.arange(num_rows).view(-1, 1).to(where)
-        rows = Rows(
+        rows = SamplingRows(
             torch.arange(2).repeat_interleave(3).to(where),
             torch.arange(10, 10 + num_rows).to(where),
             path,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eyas.draft import catch_up
-from eyas.draft.catch_up import RowBook, Rows, tail_rows
+from eyas.draft.catch_up import CatchUpRows, RowTracker, tail_rows
 from tests.kernels.hopper import Job, compile_for_hopper
 from tests.kernels.test_rows import assert_same, assert_same_layouts, some_batch
 
@@ -34,22 +34,22 @@ def tails_both_ways(
 ) -> None:
     """Both say the same, and leave the same in the table and the book."""
     draw = torch.Generator().manual_seed(seed)
-    said: list[tuple[Rows, torch.Tensor]] = []
+    said: list[tuple[CatchUpRows, torch.Tensor]] = []
     missing = torch.randint(-3, longest + 3, (num + 4,), generator=draw)
     drafts_B = (torch.rand(num + num_nobody, generator=draw) < 0.5) if drafts else None
     if drafts_B is not None:
         drafts_B[num:] = True
     for place in (device, torch.device("cpu")):
         batch = some_batch(seed, num, 5, place, num_nobody=num_nobody)
-        book = RowBook(int(reads_features), reads_features, 100, 64)
-        made_A = book.next_rows(batch.table)
+        tracker = RowTracker(int(reads_features), reads_features, 100, 64)
+        made_A = tracker.next_rows(batch.table)
         made_A.copy_((batch.table.lengths_A - missing.to(place)).clamp(min=int(reads_features)))
         made_A[-1] = 0
         with monkeypatch.context() as patch:
             if not said:
                 patch.setattr(catch_up, "usable", lambda device: True)
             held_B = None if drafts_B is None else drafts_B.to(place)
-            said.append((tail_rows(book, batch, longest, held_B), made_A))
+            said.append((tail_rows(tracker, batch, longest, held_B), made_A))
             if len(said) == 1:
                 tails = said[0][0]
                 assert_same(tails.sequence_B, torch.arange(num + num_nobody))
@@ -96,14 +96,14 @@ def test_a_batch_of_nobody(device: torch.device, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.gpu
 def test_tails_are_made_in_a_graph(device: torch.device) -> None:
-    books = [RowBook(1, True, 100, 64) for _ in range(2)]
+    books = [RowTracker(1, True, 100, 64) for _ in range(2)]
     batches = [some_batch(3, 6, 5, place, num_nobody=2) for place in (device, torch.device("cpu"))]
     tail_rows(books[0], batches[0], 7, None)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = tail_rows(books[0], batches[0], 7, None)
-    for book, batch in zip(books, batches, strict=True):
-        book.next_rows(batch.table).copy_((batch.table.lengths_A - 4).clamp(min=1))
+    for tracker, batch in zip(books, batches, strict=True):
+        tracker.next_rows(batch.table).copy_((batch.table.lengths_A - 4).clamp(min=1))
         batch.roots_B.copy_((batch.roots_B - 1).clamp(min=0))
     batches[0].table.slots_AC.copy_(batches[1].table.slots_AC)
     for poisoned in (got.rows.tokens_T, got.rows.positions_T, got.rows.write_slots_T):

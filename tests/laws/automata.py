@@ -38,7 +38,7 @@ class Modular:
     state: int = 1
     count: int = 0
     num_deviations: ClassVar[int] = 0
-    is_dear: ClassVar[bool] = False
+    is_expensive_to_copy: ClassVar[bool] = False
 
     def after(self, token: int) -> Modular | None:
         if not self.row()[token]:
@@ -121,7 +121,7 @@ class ToyGrammar:
     backend: Toys
     new: Callable[[ToyGrammar], State]
     num_bytes: int = 100
-    num_lanes: int = 1
+    num_replicas: int = 1
     canonical: Sequence[Grammar] = ()
     shared: dict[str, list[int]] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from eyas.core import DraftTree, Verdict
-from eyas.draft import Drafter, DrafterWrapper, Shape, StepReport
+from eyas.draft import Drafter, DrafterWrapper, StepReport, TreeShape
 from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 from eyas.sampling import RowSource, gumbel
@@ -46,10 +46,10 @@ class HostDrafter(Drafter):
     chains = False
 
     def __init__(self, num_tokens: int, seed: int = 0) -> None:
-        self.shape = Shape(num_tokens, 1, num_tokens + 1)
+        self.shape = TreeShape(num_tokens, 1, num_tokens + 1)
         self.draw = random.Random(seed)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         table = batch.table
         roots, branches = [], []
         for b, seat in enumerate(batch.seats_B.tolist()):
@@ -196,7 +196,7 @@ class Raises(DrafterWrapper):
         super().__init__(inner)
         self.every, self.calls = every, 0
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         self.calls += 1
         if self.calls % self.every == 0:
             raise RuntimeError("a drafter's fault, on purpose")
@@ -220,9 +220,9 @@ class Changing(Drafter):
         self.inner, self.calls = list(inner), 0
         self.taps = next((d.taps for d in self.inner if d.taps), ())
         nodes = max(d.width for d in self.inner)
-        self.shape = Shape(nodes - 1, 1, nodes)
+        self.shape = TreeShape(nodes - 1, 1, nodes)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         self.calls += 1
         full, drafter = batch.width, self.inner[self.calls % len(self.inner)]
         batch.width = min(full, drafter.width)
@@ -255,7 +255,7 @@ class Watched(DrafterWrapper):
         self.seen = seen if seen is not None else Seen()
         self.tree: DraftTree | None = None
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         self.tree = None
         self.tree = super().propose(batch, shape)
         return self.tree

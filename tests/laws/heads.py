@@ -13,7 +13,7 @@ import torch
 
 from eyas.attention.reference import ReferenceAttention
 from eyas.cache import KVStore
-from eyas.draft import HeadNetwork, Shape, TreeDrafter
+from eyas.draft import HeadNetwork, TreeDrafter, TreeShape
 from eyas.draft.tree import num_scratch
 from eyas.layers.rope import RopeSpec
 from eyas.models.heads import DraftHead, HeadSpec
@@ -145,7 +145,7 @@ def _target_output(embedding_VD: torch.Tensor) -> torch.Tensor:
 def head_network(kind: str, dtype: torch.dtype, num_slots: int, *, is_lucky: bool) -> HeadNetwork:
     """The head over a store of its own, with room for scratch behind it."""
     head = new_head(kind, dtype, is_lucky=is_lucky)
-    scratch = MAX_SEATS * num_scratch(Shape(8, 4, 33))
+    scratch = MAX_SEATS * num_scratch(TreeShape(8, 4, 33))
     kv = KVStore(head.spec.stores, num_slots + scratch, dtype=dtype, device=torch.device("cpu"))
     return HeadNetwork(head, ReferenceAttention(kv), num_slots)
 
@@ -162,7 +162,7 @@ def head_drafter(
     """A head that grows chains, or trees where topk is above 1."""
     network = head_network(kind, dtype, num_slots, is_lucky=is_lucky)
     steps = num_tokens if topk == 1 else 4
-    shape = Shape(steps, topk, num_tokens + 1).within(num_tokens + 1)
+    shape = TreeShape(steps, topk, num_tokens + 1).within(num_tokens + 1)
     return TreeDrafter(
         network, shape, first_scratch=num_slots + 1, max_rows=MAX_BATCH, trust=network.beta
     )

@@ -38,7 +38,7 @@ STREAM = "tests/laws/test_stream_law.py::test_"
 ATTENTION = "tests/attention/test_reference_attention.py::test_"
 NOISE = "tests/sampling/test_noise.py::test_"
 FORCED = "tests/draft/test_forced.py::test_"
-RUNS = "tests/engine/test_runs.py::test_"
+RUNS = "tests/engine/test_branches.py::test_"
 PRUNE = "tests/engine/test_prune.py::test_"
 MARKS = "tests/engine/test_stops_marks.py::test_"
 BACKENDS = "tests/constraint/test_backends.py::test_"
@@ -105,13 +105,13 @@ MUTATIONS = [
     Mutation(
         "every node has the root's mask",
         "engine/masks.py",
-        "run.point, run.tokens, at, keeps",
-        "self.runs[0].point, run.tokens, at, keeps",
+        "branch.point, branch.tokens, at, keeps",
+        "self.branches[0].point, run.tokens, at, keeps",
         NAMED + "each_node_has_its_own_mask[oracle tree]",
     ),
     Mutation(
         "runs stay where they were filled",
-        "engine/runs.py",
+        "engine/branches.py",
         "rows_WK[order] = rows_WK[: len(order)].copy()",
         "rows_WK[: len(order)] = rows_WK[: len(order)].copy()",
         RUNS + "rows_of_runs_go_where_their_nodes_are",
@@ -119,8 +119,8 @@ MUTATIONS = [
     Mutation(
         "a run begins at the root",
         "constraint/automaton.py",
-        "point = _try_all(point, (*way, tokens_W[first]), shared=self.has_twins)",
-        "point = _try_all(point, (tokens_W[first],), shared=self.has_twins)",
+        "point = _try_all(point, (*way, tokens_W[first]), shared=self.is_forked)",
+        "point = _try_all(point, (tokens_W[first],), shared=self.is_forked)",
         "tests/constraint/test_heads.py::test_runs_begin_where_a_walk_comes_by[False]",
     ),
     Mutation(
@@ -334,8 +334,8 @@ MUTATIONS = [
     Mutation(
         "points are not kept",
         "constraint/automaton.py",
-        "point = self.later[token] = Point(state, budget)",
-        "point = Point(state, budget)",
+        "point = self.later[token] = GrammarNode(state, budget)",
+        "point = GrammarNode(state, budget)",
         FORCED + "moving_takes_up_the_points_of_the_walk",
     ),
     Mutation(
@@ -411,8 +411,8 @@ MUTATIONS = [
     Mutation(
         "a matcher that has gone back keeps its last mask",
         "constraint/llguidance_masks.py",
-        "detours = [each.matcher for each in asked if self._moves(each, Reader.takes_detour)]",
-        "detours: list[llguidance.LLMatcher] = []",
+        "each.matcher for each in asked if self._moves(each, RollbackMatcher.takes_detour)",
+        "each.matcher for each in asked[:0]",
         "tests/constraint/test_readers.py::test_a_mask_of_a_draft_is_not_taken_for_another_texts",
     ),
     Mutation(
@@ -474,7 +474,7 @@ MUTATIONS = [
     Mutation(
         "twins lose their place",
         "constraint/automaton.py",
-        "return not (self.has_twins or self.root.budget is not None)",
+        "return not (self.is_forked or self.root.budget is not None)",
         "return self.root.budget is None",
         FILLING + "twins_that_move_over_the_same_tokens_stay_together",
     ),
@@ -494,7 +494,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a state moves when one looks ahead",
-        "constraint/llguidance_reader.py",
+        "constraint/llguidance_rollback.py",
         "copy = when_free(matcher.deep_copy)",
         "copy = matcher",
         BACKENDS + "what_is_walked_through_is_allowed_by_the_mask_before[llguidance-schema]",

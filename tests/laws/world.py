@@ -22,7 +22,7 @@ from eyas.attention.reference import ReferenceAttention
 from eyas.cache import KVStore
 from eyas.config import CacheConfig, EngineConfig, EngineInfo, SchedulerConfig
 from eyas.core import Delta, Request, TokenLogprob, Usage
-from eyas.draft import Drafter, ModelNetwork, RootDrafter, Shape, TreeDrafter
+from eyas.draft import Drafter, ModelNetwork, RootDrafter, TreeDrafter, TreeShape
 from eyas.draft.tree import num_scratch
 from eyas.engine.build import connect
 from eyas.engine.engine import Engine
@@ -242,7 +242,11 @@ def model_drafter(
     """A draft model that grows chains, or trees where topk is above 1."""
     loaded = weights(dtype)
     model = loaded.target if which == "target" else loaded.other
-    shape = Shape(num_tokens, topk, num_tokens + 1) if topk == 1 else Shape(4, topk, num_tokens + 1)
+    shape = (
+        TreeShape(num_tokens, topk, num_tokens + 1)
+        if topk == 1
+        else TreeShape(4, topk, num_tokens + 1)
+    )
     shape = shape.within(shape.nodes)
     scratch = MAX_SEATS * num_scratch(shape)
     kv = KVStore(model.spec.stores, num_slots + scratch, dtype=dtype, device=torch.device("cpu"))

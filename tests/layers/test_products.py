@@ -15,23 +15,23 @@ import pytest
 import torch
 
 from eyas.kernels.tiles import GROUPED_TILES
-from eyas.layers.kept import Kept, cache_folder
-from eyas.layers.products import Products
-from eyas.layers.search import TIE, USUAL, Search, fastest
-from eyas.layers.ways import (
+from eyas.layers.autotune_cache import AutotuneCache, cache_folder
+from eyas.layers.gemm_variants import (
     BUCKETS,
     DEVICE_STEPS,
     LIBRARY,
     PARTS_SPLITS,
+    GemmVariant,
     Product,
     Role,
-    Way,
     buckets_up_to,
     candidates,
     pad_for_device,
     plan_of,
     row_counts,
 )
+from eyas.layers.products import Products
+from eyas.layers.search import TIE, USUAL, Search, fastest
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -42,20 +42,20 @@ MACHINE = {"device": "a device", "torch": "2.11"}
 class FakeClock:
     """Times by way and rows. The library takes 10, our kernel 20, what is listed another time."""
 
-    def __init__(self, listed: dict[tuple[int, Way], float] | None = None) -> None:
+    def __init__(self, listed: dict[tuple[int, GemmVariant], float] | None = None) -> None:
         self.listed = listed or {}
         self.library, self.own = 10.0, 20.0
         self.asked: list[Product] = []
 
     def __call__(
-        self, product: Product, jobs: Sequence[tuple[int, Sequence[Way]]]
+        self, product: Product, jobs: Sequence[tuple[int, Sequence[GemmVariant]]]
     ) -> list[list[float]]:
         self.asked.append(product)
-        return [[self.time(rows, way) for way in ways] for rows, ways in jobs]
+        return [[self.time(rows, variant) for variant in variants] for rows, variants in jobs]
 
-    def time(self, rows: int, way: Way) -> float:
-        usual = self.library if way == LIBRARY else self.own
-        return self.listed.get((rows, way), usual)
+    def time(self, rows: int, variant: GemmVariant) -> float:
+        usual = self.library if variant == LIBRARY else self.own
+        return self.listed.get((rows, variant), usual)
 
 
 @pytest.fixture
@@ -80,11 +80,13 @@ def plans(exact: bool, search: Search | None, max_rows: int = 3072) -> dict[Role
 def test_every_bucket_has_candidates_that_differ(role: Role, library: bool) -> None:
     for dtype in (BF16, torch.float16, torch.float32):
         for bucket in BUCKETS:
-            ways = candidates(Product(96, 64, dtype, role), bucket, library=library)
-            assert len(set(ways)) == len(ways) >= 2
-            place = 0 if bucket > 128 else len(ways) - 1
-            assert [i for i, way in enumerate(ways) if way == LIBRARY] == [place] * library
-            assert role == "parts" or not any(way.folded for way in ways)
+            variants = candidates(Product(96, 64, dtype, role), bucket, library=library)
+            assert len(set(variants)) == len(variants) >= 2
+            place = 0 if bucket > 128 else len(variants) - 1
+            assert [i for i, variant in enumerate(variants) if variant == LIBRARY] == [
+                place
+            ] * library
+            assert role == "parts" or not any(variant.folded for variant in variants)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -92,17 +94,23 @@ def test_tiles_by_warpgroups_are_candidates_where_they_may_be(role: Role) -> Non
     product = product_of(role)
     for bucket in BUCKETS:
         without = candidates(product, bucket, library=True)
-        ways = candidates(product, bucket, library=True, warpgroups=True)
-        grouped = tuple(way for way in ways if way.tile is not None and way.tile.by_warpgroups)
-        assert bool(grouped) == (128 < bucket <= 256) and set(ways) == {*without, *grouped}
-        ours = tuple(way for way in without if way != LIBRARY)
+        variants = candidates(product, bucket, library=True, warpgroups=True)
+        grouped = tuple(
+            variant
+            for variant in variants
+            if variant.tile is not None and variant.tile.by_warpgroups
+        )
+        assert bool(grouped) == (128 < bucket <= 256) and set(variants) == {*without, *grouped}
+        ours = tuple(variant for variant in without if variant != LIBRARY)
         if grouped and bucket == 192 and role in ("parts", "gated"):
-            assert ways == (*grouped, *ours, LIBRARY)
+            assert variants == (*grouped, *ours, LIBRARY)
         elif grouped and role == "parts":
-            assert ways == (LIBRARY, *grouped, *ours)
+            assert variants == (LIBRARY, *grouped, *ours)
         elif grouped:
-            assert ways == (LIBRARY, *ours, *grouped)
-        assert not any(way.tile is not None and way.tile.by_warpgroups for way in without)
+            assert variants == (LIBRARY, *ours, *grouped)
+        assert not any(
+            variant.tile is not None and variant.tile.by_warpgroups for variant in without
+        )
     exact = Product(4096, 4096, torch.float32, role)
     for bucket in BUCKETS:
         expected = candidates(exact, bucket, library=False)
@@ -130,8 +138,8 @@ def test_tiles_by_warpgroups_take_part_where_both_sides_add_up_alike(
         "eyas.layers.products.has_warpgroups", lambda device: case != "no such device"
     )
     found = plans(True, Search(FakeClock(), None))
-    way = found["parts"].way(192)
-    assert way.tile is not None and way.tile.by_warpgroups == (case == "agrees")
+    variant = found["parts"].variant(192)
+    assert variant.tile is not None and variant.tile.by_warpgroups == (case == "agrees")
     num_tiles = sum(len(tiles) for _, tiles in GROUPED_TILES)
     expected = {"agrees": num_tiles, "other bits": 1, "does not compile": 1}
     assert len(tried) == expected.get(case, 0), "once for all products of a type"
@@ -144,12 +152,12 @@ def test_every_row_count_has_a_way() -> None:
     for max_rows in (1, 16, 17, 100, 3072, 8192):
         buckets = buckets_up_to(max_rows)
         assert buckets[-1] >= max_rows or buckets == BUCKETS
-        found = tuple(Way(None, folded=index % 2 == 1) for index in range(len(buckets)))
+        found = tuple(GemmVariant(None, folded=index % 2 == 1) for index in range(len(buckets)))
         plan = plan_of(product_of("parts"), found)
         for count in row_counts(max_rows):
             index = sum(bucket < count for bucket in buckets[:-1])
-            assert plan.way(count) == found[index], count
-        assert plan.way(10**9) == found[-1]
+            assert plan.variant(count) == found[index], count
+        assert plan.variant(10**9) == found[-1]
 
 
 def test_row_counts_are_those_that_padding_makes() -> None:
@@ -162,17 +170,17 @@ def test_row_counts_are_those_that_padding_makes() -> None:
 def test_ways_that_agree_become_one() -> None:
     a, b = candidates(product_of("plain"), 16, library=False)[:2]
     plan = plan_of(product_of("plain"), (a, a, b, b, a))
-    assert plan.ways == ((BUCKETS[1], a), (BUCKETS[3], b), (1 << 62, a))
+    assert plan.variants == ((BUCKETS[1], a), (BUCKETS[3], b), (1 << 62, a))
     assert plan.num_splits == 1
 
 
 def test_the_usual_way_stays_unless_another_is_clearly_faster() -> None:
-    usual, other, third = ways = candidates(product_of("plain"), 16, library=False)[:3]
-    assert fastest(ways, (10.0 * USUAL, 10.0, 10.0)) == usual
-    assert fastest(ways, (10.0 * USUAL + 0.1, 10.0 * TIE, 10.0)) == other
-    assert fastest(ways, (12.0, 11.0, 10.0)) == third
-    assert fastest(ways, (math.inf, math.inf, 10.0)) == third
-    assert fastest(ways, (math.inf, math.inf, math.inf)) == usual
+    usual, other, third = variants = candidates(product_of("plain"), 16, library=False)[:3]
+    assert fastest(variants, (10.0 * USUAL, 10.0, 10.0)) == usual
+    assert fastest(variants, (10.0 * USUAL + 0.1, 10.0 * TIE, 10.0)) == other
+    assert fastest(variants, (12.0, 11.0, 10.0)) == third
+    assert fastest(variants, (math.inf, math.inf, 10.0)) == third
+    assert fastest(variants, (math.inf, math.inf, math.inf)) == usual
     assert fastest([usual, other, LIBRARY], (11.0, 10.0, 9.9)) == other
     assert fastest([usual, other, LIBRARY], (11.0, 10.0, 9.0)) == LIBRARY
     assert fastest([LIBRARY, usual, other], (10.5, 10.0, 10.0)) == LIBRARY, "where it is usual"
@@ -182,13 +190,13 @@ def test_the_usual_way_stays_unless_another_is_clearly_faster() -> None:
 def test_the_fastest_is_chosen_for_each_bucket(agreeing: list[Product]) -> None:
     for role in ROLES:
         product = product_of(role)
-        ways = {rows: candidates(product, rows, library=False) for rows in BUCKETS}
+        variants = {rows: candidates(product, rows, library=False) for rows in BUCKETS}
         chosen = {rows: options[index % len(options)] for index, (rows, options) in
-                  enumerate(ways.items())}  # fmt: skip
+                  enumerate(variants.items())}  # fmt: skip
         clock = FakeClock(dict.fromkeys(chosen.items(), 5.0))
         plan = Products(True, CPU, 3072, Search(clock, None)).plan(4096, 4096, BF16, role)
-        assert {rows: plan.way(rows) for rows in BUCKETS} == chosen
-        assert plan.way(3072) == chosen[BUCKETS[-1]]
+        assert {rows: plan.variant(rows) for rows in BUCKETS} == chosen
+        assert plan.variant(3072) == chosen[BUCKETS[-1]]
 
 
 def test_a_plan_is_made_once(agreeing: list[Product]) -> None:
@@ -203,17 +211,17 @@ def test_a_plan_is_made_once(agreeing: list[Product]) -> None:
 def test_exact_products_use_the_library_only_where_it_agrees(agreeing: list[Product]) -> None:
     found = plans(True, Search(FakeClock(), None))
     for role in ("plain", "gated", "logits"):
-        assert [way for _, way in found[role].ways] == [LIBRARY]
+        assert [variant for _, variant in found[role].variants] == [LIBRARY]
     agreeing += [product_of(role) for role in ROLES]
     for plan in plans(True, Search(FakeClock(), None)).values():
-        assert all(way != LIBRARY for _, way in plan.ways)
+        assert all(variant != LIBRARY for _, variant in plan.variants)
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_parts_keep_their_splits(agreeing: list[Product], exact: bool) -> None:
     plan = plans(exact, Search(FakeClock(), None))["parts"]
     assert plan.num_splits == PARTS_SPLITS
-    assert all((way == LIBRARY) is not exact for _, way in plan.ways)
+    assert all((variant == LIBRARY) is not exact for _, variant in plan.variants)
 
 
 def test_without_exactness_nobody_asks_whether_the_library_agrees(
@@ -221,7 +229,7 @@ def test_without_exactness_nobody_asks_whether_the_library_agrees(
 ) -> None:
     monkeypatch.delattr(Products, "_try")
     for plan in plans(False, Search(FakeClock(), None)).values():
-        assert [way for _, way in plan.ways] == [LIBRARY]
+        assert [variant for _, variant in plan.variants] == [LIBRARY]
 
 
 def test_agreement_is_tried_once_for_what_is_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,16 +242,16 @@ def test_agreement_is_tried_once_for_what_is_one_product(monkeypatch: pytest.Mon
 def test_where_nothing_is_measured_the_usual_tiles_run() -> None:
     for role, plan in plans(True, None).items():
         for bucket in BUCKETS:
-            way = plan.way(bucket)
-            assert way == candidates(product_of(role), bucket, library=False)[0]
-            assert way.tile is not None
-            assert way.folded is (role == "parts" and bucket > 256)
+            variant = plan.variant(bucket)
+            assert variant == candidates(product_of(role), bucket, library=False)[0]
+            assert variant.tile is not None
+            assert variant.folded is (role == "parts" and bucket > 256)
 
 
 def test_odd_widths_are_the_librarys(agreeing: list[Product]) -> None:
     clock = FakeClock()
     plan = Products(True, CPU, 64, Search(clock, None)).plan(64, 40, BF16, "parts")
-    assert plan.way(1) == plan.way(4096) == LIBRARY and not clock.asked
+    assert plan.variant(1) == plan.variant(4096) == LIBRARY and not clock.asked
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -255,15 +263,18 @@ def test_a_library_of_another_order_is_found_out(
     differing = 0
 
     def plain(
-        way: Way, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+        variant: GemmVariant,
+        x_TI: torch.Tensor,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
     ) -> torch.Tensor:
         rows_TO = (x_TI.double() @ weight_OI.double().T).float() + (0 if bias_O is None else bias_O)
-        if way == LIBRARY and len(x_TI) == differing:
+        if variant == LIBRARY and len(x_TI) == differing:
             rows_TO[-1, -1] = rows_TO[-1, -1].nextafter(torch.tensor(torch.inf))
         return rows_TO
 
     monkeypatch.setattr(apply, "plain", plain)
-    monkeypatch.setattr(apply, "logits", lambda way, x, w, out: plain(way, x, w, None))
+    monkeypatch.setattr(apply, "logits", lambda variant, x, w, out: plain(variant, x, w, None))
     for differing in (0, 17, 80):
         products = Products(True, CPU, 80)
         for role, bias in (("plain", False), ("plain", True), ("logits", False)):
@@ -276,22 +287,22 @@ def test_a_library_of_another_order_is_found_out(
 
 
 def test_choices_are_kept(agreeing: list[Product], tmp_path: Path) -> None:
-    way = candidates(product_of("parts"), 192, library=False)[3]
-    clock = FakeClock({(192, way): 1.0})
-    first = plans(True, Search(clock, Kept(tmp_path, "products", MACHINE)))
+    variant = candidates(product_of("parts"), 192, library=False)[3]
+    clock = FakeClock({(192, variant): 1.0})
+    first = plans(True, Search(clock, AutotuneCache(tmp_path, "products", MACHINE)))
     again = FakeClock()
-    search = Search(again, Kept(tmp_path, "products", MACHINE))
-    assert plans(True, search) == first and first["parts"].way(192) == way
+    search = Search(again, AutotuneCache(tmp_path, "products", MACHINE))
+    assert plans(True, search) == first and first["parts"].variant(192) == variant
     assert not again.asked and (search.num_measured, search.num_kept) == (0, len(ROLES))
     assert plans(True, search, max_rows=48) == {
-        role: plan_of(product_of(role), tuple(plan.way(rows) for rows in buckets_up_to(48)))
+        role: plan_of(product_of(role), tuple(plan.variant(rows) for rows in buckets_up_to(48)))
         for role, plan in first.items()
     }, "fewer rows need fewer buckets"
     assert not again.asked
 
 
 def test_more_rows_than_were_measured_are_measured(agreeing: list[Product], tmp_path: Path) -> None:
-    kept = Kept(tmp_path, "products", MACHINE)
+    kept = AutotuneCache(tmp_path, "products", MACHINE)
     plans(True, Search(FakeClock(), kept), max_rows=48)
     clock = FakeClock()
     plans(True, Search(clock, kept), max_rows=3072)
@@ -299,12 +310,12 @@ def test_more_rows_than_were_measured_are_measured(agreeing: list[Product], tmp_
 
 
 def test_what_was_kept_says_nothing_of_agreement(agreeing: list[Product], tmp_path: Path) -> None:
-    kept = Kept(tmp_path, "products", MACHINE)
+    kept = AutotuneCache(tmp_path, "products", MACHINE)
     plans(True, Search(FakeClock(), kept))
     plans(False, Search(FakeClock(), kept))
     agreeing += [product_of(role) for role in ROLES]
     for plan in plans(True, Search(FakeClock(), kept)).values():
-        assert all(way != LIBRARY for _, way in plan.ways)
+        assert all(variant != LIBRARY for _, variant in plan.variants)
 
 
 def damaged(path: Path, what: str) -> None:
@@ -354,7 +365,7 @@ def test_a_file_that_is_not_sound_is_replaced(
     agreeing: list[Product], tmp_path: Path, what: str
 ) -> None:
     agreeing += [product_of(role) for role in ROLES]
-    kept = Kept(tmp_path, "products", MACHINE)
+    kept = AutotuneCache(tmp_path, "products", MACHINE)
     expected = plans(True, Search(FakeClock(), kept))
     sound = kept.path.read_text()
     damaged(kept.path, what)
@@ -365,8 +376,8 @@ def test_a_file_that_is_not_sound_is_replaced(
 
 
 def test_machines_have_files_of_their_own(tmp_path: Path) -> None:
-    here = Kept(tmp_path, "products", MACHINE)
-    there = Kept(tmp_path, "products", MACHINE | {"torch": "2.12"})
+    here = AutotuneCache(tmp_path, "products", MACHINE)
+    there = AutotuneCache(tmp_path, "products", MACHINE | {"torch": "2.12"})
     here.add("a", [1])
     there.add("a", [2])
     here.add("b", [3])
@@ -375,7 +386,7 @@ def test_machines_have_files_of_their_own(tmp_path: Path) -> None:
 
 
 def test_two_writers_do_not_lose_each_others_entries(tmp_path: Path) -> None:
-    one, other = (Kept(tmp_path / "new" / "folder", "products", MACHINE) for _ in range(2))
+    one, other = (AutotuneCache(tmp_path / "new" / "folder", "products", MACHINE) for _ in range(2))
     assert one.read() == {}
     one.add("a", [1])
     other.add("b", [2])
@@ -383,7 +394,7 @@ def test_two_writers_do_not_lose_each_others_entries(tmp_path: Path) -> None:
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept(tmp_path, "products", MACHINE)
+    kept = AutotuneCache(tmp_path, "products", MACHINE)
     kept.add("a", [1])
     seen: list[dict[str, Any]] = []
 
@@ -403,22 +414,24 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(
     blocked = tmp_path / "a file"
     blocked.write_text("")
     expected = plans(True, Search(FakeClock(), None))
-    assert plans(True, Search(FakeClock(), Kept(blocked, "products", MACHINE))) == expected
+    assert plans(True, Search(FakeClock(), AutotuneCache(blocked, "products", MACHINE))) == expected
     closed = tmp_path / "closed"
     closed.mkdir()
     closed.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
-        assert plans(True, Search(FakeClock(), Kept(closed, "products", MACHINE))) == expected
+        assert (
+            plans(True, Search(FakeClock(), AutotuneCache(closed, "products", MACHINE))) == expected
+        )
     finally:
         closed.chmod(stat.S_IRWXU)
 
 
 def test_what_could_not_be_measured_is_not_kept(agreeing: list[Product], tmp_path: Path) -> None:
-    kept = Kept(tmp_path, "products", MACHINE)
+    kept = AutotuneCache(tmp_path, "products", MACHINE)
     clock = FakeClock()
     clock.library = clock.own = math.inf
     found = plans(True, Search(clock, kept))
-    assert found["plain"].way(16) == candidates(product_of("plain"), 16, library=True)[0]
+    assert found["plain"].variant(16) == candidates(product_of("plain"), 16, library=True)[0]
     assert kept.read() == {}
 
 

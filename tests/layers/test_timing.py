@@ -13,7 +13,7 @@ import torch
 timing = pytest.importorskip("eyas.layers.timing")  # it imports triton
 
 from eyas.layers import apply  # noqa: E402
-from eyas.layers.ways import LIBRARY, Product, Role, Way, candidates  # noqa: E402
+from eyas.layers.gemm_variants import LIBRARY, GemmVariant, Product, Role, candidates  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ class FakeDevice:
     def __init__(self) -> None:
         self.now = 0.0
         self.cost: dict[object, float] = {}
-        self.broken: set[Way] = set()
+        self.broken: set[GemmVariant] = set()
         self.ran: list[tuple[Any, ...]] = []
         self.recording: list[tuple[Any, ...]] | None = None
         self.is_capturing = False
@@ -83,11 +83,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
         device.num_freed += 1
 
     def run(name: str) -> Any:
-        def kernel(way: Way, x_TI: torch.Tensor, weight_OI: torch.Tensor, *rest: Any) -> Any:
-            if way in device.broken:
+        def kernel(
+            variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, *rest: Any
+        ) -> Any:
+            if variant in device.broken:
                 raise RuntimeError("out of resources")
             assert x_TI.is_contiguous() and weight_OI.is_contiguous()
-            device.launch(way, name, len(x_TI), weight_OI.data_ptr(), *rest)
+            device.launch(variant, name, len(x_TI), weight_OI.data_ptr(), *rest)
             return x_TI.new_zeros(len(x_TI), len(weight_OI))
 
         return kernel
@@ -127,12 +129,12 @@ def product_of(role: Role, *, bias: bool = False) -> Product:
 @pytest.mark.parametrize("role", ["plain", "parts", "gated", "logits"])
 def test_medians_of_each_way_at_each_row_count(fake: FakeDevice, role: Role) -> None:
     product = product_of(role)
-    ways = candidates(product, 16, library=True)
-    fake.cost = {way: (1 + index) / 1000 for index, way in enumerate(ways)}
+    variants = candidates(product, 16, library=True)
+    fake.cost = {variant: (1 + index) / 1000 for index, variant in enumerate(variants)}
     fake.cost |= {"norm": 0.5 / 1000, "add_norm": 0.5 / 1000}
-    jobs = [(16, ways), (64, ways[::-1])]
+    jobs = [(16, variants), (64, variants[::-1])]
     first, second = timing.DeviceClock(CPU)(product, jobs)
-    for times, expected in ((first, range(len(ways))), (second, range(len(ways))[::-1])):
+    for times, expected in ((first, range(len(variants))), (second, range(len(variants))[::-1])):
         assert times == pytest.approx([index + 1.5 for index in expected], rel=0.2)
         assert sorted(times) == (times if expected[0] == 0 else times[::-1])
     assert fake.num_freed == 1
@@ -167,10 +169,10 @@ def test_large_weights_need_no_turns(fake: FakeDevice, monkeypatch: pytest.Monke
 
 def test_a_way_that_cannot_run_takes_forever(fake: FakeDevice) -> None:
     product = product_of("plain")
-    ways = candidates(product, 16, library=True)
-    fake.broken = {ways[1]}
-    fake.cost = dict.fromkeys(ways, 0.001)
-    (times,) = timing.DeviceClock(CPU)(product, [(16, ways)])
+    variants = candidates(product, 16, library=True)
+    fake.broken = {variants[1]}
+    fake.cost = dict.fromkeys(variants, 0.001)
+    (times,) = timing.DeviceClock(CPU)(product, [(16, variants)])
     assert [math.isinf(each) for each in times] == [False, True, False]
 
 
@@ -202,6 +204,6 @@ def test_a_capture_that_runs_out_of_memory_is_ended(
         launch(device, kernel, *details)
 
     monkeypatch.setattr(FakeDevice, "launch", full)
-    ways = candidates(product, 16, library=True)
-    assert timing.DeviceClock(CPU)(product, [(16, ways)]) == [[math.inf] * len(ways)]
+    variants = candidates(product, 16, library=True)
+    assert timing.DeviceClock(CPU)(product, [(16, variants)]) == [[math.inf] * len(variants)]
     assert fake.recording is None

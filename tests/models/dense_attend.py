@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from eyas.attention.base import Room
+from eyas.attention.base import KVDestination
 from eyas.cache.store import LayerStore
 
 
@@ -59,12 +59,12 @@ class DenseAttend:
     def positions(self) -> torch.Tensor:
         return torch.tensor(self.cache.positions[self.first :] + [0] * self.num_padding)
 
-    def room(self, layer: int) -> Room:
+    def room(self, layer: int) -> KVDestination:
         """A place of this forward's own; `__call__` takes from there what is not padding."""
         store, num = self.cache.stores[layer], self.num_rows + self.num_padding
         shape = (num, 2, store.num_kv_heads, store.head_dim)
         self._placed = torch.zeros(shape, dtype=self.cache.dtype, device=self.cache.device)
-        return Room.of(self._placed, torch.arange(num, device=self.cache.device))
+        return KVDestination.of(self._placed, torch.arange(num, device=self.cache.device))
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         cache, store = self.cache, self.cache.stores[layer]
@@ -103,8 +103,8 @@ class RowByRow:
         self._answer = answer
         self._placed = torch.zeros(num_rows, 2, store.num_kv_heads, store.head_dim, dtype=dtype)
 
-    def room(self, layer: int) -> Room:
-        return Room.of(self._placed, torch.arange(len(self._placed)))
+    def room(self, layer: int) -> KVDestination:
+        return KVDestination.of(self._placed, torch.arange(len(self._placed)))
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         return self._answer(q_TNH, *self._placed.unbind(1))

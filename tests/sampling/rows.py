@@ -9,7 +9,7 @@ import torch
 
 from eyas.core import SamplingParams
 from eyas.sampling import BatchParams, RowSource
-from eyas.sampling.process import Rows
+from eyas.sampling.process import SamplingRows
 
 CPU = torch.device("cpu")
 
@@ -41,7 +41,7 @@ class Row:
 
 def assemble(
     made: Sequence[Row],
-) -> tuple[torch.Tensor, Rows, BatchParams, torch.Tensor | None]:
+) -> tuple[torch.Tensor, SamplingRows, BatchParams, torch.Tensor | None]:
     """Each row as a sequence of its own in one batch; the mask where any row has one."""
     vocab_size = len(made[0].logits)
     sources = [RowSource(r.params, r.seed, r.choice, len(r.prompt), r.barred) for r in made]
@@ -58,7 +58,7 @@ def assemble(
         drafted = row.path + row.others
         tokens_RD[b, 1 : 1 + len(drafted)] = torch.tensor(drafted, dtype=torch.int64)
         ancestor_RD[b, 1 : 1 + len(row.path)] = True
-    rows = Rows(
+    rows = SamplingRows(
         sequence_R=torch.arange(len(made)),
         position_R=torch.tensor([r.position for r in made]),
         tokens_RD=tokens_RD if depth > 1 else None,

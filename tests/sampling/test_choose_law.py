@@ -14,7 +14,7 @@ import torch
 
 from eyas.core import SamplingParams
 from eyas.sampling import choose, gumbel, process
-from eyas.sampling.process import Rows
+from eyas.sampling.process import SamplingRows
 from tests.sampling.rows import Row, assemble
 
 NUM_DRAWS = 1_000_000
@@ -47,7 +47,7 @@ def draw_choices(
         part = slice(start, start + CHUNK)
         count = len(seed[part])
         params.seed_B, params.choice_B = seed[part], choice[part]
-        keyed = Rows(
+        keyed = SamplingRows(
             torch.arange(count), position[part], None, None, rows.history_BL, rows.length_B
         )
         chosen.append(choose(processed_V.expand(count, -1), keyed, params))
@@ -154,6 +154,6 @@ def test_a_shortcut_for_few_candidates_chooses_what_all_the_noise_would(num_live
     _, rows, params, _ = assemble([Row(logits[0].tolist(), SamplingParams())])
     seeds, zero = torch.arange(count) * 77777777777, torch.zeros(count, dtype=torch.int64)
     params.seed_B, params.choice_B = seeds, zero
-    keyed = Rows(torch.arange(count), zero + 5, None, None, rows.history_BL, rows.length_B)
+    keyed = SamplingRows(torch.arange(count), zero + 5, None, None, rows.history_BL, rows.length_B)
     want = (logits + gumbel(seeds, zero + 5, zero, size)).argmax(dim=1)
     assert torch.equal(choose(logits, keyed, params), want)

@@ -7,7 +7,7 @@ import torch
 
 from eyas.core import SamplingParams
 from eyas.sampling import BatchParams, RowSource, choose, process
-from eyas.sampling.process import Rows
+from eyas.sampling.process import SamplingRows
 from tests.sampling.rows import CPU
 
 VOCAB = 300
@@ -96,10 +96,10 @@ def test_what_needs_tensors_of_other_shapes_is_not_capturable() -> None:
         assert not batch(WARM, unusual).is_capturable
 
 
-def rows_of(sequence_R: torch.Tensor) -> Rows:
+def rows_of(sequence_R: torch.Tensor) -> SamplingRows:
     position_R = 10 + torch.arange(len(sequence_R))
     history = torch.zeros((int(sequence_R.max()) + 1, 4), dtype=torch.int64)
-    return Rows(sequence_R, position_R, None, None, history, history[:, 0] + 3)
+    return SamplingRows(sequence_R, position_R, None, None, history, history[:, 0] + 3)
 
 
 def test_a_padded_twin_samples_like_the_original_and_its_padding_is_greedy() -> None:

@@ -13,7 +13,7 @@ import torch
 from eyas import builtin
 from eyas.text import Tokenizer
 from eyas.train.head.answers import Encoder, Text, complete_texts, read_answers
-from eyas.train.head.batches import Plan, cut_into_batches, make_batch
+from eyas.train.head.batches import BatchSchedule, cut_into_batches, make_batch
 from eyas.train.head.calibrate import fit_beta
 from eyas.train.head.features import StoredFeatures, write_features
 from eyas.train.head.prompts import check_source, read_conversations, read_prompts
@@ -123,7 +123,7 @@ def test_vocabulary_holds_what_structure_needs_and_then_what_answers_say() -> No
 
 def test_every_text_is_in_one_batch_of_an_epoch() -> None:
     lengths = [[10, 40, 33], [90, 12], [500], [31, 64]]
-    plan = Plan(lengths, 128, together=2, seed=0)
+    plan = BatchSchedule(lengths, 128, together=2, seed=0)
     for epoch in range(3):
         batches = plan.epoch(epoch)
         seen = sorted(member for batch in batches for member in batch.members)
@@ -161,7 +161,7 @@ def test_features_larger_than_the_budget_are_streamed(tmp_path: Path) -> None:
     num_shards = len(list(small.glob("*.safetensors")))
     assert num_shards > 4 and not streamed.is_resident and resident.is_resident
     owners = [(s, i) for s, of_shard in enumerate(streamed.lengths) for i in range(len(of_shard))]
-    for planned in Plan(streamed.lengths, 256, streamed.together, 0).epoch(0):
+    for planned in BatchSchedule(streamed.lengths, 256, streamed.together, 0).epoch(0):
         batch = make_batch(streamed.texts(planned.members, planned.shards), 3)
         same = tuple((0, owners.index(member)) for member in planned.members)
         states, whole = streamed.states(planned.members, batch), resident.states(same, batch)

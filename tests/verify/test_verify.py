@@ -16,20 +16,20 @@ from eyas.models import cpu_has_bfloat16
 from eyas.outputs import Choice
 from eyas.verify.law import Answers, count_acceptance, judge
 from eyas.verify.parity import check_parity, lacks_room
-from eyas.verify.report import Plan, choose_drafting, verify
+from eyas.verify.report import VerifyPlan, choose_drafting, verify
 from tests.models.tiny import make_model, save_model
 from tests.models.tiny_heads import make_head, make_mtp, save_target, write_mtp, write_speculators
 
 QUICK: dict[str, Any] = {"num_prompts": 2, "max_tokens": 6, "repeats": 1}
 
 
-def plan(directory: Path | str, draft: DraftConfig | None = None, **facts: Any) -> Plan:
+def plan(directory: Path | str, draft: DraftConfig | None = None, **facts: Any) -> VerifyPlan:
     config = EngineConfig(
         model=ModelConfig(path=str(directory), max_model_len=256),
         scheduler=SchedulerConfig(max_num_seqs=2),
         draft=draft or DraftConfig(steps=2, topk=2, nodes=6),
     )
-    return Plan(config, **{**QUICK, **facts})
+    return VerifyPlan(config, **{**QUICK, **facts})
 
 
 def run(*arguments: Any, **facts: Any) -> dict[str, Any]:

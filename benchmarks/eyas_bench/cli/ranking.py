@@ -16,7 +16,7 @@ from eyas.cli.results import Output, run_facts, status, tell
 from eyas_bench.cli.measuring import prefixed
 
 if TYPE_CHECKING:
-    from eyas.draft import Shape
+    from eyas.draft import TreeShape
 
 
 def ranking(
@@ -146,9 +146,9 @@ def _numbers(text: str, option: str, most: float) -> list[float]:
     return values
 
 
-def _shapes(text: str) -> list[Shape]:
+def _shapes(text: str) -> list[TreeShape]:
     """Trees like 5/4/16."""
-    from eyas.draft import Shape
+    from eyas.draft import TreeShape
     from eyas.verify.shapes import normal
     from eyas_bench.tune import LIMITS
 
@@ -164,7 +164,7 @@ def _shapes(text: str) -> list[Shape]:
                 f"--shapes: trees as steps/topk/nodes such as 5/4/16 with commas between them (at "
                 f"most 32/32/128), not {text!r}"
             )
-        shapes.append(normal(Shape(*sizes)))
+        shapes.append(normal(TreeShape(*sizes)))
     return shapes
 
 

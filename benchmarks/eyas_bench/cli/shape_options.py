@@ -194,13 +194,13 @@ def unpaced(drafting: DraftOptions) -> DraftOptions:
     """The tree's size in numbers."""
     if drafting.drafter == "root" or drafting.draft_nodes != "auto":
         return drafting
-    from eyas.draft import Shape
+    from eyas.draft import TreeShape
 
     try:
         steps = USUAL_STEPS if drafting.draft_steps == "auto" else int(drafting.draft_steps)
     except ValueError:
         return drafting  # engine_config says what is wrong with it
-    most = Shape(steps, drafting.draft_topk, MOST_TREE_NODES).num_candidates
+    most = TreeShape(steps, drafting.draft_topk, MOST_TREE_NODES).num_candidates
     nodes = steps + 1 if drafting.draft_topk == 1 else min(MOST_TREE_NODES, 1 + most)
     return replace(drafting, draft_steps=str(steps), draft_nodes=str(nodes))
 

@@ -20,7 +20,7 @@ from eyas.cli.results import Output, run_facts, tell
 from eyas_bench.cli.measuring import TASKS_OF_A_ROUND, Workload, place, read_inputs, round_name
 
 if TYPE_CHECKING:
-    from eyas.draft import Shape
+    from eyas.draft import TreeShape
     from eyas.verify.lineup import Stage
 
 _DRAFTERS = ("auto", "head", "model", "ngram")
@@ -203,7 +203,9 @@ def _advice(
     }
 
 
-def _about_drafting(stage: Stage, draft_model: str | None, shapes: list[Shape]) -> dict[str, Any]:
+def _about_drafting(
+    stage: Stage, draft_model: str | None, shapes: list[TreeShape]
+) -> dict[str, Any]:
     return {
         "drafter": stage.kind,
         "model": None if draft_model is None else Path(draft_model).name,

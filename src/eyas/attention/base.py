@@ -63,7 +63,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class KVDestination:
     """Where a layer's keys and values go: row t of the forward to kv_S2GH[slots_T[t]], whose views
     keys_SGH and values_SGH are. What is written must be finite (`finite`)."""
 
@@ -73,15 +73,15 @@ class Room:
     values_SGH: torch.Tensor
 
     @classmethod
-    def of(cls, kv_S2GH: torch.Tensor, slots_T: torch.Tensor) -> Room:
+    def of(cls, kv_S2GH: torch.Tensor, slots_T: torch.Tensor) -> KVDestination:
         return cls(kv_S2GH, slots_T, kv_S2GH.select(1, 0), kv_S2GH.select(1, 1))
 
 
 class Attend(Protocol):
     """A plan bound to a cache, as a model's layers see it: a layer first stores its rows' keys and
-    values in `room`, then calls for the answers."""
+    values in `destination`, then calls for the answers."""
 
-    def room(self, layer: int) -> Room: ...
+    def destination(self, layer: int) -> KVDestination: ...
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         """[T, N, H] in q's dtype."""

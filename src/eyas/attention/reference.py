@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from eyas.attention.base import Attend, Layout, Room
+from eyas.attention.base import Attend, KVDestination, Layout
 from eyas.attention.lanes import Lanes, context_lanes, node_lanes, split_by_width
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
@@ -97,9 +97,11 @@ class _Plan:
         self._write_slots_T = write_slots_T
         self._answers: dict[LayerStore, _Answers] = {}
 
-    def room(self, layer: int) -> Room:
+    def destination(self, layer: int) -> KVDestination:
         kv = self._kv
-        return Room(kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer])
+        return KVDestination(
+            kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer]
+        )
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         store = self._kv.stores[layer]

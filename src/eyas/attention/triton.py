@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 import torch
 
-from eyas.attention.base import Attend, Layout, NodeGrid, Room
+from eyas.attention.base import Attend, KVDestination, Layout, NodeGrid
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
 from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
-from eyas.kernels.softmax import GROUP, SPLIT, Shape
+from eyas.kernels.softmax import GROUP, SPLIT, HeadShape
 from eyas.transfer import send
 
 HEIGHTS = (16, 32)
@@ -61,7 +61,7 @@ class TritonAttention:
         return _Plan(self, layout, write_slots_T)
 
 
-def prompt_tiles(shape: Shape, itemsize: int) -> PromptTiles:
+def prompt_tiles(shape: HeadShape, itemsize: int) -> PromptTiles:
     """Tiles of prompt rows; any height gives the same bits."""
     if itemsize > 2 or shape.inner > 128:
         return PromptTiles(max(32, _power(shape.per_kv)), num_warps=8, stages=1)
@@ -72,8 +72,8 @@ def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _shape(store: LayerStore, itemsize: int) -> Shape:
-    return Shape.of(
+def _shape(store: LayerStore, itemsize: int) -> HeadShape:
+    return HeadShape.of(
         store.num_query_heads,
         store.num_kv_heads,
         store.head_dim,
@@ -108,9 +108,11 @@ class _Plan:
             self._stop = self._stop if runs else 0
         self._tiles: dict[int, torch.Tensor] = {}
 
-    def room(self, layer: int) -> Room:
+    def destination(self, layer: int) -> KVDestination:
         kv = self._backend.kv
-        return Room(kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer])
+        return KVDestination(
+            kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer]
+        )
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
         backend, layout = self._backend, self._layout

@@ -58,7 +58,7 @@ class Reading:
     is_of_peers: bool = False
 
 
-class Reader:
+class OptionReader:
     """Reads command lines of one command. parameters: click's."""
 
     def __init__(self, parameters: Iterable[Any], help_names: Iterable[str] = ()) -> None:
@@ -266,6 +266,6 @@ class PeersCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
-        reader = Reader(self.get_params(ctx), self.get_help_option_names(ctx))
+        reader = OptionReader(self.get_params(ctx), self.get_help_option_names(ctx))
         reading = ctx.meta[META] = reader.read(args)
         return super().parse_args(ctx, reading.arguments)

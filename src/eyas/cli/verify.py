@@ -75,7 +75,7 @@ def verify(
 ) -> None:
     """Check a model on your own prompts: exactness, every drafter, transformers, acceptance, speed."""
     from eyas.cli.generate import read_entries
-    from eyas.verify.report import Plan
+    from eyas.verify.report import VerifyPlan
     from eyas.verify.report import verify as run
 
     entries = None if prompts_file is None else read_entries(prompts_file)
@@ -92,7 +92,7 @@ def verify(
         device=device,
         threads=threads,
     )
-    plan = Plan(config, head, entries, num_prompts, max_tokens, repeats, parity)
+    plan = VerifyPlan(config, head, entries, num_prompts, max_tokens, repeats, parity)
     with status(as_json) as say:
         report = run(plan, say)
     result = {**run_facts(), **report}

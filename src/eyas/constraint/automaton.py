@@ -32,7 +32,7 @@ SLOW_START, SLOW_EACH = 0.02, 0.0005
 forced over many thousand characters is slow to find, each time anew."""
 
 
-class Point:
+class GrammarNode:
     """A place in an output. ahead: tokens that may come next, and the masks here and after each of
     them, where somebody may ask for these again."""
 
@@ -42,9 +42,9 @@ class Point:
         self.state = state
         self.budget = budget
         self.ahead: tuple[tuple[int, ...], np.ndarray] | None = None
-        self.later: dict[int | tuple[int, ...], Point] = {}
+        self.later: dict[int | tuple[int, ...], GrammarNode] = {}
 
-    def after(self, token: int) -> Point | None:
+    def after(self, token: int) -> GrammarNode | None:
         """One token later; None where the token is not legal. ConstraintFailure at a limit."""
         known = self.later.get(token)
         if known is not None:
@@ -58,10 +58,10 @@ class Point:
         state = self.state.after(token)
         if state is None:
             return None
-        point = self.later[token] = Point(state, budget)
+        point = self.later[token] = GrammarNode(state, budget)
         return point
 
-    def beyond(self, tokens: tuple[int, ...]) -> tuple[Point | None, int]:
+    def beyond(self, tokens: tuple[int, ...]) -> tuple[GrammarNode | None, int]:
         """As `after`, over at least one of the tokens, and over how many: over all at once where nobody
         has walked and no budget counts them."""
         if len(tokens) == 1 or self.budget is not None or tokens[0] in self.later:
@@ -71,7 +71,7 @@ class Point:
             state = self.state.after_all(tokens)
             if state is None:
                 return None, len(tokens)
-            point = self.later[tokens] = Point(state, None)
+            point = self.later[tokens] = GrammarNode(state, None)
         return point, len(tokens)
 
     @property
@@ -87,7 +87,7 @@ class Point:
             return None
 
 
-class Reach:
+class DraftMaskLimit:
     """How many tokens of a draft to ask masks for. limit: None is all."""
 
     def __init__(self) -> None:
@@ -127,49 +127,49 @@ class Automaton:
         self._grammar = grammar
         self._budget = None if budget is None else BudgetPoint(budget, token_bytes)
         self._tokens: list[int] = []
-        self._passed: list[Point] = []
+        self._passed: list[GrammarNode] = []
         self._spelled: list[State] | None = None
         self._num_asked, self._asked_seconds = 0, 0.0
         self.num_replays = 0
-        self.has_twins = False
-        self.reach = Reach()
-        self._num_lanes = grammar.num_lanes
-        self.root = Point(grammar.start(), self._budget)
+        self.is_forked = False
+        self.mask_limit = DraftMaskLimit()
+        self._num_replicas = grammar.num_replicas
+        self.root = GrammarNode(grammar.start(), self._budget)
 
     def fork(self) -> Automaton:
         """An independent automaton at the same place."""
-        self.has_twins = True
+        self.is_forked = True
         twin = copy.copy(self)
         twin._tokens, twin._passed = list(self._tokens), []
         twin._num_asked, twin._asked_seconds, twin.num_replays = 0, 0.0, 0
-        twin.reach = copy.copy(self.reach)
+        twin.mask_limit = copy.copy(self.mask_limit)
         return twin
 
     def held_up(self, size: int) -> None:
         """Others waited for masks of its draft of `size` tokens, or of its root alone. Look less far
         for a while; and where the grammar has got more lanes since, go on in one of those."""
-        self.reach.held_up(size)
-        if self._grammar.num_lanes > self._num_lanes and self._is_alone:
-            self._num_lanes = self._grammar.num_lanes
+        self.mask_limit.held_up(size)
+        if self._grammar.num_replicas > self._num_replicas and self._is_alone:
+            self._num_replicas = self._grammar.num_replicas
             with suppress(Exception):  # whatever comes of it, here it can stay
                 state = self._grammar.start().after_all(self._tokens)
                 if state is not None:
-                    self.root = Point(state, None)
+                    self.root = GrammarNode(state, None)
 
     @property
     def _is_alone(self) -> bool:
         """Does nobody else stand on its root, and no budget count there?"""
-        return not (self.has_twins or self.root.budget is not None)
+        return not (self.is_forked or self.root.budget is not None)
 
     @property
     def has_budget(self) -> bool:
         """Does a budget still have a say? Then masks alone do not tell what is legal."""
         return self.root.budget is not None
 
-    def walk(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[Point | None]:
+    def walk(self, tokens_W: Sequence[int], parents_W: Sequence[int]) -> list[GrammarNode | None]:
         """Where each node of a draft stands; None for one that is not legal here or has hit a limit,
         and for all below it. Node 0 is the root."""
-        points: list[Point | None] = [self.root]
+        points: list[GrammarNode | None] = [self.root]
         for token, parent in zip(tokens_W[1:], parents_W[1:], strict=True):
             above = points[parent]
             points.append(None if above is None else _try(above, token))
@@ -177,15 +177,15 @@ class Automaton:
 
     def heads(
         self, tokens_W: Sequence[int], parents_W: Sequence[int], runs: Sequence[tuple[int, ...]]
-    ) -> list[Point | None]:
+    ) -> list[GrammarNode | None]:
         """Where the first node of each of these runs of a draft stands, as `walk` finds it, without a
         point for the nodes behind it, that of the root first; no budget may count here."""
-        found: list[Point | None] = []
-        ways: dict[int, tuple[Point | None, tuple[int, ...]]] = {}
+        found: list[GrammarNode | None] = []
+        ways: dict[int, tuple[GrammarNode | None, tuple[int, ...]]] = {}
         for first, *behind in runs:
             point, way = (self.root, ()) if first == 0 else ways[parents_W[first]]
             if first and point is not None:
-                point = _try_all(point, (*way, tokens_W[first]), shared=self.has_twins)
+                point = _try_all(point, (*way, tokens_W[first]), shared=self.is_forked)
             found.append(point)
             way = ()
             ways[first] = point, way
@@ -213,18 +213,18 @@ class Automaton:
         if self._spelled is not None:
             self._spelled = _all_after(self._spelled, tokens)
 
-    def _beyond(self, tokens: tuple[int, ...]) -> tuple[Point | None, int]:
+    def _beyond(self, tokens: tuple[int, ...]) -> tuple[GrammarNode | None, int]:
         """From the root, which is given up where nobody else can stand there and nothing that a walk
         has found is worth more."""
-        if not self._is_alone or (self.root.later and not self.root.state.is_dear):
+        if not self._is_alone or (self.root.later and not self.root.state.is_expensive_to_copy):
             return self.root.beyond(tokens)
         state = self.root.state.become(tokens)
-        return None if state is None else Point(state, None), len(tokens)
+        return None if state is None else GrammarNode(state, None), len(tokens)
 
     def replay(self) -> None:
         """Stand at the same place in a fresh automaton, whose limits only this output has used."""
         self.num_replays += 1
-        point: Point | None = Point(self._grammar.start(fresh=True), self._budget)
+        point: GrammarNode | None = GrammarNode(self._grammar.start(fresh=True), self._budget)
         for token in self._tokens:
             assert point is not None
             point = point.after(token)
@@ -260,20 +260,20 @@ class Automaton:
         return {node: span for node, span in spans.items() if span}
 
 
-def _try(point: Point, token: int) -> Point | None:
+def _try(point: GrammarNode, token: int) -> GrammarNode | None:
     try:
         return point.after(token)
     except Exception:  # whatever a draft does to its automaton, it costs the draft alone
         return None
 
 
-def _try_all(point: Point, tokens: tuple[int, ...], *, shared: bool) -> Point | None:
+def _try_all(point: GrammarNode, tokens: tuple[int, ...], *, shared: bool) -> GrammarNode | None:
     """The same over several tokens, by a point that nobody else finds, or one that others share."""
     try:
         if not shared:
             state = point.state.after_all(tokens)
-            return None if state is None else Point(state, None)
-        reached: Point | None = point
+            return None if state is None else GrammarNode(state, None)
+        reached: GrammarNode | None = point
         while tokens and reached is not None:
             reached, num_passed = reached.beyond(tokens)
             tokens = tokens[num_passed:]

@@ -33,7 +33,7 @@ class State(Protocol):
         ...
 
     @property
-    def is_dear(self) -> bool:
+    def is_expensive_to_copy(self) -> bool:
         """Do copies of it take long? Then who moves on gives it up, with all that walks have found."""
         ...
 
@@ -132,7 +132,7 @@ def counted(
 class Grammar(Protocol):
     """A compiled grammar.
 
-    num_bytes: about how much memory it takes now. num_lanes: there are now; outputs that start in
+    num_bytes: about how much memory it takes now. num_replicas: there are now; outputs that start in
     different ones do not wait for each other's masks, and who starts is in the next one. canonical:
     grammars that allow less, with the usual white space only, so that more of the text is forced; their
     states overlook white space that is another.
@@ -141,7 +141,7 @@ class Grammar(Protocol):
     @property
     def num_bytes(self) -> int: ...
     @property
-    def num_lanes(self) -> int: ...
+    def num_replicas(self) -> int: ...
     @property
     def backend(self) -> Backend: ...
     @property

@@ -17,11 +17,11 @@ import llguidance
 import numpy as np
 
 from eyas.constraint.base import ConstraintFailure, MaskJob, State
-from eyas.constraint.borrowed import without_panic
 from eyas.constraint.canonical import canonical_trees
 from eyas.constraint.deep import on_deep_stack
 from eyas.constraint.faults import described, named, refused_leaf
 from eyas.constraint.lark import to_llguidance
+from eyas.constraint.library_calls import without_panic
 from eyas.constraint.llguidance_grammar import LlguidanceGrammar
 from eyas.constraint.llguidance_library import LlguidanceLibrary
 from eyas.constraint.llguidance_masks import LlguidanceMasks

@@ -21,9 +21,9 @@ from weakref import WeakSet
 import llguidance
 
 from eyas.constraint.base import ConstraintFailure, Grammar, State
-from eyas.constraint.borrowed import without_panic
+from eyas.constraint.library_calls import without_panic
 from eyas.constraint.llguidance_library import LlguidanceLibrary
-from eyas.constraint.llguidance_reader import Place
+from eyas.constraint.llguidance_rollback import CopyCost
 from eyas.core import GrammarError
 from eyas.grammar import Node
 
@@ -31,15 +31,15 @@ FEW = 2
 """Outputs in each lane; with more of them there are to be twice as many lanes."""
 
 
-class _Lane:
+class _Replica:
     """matcher: before the first token. No state, which would refer back: cycles of this size add up.
     places: of the outputs under way."""
 
-    __slots__ = ("matcher", "places")
+    __slots__ = ("copy_costs", "matcher")
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self.matcher = matcher
-        self.places: WeakSet[Place] = WeakSet()
+        self.copy_costs: WeakSet[CopyCost] = WeakSet()
 
 
 class Start(Protocol):
@@ -51,7 +51,7 @@ class Start(Protocol):
         grammar: LlguidanceGrammar,
         matcher: llguidance.LLMatcher,
         *,
-        place: Place | None = None,
+        copy_cost: CopyCost | None = None,
     ) -> State: ...
 
 
@@ -72,8 +72,8 @@ class LlguidanceGrammar:
         self._state = state
         self._backend = backend
         self._text = text
-        self._lanes: tuple[_Lane, ...] = (_Lane(matcher),)
-        self._num_wanted, self._max_lanes = 1, backend.max_lanes
+        self._replicas: tuple[_Replica, ...] = (_Replica(matcher),)
+        self._num_wanted, self._max_replicas = 1, backend.max_replicas
         self._replaced: set[int] = set()
         self._is_mending = False
         self._canonical_trees = tuple(canonical_trees)
@@ -83,11 +83,11 @@ class LlguidanceGrammar:
     def num_bytes(self) -> int:
         """A grammar, its lexer's automata and its caches, about; as often as it is compiled."""
         once = 256 * 1024 + 64 * len(self._text)
-        return once * (len(self._lanes) + max(len(self._canonical_trees), len(self._canonical)))
+        return once * (len(self._replicas) + max(len(self._canonical_trees), len(self._canonical)))
 
     @property
-    def num_lanes(self) -> int:
-        return len(self._lanes)
+    def num_replicas(self) -> int:
+        return len(self._replicas)
 
     @property
     def backend(self) -> LlguidanceLibrary:
@@ -107,28 +107,31 @@ class LlguidanceGrammar:
 
     def started_by(self, state: Start) -> Self:
         """The same, with other states, for whose masks nobody asks."""
-        self._state, self._max_lanes = state, 1
+        self._state, self._max_replicas = state, 1
         return self
 
-    def _compile_lanes(self, num: int) -> None:
+    def _compile_replicas(self, num: int) -> None:
         with suppress(ConstraintFailure):
-            self._lanes += tuple(_Lane(self._fresh()) for _ in range(num))
+            self._replicas += tuple(_Replica(self._fresh()) for _ in range(num))
 
     def _mend(self) -> None:
         """Another matcher for each lane whose lexer is used up."""
         self._is_mending = False
-        for lane in self._lanes:
+        for replica in self._replicas:
             with suppress(ConstraintFailure):
-                if self._backend.is_used_up(lane.matcher):
+                if self._backend.is_used_up(replica.matcher):
                     fresh = self._fresh()
                     self._replaced.add(
-                        id(lane.matcher)
+                        id(replica.matcher)
                     )  # its outputs may still stand at their start
-                    lane.matcher = fresh
+                    replica.matcher = fresh
 
     def is_first(self, matcher: llguidance.LLMatcher | None) -> bool:
         """Is it one that all who start share?"""
-        return any(matcher is lane.matcher for lane in self._lanes) or id(matcher) in self._replaced
+        return (
+            any(matcher is replica.matcher for replica in self._replicas)
+            or id(matcher) in self._replaced
+        )
 
     def start(self, *, fresh: bool = False) -> State:
         if fresh:
@@ -136,15 +139,15 @@ class LlguidanceGrammar:
                 self._is_mending = True
                 self._backend.later(self._mend)
             return self._state(self, self._fresh())
-        lanes = self._lanes
-        number = min(range(len(lanes)), key=lambda i: len(lanes[i].places))
-        place, lane = Place(number), lanes[number]
-        lane.places.add(place)
-        if len(lane.places) > FEW and self._num_wanted == len(lanes) < self._max_lanes:
-            missing = min(len(lanes), self._max_lanes - len(lanes))
+        replicas = self._replicas
+        number = min(range(len(replicas)), key=lambda i: len(replicas[i].copy_costs))
+        copy_cost, replica = CopyCost(number), replicas[number]
+        replica.copy_costs.add(copy_cost)
+        if len(replica.copy_costs) > FEW and self._num_wanted == len(replicas) < self._max_replicas:
+            missing = min(len(replicas), self._max_replicas - len(replicas))
             self._num_wanted += missing
-            self._backend.later(lambda: self._compile_lanes(missing))
-        return self._state(self, lane.matcher, place=place)
+            self._backend.later(lambda: self._compile_replicas(missing))
+        return self._state(self, replica.matcher, copy_cost=copy_cost)
 
     def _fresh(self) -> llguidance.LLMatcher:
         with without_panic:

@@ -18,8 +18,8 @@ import llguidance
 import numpy as np
 
 from eyas.constraint.base import Backend, Grammar
-from eyas.constraint.borrowed import when_free, without_panic
 from eyas.constraint.deep import on_deep_stack
+from eyas.constraint.library_calls import when_free, without_panic
 from eyas.constraint.library_tokenizer import library_tokenizer
 from eyas.constraint.priority import give_way
 from eyas.constraint.vocabulary import Vocabulary
@@ -51,7 +51,7 @@ class LlguidanceLibrary(Backend):
         # A thread that waits for another of its pool helps out with whatever the pool has to do.
         self._executor = llguidance.LLExecutor(num_threads)
         self._is_threaded = num_threads > 1
-        self.max_lanes = max(1, min(MAX_LANES, num_threads))
+        self.max_replicas = max(1, min(MAX_LANES, num_threads))
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
             token for token, data in enumerate(vocabulary.tokens) if not data
@@ -70,9 +70,9 @@ class LlguidanceLibrary(Backend):
 
     def spelled(self, tokens: Sequence[int]) -> list[int]:
         """Tokens up to the end or the first one without bytes, which the library is not shown."""
-        for place, token in enumerate(tokens):
+        for copy_cost, token in enumerate(tokens):
             if token in self.eos_token_ids or self.is_nameless(token):
-                return list(tokens[:place])
+                return list(tokens[:copy_cost])
         return list(tokens)
 
     def matcher(self, text: str) -> llguidance.LLMatcher:
@@ -107,8 +107,8 @@ class LlguidanceLibrary(Backend):
         """The mask of each matcher in its row, and in the rows behind it those after each of its
         tokens, of which it needs one; the matchers come back."""
         if asked:
-            place = (mask_RK.ctypes.data, self._num_words * 4, len(mask_RK))
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, *place)
+            copy_cost = (mask_RK.ctypes.data, self._num_words * 4, len(mask_RK))
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, *copy_cost)
 
     def fill_rows(self, asked: list[tuple[llguidance.LLMatcher, int]], mask_RK: np.ndarray) -> None:
         """The mask of each matcher in its row."""

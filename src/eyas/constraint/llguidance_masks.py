@@ -21,9 +21,9 @@ import llguidance
 import numpy as np
 
 from eyas.constraint.base import ConstraintFailure, Filled, State, allows, num_legal
-from eyas.constraint.borrowed import when_free, without_panic
+from eyas.constraint.library_calls import when_free, without_panic
 from eyas.constraint.llguidance_library import LlguidanceLibrary
-from eyas.constraint.llguidance_reader import Path, Reader
+from eyas.constraint.llguidance_rollback import Path, RollbackMatcher
 from eyas.constraint.llguidance_states import DraftedState, LlguidanceState
 
 
@@ -38,15 +38,15 @@ class _Asked:
     path: Path
     tokens: Path
     shown: list[int]
-    reader: Reader | None = None
+    reader: RollbackMatcher | None = None
     copy: llguidance.LLMatcher | None = None
     has_failed: bool = False
-    places: list[tuple[int, int]] = field(default_factory=list)
+    copy_costs: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def row(self) -> int:
         """Where they are written first."""
-        return self.places[0][1]
+        return self.copy_costs[0][1]
 
     @property
     def matcher(self) -> llguidance.LLMatcher:
@@ -84,10 +84,12 @@ class LlguidanceMasks:
         self._alone.sort(key=_lane)
         for each in self._paths:
             each.reader = each.state.reader()
-        taken: set[Reader] = set()
+        taken: set[RollbackMatcher] = set()
         for each in self._together:
             # A reader has one draft at a time, and to be shown an end would spoil it.
-            reader = each.state.reader() if each.tokens and each.state.is_dear else None
+            reader = (
+                each.state.reader() if each.tokens and each.state.is_expensive_to_copy else None
+            )
             if reader is None or reader in taken:
                 each.copy = each.state.copy_for_draft()
             else:
@@ -110,7 +112,7 @@ class LlguidanceMasks:
                 continue
             shown = list(tokens) or end[: len(draft)]
             key = (id(begin.matcher), path, tokens, bool(shown))
-            asked.setdefault(key, _Asked(begin, path, tokens, shown)).places.append((i, row))
+            asked.setdefault(key, _Asked(begin, path, tokens, shown)).copy_costs.append((i, row))
         return list(asked.values())
 
     def run(self) -> None:
@@ -133,7 +135,7 @@ class LlguidanceMasks:
 
     def _fill_paths(self) -> None:
         """Each reader goes from one to the next."""
-        lines: dict[Reader | None, list[_Asked]] = {}
+        lines: dict[RollbackMatcher | None, list[_Asked]] = {}
         for each in sorted(self._paths, key=lambda each: each.path):
             lines.setdefault(each.reader, []).append(each)
         for turn in zip_longest(*lines.values()):
@@ -146,7 +148,7 @@ class LlguidanceMasks:
 
     def _hold_readers(self, asked: Sequence[_Asked], held: ExitStack) -> None:
         """Nobody else moves them meanwhile; who has one that is in use gets another."""
-        taken: dict[Reader | None, Reader] = {}
+        taken: dict[RollbackMatcher | None, RollbackMatcher] = {}
         for each in asked:
             if each.reader not in taken:
                 reader = each.reader
@@ -160,14 +162,16 @@ class LlguidanceMasks:
 
     def _stand(self, asked: Sequence[_Asked]) -> None:
         """Have their readers stand where they are to; of each reader there is one at most."""
-        detours = [each.matcher for each in asked if self._moves(each, Reader.takes_detour)]
+        detours = [
+            each.matcher for each in asked if self._moves(each, RollbackMatcher.takes_detour)
+        ]
         if detours:
             nobodys_RK = np.empty((len(detours), self._mask_RK.shape[1]), dtype=np.int32)
             self._backend.fill_rows([(each, i) for i, each in enumerate(detours)], nobodys_RK)
         for each in asked:
-            each.has_failed = not self._moves(each, Reader.stand)
+            each.has_failed = not self._moves(each, RollbackMatcher.stand)
 
-    def _moves(self, asked: _Asked, how: Callable[[Reader, Path], bool]) -> bool:
+    def _moves(self, asked: _Asked, how: Callable[[RollbackMatcher, Path], bool]) -> bool:
         assert asked.reader is not None
         try:
             return how(asked.reader, asked.path)
@@ -191,7 +195,7 @@ class LlguidanceMasks:
             row, size = each.row, 1 + len(each.tokens)
             mask_RK[row + size : row + 1 + len(each.shown)] = 0
             filled = self._settle(each, num, mask_RK[row + num])
-            for i, other in each.places:
+            for i, other in each.copy_costs:
                 found[i] = filled and self._over_end(filled, self._drafts[i], mask_RK[row + num])
                 if other != row:
                     mask_RK[other : other + size] = mask_RK[row : row + size]
@@ -234,11 +238,11 @@ def _begin(state: State, *, has_draft: bool) -> tuple[LlguidanceState, Path]:
     return state, ()
 
 
-def _let_go(reader: Reader, *error: object) -> None:
+def _let_go(reader: RollbackMatcher, *error: object) -> None:
     if error[0] is not None:
         reader.spoil()
     reader.lock.release()
 
 
 def _lane(asked: _Asked) -> tuple[int, int]:
-    return id(asked.state.grammar), asked.state.place.lane
+    return id(asked.state.grammar), asked.state.copy_cost.replica

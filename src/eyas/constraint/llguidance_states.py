@@ -14,9 +14,9 @@ from typing import Self
 import llguidance
 
 from eyas.constraint.base import ConstraintFailure, State
-from eyas.constraint.borrowed import when_free, without_panic
+from eyas.constraint.library_calls import when_free, without_panic
 from eyas.constraint.llguidance_grammar import LlguidanceGrammar
-from eyas.constraint.llguidance_reader import LIMIT_HIT, Path, Place, Reader
+from eyas.constraint.llguidance_rollback import LIMIT_HIT, CopyCost, Path, RollbackMatcher
 
 MAX_TOKEN_BYTES = 32
 """Longer tokens are no good guess for a forced text."""
@@ -29,18 +29,26 @@ class LlguidanceState:
     """matcher: None after an end-of-sequence token. place: its output's. is_spent: a draft has gone
     through its own matcher, so that masks may be asked for no more."""
 
-    __slots__ = ("_copy", "_grammar", "_reader", "is_spent", "matcher", "num_deviations", "place")
+    __slots__ = (
+        "_copy",
+        "_grammar",
+        "_reader",
+        "copy_cost",
+        "is_spent",
+        "matcher",
+        "num_deviations",
+    )
 
     def __init__(
         self,
         grammar: LlguidanceGrammar,
         matcher: llguidance.LLMatcher | None,
         num_deviations: int = 0,
-        place: Place | None = None,
+        copy_cost: CopyCost | None = None,
     ) -> None:
         self._grammar = grammar
-        self.place = place or Place(0)
-        self._reader: Reader | None = None
+        self.copy_cost = copy_cost or CopyCost(0)
+        self._reader: RollbackMatcher | None = None
         self._copy: llguidance.LLMatcher | None = None
         self.matcher = matcher
         self.num_deviations = num_deviations
@@ -51,13 +59,13 @@ class LlguidanceState:
         return self._grammar
 
     @property
-    def is_dear(self) -> bool:
-        return self.place.is_dear
+    def is_expensive_to_copy(self) -> bool:
+        return self.copy_cost.is_expensive_to_copy
 
     def after(self, token: int) -> State | None:
         if self.matcher is None:
             return None
-        return self.drafted((), token) if self.is_dear else self._after(token)
+        return self.drafted((), token) if self.is_expensive_to_copy else self._after(token)
 
     def _after(self, token: int) -> Self | None:
         with without_panic:
@@ -69,7 +77,7 @@ class LlguidanceState:
                 return self._with(None)
             if backend.is_nameless(token):
                 return None
-            if self.place.read(matcher, (token,)) == 1:
+            if self.copy_cost.read(matcher, (token,)) == 1:
                 return self._with(matcher)
             if matcher.is_error():
                 raise ConstraintFailure(LIMIT_HIT)
@@ -89,7 +97,7 @@ class LlguidanceState:
 
     def _with(self, matcher: llguidance.LLMatcher | None) -> Self:
         """A state of the same output."""
-        return type(self)(self._grammar, matcher, self.num_deviations, self.place)
+        return type(self)(self._grammar, matcher, self.num_deviations, self.copy_cost)
 
     def after_all(self, tokens: Sequence[int]) -> LlguidanceState | None:
         return self._consumed(tokens, self.copy)
@@ -125,7 +133,7 @@ class LlguidanceState:
             return self._one_by_one(tokens)
         matcher = matcher_here()
         with without_panic:
-            num_taken = when_free(lambda: self.place.read(matcher, plain))
+            num_taken = when_free(lambda: self.copy_cost.read(matcher, plain))
             if when_free(matcher.is_error):
                 raise ConstraintFailure(LIMIT_HIT)
         if num_taken < len(plain):
@@ -152,7 +160,7 @@ class LlguidanceState:
         """Have at hand what a draft from here will go through. once: that may be its own matcher."""
         if once:
             self._copy = self.matcher
-        elif self.place.is_dear:
+        elif self.copy_cost.is_expensive_to_copy:
             self.reader()
         elif self._copy is None:
             self._copy = self.copy()
@@ -163,23 +171,23 @@ class LlguidanceState:
         self.is_spent |= copy is not None and copy is self.matcher
         return copy or self.copy()
 
-    def reader(self) -> Reader:
+    def reader(self) -> RollbackMatcher:
         """For drafts from here; where it is in use, another."""
         if self._reader is None or self._reader.lock.locked():
             self._reader = self.another_reader()
         return self._reader
 
-    def another_reader(self) -> Reader:
+    def another_reader(self) -> RollbackMatcher:
         """One that nobody else has."""
         copy = self.copy()  # whoever asks: the one at hand is for the thread that steps
         assert self.matcher is not None
-        return Reader(copy, self.matcher, self.place)
+        return RollbackMatcher(copy, self.matcher, self.copy_cost)
 
     def copy(self) -> llguidance.LLMatcher:
         """A matcher that stands here and is the caller's own."""
         if self.matcher is None:
             raise ConstraintFailure("nothing follows an end, or the state was given up")
-        return self.place.copied(self.matcher)
+        return self.copy_cost.copied(self.matcher)
 
 
 class DraftedState:
@@ -198,8 +206,8 @@ class DraftedState:
         return self.begin.grammar
 
     @property
-    def is_dear(self) -> bool:
-        return self.begin.is_dear
+    def is_expensive_to_copy(self) -> bool:
+        return self.begin.is_expensive_to_copy
 
     @property
     def own(self) -> LlguidanceState:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.constraint.automaton import Point
+from eyas.constraint.automaton import GrammarNode
 from eyas.constraint.base import Backend, Filled, MaskJob, counted, num_legal
-from eyas.constraint.borrowed import OF_THE_HOST
+from eyas.constraint.library_calls import OF_THE_HOST
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class MaskRequest:
     is_late: there was no time for it. is_slow: it was among the last few when a while had passed.
     """
 
-    point: Point
+    point: GrammarNode
     tokens: tuple[int, ...]
     row: int
     keeps: bool = False

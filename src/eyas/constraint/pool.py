@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from eyas.constraint.allocator import Allocator
 from eyas.constraint.base import Backend, Grammar
 from eyas.constraint.deep import on_deep_stack
-from eyas.constraint.kept import KeptGrammars
+from eyas.constraint.grammar_cache import GrammarCache
 from eyas.constraint.priority import give_way
 from eyas.constraint.threads import NO_THREAD, started
 from eyas.core import GrammarError, GrammarsBusy, GrammarsUnavailable
@@ -99,7 +99,7 @@ class CompilePool:
         self._changed = threading.Condition(self._lock)
         self._waiting: deque[_Job] = deque()
         self._jobs: dict[bytes, _Job] = {}
-        self._kept = KeptGrammars(max_cache_bytes, allocator)
+        self._kept = GrammarCache(max_cache_bytes, allocator)
         self._refusals: OrderedDict[bytes, tuple[GrammarError, float]] = OrderedDict()
         self._stats = PoolStats()
         self._num_live = 0

@@ -175,7 +175,7 @@ class XgrammarGrammar:
     """A compiled grammar. allowed_K: the tokens that may be legal anywhere in it."""
 
     canonical: Sequence[XgrammarGrammar] = ()
-    num_lanes = 1
+    num_replicas = 1
 
     def __init__(self, backend: XgrammarBackend, compiled: Any, allowed_K: np.ndarray) -> None:
         self._backend = backend
@@ -202,7 +202,7 @@ class XgrammarState:
     """matcher: None after an end-of-sequence token."""
 
     __slots__ = ("_grammar", "matcher")
-    is_dear = False
+    is_expensive_to_copy = False
 
     def __init__(self, grammar: XgrammarGrammar, matcher: Any) -> None:
         self._grammar = grammar

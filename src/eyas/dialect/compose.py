@@ -1,6 +1,6 @@
 """A dialect put together from a way to reason and a way to call tools.
 
-Promises: what may come is decided once (`Plan`), for the grammar and the segmenter alike.
+Promises: what may come is decided once (`OutputPlan`), for the grammar and the segmenter alike.
 Does not know: any family's markers.
 """
 
@@ -14,7 +14,7 @@ from eyas.core import GrammarError, RequestError
 from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.beginning import may_begin_with, may_begin_with_white
 from eyas.dialect.reasoning import PromptEnd, ReasoningFormat, prompt_end
-from eyas.dialect.segment import Reader, Reading, StreamSegmenter, Writer
+from eyas.dialect.segment import Reading, StreamReader, StreamSegmenter, Writer
 from eyas.dialect.tools import ToolFormat
 from eyas.grammar import (
     Budget,
@@ -35,7 +35,7 @@ _WHITE_GAP = Regex(r"[ \t\r\n]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OutputPlan:
     """What one output may be.
 
     reasoning: none; it goes on from the prompt ("opened"); the model may ("optional"), has to
@@ -87,7 +87,7 @@ class ComposedDialect(Dialect):
         plan = self._plan(wanted, prompt_token_ids)
         return StreamSegmenter(lambda reader, writer: self._read(plan, reader, writer))
 
-    def _plan(self, wanted: Wanted, prompt_token_ids: Sequence[int]) -> Plan:
+    def _plan(self, wanted: Wanted, prompt_token_ids: Sequence[int]) -> OutputPlan:
         tools, must_call = chosen_tools(wanted, self.name, self.tools is not None)
         answer = None if must_call else wanted.answer
         end = PromptEnd("none")
@@ -95,7 +95,7 @@ class ComposedDialect(Dialect):
             end = prompt_end(self._tokenizer, self.reasoning, prompt_token_ids)
         if tools and answer is not None:
             self._check_distinct(answer)
-        return Plan(
+        return OutputPlan(
             reasoning=self._how_to_reason(end, answer, wanted.max_reasoning_tokens),
             trims=not end.after.strip(),
             has_lead=self._has_lead(end),
@@ -142,7 +142,7 @@ class ComposedDialect(Dialect):
                     param="tool_choice",
                 )
 
-    def _budget(self, plan: Plan, limit: int | None) -> Budget | None:
+    def _budget(self, plan: OutputPlan, limit: int | None) -> Budget | None:
         if limit is None or self.reasoning is None:
             return None
         if plan.reasoning not in ("opened", "required"):
@@ -151,7 +151,7 @@ class ComposedDialect(Dialect):
             limit += self.reasoning.num_opening_tokens(self._tokenizer)
         return Budget(limit, (self.reasoning.close,), self.reasoning.closing(self._tokenizer))
 
-    def _parts(self, plan: Plan) -> list[Node]:
+    def _parts(self, plan: OutputPlan) -> list[Node]:
         body = self._body(plan)
         if self.reasoning is None:
             return [body]
@@ -170,7 +170,7 @@ class ComposedDialect(Dialect):
             return [Repeat(_series([*lead, self.reasoning.whole()]), 0, 1), body]
         return [*lead, Repeat(_series([self.reasoning.whole(), *gap]), 0, 1), body]
 
-    def _body(self, plan: Plan) -> Node:
+    def _body(self, plan: OutputPlan) -> Node:
         """What follows reasoning and the gap."""
         if plan.must_call:
             assert self.tools is not None
@@ -189,13 +189,13 @@ class ComposedDialect(Dialect):
         gap = self.reasoning.gap if self.reasoning is not None else ""
         return self.tools.text_or_calls(plan.tools, plan.several, without, gap)
 
-    def _gap(self, plan: Plan) -> list[Node]:
+    def _gap(self, plan: OutputPlan) -> list[Node]:
         assert self.reasoning is not None
         if not plan.is_gap_exact:
             return [_WHITE_GAP]
         return [Literal(self.reasoning.gap)] if self.reasoning.gap else []
 
-    def _read(self, plan: Plan, reader: Reader, writer: Writer) -> Reading[None]:
+    def _read(self, plan: OutputPlan, reader: StreamReader, writer: Writer) -> Reading[None]:
         reasoning = self.reasoning
         if reasoning is not None:
             has_reasoned = plan.reasoning == "opened"
@@ -217,7 +217,7 @@ class ComposedDialect(Dialect):
         assert self.tools is not None
         yield from self.tools.read(reader, writer, plan.tools, answers=plan.answer is not None)
 
-    def _read_gap(self, plan: Plan, reader: Reader) -> Reading[None]:
+    def _read_gap(self, plan: OutputPlan, reader: StreamReader) -> Reading[None]:
         if not plan.is_gap_exact:
             yield from reader.white()
         elif self.reasoning is not None and self.reasoning.gap:

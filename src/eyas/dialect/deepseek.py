@@ -17,7 +17,7 @@ from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
 from eyas.dialect.compose import ComposedDialect
 from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import ReasoningFormat, marker
-from eyas.dialect.segment import Reader, Reading, Writer
+from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
 from eyas.grammar import Literal, Marker, Node, Repeat, Series
 
@@ -53,7 +53,7 @@ class DeepSeekCalls(MarkedCalls):
         return Series((Literal("function"), self.separator, begin, arguments(tool), end))
 
     def read_after_begin(
-        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec]
+        self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
     ) -> Reading[None]:
         while True:
             yield from reader.white()
@@ -62,7 +62,7 @@ class DeepSeekCalls(MarkedCalls):
             yield from self._read_call(reader, writer)
         yield from reader.at(self.end)
 
-    def _read_call(self, reader: Reader, writer: Writer) -> Reading[None]:
+    def _read_call(self, reader: StreamReader, writer: Writer) -> Reading[None]:
         """From after its marker up to and with the one that ends it."""
         ends = (self.call_end, self.end)
         name, found = yield from reader.collect(self.separator, *ends)

@@ -18,7 +18,7 @@ from eyas.dialect.compose import ComposedDialect
 from eyas.dialect.glm_arguments import Pairs
 from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import ReasoningFormat, marker
-from eyas.dialect.segment import Reader, Reading, Writer
+from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, ignore, one_of
 from eyas.grammar import Literal, Marker, Node, Repeat, Series
 
@@ -50,7 +50,7 @@ class GlmCalls(MarkedCalls):
         return Series((self.key, key, self.key_end, Literal("\n"), self.value))
 
     def read_after_begin(
-        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec]
+        self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
     ) -> Reading[None]:
         name, found = yield from reader.collect(_LINE_END, self.key, self.end)
         name = name.strip()
@@ -80,7 +80,9 @@ class GlmCalls(MarkedCalls):
         if found is not None:
             writer.arguments("}")
 
-    def _read_value(self, reader: Reader, writer: Writer, is_text: bool) -> Reading[Marker | None]:
+    def _read_value(
+        self, reader: StreamReader, writer: Writer, is_text: bool
+    ) -> Reading[Marker | None]:
         if is_text:
             writer.arguments('"')
             found = yield from reader.until(

@@ -20,7 +20,7 @@ from eyas.dialect.base import Dialect, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.compose import chosen_tools
 from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import marker
-from eyas.dialect.segment import WHITE, Reader, Reading, Sink, StreamSegmenter, Writer
+from eyas.dialect.segment import WHITE, Reading, Sink, StreamReader, StreamSegmenter, Writer
 from eyas.dialect.tools import arguments, ignore, one_of
 from eyas.grammar import (
     Budget,
@@ -179,7 +179,7 @@ class Harmony(Dialect):
                 ids += self._tokenizer.encode_text(text, continues=True)
         return ids
 
-    def _read(self, plan: _Plan, reader: Reader, writer: Writer) -> Reading[None]:
+    def _read(self, plan: _Plan, reader: StreamReader, writer: Writer) -> Reading[None]:
         found: Marker | None = None
         if plan.begins_in == "reasoning":
             found = yield from self._read_text(reader, writer.reasoning)
@@ -201,7 +201,7 @@ class Harmony(Dialect):
                 found = yield from self._read_content(reader, writer)
 
     def _read_header(
-        self, reader: Reader, *, has_channel: bool
+        self, reader: StreamReader, *, has_channel: bool
     ) -> Reading[tuple[str, str | None] | None]:
         """The channel and the function it goes to; None where no message begins any more."""
         role, channel = "", ""
@@ -225,15 +225,15 @@ class Harmony(Dialect):
                 recipient = _RECIPIENT.search(channel) or _RECIPIENT.search(role)
                 return channel.strip(), recipient.group(1) if recipient else None
 
-    def _read_text(self, reader: Reader, sink: Sink) -> Reading[Marker | None]:
+    def _read_text(self, reader: StreamReader, sink: Sink) -> Reading[Marker | None]:
         """A message that another may follow: spelled in text, only <|end|> ends it."""
         return (yield from reader.until((self.end, *self._enders), sink))
 
-    def _read_content(self, reader: Reader, writer: Writer) -> Reading[Marker | None]:
+    def _read_content(self, reader: StreamReader, writer: Writer) -> Reading[Marker | None]:
         """The last message: no text ends it."""
         return (yield from reader.until(self._enders, writer.content))
 
-    def _read_arguments(self, reader: Reader, writer: Writer) -> Reading[Marker | None]:
+    def _read_arguments(self, reader: StreamReader, writer: Writer) -> Reading[Marker | None]:
         yield from reader.span(WHITE)
         yield from read_value(reader, writer.arguments)
         return (yield from self._read_text(reader, ignore))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-from eyas.dialect.segment import WHITE, Reader, Reading, Sink, Writer
+from eyas.dialect.segment import WHITE, Reading, Sink, StreamReader, Writer
 from eyas.grammar import Marker
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
@@ -52,7 +52,7 @@ class _Nesting:
         return None
 
 
-def read_value(reader: Reader, sink: Sink) -> Reading[bool]:
+def read_value(reader: StreamReader, sink: Sink) -> Reading[bool]:
     """Passes one value on; False where it is cut off or there is none."""
     head = yield from reader.peek()
     if not isinstance(head, str):
@@ -69,7 +69,7 @@ def read_value(reader: Reader, sink: Sink) -> Reading[bool]:
     return False
 
 
-def _read_scalar(reader: Reader, sink: Sink) -> Reading[bool]:
+def _read_scalar(reader: StreamReader, sink: Sink) -> Reading[bool]:
     """A number or a word: all up to what cannot belong to one."""
     is_some = False
     while True:
@@ -85,7 +85,7 @@ def _read_scalar(reader: Reader, sink: Sink) -> Reading[bool]:
             return is_some
 
 
-def read_string(reader: Reader) -> Reading[str | None]:
+def read_string(reader: StreamReader) -> Reading[str | None]:
     """What a string says; None where it is cut off or there is none."""
     head = yield from reader.peek()
     if not isinstance(head, str) or head[0] != '"':
@@ -100,7 +100,7 @@ def read_string(reader: Reader) -> Reading[str | None]:
     return text.encode("utf-8", "replace").decode()
 
 
-def read_call(reader: Reader, writer: Writer) -> Reading[bool]:
+def read_call(reader: StreamReader, writer: Writer) -> Reading[bool]:
     """One call, {"name": ..., "arguments": {...}} ("parameters" means the same), its keys in any order;
     False where it is cut off or malformed. It is a call from where its name is known."""
     if (yield from reader.at(_OPEN)) is None:

@@ -15,7 +15,7 @@ from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
 from eyas.dialect.compose import ComposedDialect
 from eyas.dialect.json_text import read_call
 from eyas.dialect.reasoning import marker
-from eyas.dialect.segment import Reader, Reading, Writer
+from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import ToolFormat, arguments, ignore, one_of
 from eyas.grammar import Choice, FreeText, Literal, Marker, Node, Repeat, Series
 
@@ -52,7 +52,7 @@ class LlamaCalls(ToolFormat):
         return Choice(tuple(options))
 
     def read(
-        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec], *, answers: bool
+        self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec], *, answers: bool
     ) -> Reading[None]:
         found = yield from reader.at(self.tag)
         if found is None and not answers:
@@ -81,7 +81,7 @@ def _object(tool: ToolSpec, beginning: str) -> Node:
     return Series((begin, arguments(tool), Literal("}")))
 
 
-def _read_calls(reader: Reader, writer: Writer) -> Reading[None]:
+def _read_calls(reader: StreamReader, writer: Writer) -> Reading[None]:
     """Calls to where something else comes; what is no call at all is left as it was written."""
     while True:
         num_calls = writer.num_calls

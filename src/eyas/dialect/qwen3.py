@@ -20,7 +20,7 @@ from eyas.dialect.base import Dialect, ToolSpec, Vocabulary
 from eyas.dialect.compose import ComposedDialect
 from eyas.dialect.json_text import read_call
 from eyas.dialect.reasoning import ReasoningFormat, marker
-from eyas.dialect.segment import Reader, Reading, Writer
+from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
 from eyas.grammar import Literal, Marker, Node, Repeat, Series
 
@@ -39,7 +39,7 @@ class HermesCalls(MarkedCalls):
         return Series((call, Repeat(Series((Literal("\n"), self.begin, call)))))
 
     def read_after_begin(
-        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec]
+        self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
     ) -> Reading[None]:
         while True:
             num_calls = writer.num_calls

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eyas.dialect.base import Vocabulary
-from eyas.dialect.segment import WHITE, Reader, Reading, Writer
+from eyas.dialect.segment import WHITE, Reading, StreamReader, Writer
 from eyas.grammar import FreeText, Marker, Node, Series
 
 _NUM_LAST_TOKENS = 32
@@ -58,7 +58,7 @@ class ReasoningFormat:
     def whole(self) -> Node:
         return Series((self.open, self.inside()))
 
-    def read(self, reader: Reader, writer: Writer, *, trims: bool = True) -> Reading[None]:
+    def read(self, reader: StreamReader, writer: Writer, *, trims: bool = True) -> Reading[None]:
         """Reads what `inside` allows. trims: new lines at its beginning are the format's."""
         if trims:
             yield from reader.span("\r\n")

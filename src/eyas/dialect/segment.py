@@ -3,9 +3,9 @@
 A dialect says in straight code what it expects ("text up to this marker, then a JSON value"). Such code
 is a generator: it pauses where the stream has not come further, and goes on with the next push.
 
-Promises: what a `Reader` gives depends on what came, never on how it was cut, so whatever is built on
-it obeys the stream law. Held back is only what cannot be decided yet: the beginning of a marker, and
-white space that may be trimmed.
+Promises: what a `StreamReader` gives depends on what came, never on how it was cut, so whatever is
+built on it obeys the stream law. Held back is only what cannot be decided yet: the beginning of a
+marker, and white space that may be trimmed.
 Does not know: any format.
 """
 
@@ -42,7 +42,7 @@ class _Unfinished(NamedTuple):
     num_missing: int
 
 
-class Reader:
+class StreamReader:
     """A stream of text and control tokens, of which some has come.
 
     Text that spells a marker is found only between control tokens, never across one.
@@ -260,8 +260,8 @@ class Writer:
 class StreamSegmenter(Segmenter):
     """A segmenter that is code which reads: `parse` is started with the first push."""
 
-    def __init__(self, parse: Callable[[Reader, Writer], Reading[None]]) -> None:
-        self._reader = Reader()
+    def __init__(self, parse: Callable[[StreamReader, Writer], Reading[None]]) -> None:
+        self._reader = StreamReader()
         self._writer = Writer()
         self._parsing = parse(self._reader, self._writer)
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from eyas.dialect.base import ToolSpec
-from eyas.dialect.segment import WHITE, Reader, Reading, Writer
+from eyas.dialect.segment import WHITE, Reading, StreamReader, Writer
 from eyas.grammar import Choice, FreeText, Json, Marker, Node, Series
 
 
@@ -40,7 +40,7 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def read(
-        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec], *, answers: bool
+        self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec], *, answers: bool
     ) -> Reading[None]:
         """Reads to the end of the stream. answers: it is calls, or an answer without any."""
 
@@ -70,12 +70,12 @@ class MarkedCalls(ToolFormat):
 
     @abstractmethod
     def read_after_begin(
-        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec]
+        self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
     ) -> Reading[None]:
         """Reads to the end of what the marker began, or to where it is malformed."""
 
     def read(
-        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec], *, answers: bool
+        self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec], *, answers: bool
     ) -> Reading[None]:
         if answers:
             if (yield from reader.at(self.begin)) is None:
@@ -86,7 +86,7 @@ class MarkedCalls(ToolFormat):
             yield from self._read_begun(reader, writer, tools)
 
     def _read_begun(
-        self, reader: Reader, writer: Writer, tools: Sequence[ToolSpec]
+        self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
     ) -> Reading[None]:
         """What is no call at all is content."""
         num_calls = writer.num_calls

@@ -1,6 +1,6 @@
 """Drafters: who proposes the tree of a step. None of them can change the output."""
 
-from eyas.draft.base import Drafter, DrafterWrapper, Shape, StepReport
+from eyas.draft.base import Drafter, DrafterWrapper, StepReport, TreeShape
 from eyas.draft.blend import BlendDrafter
 from eyas.draft.forced import ForcedDrafter
 from eyas.draft.network import HeadNetwork, ModelNetwork
@@ -19,7 +19,7 @@ __all__ = [
     "NgramDrafter",
     "PacedDrafter",
     "RootDrafter",
-    "Shape",
+    "TreeShape",
     "StepReport",
     "TreeDrafter",
 ]

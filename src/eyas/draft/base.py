@@ -23,7 +23,7 @@ MAX_REMEMBERED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TreeShape:
     """How large a tree may grow. steps: levels below the root; topk: children that a node proposes
     (1 is a chain); nodes: all of them, the root included, kept by score. extra: nodes that somebody
     else may add to it."""
@@ -48,21 +48,21 @@ class Shape:
         """Nodes that are grown below the root, of which the best are kept."""
         return self.topk + (self.steps - 1) * self.topk**2 if self.steps else 0
 
-    def capped(self, other: Shape) -> Shape:
+    def capped(self, other: TreeShape) -> TreeShape:
         """The same, in no respect larger than `other`, and nobody else's."""
         steps, topk = min(self.steps, other.steps), min(self.topk, other.topk)
-        return Shape(steps, topk, min(self.nodes, other.nodes))
+        return TreeShape(steps, topk, min(self.nodes, other.nodes))
 
-    def within(self, width: int) -> Shape:
+    def within(self, width: int) -> TreeShape:
         """The same for at most `width` nodes; a chain has no more nodes than levels below its root."""
         nodes = min(width, self.nodes)
         if self.topk == 1:
             nodes = min(nodes, self.steps + 1)
         extra = min(self.extra, width - nodes)
-        return Shape(min(self.steps, nodes - 1), self.topk, nodes, extra)
+        return TreeShape(min(self.steps, nodes - 1), self.topk, nodes, extra)
 
     @property
-    def alone(self) -> Shape:
+    def alone(self) -> TreeShape:
         """The same without what somebody else may add."""
         return replace(self, extra=0)
 
@@ -89,7 +89,7 @@ class Drafter(ABC):
 
     sources: tuple[str, ...] = ("draft",)
     taps: tuple[int, ...] = ()
-    shape: Shape = Shape(0, 1, 1)
+    shape: TreeShape = TreeShape(0, 1, 1)
 
     @property
     def reads_automata(self) -> bool:
@@ -107,13 +107,13 @@ class Drafter(ABC):
         """Most nodes it ever proposes, the root included."""
         return self.shape.width
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
+    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
         """How large a tree it wants for a step of so many rooted sequences; one node is not to draft.
         num_constrained: sequences with a grammar among all that may step, new ones included."""
         return self.shape
 
     @abstractmethod
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         """A tree no larger than `shape` for each rooted sequence; also called for batches that store
         prompt chunks only, so that a drafter with rows of its own keeps up. shape: what it wished for,
         cut to what the step has room for (`batch.width`)."""
@@ -145,10 +145,10 @@ class DrafterWrapper(Drafter):
     def networks(self) -> tuple[DraftNetwork, ...]:
         return self._inner.networks
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
-        return self._inner.wish(num_sequences, num_constrained)
+    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
+        return self._inner.preferred_shape(num_sequences, num_constrained)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         return self._inner.propose(batch, shape)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:

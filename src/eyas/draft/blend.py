@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from eyas.core import DraftTree, Verdict
-from eyas.draft.base import Drafter, Shape, StepReport, roots_alone
+from eyas.draft.base import Drafter, StepReport, TreeShape, roots_alone
 from eyas.draft.network import DraftNetwork
 from eyas.kernels import usable
 from eyas.runner.batch import Batch
@@ -33,7 +33,7 @@ class BlendDrafter(Drafter):
         self.taps = readers[0].taps if readers else ()
         self.sources = tuple(source.sources[0] for source in sources)
         steps = max(source.shape.steps for source in sources)
-        self.shape = Shape(steps, max(source.shape.topk for source in sources), nodes)
+        self.shape = TreeShape(steps, max(source.shape.topk for source in sources), nodes)
 
     @property
     def reads_automata(self) -> bool:
@@ -43,7 +43,7 @@ class BlendDrafter(Drafter):
     def networks(self) -> tuple[DraftNetwork, ...]:
         return tuple(network for source in self._sources for network in source.networks)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         nodes = shape.nodes
         trees = [
             source.propose(batch, source.shape.capped(shape).within(nodes))

@@ -31,7 +31,7 @@ that is a run of its own."""
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class MissingRun:
     """Rows [start, stop) of the sequence in a seat."""
 
     seat: int
@@ -51,17 +51,17 @@ class _Known:
 
 
 @dataclass(slots=True, eq=False)
-class Missing:
+class MissingRows:
     """What a step has to make. longest: P of the tails, 0 where nobody drafts. drafts: which rooted
     sequences draft."""
 
-    runs: list[Run]
+    runs: list[MissingRun]
     drafts: list[bool]
     longest: int
 
 
 @dataclass(slots=True, eq=False)
-class Rows:
+class CatchUpRows:
     """rows: a forward. previous_slots_T: the slot before each row's, None where features are not read.
     root_rows_B: the roots' rows, for tails. root_tokens_B, sequence_B: the roots' tokens and 0, 1, ...,
     where a kernel made them on the way."""
@@ -73,7 +73,7 @@ class Rows:
     sequence_B: torch.Tensor | None = None
 
 
-class RowBook:
+class RowTracker:
     """What has been made. first_position: of a row. reads_features: a row needs the target's feature
     one position before. max_rows: most rows of runs in one step."""
 
@@ -94,9 +94,9 @@ class RowBook:
             if span.node_slots is not None:
                 self._is_made_S[span.node_slots] = False
 
-    def missing(self, batch: Batch) -> Missing | None:
+    def missing(self, batch: Batch) -> MissingRows | None:
         """The rows that are missing for the sequences of a step; None when nothing is to be done."""
-        runs: list[Run] = []
+        runs: list[MissingRun] = []
         drafting: list[bool] = []
         longest, room = 0, self.max_rows
         for span in batch.spans:
@@ -112,7 +112,7 @@ class RowBook:
                 if stop > known.made:
                     assert known.made >= self.first_position
                     slots = span.stored_slots[known.made : stop]
-                    runs.append(Run(span.seat, known.made, stop, slots))
+                    runs.append(MissingRun(span.seat, known.made, stop, slots))
                     room -= stop - known.made
                 drafts &= stop == ready
                 known.gap = None
@@ -125,9 +125,9 @@ class RowBook:
                 longest = max(longest, length if known.gap is None else min(length, known.gap))
         if not runs and not longest:
             return None
-        return Missing(runs, drafting, longest)
+        return MissingRows(runs, drafting, longest)
 
-    def step(self, batch: Batch, missing: Missing | None) -> None:
+    def step(self, batch: Batch, missing: MissingRows | None) -> None:
         """A step goes out: its tails are made, and its verdict adds to what is missing."""
         for b, span in enumerate(batch.rooted):
             known = self._known.get(span.seat)
@@ -145,7 +145,7 @@ class RowBook:
             self._made_A = torch.zeros_like(table.lengths_A)
         return self._made_A
 
-    def made_run(self, run: Run, table: SequenceTable) -> None:
+    def made_run(self, run: MissingRun, table: SequenceTable) -> None:
         """A run is made."""
         self._is_made_S[run.slots] = True
         self._known[run.seat].made = run.stop
@@ -168,7 +168,7 @@ class RowBook:
         return known
 
 
-def run_rows(book: RowBook, batch: Batch, runs: list[Run]) -> Rows:
+def run_rows(tracker: RowTracker, batch: Batch, runs: list[MissingRun]) -> CatchUpRows:
     """The forward of all runs."""
     table, device = batch.table, batch.table.device
     contexts: list[ContextRun] = []
@@ -189,17 +189,19 @@ def run_rows(book: RowBook, batch: Batch, runs: list[Run]) -> Rows:
         layout=layout,
         logits_rows_R=None,
     )
-    return Rows(rows, _previous_slots(book, table, seats_T, positions_T))
+    return CatchUpRows(rows, _previous_slots(tracker, table, seats_T, positions_T))
 
 
-def tail_rows(book: RowBook, batch: Batch, longest: int, drafts_B: torch.Tensor | None) -> Rows:
+def tail_rows(
+    tracker: RowTracker, batch: Batch, longest: int, drafts_B: torch.Tensor | None
+) -> CatchUpRows:
     """The forward of all tails: sequence by sequence, from the first missing row to the root. One that
     does not draft (drafts_B) is there with its root alone, which leaves no trace."""
     table = batch.table
     if usable(table.device):
-        return _tail_rows_by_kernel(book, batch, longest, drafts_B)
+        return _tail_rows_by_kernel(tracker, batch, longest, drafts_B)
     seats_B, roots_B = batch.seats_B, batch.roots_B
-    made_A = book.next_rows(table)
+    made_A = tracker.next_rows(table)
     starts_B = torch.minimum(made_A[seats_B], roots_B)
     if drafts_B is not None:
         starts_B = torch.where(drafts_B, starts_B, roots_B)
@@ -229,19 +231,19 @@ def tail_rows(book: RowBook, batch: Batch, longest: int, drafts_B: torch.Tensor 
     )
     next_B = roots_B + 1
     made_A[seats_B] = next_B if drafts_B is None else torch.where(drafts_B, next_B, made_A[seats_B])
-    return Rows(rows, _previous_slots(book, table, seats_T, positions_T), root_rows_B)
+    return CatchUpRows(rows, _previous_slots(tracker, table, seats_T, positions_T), root_rows_B)
 
 
 def _tail_rows_by_kernel(
-    book: RowBook, batch: Batch, longest: int, drafts_B: torch.Tensor | None
-) -> Rows:
+    tracker: RowTracker, batch: Batch, longest: int, drafts_B: torch.Tensor | None
+) -> CatchUpRows:
     from eyas.kernels import tails
 
     table, shape = batch.table, (batch.num_rows, longest)
     made, roots = tails.tail_rows(
         batch.seats_B,
         batch.roots_B,
-        book.next_rows(table),
+        tracker.next_rows(table),
         drafts_B,
         batch.node_slots_BW,
         table.tokens_AC,
@@ -260,13 +262,13 @@ def _tail_rows_by_kernel(
         layout=layout,
         logits_rows_R=roots.root_rows_B,
     )
-    previous_T = made.previous_slots_T if book.reads_features else None
-    return Rows(rows, previous_T, roots.root_rows_B, roots.root_tokens_B, roots.sequence_B)
+    previous_T = made.previous_slots_T if tracker.reads_features else None
+    return CatchUpRows(rows, previous_T, roots.root_rows_B, roots.root_tokens_B, roots.sequence_B)
 
 
 def _previous_slots(
-    book: RowBook, table: SequenceTable, seats_T: torch.Tensor, positions_T: torch.Tensor
+    tracker: RowTracker, table: SequenceTable, seats_T: torch.Tensor, positions_T: torch.Tensor
 ) -> torch.Tensor | None:
-    if not book.reads_features:
+    if not tracker.reads_features:
         return None
     return table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]

@@ -23,7 +23,7 @@ import torch
 
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree
-from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, Shape, StepReport, chain
+from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, StepReport, TreeShape, chain
 from eyas.draft.blend import merge
 from eyas.runner.batch import Batch
 from eyas.transfer import send
@@ -57,11 +57,11 @@ class ForcedDrafter(DrafterWrapper):
     def reads_automata(self) -> bool:
         return True
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
-        wished = self._inner.wish(num_sequences, num_constrained)
+    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
+        wished = self._inner.preferred_shape(num_sequences, num_constrained)
         return replace(wished, extra=self._nodes if num_constrained else 0)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         inner = self._inner.propose(batch, shape.alone)
         if batch.automata is None or not batch.rooted or batch.width == 1:
             return inner

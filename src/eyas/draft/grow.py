@@ -24,7 +24,7 @@ from eyas.draft.base import chain
 from eyas.kernels import usable
 from eyas.sampling.noise import gumbel_at
 from eyas.sampling.params import BatchParams
-from eyas.sampling.process import NEVER, Rows, process
+from eyas.sampling.process import NEVER, SamplingRows, process
 
 SHORTLIST = 64
 """Candidates of a node that are ranked with their noise; what is further down is not tried."""
@@ -33,7 +33,7 @@ SHORTLIST = 64
 def rank(
     logits_RU: torch.Tensor,
     target_ids_U: torch.Tensor | None,
-    rows: Rows | None,
+    rows: SamplingRows | None,
     params: BatchParams,
     beta_B: torch.Tensor | None,
     num_children: int,
@@ -77,7 +77,7 @@ def _of_target(
 def _rank_by_kernel(
     logits_RU: torch.Tensor,
     target_ids_U: torch.Tensor | None,
-    rows: Rows | None,
+    rows: SamplingRows | None,
     params: BatchParams,
     beta_B: torch.Tensor | None,
     num_children: int,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from eyas.core import DraftTree
-from eyas.draft.base import Drafter, Shape, chain, root_tokens, roots_alone
+from eyas.draft.base import Drafter, TreeShape, chain, root_tokens, roots_alone
 from eyas.kernels import usable
 from eyas.runner.batch import Batch
 
@@ -26,11 +26,11 @@ class NgramDrafter(Drafter):
     def __init__(self, num_tokens: int, *, min_match: int = 2, max_match: int = 5) -> None:
         if not 1 <= min_match <= max_match:
             raise ValueError(f"1 <= min_match <= max_match, not {min_match} and {max_match}")
-        self.shape = Shape(num_tokens, 1, num_tokens + 1)
+        self.shape = TreeShape(num_tokens, 1, num_tokens + 1)
         self.min_match = min_match
         self.max_match = max_match
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         width = min(shape.nodes, self.shape.nodes)
         if width == 1 or not len(batch.rooted):
             return roots_alone(batch)

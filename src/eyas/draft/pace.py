@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from eyas.core import DraftTree
-from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, Shape, StepReport
+from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, StepReport, TreeShape
 from eyas.draft.costs import Costs
 from eyas.runner.batch import Batch
 from eyas.runner.graphs import bucket_of
 
 log = logging.getLogger("eyas.draft")
 
-PLAIN = Shape(0, 1, 1)
+PLAIN = TreeShape(0, 1, 1)
 TREE_NODES = (8, 16)
 """Sizes of trees that are weighed."""
 FADING = 0.99
@@ -97,16 +97,16 @@ class _Batch:
     one after it; logged: the shape and the age that the log was last told."""
 
     age: int = 0
-    held: Shape = PLAIN
+    held: TreeShape = PLAIN
     patience: int = TRY_EVERY
     next_try: int = TRY_EVERY
-    tried: dict[Shape, int] = field(default_factory=dict)
-    trial: Shape | None = None
+    tried: dict[TreeShape, int] = field(default_factory=dict)
+    trial: TreeShape | None = None
     trial_end: int = 0
     num_tries: int = 0
     plain_try: int = 0
     plain_patience: int = PLAIN_TRY_EVERY
-    logged: tuple[Shape | None, int] = (None, 0)
+    logged: tuple[TreeShape | None, int] = (None, 0)
 
 
 @dataclass(slots=True)
@@ -129,18 +129,18 @@ class _Upkeep:
 class Pace:
     """target: cost of a step by rows; drafting: of one pass of the drafter's network by rows."""
 
-    def __init__(self, shapes: Sequence[Shape], target: Costs, drafting: Costs) -> None:
+    def __init__(self, shapes: Sequence[TreeShape], target: Costs, drafting: Costs) -> None:
         self.shapes = (PLAIN, *shapes)
         self._target, self._drafting = target, drafting
         deepest = max(shape.steps for shape in shapes)
         self._by_depth = [Running(PRIOR_ACCEPTANCE, trust=3) for _ in range(deepest)]
-        self._yields: dict[Shape, Running] = {}
-        self._corrections: dict[tuple[int, Shape], _Correction] = {}
+        self._yields: dict[TreeShape, Running] = {}
+        self._corrections: dict[tuple[int, TreeShape], _Correction] = {}
         self._batches: dict[int, _Batch] = {}
-        self._warm: set[tuple[int, Shape]] = set()
+        self._warm: set[tuple[int, TreeShape]] = set()
         self._upkeep = _Upkeep()
 
-    def choose(self, num_sequences: int) -> Shape:
+    def choose(self, num_sequences: int) -> TreeShape:
         """The shape of the next step."""
         batch = self._batches.setdefault(bucket_of(num_sequences), _Batch())
         batch.age += 1
@@ -182,7 +182,7 @@ class Pace:
     def learn(
         self,
         num_sequences: int,
-        shape: Shape,
+        shape: TreeShape,
         fates: Sequence[tuple[int, int]],
         seconds: float | None,
         *,
@@ -226,7 +226,7 @@ class Pace:
         """The next try is so many steps away, at least."""
         batch.next_try = max(batch.next_try, batch.age + int(min(num_steps, MAX_WAIT)))
 
-    def _tell(self, num_sequences: int, batch: _Batch, rates: dict[Shape, float]) -> None:
+    def _tell(self, num_sequences: int, batch: _Batch, rates: dict[TreeShape, float]) -> None:
         """The log hears whether there are drafts, and why, when that changes."""
         before, age = batch.logged
         is_news = before is None or (before == PLAIN) != (batch.held == PLAIN)
@@ -246,7 +246,7 @@ class Pace:
             MIN_GAIN,
         )
 
-    def _another(self, batch: _Batch, rates: dict[Shape, float]) -> Shape:
+    def _another(self, batch: _Batch, rates: dict[TreeShape, float]) -> TreeShape:
         """A shape that could be better than it looks: the best of those never tried, else the one
         not tried for longest; now and then any shape."""
         best = batch.held
@@ -258,7 +258,7 @@ class Pace:
             return max(new, key=rates.__getitem__)
         return min(likely, key=batch.tried.__getitem__, default=best)
 
-    def _rate(self, num_sequences: int, shape: Shape) -> float:
+    def _rate(self, num_sequences: int, shape: TreeShape) -> float:
         """Tokens a second."""
         correction = self._corrections.get((bucket_of(num_sequences), shape))
         factor = correction.value if correction else self._usual(shape)
@@ -266,7 +266,7 @@ class Pace:
         per_token = factor * self._predicted(num_sequences, shape) / num_tokens
         return 1 / (per_token + (self._upkeep.per_token if shape.steps else 0.0))
 
-    def _predicted(self, num_sequences: int, shape: Shape) -> float:
+    def _predicted(self, num_sequences: int, shape: TreeShape) -> float:
         """Seconds of a step by the costs of its parts."""
         seconds = self._target.at(num_sequences * shape.nodes)
         if shape.steps:
@@ -274,7 +274,7 @@ class Pace:
             seconds += (shape.steps - 1) * self._drafting.at(num_sequences * shape.topk)
         return seconds
 
-    def _usual(self, shape: Shape) -> float:
+    def _usual(self, shape: TreeShape) -> float:
         """The correction of this shape at other batch sizes, else of what is most like it."""
         same = [r.value for (_, s), r in self._corrections.items() if s == shape]
         if not same:
@@ -282,7 +282,7 @@ class Pace:
             same = [r.value for (_, s), r in self._corrections.items() if (s.steps > 0) == alike]
         return sum(same) / len(same) if same else 1.0
 
-    def _yield(self, shape: Shape) -> float:
+    def _yield(self, shape: TreeShape) -> float:
         if not shape.steps:
             return 0.0
         known = self._yields.get(shape)
@@ -305,19 +305,19 @@ class PacedDrafter(DrafterWrapper):
         super().__init__(inner)
         self._pace = pace
         self._wished = inner.shape
-        self._grown: deque[tuple[DraftTree, Shape]] = deque(maxlen=MAX_REMEMBERED)
-        self._launched: Shape | None = None
+        self._grown: deque[tuple[DraftTree, TreeShape]] = deque(maxlen=MAX_REMEMBERED)
+        self._launched: TreeShape | None = None
         self._drafted_before = False
         self._resumed: DraftTree | None = None
-        self._usual_seconds: dict[Shape, float] = {}
+        self._usual_seconds: dict[TreeShape, float] = {}
         self._upkeep_seconds = 0.0
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
+    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
         if num_sequences:  # else prompts alone are stored: who steps next is not known yet
             self._wished = self._pace.choose(num_sequences)
         return self._wished
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         started = time.perf_counter()
         tree = self._inner.propose(batch, shape)
         seconds = time.perf_counter() - started
@@ -360,13 +360,13 @@ class PacedDrafter(DrafterWrapper):
         )
 
 
-def usual_shapes(largest: Shape) -> list[Shape]:
+def usual_shapes(largest: TreeShape) -> list[TreeShape]:
     """What to choose among: every chain, and trees of a few sizes, no larger than that."""
     steps, topk, nodes = largest.steps, largest.topk, largest.nodes
-    shapes = [Shape(depth, 1, depth + 1) for depth in range(1, min(steps, nodes - 1) + 1)]
+    shapes = [TreeShape(depth, 1, depth + 1) for depth in range(1, min(steps, nodes - 1) + 1)]
     if topk > 1:
         most = min(nodes, 1 + largest.num_candidates)
         shapes += [
-            Shape(min(steps, count - 1), topk, count) for count in TREE_NODES if count <= most
+            TreeShape(min(steps, count - 1), topk, count) for count in TREE_NODES if count <= most
         ]
     return shapes

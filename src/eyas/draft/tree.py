@@ -22,16 +22,22 @@ import torch
 
 from eyas.attention.base import Layout, NodeGrid
 from eyas.core import DraftTree, Verdict
-from eyas.draft.base import Drafter, Shape, root_tokens, roots_alone
-from eyas.draft.catch_up import LONGEST_TAIL, RowBook, Run, run_rows, tail_rows
-from eyas.draft.catch_up import Rows as TailRows
+from eyas.draft.base import Drafter, TreeShape, root_tokens, roots_alone
+from eyas.draft.catch_up import (
+    LONGEST_TAIL,
+    CatchUpRows,
+    MissingRun,
+    RowTracker,
+    run_rows,
+    tail_rows,
+)
 from eyas.draft.grow import Frontier, Pool, rank
 from eyas.draft.network import DraftNetwork
 from eyas.kernels import usable
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows, committed
 from eyas.runner.runner import Output
-from eyas.sampling.process import Rows
+from eyas.sampling.process import SamplingRows
 
 
 @dataclass(slots=True)
@@ -44,9 +50,9 @@ class _Growth:
     """
 
     batch: Batch
-    shape: Shape
+    shape: TreeShape
     beta_B: torch.Tensor | None
-    tails: TailRows
+    tails: CatchUpRows
     parents: list[torch.Tensor] = field(default_factory=list)
     places_R: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -62,7 +68,7 @@ class TreeDrafter(Drafter):
     def __init__(
         self,
         network: DraftNetwork,
-        shape: Shape,
+        shape: TreeShape,
         *,
         first_scratch: int,
         max_rows: int,
@@ -72,7 +78,9 @@ class TreeDrafter(Drafter):
         self._trust = trust
         self._first_scratch = first_scratch
         self._per_seat = num_scratch(shape)
-        self._book = RowBook(network.first_position, bool(network.taps), first_scratch, max_rows)
+        self._tracker = RowTracker(
+            network.first_position, bool(network.taps), first_scratch, max_rows
+        )
         self._proposed_for: Batch | None = None
         self.shape = shape
         self.taps = network.taps
@@ -82,14 +90,14 @@ class TreeDrafter(Drafter):
     def networks(self) -> tuple[DraftNetwork, ...]:
         return (self._network,)
 
-    def propose(self, batch: Batch, shape: Shape) -> DraftTree:
+    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         self._proposed_for = batch
-        self._book.forget(batch)
-        missing = self._book.missing(batch) if shape.steps else None  # else made up for later
+        self._tracker.forget(batch)
+        missing = self._tracker.missing(batch) if shape.steps else None  # else made up for later
         caught_up = missing is not None and bool(missing.runs)
         if missing is not None and missing.runs:
             self._make_runs(batch, missing.runs)
-        self._book.step(batch, missing)
+        self._tracker.step(batch, missing)
         if missing is None or not any(missing.drafts):
             roots = batch.stage(("draft", self), "roots", lambda: roots_alone(batch))
             return replace(roots, caught_up=caught_up)
@@ -97,7 +105,7 @@ class TreeDrafter(Drafter):
         if not all(missing.drafts):
             drafts = np.ones(batch.num_rows, dtype=bool)
             drafts[: len(missing.drafts)] = missing.drafts
-            drafts_B = batch.hold_array("drafts", drafts)
+            drafts_B = batch.to_static_array("drafts", drafts)
         beta_B = self._betas(batch)
         longest = missing.longest if batch.stages is None else _bucket(missing.longest, batch)
         key = (shape, longest, drafts_B is None)
@@ -107,19 +115,19 @@ class TreeDrafter(Drafter):
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         if batch is not self._proposed_for:  # it ran without this drafter
-            self._book.forget(batch)
+            self._tracker.forget(batch)
         if not self.taps:
             return
         key = (output.write_slots_T.data_ptr(), *(t.data_ptr() for t in output.taps))
         remember = partial(self._network.remember, output)
         batch.stage(("remember", self), key, remember, reads_context=True)
 
-    def _make_runs(self, batch: Batch, runs: list[Run]) -> None:
-        made = run_rows(self._book, batch, runs)
+    def _make_runs(self, batch: Batch, runs: list[MissingRun]) -> None:
+        made = run_rows(self._tracker, batch, runs)
         slots_T = made.previous_slots_T
         self._network.forward(made.rows, None if slots_T is None else self._network.recall(slots_T))
         for run in runs:
-            self._book.made_run(run, batch.table)
+            self._tracker.made_run(run, batch.table)
 
     def _betas(self, batch: Batch) -> torch.Tensor | None:
         """How far the network is trusted for each sequence; None where nobody looks."""
@@ -128,26 +136,26 @@ class TreeDrafter(Drafter):
         betas = np.zeros(batch.num_rows, dtype=np.float32)
         for b, source in enumerate(batch.params.sources):
             betas[b] = self._trust(source.params.temperature)
-        return batch.hold_array("betas", betas)
+        return batch.to_static_array("betas", betas)
 
     def _grown(
         self,
         batch: Batch,
-        shape: Shape,
+        shape: TreeShape,
         longest: int,
         drafts_B: torch.Tensor | None,
         beta_B: torch.Tensor | None,
     ) -> DraftTree:
         """Make the tails, and grow the trees from their roots."""
-        tails = tail_rows(self._book, batch, longest, drafts_B)
+        tails = tail_rows(self._tracker, batch, longest, drafts_B)
         slots_T = tails.previous_slots_T
         features_TF = None if slots_T is None else self._network.recall(slots_T)
         logits_BU, states_TF = self._network.forward(tails.rows, features_TF)
-        self._book.made_slots(tails.rows.write_slots_T)
+        self._tracker.made_slots(tails.rows.write_slots_T)
         assert logits_BU is not None and tails.root_rows_B is not None
         states_BF = None if states_TF is None else states_TF[tails.root_rows_B]
         topk = min(shape.topk, self._network.draft_vocab_size)
-        growth = _Growth(batch, Shape(shape.steps, topk, shape.nodes), beta_B, tails)
+        growth = _Growth(batch, TreeShape(shape.steps, topk, shape.nodes), beta_B, tails)
         tree = self._grow(growth, logits_BU, states_BF)
         if drafts_B is not None:
             tree.sizes_B = torch.where(drafts_B, tree.sizes_B, 1)
@@ -289,7 +297,9 @@ class TreeDrafter(Drafter):
         )
         return rows_of_level, states_RF
 
-    def _sampling_rows(self, growth: _Growth, frontier: Frontier, depth: int) -> Rows | None:
+    def _sampling_rows(
+        self, growth: _Growth, frontier: Frontier, depth: int
+    ) -> SamplingRows | None:
         """Where the frontier's nodes stand, as the sampler sees it; None where nobody looks."""
         if growth.batch.params.is_plain:
             return None
@@ -298,9 +308,9 @@ class TreeDrafter(Drafter):
         if depth == 0 and growth.tails.sequence_B is not None:
             growth.places_R = (growth.tails.sequence_B, batch.roots_B)
         if growth.places_R is not None and not any(batch.params.penalised):
-            return Rows(*growth.places_R, None, None, history_BL, length_B)
+            return SamplingRows(*growth.places_R, None, None, history_BL, length_B)
         path_RD = frontier.path_BKD.flatten(0, 1)
-        return Rows(
+        return SamplingRows(
             sequence_R=torch.arange(len(path_RD), device=path_RD.device) // width,
             position_R=(batch.roots_B + depth).repeat_interleave(width),
             tokens_RD=path_RD if depth else None,
@@ -314,7 +324,7 @@ def _layout(batch: Batch, nodes: NodeGrid) -> Layout:
     return Layout(batch.table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes)
 
 
-def num_scratch(shape: Shape) -> int:
+def num_scratch(shape: TreeShape) -> int:
     """Scratch slots that one sequence's inner nodes need."""
     return max(0, shape.steps - 1) * shape.topk
 

@@ -26,11 +26,11 @@ from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
+from eyas.layers.gemm_variants import is_supported, pad_for_device
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder, RowOrderReport
 from eyas.layers.row_probe import find_row_order
 from eyas.layers.search import search_on
-from eyas.layers.ways import is_supported, pad_for_device
 from eyas.models import (
     Decoder,
     ModelFiles,
@@ -313,7 +313,7 @@ def connect(
         cache,
         table,
         max_batch_tokens=scheduling.rows(on_gpu=device.type == "cuda"),
-        wish=drafter.wish,
+        preferred_shape=drafter.preferred_shape,
     )
     return Engine(
         runner=runner,

@@ -12,7 +12,7 @@ import logging
 
 from eyas.cache import CacheManager
 from eyas.core import Delta, FinishReason, TokenLogprob
-from eyas.engine.fate import DraftFate, count_draft, describe_draft
+from eyas.engine.draft_results import DraftResult, count_draft, describe_draft
 from eyas.engine.flight import Flight, Landed, Outcome
 from eyas.engine.masks import FAILED, advance
 from eyas.engine.metrics import Metrics
@@ -132,7 +132,9 @@ class Committer:
             sequence.prompt_logprobs += prompt_logprobs[max(0, done - 1 - span.context_start) :]
         self._publish_prompt(sequence)
 
-    def _tell(self, sequence: Sequence, outcome: Outcome, draft: DraftFate | None) -> Delta | None:
+    def _tell(
+        self, sequence: Sequence, outcome: Outcome, draft: DraftResult | None
+    ) -> Delta | None:
         """What a step has chosen for a sequence; None where its reader hears nothing of it yet."""
         if outcome.ended is not None or outcome.count < 0:
             return self.end(sequence, "error", error=outcome.ended or NO_CHOICE)

@@ -31,8 +31,8 @@ from eyas.draft import (
     NgramDrafter,
     PacedDrafter,
     RootDrafter,
-    Shape,
     TreeDrafter,
+    TreeShape,
 )
 from eyas.draft.costs import NOTHING, Costs, measure_costs
 from eyas.draft.network import DraftNetwork
@@ -76,13 +76,13 @@ class Drafting:
     directory: Path | None = None
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> TreeShape:
         """The largest tree."""
         extra = MAX_FORCED if "forced" in self.names else 0
         if self.names in (("root",), ("forced",)):
-            return Shape(0, 1, 1, extra)
+            return TreeShape(0, 1, 1, extra)
         settings, nodes = self.settings, self.settings.max_nodes
-        own = Shape(settings.max_steps, settings.topk, nodes).within(nodes)
+        own = TreeShape(settings.max_steps, settings.topk, nodes).within(nodes)
         return replace(own, extra=extra)
 
     @property
@@ -237,7 +237,7 @@ def build_drafter(
             sources.append(NgramDrafter(min(drafting.settings.max_steps, shape.nodes - 1)))
             continue
         assert loaded is not None
-        num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # nobody's seat too
+        num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # the padding seat too
         network = _network(drafting, loaded, num_slots, num_scratch_slots)
         max_rows = config.scheduler.rows(on_gpu=loaded.device.type == "cuda")
         place = {"first_scratch": num_slots + 1, "max_rows": max_rows}
@@ -253,7 +253,7 @@ def build_drafter(
 
 def pace(
     drafter: Drafter,
-    shape: Shape,
+    shape: TreeShape,
     runner: ModelRunner,
     max_num_seqs: int,
     max_length: int,

@@ -319,7 +319,7 @@ class _Probe:
                 torch.from_numpy(np.pad(grid, rest, mode="edge")).to(self.device) for grid in grids
             )
             sizes_B = torch.full_like(tokens_BW[:, 0], width)
-            tree = batch.hold(DraftTree(tokens_BW, parents_BW, sizes_B, is_chain))
+            tree = batch.to_static(DraftTree(tokens_BW, parents_BW, sizes_B, is_chain))
         return batch.stage("forward", (width, is_chain), partial(self._logits, batch, tree))
 
     def _logits(self, batch: Batch, tree: DraftTree) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 from eyas.core import DraftTree, TokenLogprob, Verdict
 from eyas.draft import Drafter
 from eyas.engine.masks import TreeMasks
-from eyas.engine.scheduler import Plan
+from eyas.engine.scheduler import StepPlan
 from eyas.runner.batch import Batch, PlannedBatch
 from eyas.runner.rows import PackedRows
 from eyas.runner.runner import Output
@@ -97,7 +97,7 @@ class Flight:
     on their way to the host, or it has failed. landed: once read.
     """
 
-    plan: Plan
+    plan: StepPlan
     started: float = 0.0
     is_constrained: bool = False
     reads_automata: bool = False

@@ -21,11 +21,11 @@ from eyas.engine.flight import Flight, Forward, Landed
 from eyas.engine.masks import Masking, TreeMasks
 from eyas.engine.metrics import Metrics
 from eyas.engine.prompts import score_prompts
-from eyas.engine.scheduler import Plan
+from eyas.engine.scheduler import StepPlan
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.verifier import Verify
 from eyas.kernels import usable
-from eyas.runner.batch import Batch, PlannedBatch, nobodys_batch
+from eyas.runner.batch import Batch, PlannedBatch, padding_batch
 from eyas.runner.graphs import StepGraphs
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.runner import ModelRunner, Output
@@ -70,7 +70,7 @@ class Launcher:
         self._params = BatchParams([], info.vocab_size, table.device)
 
     @torch.inference_mode()
-    def prepare(self, plan: Plan) -> Flight:
+    def prepare(self, plan: StepPlan) -> Flight:
         """A planned step, with all that the host can do of it beside the steps under way."""
         flight = Flight(plan, time.perf_counter())
         if any(sequence.automaton is not None for sequence in plan.rooted):
@@ -112,7 +112,7 @@ class Launcher:
             automata = [_running_automaton(sequence) for sequence in plan.rooted]
         batch = planned.begin(automata)
         flight.drafted = proposed = drafter.propose(batch, plan.shape)
-        tree = batch.hold(proposed)
+        tree = batch.to_static(proposed)
         masks = None
         if flight.is_constrained:
             masks = TreeMasks(self.masking, tree)
@@ -160,7 +160,7 @@ class Launcher:
         mask_RK = None
         flight.masks = masks
         if masks is not None:
-            mask_RK = batch.bring_array("mask", masks.finish())
+            mask_RK = batch.to_static_array_async("mask", masks.finish())
         flight.prompt_rows = score_prompts(flight.plan, rows, output, self._table)
         if not batch.rooted:
             return None
@@ -249,13 +249,13 @@ class Launcher:
         drafter = self.drafters[0]
         shape = drafter.shape.within(width)
         asked = (self._info.vocab_size, num, width, length, temperature, self.graphs, shape.levels)
-        batch = nobodys_batch(self._table, *asked).begin()
-        tree = batch.hold(drafter.propose(batch, shape))
+        batch = padding_batch(self._table, *asked).begin()
+        tree = batch.to_static(drafter.propose(batch, shape))
         rows, output = self._forward(batch, tree)
         verdict = self._verdict(batch, tree, rows, output, None)
         self.drafters[0].observe(batch, output, verdict)
 
-    def _planned(self, plan: Plan, graphs: StepGraphs | None) -> PlannedBatch:
+    def _planned(self, plan: StepPlan, graphs: StepGraphs | None) -> PlannedBatch:
         return PlannedBatch(
             self._table,
             plan.spans,
@@ -266,7 +266,7 @@ class Launcher:
             plan.shape.levels,
         )
 
-    def _batch_params(self, plan: Plan) -> BatchParams:
+    def _batch_params(self, plan: StepPlan) -> BatchParams:
         """Parameters of the rooted sequences, kept while the same ones step together."""
         rooted = plan.rooted
         key = tuple(sequence.order for sequence in rooted)

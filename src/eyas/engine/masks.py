@@ -31,8 +31,8 @@ from eyas.constraint.automaton import Automaton
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
+from eyas.engine.branches import Branch, branches_of, depths_of, in_node_order
 from eyas.engine.prune import Refusals, refused, without
-from eyas.engine.runs import Run, depths_of, in_node_order, runs_of
 from eyas.engine.sequence import Sequence, Status
 from eyas.transfer import BlankPages, Outbox, reachable
 from eyas.wire import GrammarStats
@@ -92,22 +92,22 @@ class _Walked:
 
     sequence: Sequence
     parents: list[int]
-    runs: list[Run]
+    branches: list[Branch]
     is_lazy: bool = False
     requests: list[MaskRequest] = field(default_factory=list)
 
     def ask(self, row: int, size: int) -> None:
         """For masks from `row` on, in the runs' order; `size` rows are its own."""
         assert self.sequence.automaton is not None
-        keeps, at = self.sequence.automaton.has_twins, row
-        for run in self.runs:
-            num = len(run.nodes)
-            if run.is_seen and run.point is not None:
-                room = row + size - at if run is self.runs[-1] else num
-                run.request = MaskRequest(
-                    run.point, run.tokens, at, keeps, self.is_lazy and room > 1
+        keeps, at = self.sequence.automaton.is_forked, row
+        for branch in self.branches:
+            num = len(branch.nodes)
+            if branch.is_seen and branch.point is not None:
+                room = row + size - at if branch is self.branches[-1] else num
+                branch.request = MaskRequest(
+                    branch.point, branch.tokens, at, keeps, self.is_lazy and room > 1
                 )
-                self.requests.append(run.request)
+                self.requests.append(branch.request)
             at += num
 
     @property
@@ -128,7 +128,7 @@ class _Walked:
 
     def legal(self) -> list[bool]:
         """By node; what was not looked at is not refused."""
-        refused = {run.first_refused for run in self.runs} - {None}
+        refused = {branch.first_refused for branch in self.branches} - {None}
         legal = [True] * len(self.parents)
         if not refused:
             return legal
@@ -198,19 +198,19 @@ class TreeMasks:
         tokens, parents = (each[b][: self._sizes[b]] for each in (self._tokens, self._parents))
         is_chain = self.tree.is_chain
         # From where copies are dear one reader goes to every node.
-        goes_everywhere = not is_chain and automaton.root.state.is_dear
+        goes_everywhere = not is_chain and automaton.root.state.is_expensive_to_copy
         is_lazy = not (self._masking.walks_ahead or automaton.has_budget or goes_everywhere)
         try:
             if is_lazy:
-                runs = _runs(automaton, tokens, parents, is_chain=is_chain)
+                branches = _branches(automaton, tokens, parents, is_chain=is_chain)
             else:
                 points = automaton.walk(tokens, parents)
-                runs = [Run((node,), point) for node, point in enumerate(points)]
+                branches = [Branch((node,), point) for node, point in enumerate(points)]
         except Exception:
             self._fail(sequence)
             self.silent.add(b)
         else:
-            self.walked[b] = _Walked(sequence, parents, runs, is_lazy)
+            self.walked[b] = _Walked(sequence, parents, branches, is_lazy)
 
     def _refuse(self) -> None:
         """Say what is not legal."""
@@ -224,7 +224,7 @@ class TreeMasks:
         self.tree, self.refusals = without(self.refusals, self.tree, *host)
         for each in self.walked:
             if each is not None:
-                each.runs = [run for run in each.runs if run.point is not None]
+                each.branches = [branch for branch in each.branches if branch.point is not None]
         if self.refusals.num_nodes:
             self._sizes = self.tree.sizes_B.tolist()
 
@@ -266,8 +266,8 @@ class TreeMasks:
         for row, each in live:
             if not each.has_root and each.sequence.status is Status.RUNNING:  # else nobody asks
                 self._retry(each, mask_RK, row)
-            if each.is_lazy and len(each.runs) > 1:
-                in_node_order(mask_RK[row : row + self._num_own(each)], each.runs)
+            if each.is_lazy and len(each.branches) > 1:
+                in_node_order(mask_RK[row : row + self._num_own(each)], each.branches)
         return mask
 
     def note(self) -> None:
@@ -319,7 +319,7 @@ class TreeMasks:
             if each.is_slow or (each.is_late and not has_culprit):
                 automaton.held_up(levels)
             elif not each.is_late:
-                automaton.reach.in_time(levels)
+                automaton.mask_limit.in_time(levels)
 
     def _rows(self) -> list[int]:
         """Where each sequence's begin."""
@@ -361,21 +361,21 @@ class TreeMasks:
         sequence.failure = FAILED
 
 
-def _runs(
+def _branches(
     automaton: Automaton, tokens: list[int], parents: list[int], *, is_chain: bool
-) -> list[Run]:
+) -> list[Branch]:
     """A tree as runs, as far down as its sequence's drafts are looked at."""
-    limit = len(tokens) if automaton.reach.limit is None else automaton.reach.limit
+    limit = len(tokens) if automaton.mask_limit.limit is None else automaton.mask_limit.limit
     if is_chain:
-        return [Run(tuple(range(len(tokens))), automaton.root, tuple(tokens[1 : 1 + limit]))]
-    nodes, depths = runs_of(parents), depths_of(parents)
+        return [Branch(tuple(range(len(tokens))), automaton.root, tuple(tokens[1 : 1 + limit]))]
+    nodes, depths = branches_of(parents), depths_of(parents)
     seen = [each for each in nodes if depths[each[0]] <= limit]
     points = dict(zip(seen, automaton.heads(tokens, parents, seen), strict=True))
-    if not automaton.has_twins:
+    if not automaton.is_forked:
         heads = [point.state for point in points.values() if point is not None]
         heads[0].grammar.backend.expect(heads[1:], once=True)
     return [
-        Run(
+        Branch(
             each,
             points.get(each),
             tuple(tokens[node] for node in each[1:] if depths[node] <= limit),

@@ -6,7 +6,7 @@ Promises: they are the raw model's, of each prompt token after the first. Does n
 from __future__ import annotations
 
 from eyas.engine.flight import PromptRows
-from eyas.engine.scheduler import Plan
+from eyas.engine.scheduler import StepPlan
 from eyas.engine.verifier import raw_logprobs
 from eyas.runner.rows import PackedRows
 from eyas.runner.runner import Output
@@ -14,7 +14,7 @@ from eyas.runner.table import SequenceTable
 
 
 def score_prompts(
-    plan: Plan, rows: PackedRows, output: Output, table: SequenceTable
+    plan: StepPlan, rows: PackedRows, output: Output, table: SequenceTable
 ) -> dict[int, PromptRows]:
     """By index of the span, for the chunks that asked."""
     scored: dict[int, PromptRows] = {}

@@ -16,7 +16,7 @@ from itertools import islice
 
 from eyas.cache import CacheManager
 from eyas.cache.slots import NO_SLOTS
-from eyas.draft import Shape
+from eyas.draft import TreeShape
 from eyas.engine.sequence import Sequence, Status
 from eyas.engine.waiting import WaitingQueue
 from eyas.runner.batch import Span
@@ -24,14 +24,14 @@ from eyas.runner.table import SequenceTable
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class StepPlan:
     """What the next step does: sequences[i] is the owner of spans[i]. shape: of the trees; each
     sequence has slots for as many nodes."""
 
     sequences: list[Sequence]
     spans: list[Span]
     max_length: int
-    shape: Shape
+    shape: TreeShape
 
     @property
     def width(self) -> int:
@@ -58,12 +58,12 @@ class Scheduler:
         table: SequenceTable,
         *,
         max_batch_tokens: int,
-        wish: Callable[[int, int], Shape],
+        preferred_shape: Callable[[int, int], TreeShape],
     ) -> None:
         self.cache = cache
         self.table = table
         self.max_batch_tokens = max_batch_tokens
-        self.wish = wish
+        self.preferred_shape = preferred_shape
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -73,7 +73,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
 
-    def next(self) -> Plan | None:
+    def next(self) -> StepPlan | None:
         """Plan a step and reserve its slots; None when nothing can run before a flight lands."""
         stepping = [s for s in self.running if not s.is_storing_context and _can_grow(s)]
         storing = [s for s in self.running if s.is_storing_context]
@@ -81,9 +81,11 @@ class Scheduler:
         share = budget * 3 // 4 if storing or self.waiting else budget
         likely = islice(self.waiting.in_turn(self.running), self.table.num_seats)
         candidates = (*self.running, *likely)
-        wish = self.wish(len(stepping), sum(s.automaton is not None for s in candidates))
+        preferred_shape = self.preferred_shape(
+            len(stepping), sum(s.automaton is not None for s in candidates)
+        )
         most = max(1, min(self.table.max_width, share // max(1, len(stepping))))
-        plan = Plan([], [], 1, wish.within(most))
+        plan = StepPlan([], [], 1, preferred_shape.within(most))
         width = plan.width
         starved: Sequence | None = None
         for sequence in stepping:
@@ -182,7 +184,7 @@ class Scheduler:
             return missing, True
         return min(missing, budget), False
 
-    def _place(self, plan: Plan, sequence: Sequence, count: int, *, has_root: bool) -> bool:
+    def _place(self, plan: StepPlan, sequence: Sequence, count: int, *, has_root: bool) -> bool:
         """Reserve a span's slots, preempting younger sequences for them; False when that must wait
         for a flight to land."""
         needed = count + (plan.width if has_root else 0)

@@ -27,7 +27,7 @@ from eyas.kernels.softmax import (
     GROUP,
     SPLIT,
     UNFUSED,
-    Shape,
+    HeadShape,
     attend_split,
     empty,
     finish,
@@ -255,7 +255,7 @@ def attend_nodes(
     kv_S2GH: torch.Tensor,
     out_TNH: torch.Tensor,
     nodes: Nodes,
-    shape: Shape,
+    shape: HeadShape,
     height: int,
     *,
     sinks_N: torch.Tensor | None = None,
@@ -357,7 +357,7 @@ def attend_nodes(
     )
 
 
-def _tail_nodes(shape: Shape) -> int:
+def _tail_nodes(shape: HeadShape) -> int:
     """Nodes of a tree whose own splits one program does: a power of two."""
     if shape.keys < SPLIT:
         return 1

@@ -35,7 +35,7 @@ PRECISION = tl.constexpr("tf32x3")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class HeadShape:
     """What a kind of layer is compiled for. inner: head_dim, padded to a power of 2. keys: of a block,
     a divisor of SPLIT. scale: of dot products, for powers of 2. stages: blocks whose loads are under
     way at a time, for nodes."""
@@ -60,7 +60,7 @@ class Shape:
         window: int | None = None,
         first_position: int = 0,
         scale: float | None = None,
-    ) -> Shape:
+    ) -> HeadShape:
         inner = max(16, triton.next_power_of_2(head_dim))
         row = inner * itemsize
         keys = SPLIT if row <= 256 else SPLIT // 2 if itemsize == 2 else SPLIT // 4

@@ -1,7 +1,7 @@
 """The rows that a draft network still misses of what was accepted last, as short chains up to the root.
 
 Promises: one launch, one program a sequence. What is read of the table and written to it belongs to the
-sequence's own seat; sequences in the seat that is nobody's all write the same there.
+sequence's own seat; sequences in the padding seat all write the same there.
 Does not know: features, networks, trees.
 
 Legend: B sequences, P rows of a sequence, T rows (B * P), A seats, C columns (positions), X numbers.

@@ -1,8 +1,8 @@
-"""Products with weights on a device, each by a way of `ways`.
+"""Products with weights on a device, each by one of the variants in `gemm_variants`.
 
 Promises: what is measured, tried and run is the same code. Kernels start early and wait inside
 (programmatic dependent launch).
-Does not know: how a way is chosen.
+Does not know: how a variant is chosen.
 
 Legend: T rows, I input features, O output features, F half of O, S parts of a sum.
 """
@@ -14,43 +14,45 @@ import torch.nn.functional as F
 
 from eyas.kernels import gemm
 from eyas.kernels.activation import gated_silu
-from eyas.layers.ways import Way
+from eyas.layers.gemm_variants import GemmVariant
 
 
 def plain(
-    way: Way, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
     """[T, O] in x's type."""
-    if way.tile is None:
+    if variant.tile is None:
         return F.linear(x_TI, weight_OI, bias_O)
-    return gemm.product(x_TI, weight_OI, tile=way.tile, bias_O=bias_O, pdl=True)
+    return gemm.product(x_TI, weight_OI, tile=variant.tile, bias_O=bias_O, pdl=True)
 
 
-def parts(way: Way, x_TI: torch.Tensor, weight_OI: torch.Tensor, num_splits: int) -> torch.Tensor:
+def parts(
+    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, num_splits: int
+) -> torch.Tensor:
     """Something to add up in order: float32 [S, T, O], or from the library [T, O] in x's type."""
-    if way.tile is None:
+    if variant.tile is None:
         return F.linear(x_TI, weight_OI)
     return gemm.product(
-        x_TI, weight_OI, num_splits=num_splits, folded=way.folded, tile=way.tile, pdl=True
+        x_TI, weight_OI, num_splits=num_splits, folded=variant.folded, tile=variant.tile, pdl=True
     )
 
 
 def gated(
-    way: Way, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
     """[T, F]: silu of the first half of the outputs times the second."""
-    if way.tile is None:
+    if variant.tile is None:
         return gated_silu(F.linear(x_TI, weight_OI, bias_O), pdl=True)
-    return gemm.gated_product(x_TI, weight_OI, tile=way.tile, bias_2F=bias_O, pdl=True)
+    return gemm.gated_product(x_TI, weight_OI, tile=variant.tile, bias_2F=bias_O, pdl=True)
 
 
 def logits(
-    way: Way, x_TI: torch.Tensor, weight_OI: torch.Tensor, out_TO: torch.Tensor | None
+    variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, out_TO: torch.Tensor | None
 ) -> torch.Tensor:
     """Float32 [T, O], in `out_TO` where it is given."""
-    if way.tile is not None:
+    if variant.tile is not None:
         return gemm.product(
-            x_TI, weight_OI, tile=way.tile, out_dtype=torch.float32, out_TO=out_TO, pdl=True
+            x_TI, weight_OI, tile=variant.tile, out_dtype=torch.float32, out_TO=out_TO, pdl=True
         )
     if out_TO is None:
         out_TO = x_TI.new_empty((len(x_TI), len(weight_OI)), dtype=torch.float32)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.attention.base import Attend, Room, finite
+from eyas.attention.base import Attend, KVDestination, finite
 from eyas.kernels import usable
 from eyas.layers.linear import Linear
 from eyas.layers.norm import RMSNorm
@@ -104,19 +104,21 @@ class SelfAttention:
         self, layer: int, x_TI: torch.Tensor, angles: Angles, attend: Attend
     ) -> torch.Tensor:
         """[T, I] -> the parts of the block's output (`Linear.parts`)."""
-        q_TNH = self._place(self._qkv(x_TI), angles, attend.room(layer))
+        q_TNH = self._place(self._qkv(x_TI), angles, attend.destination(layer))
         out_TNH = attend(layer, q_TNH)
         return self._o.parts(out_TNH.reshape(-1, self._output_width))
 
-    def _place(self, heads_TX: torch.Tensor, angles: Angles, room: Room) -> torch.Tensor:
+    def _place(
+        self, heads_TX: torch.Tensor, angles: Angles, destination: KVDestination
+    ) -> torch.Tensor:
         """Normalise and rotate queries and keys; keys and values go to their slots. Returns q."""
         if self._rotate_and_store is not None:
             return self._rotate_and_store(
                 heads_TX,
                 angles.positions_T,
                 angles.table_P2H,
-                room.slots_T,
-                room.kv_S2GH,
+                destination.slots_T,
+                destination.kv_S2GH,
                 *self._qk_sizes,
                 self._head_dim,
                 q_weight_H=self._q_weight_H,
@@ -132,6 +134,6 @@ class SelfAttention:
         qk_TNH = rotate(qk_TNH, *angles.rows)
         q_TNH, k_TGH = torch.split_with_sizes(qk_TNH, self._qk_sizes, 1)
         v_TGH = heads_TNH.narrow(1, self._qk_heads, self._num_kv_heads)
-        room.keys_SGH.index_copy_(0, room.slots_T, finite(k_TGH))
-        room.values_SGH.index_copy_(0, room.slots_T, finite(v_TGH))
+        destination.keys_SGH.index_copy_(0, destination.slots_T, finite(k_TGH))
+        destination.values_SGH.index_copy_(0, destination.slots_T, finite(v_TGH))
         return q_TNH

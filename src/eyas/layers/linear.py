@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from eyas.layers.row_order import RowOrder
 
 if TYPE_CHECKING:
-    from eyas.layers.ways import Plan, Role, Way
+    from eyas.layers.gemm_variants import GemmPlan, GemmVariant, Role
 
 HEAD_BLOCK_BYTES = 128 << 20
 """A float32 head is packed in blocks of at most this size, so that packing needs little memory."""
@@ -71,7 +71,7 @@ class Linear:
         self._weight_OI = torch.empty(out_features, in_features, dtype=dtype, device=device)
         self._bias_O = torch.empty(out_features, dtype=dtype, device=device) if bias else None
         self._packed: torch.Tensor | None = None
-        self._plans: dict[Role, Plan] = {}
+        self._plans: dict[Role, GemmPlan] = {}
         if self._products is not None:
             from eyas.layers import apply
 
@@ -104,27 +104,27 @@ class Linear:
             return torch.cat([self(rows) for rows in x_TI.split(self._bucket)])
         if self._packed is not None:
             return packed_linear(x_TI, self._packed, self._bias_O)
-        way = self._way(len(x_TI), "plain")
-        if way is None:
+        variant = self._variant(len(x_TI), "plain")
+        if variant is None:
             return F.linear(x_TI, self._weight_OI, self._bias_O)
-        return self._apply.plain(way, x_TI, self._weight_OI, self._bias_O)
+        return self._apply.plain(variant, x_TI, self._weight_OI, self._bias_O)
 
     def parts(self, x_TI: torch.Tensor) -> torch.Tensor:
         """The same as something to add up in order: [T, O] in x's dtype, or float32 [S, T, O]."""
-        way = None if self._bias_O is not None else self._way(len(x_TI), "parts")
-        if way is None:
+        variant = None if self._bias_O is not None else self._variant(len(x_TI), "parts")
+        if variant is None:
             return self(x_TI)
         num_splits = self._plans["parts"].num_splits
-        return self._apply.parts(way, x_TI, self._weight_OI, num_splits)
+        return self._apply.parts(variant, x_TI, self._weight_OI, num_splits)
 
     def gated(self, x_TI: torch.Tensor) -> torch.Tensor | None:
         """[T, O / 2] silu of the first half of the outputs times the second, on a device; else None."""
-        way = self._way(len(x_TI), "gated")
-        if way is None:
+        variant = self._variant(len(x_TI), "gated")
+        if variant is None:
             return None
-        return self._apply.gated(way, x_TI, self._weight_OI, self._bias_O)
+        return self._apply.gated(variant, x_TI, self._weight_OI, self._bias_O)
 
-    def _way(self, num_rows: int, role: Role) -> Way | None:
+    def _variant(self, num_rows: int, role: Role) -> GemmVariant | None:
         """How a device does so many rows; None where there is nothing to choose."""
         if self._products is None:
             return None
@@ -133,7 +133,7 @@ class Linear:
             bias = self._bias_O is not None
             plan = self._products.plan(*self.shape, self._weight_OI.dtype, role, bias=bias)
             self._plans[role] = plan
-        return plan.way(num_rows)
+        return plan.variant(num_rows)
 
 
 class LogitsHead:
@@ -167,7 +167,7 @@ class LogitsHead:
         ]
         self._is_packed = [False] * len(self._blocks)
         self._is_float32 = weight_dtype == torch.float32
-        self._plan: Plan | None = None
+        self._plan: GemmPlan | None = None
         if order.products is not None:
             from eyas.layers import apply
 
@@ -193,8 +193,8 @@ class LogitsHead:
         """[T, I] -> float32 [T, V], on a device in `out_TV` where it is given; T as the row order
         allows."""
         if self._plan is not None:
-            (weight_VI,), way = self._blocks, self._plan.way(len(x_TI))
-            return self._apply.logits(way, x_TI, weight_VI, out_TV)
+            (weight_VI,), variant = self._blocks, self._plan.variant(len(x_TI))
+            return self._apply.logits(variant, x_TI, weight_VI, out_TV)
         if self._is_float32:
             x_TI = x_TI.float()
         if self._bucket is not None and x_TI.shape[0] > self._bucket:

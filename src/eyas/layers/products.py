@@ -1,13 +1,12 @@
-"""Which way a product runs on a device, by shape, number of rows and what becomes of it.
+"""Which variant a product runs on a device, by shape, number of rows and what becomes of it.
 
 Promises: with `exact` a row's bits are the same for every number of rows that `DEVICE_STEPS` allow. Our
 first kernel keeps its reduction order by construction. The library keeps the same order wherever it
 does not split a sum, which is seen by trying, at every start: for a shape where it ever differs, it
 takes no part. Tiles by warpgroups take part where the matrix instruction adds up alike on both its
-sides, which is tried once for a type. Among the ways that may, the fastest is measured (`search`), or
-taken from an earlier start, which can cost speed but no bit. Plans are kept for the life of the engine.
-Does not know: what the products are for.
-"""
+sides, which is tried once for a type. Among the variants that may, the fastest is measured (`search`),
+or taken from an earlier start, which can cost speed but no bit. Plans are kept for the life of the
+engine. Does not know: what the products are for. """
 
 from __future__ import annotations
 
@@ -19,19 +18,19 @@ import torch
 
 from eyas.kernels import has_warpgroups, usable
 from eyas.kernels.tiles import grouped_tiles_for
-from eyas.layers.search import Search, search_on
-from eyas.layers.ways import (
+from eyas.layers.gemm_variants import (
     LIBRARY,
-    Plan,
+    GemmPlan,
+    GemmVariant,
     Product,
     Role,
-    Way,
     buckets_up_to,
     candidates,
     is_supported,
     plan_of,
     row_counts,
 )
+from eyas.layers.search import Search, search_on
 
 log = logging.getLogger(__name__)
 
@@ -45,29 +44,28 @@ TRIAL_ROWS = 64
 class Products:
     """Plans by product, made when first asked for, which must not be while a graph is captured.
 
-    max_rows: of a forward. search: finds the fastest ways; None is the device's own search, and where
-    kernels do not run, the usual ways.
-    """
+    max_rows: of a forward. search: finds the fastest variants; None is the device's own search, and
+    where kernels do not run, the usual variants. """
 
     exact: bool
     device: torch.device
     max_rows: int
     search: Search | None = None
-    _plans: dict[Product, Plan] = field(default_factory=dict)
+    _plans: dict[Product, GemmPlan] = field(default_factory=dict)
     _agrees: dict[tuple[int, int, torch.dtype, bool, bool], bool] = field(default_factory=dict)
     _sides_agree: dict[torch.dtype, bool] = field(default_factory=dict)
 
     def plan(
         self, num_out: int, num_in: int, dtype: torch.dtype, role: Role, *, bias: bool = False
-    ) -> Plan:
+    ) -> GemmPlan:
         product = Product(num_out, num_in, dtype, role, bias)
         plan = self._plans.get(product)
         if plan is None:
-            plan = self._plans[product] = plan_of(product, self._ways(product))
+            plan = self._plans[product] = plan_of(product, self._variants(product))
             log.debug("%s: %s", product, plan)
         return plan
 
-    def _ways(self, product: Product) -> tuple[Way, ...]:
+    def _variants(self, product: Product) -> tuple[GemmVariant, ...]:
         """Of each bucket of rows."""
         if not is_supported(product.num_in):
             return (LIBRARY,)
@@ -79,7 +77,7 @@ class Products:
             return tuple(candidates(product, rows, library=False)[0] for rows in buckets)
         library = not self.exact or self._library_agrees(product)
         warpgroups = self._warpgroups_agree(product.dtype)
-        return search.ways(product, self.max_rows, library=library, warpgroups=warpgroups)
+        return search.variants(product, self.max_rows, library=library, warpgroups=warpgroups)
 
     def _warpgroups_agree(self, dtype: torch.dtype) -> bool:
         """Whether this device has tiles by warpgroups, whose bits are those of all others."""
@@ -135,10 +133,10 @@ class Products:
         x_TI = torch.randn(max(64, self.max_rows), product.num_in, **random)
         bias_O = torch.randn(product.num_out, **random) if product.has_bias else None
 
-        def run(way: Way, rows_TI: torch.Tensor) -> torch.Tensor:
+        def run(variant: GemmVariant, rows_TI: torch.Tensor) -> torch.Tensor:
             if product.role == "logits":
-                return apply.logits(way, rows_TI, weight_OI, None)
-            return apply.plain(way, rows_TI, weight_OI, bias_O)
+                return apply.logits(variant, rows_TI, weight_OI, None)
+            return apply.plain(variant, rows_TI, weight_OI, bias_O)
 
         with torch.inference_mode():
             # Our kernel's rows are the same in any call, so that one call shows them all.

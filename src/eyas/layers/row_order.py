@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from eyas.layers.gemm_variants import pad_for_device
 from eyas.layers.products import Products
-from eyas.layers.ways import pad_for_device
 
 STEPS = ((16, 1), (64, 4), (128, 8), (1 << 62, 32))
 """Up to so many rows, counts are multiples of so many."""

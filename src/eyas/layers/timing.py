@@ -1,11 +1,10 @@
-"""How long a product takes each way, on this device.
+"""How long each variant of a product takes on this device.
 
 Promises: medians of replays of CUDA graphs, taken in turns, so that a clock that drifts is fair to all
-ways. Weights come from memory, not from a cache, and each product stands between the small kernels
-that it has for neighbours in a model; what a way leaves to others is counted (the activation after the
-library's product, the reading of parts). A way that this device cannot run takes forever. Must not run
-while anything is captured. Memory is given back.
-Does not know: which way is chosen.
+variants. Weights come from memory, not from a cache, and each product stands between the small kernels
+that it has for neighbours in a model; what a variant leaves to others is counted (the activation after
+the library's product, the reading of parts). A variant that this device cannot run takes forever. Must
+not run while anything is captured. Memory is given back. Does not know: which variant is chosen.
 
 Legend: T rows, I input features, O output features.
 """
@@ -23,12 +22,12 @@ import torch
 
 from eyas.kernels.norm import add_norm, norm
 from eyas.layers import apply
-from eyas.layers.ways import Product, Way
+from eyas.layers.gemm_variants import GemmVariant, Product
 
 log = logging.getLogger(__name__)
 
-Jobs = Sequence[tuple[int, Sequence[Way]]]
-"""Row counts, and the ways to measure at each."""
+Jobs = Sequence[tuple[int, Sequence[GemmVariant]]]
+"""Row counts, and the variants to measure at each."""
 
 WEIGHT_BYTES = 256 << 20
 """Weights that take turns: several times what a cache holds."""
@@ -48,7 +47,7 @@ class DeviceClock:
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, product: Product, jobs: Jobs) -> list[list[float]]:
-        """Microseconds of each way of each job; infinite where the device cannot run it."""
+        """Microseconds of each variant of each job; infinite where the device cannot run it."""
         with torch.inference_mode(), torch.cuda.device(self._device):
             assert not torch.cuda.is_current_stream_capturing(), "products are measured before"
             if self._stream is None:
@@ -57,7 +56,7 @@ class DeviceClock:
                 times = _Scene(product, self._device, self._stream).times(jobs)
             except torch.cuda.OutOfMemoryError:
                 log.warning("no memory to measure the product %s", product)
-                times = [[math.inf] * len(ways) for _, ways in jobs]
+                times = [[math.inf] * len(variants) for _, variants in jobs]
             torch.cuda.empty_cache()
         return times
 
@@ -85,45 +84,51 @@ class _Scene:
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def times(self, jobs: Jobs) -> list[list[float]]:
-        unusable = self._compile(list(dict.fromkeys(way for _, ways in jobs for way in ways)))
-        return [self._race(num_rows, ways, unusable) for num_rows, ways in jobs]
+        unusable = self._compile(
+            list(dict.fromkeys(variant for _, variants in jobs for variant in variants))
+        )
+        return [self._race(num_rows, variants, unusable) for num_rows, variants in jobs]
 
-    def _compile(self, ways: list[Way]) -> set[Way]:
-        """Run our kernel once in every way, on all cores, since the first run compiles it: the ways
-        that failed."""
+    def _compile(self, variants: list[GemmVariant]) -> set[GemmVariant]:
+        """Run our kernel once in every variant, on all cores, since the first run compiles it: the
+        variants that failed."""
         x_1I = self._rows(1)
 
-        def fails(way: Way) -> bool:
+        def fails(variant: GemmVariant) -> bool:
             with torch.inference_mode(), torch.cuda.device(self._device):
                 try:
-                    self._run(way, x_1I, self._weights[0], None)
+                    self._run(variant, x_1I, self._weights[0], None)
                 except Exception as error:  # the compiler's or the driver's
-                    log.debug("%s: %s cannot run here: %s", self._product, way, error)
+                    log.debug("%s: %s cannot run here: %s", self._product, variant, error)
                     return True
             return False
 
         def enter() -> None:
             torch.zeros(1, device=self._device)  # the driver knows a thread by its first work there
 
-        own = [way for way in ways if way.tile is not None]
+        own = [variant for variant in variants if variant.tile is not None]
         with ThreadPoolExecutor(NUM_THREADS, initializer=enter) as pool:
             failed = list(pool.map(fails, own))
         torch.cuda.synchronize()
-        return {way for way, has_failed in zip(own, failed, strict=True) if has_failed}
+        return {variant for variant, has_failed in zip(own, failed, strict=True) if has_failed}
 
-    def _race(self, num_rows: int, ways: Sequence[Way], unusable: set[Way]) -> list[float]:
+    def _race(
+        self, num_rows: int, variants: Sequence[GemmVariant], unusable: set[GemmVariant]
+    ) -> list[float]:
         run = self._chain(num_rows)
         calls = self._calls if num_rows <= MANY_CALLS_UP_TO else 2
-        racers = [way for way in ways if way not in unusable]
-        graphs = [self._capture(run, way, calls) for way in racers]
+        racers = [variant for variant in variants if variant not in unusable]
+        graphs = [self._capture(run, variant, calls) for variant in racers]
         spans = [[self._span(graph) for graph in graphs] for _ in range(ROUNDS + 1)]
         torch.cuda.synchronize()  # not earlier, or launches would be waited for inside the spans
         medians = {
-            way: statistics.median(begin.elapsed_time(end) for begin, end in of_way) * 1000 / calls
-            for way, *of_way in zip(racers, *spans[1:], strict=True)  # the first is a rehearsal
+            variant: statistics.median(begin.elapsed_time(end) for begin, end in of_way)
+            * 1000
+            / calls
+            for variant, *of_way in zip(racers, *spans[1:], strict=True)  # the first is a rehearsal
         }
         self._graphs = graphs or self._graphs  # while one of them lives, the pool does
-        return [medians.get(way, math.inf) for way in ways]
+        return [medians.get(variant, math.inf) for variant in variants]
 
     def _span(self, graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """The events around one replay."""
@@ -134,16 +139,16 @@ class _Scene:
         return begin, end
 
     def _capture(
-        self, run: Callable[[Way, int], None], way: Way, calls: int
+        self, run: Callable[[GemmVariant, int], None], variant: GemmVariant, calls: int
     ) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):  # torch.cuda.graph would collect garbage every time
-            run(way, 1)
+            run(variant, 1)
             torch.cuda.synchronize()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                run(way, calls)
+                run(variant, calls)
             except BaseException:
                 with suppress(RuntimeError):  # what was captured so far cannot be used
                     graph.capture_end()
@@ -152,7 +157,7 @@ class _Scene:
         torch.cuda.synchronize()
         return graph
 
-    def _chain(self, num_rows: int) -> Callable[[Way, int], None]:
+    def _chain(self, num_rows: int) -> Callable[[GemmVariant, int], None]:
         """What runs the product so many times, its neighbours included."""
         product, weights, x_TI = self._product, self._weights, self._rows(num_rows)
         shape = (num_rows, product.num_out)
@@ -162,14 +167,14 @@ class _Scene:
         elif product.role == "logits":
             out_TO = torch.empty(shape, device=self._device, dtype=torch.float32)
 
-        def run(way: Way, calls: int) -> None:
+        def run(variant: GemmVariant, calls: int) -> None:
             for i in range(calls):
                 weight_OI = weights[i % len(weights)]
                 if stream_TO is not None:
-                    parts = self._run(way, x_TI, weight_OI, None)
+                    parts = self._run(variant, x_TI, weight_OI, None)
                     add_norm(stream_TO, parts, None, EPSILON, pdl=True)
                 else:
-                    self._run(way, norm(x_TI, None, EPSILON, pdl=True), weight_OI, out_TO)
+                    self._run(variant, norm(x_TI, None, EPSILON, pdl=True), weight_OI, out_TO)
 
         return run
 
@@ -180,17 +185,17 @@ class _Scene:
 
     def _run(
         self,
-        way: Way,
+        variant: GemmVariant,
         x_TI: torch.Tensor,
         weight_OI: torch.Tensor,
         out_TO: torch.Tensor | None,
     ) -> torch.Tensor:
         match self._product.role:
             case "parts":
-                return apply.parts(way, x_TI, weight_OI, self._product.num_splits)
+                return apply.parts(variant, x_TI, weight_OI, self._product.num_splits)
             case "logits":
-                return apply.logits(way, x_TI, weight_OI, out_TO)
+                return apply.logits(variant, x_TI, weight_OI, out_TO)
             case "gated":
-                return apply.gated(way, x_TI, weight_OI, self._bias_O)
+                return apply.gated(variant, x_TI, weight_OI, self._bias_O)
             case "plain":
-                return apply.plain(way, x_TI, weight_OI, self._bias_O)
+                return apply.plain(variant, x_TI, weight_OI, self._bias_O)

@@ -59,8 +59,8 @@ class Batch:
     add. seats_B, roots_B (position of node 0) and node_slots_BW are on the device. max_length: upper
     bound of any sequence's length once this step has landed. automata: of the rooted sequences,
     standing at their roots; None where no sequence is constrained or no drafter reads them.
-    stages: run from CUDA graphs; B is then a bucket, whose last rows sit in the table's seat that is
-    nobody's, and everything a stage reads of the batch is static. names: of the stages that have run.
+    stages: run from CUDA graphs; B is then a bucket, whose last rows sit in the table's padding seat,
+    and everything a stage reads of the batch is static. names: of the stages that have run.
     """
 
     table: SequenceTable
@@ -113,21 +113,21 @@ class Batch:
             return function()
         return self.stages.run(name, (self.width, key), function)
 
-    def hold(self, tree: DraftTree) -> DraftTree:
+    def to_static(self, tree: DraftTree) -> DraftTree:
         """`tree` as a later stage may read it."""
-        return tree if self.stages is None else self.stages.hold(tree)
+        return tree if self.stages is None else self.stages.to_static(tree)
 
-    def hold_array(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
+    def to_static_array(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Numbers of the host as a later stage may read them; a tensor is `transfer.reachable`."""
         if self.stages is None:
             return send(values, self.table.device)
-        return self.stages.graphs.hold_array((name, self.num_rows), values)
+        return self.stages.graphs.to_static_array((name, self.num_rows), values)
 
-    def bring_array(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """As `hold_array`, beside the work under way, which must not read what was there before."""
+    def to_static_array_async(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """As `to_static_array`, beside the work under way, which must not read the old values."""
         if self.stages is None:
             return send(values, self.table.device)
-        return self.stages.graphs.bring_array((name, self.num_rows), values)
+        return self.stages.graphs.to_static_array_async((name, self.num_rows), values)
 
 
 class PlannedBatch:
@@ -163,7 +163,7 @@ class PlannedBatch:
         """Seats of all rows, then the slots of their nodes."""
         num_rows, width = self._num_rows, self._width
         packed = np.full(num_rows * (1 + width), NULL_SLOT, dtype=np.int64)
-        packed[:num_rows] = self._table.nobody
+        packed[:num_rows] = self._table.padding_seat
         for b, span in enumerate(self._rooted):
             first = num_rows + b * width
             assert span.node_slots is not None
@@ -202,7 +202,7 @@ class PlannedBatch:
         )
 
 
-def nobodys_batch(
+def padding_batch(
     table: SequenceTable,
     vocab_size: int,
     num: int,
@@ -212,10 +212,11 @@ def nobodys_batch(
     graphs: StepGraphs,
     levels: int,
 ) -> PlannedBatch:
-    """A batch of `num` sequences in the seat that is nobody's: running it leaves no trace."""
+    """A batch of `num` sequences in the padding seat: running it leaves no trace."""
     nothing = np.full(width, NULL_SLOT, dtype=np.int64)
     spans = [
-        Span(table.nobody, 0, 0, NO_SLOTS, nothing, root_low=1, root_high=1) for _ in range(num)
+        Span(table.padding_seat, 0, 0, NO_SLOTS, nothing, root_low=1, root_high=1)
+        for _ in range(num)
     ]
     source = RowSource(SamplingParams(temperature=temperature), 0, 0, 1, frozenset())
     params = BatchParams([source] * num, vocab_size, table.device)

@@ -7,12 +7,11 @@ captured is what every replay fills again, and what the stages after it were cap
 stage cannot be captured, steps of its shape run without graphs from there on.
 
 Promises: a replay does what the function would do; graphs are kept for a bounded number of shapes.
-What a stage reads is either static (`StepInputs`, the engine's own tables), held (`hold`), or another
-stage's result of the same step; so the stages of one shape of steps are kept and dropped together, and
-a batch keeps those of its own. A result stands until a stage of the same name runs in the next step,
-also while it is copied to the host: a step runs one stage of a name, and stages share memory with
-namesakes alone.
-Does not know: what the stages compute.
+What a stage reads is either static (`StepInputs`, the engine's own tables), copied there (`to_static`),
+or another stage's result of the same step; so the stages of one shape of steps are kept and dropped
+together, and a batch keeps those of its own. A result stands until a stage of the same name runs in the
+next step, also while it is copied to the host: a step runs one stage of a name, and stages share memory
+with namesakes alone. Does not know: what the stages compute.
 
 Legend: B sequences of a bucket, W width.
 """
@@ -111,12 +110,12 @@ class Stages:
         self.graphs.num_replays += 1
         return known.result
 
-    def hold(self, tree: DraftTree) -> DraftTree:
+    def to_static(self, tree: DraftTree) -> DraftTree:
         """`tree` at fixed addresses; itself where it is a replay's result."""
         results = (each.result for each in self._captured.values())
         if any(isinstance(own, DraftTree) and _is_same(own, tree) for own in results):
             return tree
-        return self.graphs.hold(tree)
+        return self.graphs.to_static(tree)
 
 
 class StepGraphs:
@@ -203,7 +202,7 @@ class StepGraphs:
         alive.add(captured)
         return captured
 
-    def hold(self, tree: DraftTree) -> DraftTree:
+    def to_static(self, tree: DraftTree) -> DraftTree:
         """A copy of `tree` at addresses that trees of this kind have in common."""
         tensors = _tensors(tree)
         key = (tree.tokens_BW.shape, tree.is_chain, tree.source_BW is not None)
@@ -226,7 +225,7 @@ class StepGraphs:
                     mine.copy_(theirs)
         return replace(held)
 
-    def hold_array(self, key: Hashable, values: np.ndarray | torch.Tensor) -> torch.Tensor:
+    def to_static_array(self, key: Hashable, values: np.ndarray | torch.Tensor) -> torch.Tensor:
         """The numbers at a fixed address; `key` and their shape tell which."""
         key = (key, tuple(values.shape), str(values.dtype))
         held = self._arrays.get(key)
@@ -236,11 +235,11 @@ class StepGraphs:
             refill(held, values)
         return held
 
-    def bring_array(self, key: Hashable, values: torch.Tensor) -> torch.Tensor:
-        """As `hold_array`, copied beside the work under way, none of which may still read the old
+    def to_static_array_async(self, key: Hashable, values: torch.Tensor) -> torch.Tensor:
+        """As `to_static_array`, copied beside the work under way, none of which may still read the old
         values."""
         with self._inbox.arriving():
-            return self.hold_array(key, values)
+            return self.to_static_array(key, values)
 
 
 def _tensors(tree: DraftTree) -> tuple[torch.Tensor | None, ...]:

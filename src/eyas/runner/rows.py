@@ -17,7 +17,7 @@ from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.core import DraftTree
 from eyas.kernels import usable
 from eyas.runner.batch import Batch, Span
-from eyas.sampling.process import Rows
+from eyas.sampling.process import SamplingRows
 from eyas.transfer import send
 
 
@@ -51,7 +51,7 @@ class PackedRows(ForwardRows):
     """
 
     num_node_rows: int
-    sampling: Rows
+    sampling: SamplingRows
     node_R: torch.Tensor
     context_runs: list[tuple[Span, int]]
 
@@ -216,15 +216,15 @@ def _sampling_rows(
     sequence_R: torch.Tensor,
     node_R: torch.Tensor,
     position_R: torch.Tensor,
-) -> Rows:
+) -> SamplingRows:
     """What the sampler needs to know of each node row; ancestors only where penalties act."""
     history_BL, length_B = committed(batch)
     if tree.width == 1 or not any(batch.params.penalised):
-        return Rows(sequence_R, position_R, None, None, history_BL, length_B)
+        return SamplingRows(sequence_R, position_R, None, None, history_BL, length_B)
     if tree.is_chain:
         columns_W = torch.arange(tree.width, device=node_R.device)
         is_ancestor_RW = (columns_W <= node_R.unsqueeze(1)) & (columns_W > 0)
     else:
         is_ancestor_RW = ancestors(tree.parents_BW)[sequence_R, node_R]
     tokens_RW = tree.tokens_BW[sequence_R]
-    return Rows(sequence_R, position_R, tokens_RW, is_ancestor_RW, history_BL, length_B)
+    return SamplingRows(sequence_R, position_R, tokens_RW, is_ancestor_RW, history_BL, length_B)

@@ -32,7 +32,7 @@ class SequenceTable:
         self.num_columns = max_length + 3 * max_width
         self.trash_column = self.num_columns
         self.max_width = max_width
-        self.num_seats = self.nobody = num_seats
+        self.num_seats = self.padding_seat = num_seats
         shape = (num_seats + 1, self.num_columns + 1)
         self.tokens_AC = torch.zeros(shape, dtype=torch.int64, device=device)
         self.slots_AC = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -81,7 +81,7 @@ class SequenceTable:
     ) -> None:
         """Append each verdict: its tokens after the root, the accepted nodes' slots from the root on.
 
-        A faulty verdict (count -1) appends nothing, and nothing happens to the seat that is nobody's.
+        A faulty verdict (count -1) appends nothing, and nothing happens to the padding seat.
         """
         if usable(self.device):
             from eyas.kernels import walk
@@ -95,10 +95,10 @@ class SequenceTable:
                 self.slots_AC,
                 self.lengths_A,
                 is_chain=is_chain,
-                trash_seat=self.nobody,
+                trash_seat=self.padding_seat,
             )
             return
-        counts_B = torch.where(seats_B == self.nobody, 0, verdict.counts_B.clamp(min=0))
+        counts_B = torch.where(seats_B == self.padding_seat, 0, verdict.counts_B.clamp(min=0))
         offsets_W = torch.arange(verdict.width, device=self.device)
         kept_BW = offsets_W < counts_B.unsqueeze(1)
         columns_BW = roots_B.unsqueeze(1) + offsets_W

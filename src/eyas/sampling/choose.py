@@ -13,13 +13,13 @@ import torch
 
 from eyas.sampling.noise import GUMBEL_SPAN, gumbel, gumbel_at
 from eyas.sampling.params import BatchParams
-from eyas.sampling.process import Rows
+from eyas.sampling.process import SamplingRows
 
 _FEW = 8
 """Noise is drawn for candidates alone where they are fewer than one in this many tokens."""
 
 
-def choose(processed_RV: torch.Tensor, rows: Rows, params: BatchParams) -> torch.Tensor:
+def choose(processed_RV: torch.Tensor, rows: SamplingRows, params: BatchParams) -> torch.Tensor:
     """[R] int64 token ids, -1 for a row that cannot choose."""
     if not any(params.noisy):
         return _best(processed_RV)

@@ -23,7 +23,7 @@ _PREFIX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SamplingRows:
     """Which node each logits row belongs to.
 
     sequence_R: index into the batch's parameters; position_R: of the row's own token.
@@ -41,7 +41,7 @@ class Rows:
 
 
 def process(
-    logits_RV: torch.Tensor, rows: Rows, params: BatchParams, mask_RK: torch.Tensor | None
+    logits_RV: torch.Tensor, rows: SamplingRows, params: BatchParams, mask_RK: torch.Tensor | None
 ) -> torch.Tensor:
     """[R, V] float32; -inf where a token may not be chosen. `logits_RV` itself is left alone."""
     if params.is_plain and mask_RK is None:
@@ -56,7 +56,7 @@ def process(
 
 
 def before_temperature(
-    logits_RV: torch.Tensor, rows: Rows, params: BatchParams, mask_RK: torch.Tensor | None
+    logits_RV: torch.Tensor, rows: SamplingRows, params: BatchParams, mask_RK: torch.Tensor | None
 ) -> torch.Tensor:
     """[R, V] with bias, penalties, mask, `min_tokens`; `logits_RV` itself is left alone."""
     x = logits_RV
@@ -81,32 +81,32 @@ def unpack_mask(mask_RK: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return torch.nn.functional.pad(flat, (0, vocab_size - flat.shape[1]))
 
 
-def _rows_of(rows: Rows, marked_B: torch.Tensor) -> torch.Tensor:
+def _rows_of(rows: SamplingRows, marked_B: torch.Tensor) -> torch.Tensor:
     """The rows whose sequence is marked."""
     return marked_B[rows.sequence_R].nonzero().squeeze(1)
 
 
-def _penalised_rows(rows: Rows, params: BatchParams) -> torch.Tensor | slice:
+def _penalised_rows(rows: SamplingRows, params: BatchParams) -> torch.Tensor | slice:
     if all(params.penalised):
         return slice(None)
     counted_B = (params.frequency_B != 0) | (params.presence_B != 0)
     return _rows_of(rows, counted_B | (params.repetition_B != 1))
 
 
-def _filtered_rows(rows: Rows, params: BatchParams) -> torch.Tensor | slice:
+def _filtered_rows(rows: SamplingRows, params: BatchParams) -> torch.Tensor | slice:
     if all(params.filtered):
         return slice(None)
     acts_B = (params.top_k_B > 0) | (params.top_p_B < 1) | (params.min_p_B > 0)
     return _rows_of(rows, acts_B & (params.temperature_B > 0))
 
 
-def _add_bias(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
+def _add_bias(x: torch.Tensor, rows: SamplingRows, params: BatchParams) -> None:
     for b, (ids, values) in params.biased.items():
         picked = (rows.sequence_R == b).nonzero()
         x[picked, ids] += values
 
 
-def _penalise(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
+def _penalise(x: torch.Tensor, rows: SamplingRows, params: BatchParams) -> None:
     """Repetition counts prompt and output; frequency and presence count the output."""
     picked = _penalised_rows(rows, params)
     sequence_R = rows.sequence_R[picked]
@@ -131,7 +131,7 @@ def _penalise(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
     x[picked] = logits
 
 
-def _bar(x: torch.Tensor, rows: Rows, params: BatchParams, *, is_masked: bool) -> None:
+def _bar(x: torch.Tensor, rows: SamplingRows, params: BatchParams, *, is_masked: bool) -> None:
     """No end before `min_tokens`: a row at position p follows p - prompt + 1 output tokens. Where the
     mask leaves nothing but the end, the text is whole and may end."""
     for b, (min_tokens, ids) in params.barred.items():
@@ -143,7 +143,7 @@ def _bar(x: torch.Tensor, rows: Rows, params: BatchParams, *, is_masked: bool) -
         x[picked, ids] = NEVER
 
 
-def _filter(x: torch.Tensor, rows: Rows, params: BatchParams) -> None:
+def _filter(x: torch.Tensor, rows: SamplingRows, params: BatchParams) -> None:
     """top-k, top-p, min-p in place, each over what the one before left."""
     if usable(x.device):
         from eyas.kernels.filters import floors

@@ -16,11 +16,11 @@ import torch
 from eyas.kernels import usable
 from eyas.sampling.choose import choose
 from eyas.sampling.params import BatchParams
-from eyas.sampling.process import Rows, before_temperature, process
+from eyas.sampling.process import SamplingRows, before_temperature, process
 
 
 def sample(
-    logits_RV: torch.Tensor, rows: Rows, params: BatchParams, mask_RK: torch.Tensor | None
+    logits_RV: torch.Tensor, rows: SamplingRows, params: BatchParams, mask_RK: torch.Tensor | None
 ) -> torch.Tensor:
     """[R] int64 token ids, -1 for a row that cannot choose. `logits_RV` (float32) is left alone."""
     if not usable(logits_RV.device):

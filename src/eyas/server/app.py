@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from eyas.core import Request, RequestError
 from eyas.server import about, errors
 from eyas.server.answer import Answer
-from eyas.server.body import Body, BodyRoom, parsed, read_body
+from eyas.server.body import Body, BodyMemoryLimit, parsed, read_body
 from eyas.server.chat import chat_of
 from eyas.server.chat_format import ChatFormat
 from eyas.server.codes import Code
@@ -98,7 +98,7 @@ class _Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._bodies = BodyRoom(MAX_LARGE_BODIES * service.options.max_body_bytes)
+        self._bodies = BodyMemoryLimit(MAX_LARGE_BODIES * service.options.max_body_bytes)
 
     async def health(self, http: HttpRequest) -> Response:
         """The process lives; nothing more."""

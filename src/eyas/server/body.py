@@ -59,7 +59,7 @@ _OBJECTS = {
 """What clients write as something else, such as the type alone."""
 
 
-class BodyRoom:
+class BodyMemoryLimit:
     """Memory for the bodies that are being read and checked, all together. A body's first SMALL_BYTES
     are free. Where the rest is full, the one that has not moved for longest has to go."""
 
@@ -105,7 +105,7 @@ class _Share:
     """What one body takes of the room. A body moves when another MOVE_BYTES of it have come: bytes that
     come one by one do not count."""
 
-    def __init__(self, room: BodyRoom) -> None:
+    def __init__(self, room: BodyMemoryLimit) -> None:
         self.num_held = 0
         self._room = room
         self._num_bytes = 0

@@ -54,7 +54,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Run:
+class Measurement:
     """One pass over a job. Times in seconds; step times are of steps without prompt rows.
 
     first_tokens: from the start of a batch to its first token, one a batch. num_steps: all steps of
@@ -88,7 +88,7 @@ class Contestant(Protocol):
 
     name: str
 
-    def run(self, job: Job) -> Run: ...
+    def run(self, job: Job) -> Measurement: ...
 
 
 class EngineContestant:
@@ -104,14 +104,14 @@ class EngineContestant:
         self._num_batches = 0
         self._wrap()
 
-    def run(self, job: Job) -> Run:
+    def run(self, job: Job) -> Measurement:
         """Every batch of the job, one after the other."""
-        run = Run()
+        run = Measurement()
         for prompts in [job.prompts] if job.refills else job.batches():
             self._run_batch(prompts, job, run)
         return run
 
-    def _run_batch(self, prompts: list[list[int]], job: Job, run: Run) -> None:
+    def _run_batch(self, prompts: list[list[int]], job: Job, run: Measurement) -> None:
         """Add the prompts, at most `job.batch` at a time, and step until all are done."""
         engine = self._engine
         self._num_batches += 1
@@ -205,10 +205,10 @@ def take_turns(
     job: Job,
     repeats: int,
     on_run: Callable[[str, int], None] | None = None,
-) -> dict[str, list[Run]]:
+) -> dict[str, list[Measurement]]:
     """Every contestant once to warm up (not counted), then `repeats` rounds in turn; who went first
     in one round goes last in the next, so that a drift of the machine favours nobody."""
-    runs: dict[str, list[Run]] = {contestant.name: [] for contestant in contestants}
+    runs: dict[str, list[Measurement]] = {contestant.name: [] for contestant in contestants}
     for turn in range(repeats + 1):
         own = job.of_round(turn)
         for contestant in contestants[:: 1 if turn % 2 == 0 else -1]:
@@ -220,7 +220,7 @@ def take_turns(
     return runs
 
 
-def summarise(runs: Sequence[Run]) -> dict[str, Any]:
+def summarise(runs: Sequence[Measurement]) -> dict[str, Any]:
     """Medians over the runs of one contestant; milliseconds where the name says so.
 
     num_tokens: of the first run. accepted_per_step and tokens_per_step (the one that every step
@@ -285,7 +285,7 @@ def acceptance(counts: Sequence[DraftCounts]) -> dict[str, Any]:
     }
 
 
-def same_tokens(one: Sequence[Run], other: Sequence[Run]) -> float:
+def same_tokens(one: Sequence[Measurement], other: Sequence[Measurement]) -> float:
     """Share of sequences whose tokens agree, round by round as far as both have some."""
     pairs = [
         pair

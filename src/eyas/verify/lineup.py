@@ -23,12 +23,12 @@ from eyas.draft import (
     ForcedDrafter,
     NgramDrafter,
     RootDrafter,
-    Shape,
+    TreeShape,
 )
 from eyas.engine.build import compile_pool, connect
 from eyas.engine.drafting import MAX_FORCED, pace
 from eyas.llm import LLM
-from eyas.verify.contestants import EngineContestant, Job, Run, same_tokens, summarise
+from eyas.verify.contestants import EngineContestant, Job, Measurement, same_tokens, summarise
 
 PLAIN, AUTO = "plain", "auto"
 
@@ -39,24 +39,24 @@ class Lineup:
 
     name: str
     drafter: Drafter
-    shape: Shape | None = None
+    shape: TreeShape | None = None
 
 
 class FixedDrafter(DrafterWrapper):
     """Another drafter that always wishes for trees of one shape."""
 
-    def __init__(self, inner: Drafter, shape: Shape) -> None:
+    def __init__(self, inner: Drafter, shape: TreeShape) -> None:
         super().__init__(inner)
         self._wished = shape
 
-    def wish(self, num_sequences: int, num_constrained: int = 0) -> Shape:
+    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
         return self._wished
 
 
 class SwitchDrafter(DrafterWrapper):
     """Whichever drafter is in use. shape: of the largest tree that any of them proposes."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TreeShape) -> None:
         super().__init__(RootDrafter())
         self.shape = shape
 
@@ -98,7 +98,7 @@ class Stage:
     def plain(self) -> Lineup:
         return Lineup(PLAIN, RootDrafter())
 
-    def fixed(self, name: str, shape: Shape) -> Lineup:
+    def fixed(self, name: str, shape: TreeShape) -> Lineup:
         """Always this shape."""
         return Lineup(name, FixedDrafter(self.built, shape), shape)
 
@@ -131,7 +131,7 @@ class LineupContestant:
         self.lineup = lineup
         self._stage, self._stopwatch = stage, stopwatch
 
-    def run(self, job: Job) -> Run:
+    def run(self, job: Job) -> Measurement:
         self._stage.use(self.lineup)
         metrics = self._stage.llm.engine.metrics
         failed = metrics.num_failed_steps
@@ -142,7 +142,7 @@ class LineupContestant:
 
 
 def compare(
-    contestants: Sequence[LineupContestant], runs: Mapping[str, Sequence[Run]]
+    contestants: Sequence[LineupContestant], runs: Mapping[str, Sequence[Measurement]]
 ) -> dict[str, dict[str, Any]]:
     """Medians of every contestant, by name; its speed is divided by plain's of the same round."""
     plain = runs[PLAIN]

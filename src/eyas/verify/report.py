@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from eyas.config import CacheConfig, DraftConfig, EngineConfig, SchedulerConfig
-from eyas.draft import Shape
+from eyas.draft import TreeShape
 from eyas.engine.drafting import decide_drafting
 from eyas.llm import LLM
 from eyas.models import Progress, locate_model, read_spec
@@ -34,7 +34,7 @@ MOST_OWN_PARAMETERS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class VerifyPlan:
     """What is to be verified. engine: model, device, and drafting with nodes in numbers.
 
     head: of the model, from elsewhere. entries: prompts of a file, None for the shared tasks.
@@ -50,7 +50,7 @@ class Plan:
     with_parity: bool = True
 
 
-def verify(plan: Plan, say: Say, progress: Progress | None = None) -> dict[str, Any]:
+def verify(plan: VerifyPlan, say: Say, progress: Progress | None = None) -> dict[str, Any]:
     """The report. say: told what is being done. ValueError for what cannot be verified as asked."""
     chosen = plan.engine.model
     directory = locate_model(chosen.path, chosen.revision, chosen.offline)
@@ -71,7 +71,7 @@ def verify(plan: Plan, say: Say, progress: Progress | None = None) -> dict[str, 
     return report
 
 
-def choose_drafting(plan: Plan, directory: Path) -> tuple[DraftConfig, str]:
+def choose_drafting(plan: VerifyPlan, directory: Path) -> tuple[DraftConfig, str]:
     """Who drafts beside prompt lookup, and a note where that is no head that was asked for."""
     asked = plan.engine.draft
     if plan.head is not None and asked.model is not None:
@@ -100,10 +100,10 @@ def choose_drafting(plan: Plan, directory: Path) -> tuple[DraftConfig, str]:
     return lookup, "no head was given: prompt lookup alone drafts"
 
 
-def _scheduling(plan: Plan, draft: DraftConfig) -> SchedulerConfig:
+def _scheduling(plan: VerifyPlan, draft: DraftConfig) -> SchedulerConfig:
     num_prompts = plan.num_prompts if plan.entries is None else len(plan.entries)
     num_seqs = max(*SPEED_BATCHES, min(num_prompts, plan.num_prompts))
-    shape = Shape(draft.max_steps, draft.topk, draft.max_nodes)
+    shape = TreeShape(draft.max_steps, draft.topk, draft.max_nodes)
     return msgspec.structs.replace(
         plan.engine.scheduler,
         max_num_seqs=num_seqs,
@@ -112,7 +112,7 @@ def _scheduling(plan: Plan, draft: DraftConfig) -> SchedulerConfig:
 
 
 def _with_engine(
-    plan: Plan,
+    plan: VerifyPlan,
     config: EngineConfig,
     note: str,
     say: Say,
@@ -158,7 +158,7 @@ def _with_engine(
         return report, texts, own, llm.info.device
 
 
-def _inputs(plan: Plan, llm: LLM) -> Inputs:
+def _inputs(plan: VerifyPlan, llm: LLM) -> Inputs:
     if plan.entries is None:
         inputs = from_tasks(llm, plan.num_prompts)
     else:
@@ -172,8 +172,8 @@ def _lineups(stage: Stage) -> list[Lineup]:
     if stage.kind == "ngram":
         return [stage.plain(), stage.ngram(), stage.auto()]
     config = stage.llm.config.draft
-    tree = Shape(config.max_steps, config.topk, config.max_nodes).within(config.max_nodes)
-    chain = normal(Shape(min(config.max_steps, config.max_nodes - 1), 1, 2))
+    tree = TreeShape(config.max_steps, config.topk, config.max_nodes).within(config.max_nodes)
+    chain = normal(TreeShape(min(config.max_steps, config.max_nodes - 1), 1, 2))
     lineups = [stage.plain(), stage.fixed("chain", chain)]
     if tree.topk > 1:
         lineups.append(stage.fixed("tree", tree))
@@ -181,7 +181,7 @@ def _lineups(stage: Stage) -> list[Lineup]:
 
 
 def _speed(
-    stage: Stage, lineups: Sequence[Lineup], inputs: Inputs, plan: Plan, say: Say
+    stage: Stage, lineups: Sequence[Lineup], inputs: Inputs, plan: VerifyPlan, say: Say
 ) -> dict[str, Any]:
     stopwatch = EngineContestant("stopwatch", stage.llm)
     contestants = [LineupContestant(stage, stopwatch, lineup) for lineup in lineups]
@@ -208,7 +208,7 @@ def _texts(inputs: Inputs, given: Given, max_model_len: int) -> list[list[int]]:
 
 
 def _parity(
-    plan: Plan,
+    plan: VerifyPlan,
     config: EngineConfig,
     directory: Path,
     texts: list[list[int]],

@@ -126,14 +126,14 @@ def cut_into_batches(
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class ScheduledBatch:
     """A batch to come: the shards that must be at hand, and (shard, text) of each of its texts."""
 
     shards: tuple[int, ...]
     members: tuple[tuple[int, int], ...]
 
 
-class Plan:
+class BatchSchedule:
     """The batches of every epoch, from the lengths of each shard's texts.
 
     together: how many shards are mixed at a time.
@@ -148,15 +148,15 @@ class Plan:
         self._seed = seed
         self.per_epoch = len(self.epoch(0))
 
-    def epoch(self, number: int) -> list[Planned]:
+    def epoch(self, number: int) -> list[ScheduledBatch]:
         """Every batch of an epoch, in order."""
         generator = np.random.default_rng((self._seed, number))
         order = generator.permutation(len(self._lengths))
-        planned: list[Planned] = []
+        planned: list[ScheduledBatch] = []
         for start in range(0, len(order), self._together):
             group = tuple(int(s) for s in order[start : start + self._together])
             owners = [(s, i) for s in group for i in range(len(self._lengths[s]))]
             lengths = np.concatenate([self._lengths[s] for s in group])
             for batch in cut_into_batches(lengths, self._most_places, generator):
-                planned.append(Planned(group, tuple(owners[i] for i in batch)))
+                planned.append(ScheduledBatch(group, tuple(owners[i] for i in batch)))
         return planned

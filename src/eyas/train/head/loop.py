@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from eyas.train.head.answers import Say
-from eyas.train.head.batches import Batch, Plan, Planned, make_batch
+from eyas.train.head.batches import Batch, BatchSchedule, ScheduledBatch, make_batch
 from eyas.train.head.config import HeadTraining
 from eyas.train.head.features import Features
 from eyas.train.head.loss import Judge, Judged
@@ -62,7 +62,9 @@ class Loop:
         self._say = say
         self._watch = watch
         self._device = judge.target_CD.device
-        self._plan = Plan(training.lengths, config.step_tokens, training.together, config.seed)
+        self._plan = BatchSchedule(
+            training.lengths, config.step_tokens, training.together, config.seed
+        )
         if not self._plan.per_epoch:
             raise ValueError("prompts: no answer is long enough to learn from; give more prompts")
         self._epoch_steps = max(1, round(config.epochs * self._plan.per_epoch))
@@ -166,7 +168,7 @@ class Loop:
         """Batches of the held-out texts, up to a fixed number of places."""
         assert self._heldout is not None
         most = min(self.config.step_tokens, 32768)
-        plan = Plan(self._heldout.lengths, most, self._heldout.together, 0)
+        plan = BatchSchedule(self._heldout.lengths, most, self._heldout.together, 0)
         used = 0
         for planned in plan.epoch(0):
             if used > _EVAL_PLACES:
@@ -190,11 +192,11 @@ class Loop:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
             return judge(self.head, batch, states)
 
-    def _batches(self) -> Iterator[tuple[Planned, Batch]]:
+    def _batches(self) -> Iterator[tuple[ScheduledBatch, Batch]]:
         """Batches from the current step on; the next is made while this one is trained."""
         with ThreadPoolExecutor(1) as pool:
             waiting: Future[Batch] | None = None
-            previous: Planned | None = None
+            previous: ScheduledBatch | None = None
             for planned in self._planned():
                 texts = self._training.texts(planned.members, planned.shards)
                 following = pool.submit(make_batch, texts, self.config.ttt_steps)
@@ -202,7 +204,7 @@ class Loop:
                     yield previous, waiting.result().to(self._device)
                 waiting, previous = following, planned
 
-    def _planned(self) -> Iterator[Planned]:
+    def _planned(self) -> Iterator[ScheduledBatch]:
         """Every batch from the current step on; epochs differ a little in how many they have."""
         epoch, planned, left = 0, self._plan.epoch(0), self.step
         while left >= len(planned):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eyas.attention.base import Room
+from eyas.attention.base import KVDestination
 from eyas.cache.store import LayerStore
 from eyas.models import Decoder
 from eyas.models.registry import family_of
@@ -43,19 +43,19 @@ class PaddedAttend:
         self._masks: dict[int, Tensor] = {}
         self._dtype = dtype
         self._rows_T = torch.arange(num_texts * num_places, device=device)
-        self._room: Room | None = None
+        self._destination: KVDestination | None = None
 
-    def room(self, layer: int) -> Room:
+    def destination(self, layer: int) -> KVDestination:
         store = self._stores[layer]
         shape = (len(self._rows_T), 2, store.num_kv_heads, store.head_dim)
         placed = torch.empty(shape, dtype=self._dtype, device=self._rows_T.device)
-        self._room = Room.of(placed, self._rows_T)
-        return self._room
+        self._destination = KVDestination.of(placed, self._rows_T)
+        return self._destination
 
     def __call__(self, layer: int, q_TNH: Tensor) -> Tensor:
-        assert self._room is not None
+        assert self._destination is not None
         store = self._stores[layer]
-        k_TGH, v_TGH = self._room.kv_S2GH.unbind(1)
+        k_TGH, v_TGH = self._destination.kv_S2GH.unbind(1)
         q, k, v = (x.unflatten(0, self._shape).transpose(1, 2) for x in (q_TNH, k_TGH, v_TGH))
         mask = self._window_mask(store.window, q_TNH.device)
         out = F.scaled_dot_product_attention(

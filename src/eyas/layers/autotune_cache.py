@@ -35,7 +35,7 @@ def cache_folder() -> Path:
     return folder / "eyas"
 
 
-class Kept:
+class AutotuneCache:
     """Entries by name. machine: all that they depend on; each has a file of its own in `folder`."""
 
     def __init__(self, folder: Path, kind: str, machine: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from eyas.engine.flight import Flight, Outcome
 
 
 @dataclass(slots=True)
-class DraftFate:
+class DraftResult:
     """depth: of the tree. drafted: nodes by source; accepted: sources of those accepted, in order."""
 
     depth: int
@@ -24,7 +24,7 @@ class DraftFate:
     ending: str
 
 
-def describe_draft(flight: Flight, outcome: Outcome) -> DraftFate | None:
+def describe_draft(flight: Flight, outcome: Outcome) -> DraftResult | None:
     """The fate of one sequence's draft; None where nothing was drafted or chosen."""
     size, parents = outcome.size, outcome.parents
     if size < 2 or outcome.count < 1 or flight.drafter is None:
@@ -51,10 +51,10 @@ def describe_draft(flight: Flight, outcome: Outcome) -> DraftFate | None:
         ending = "grammar"
     else:
         ending = "leaf"
-    return DraftFate(depth, drafted, accepted, ending)
+    return DraftResult(depth, drafted, accepted, ending)
 
 
-def count_draft(counts: DraftCounts, draft: DraftFate, num_accepted: int) -> None:
+def count_draft(counts: DraftCounts, draft: DraftResult, num_accepted: int) -> None:
     """Add a draft of which `num_accepted` tokens were used."""
     counts.num_drafts += 1
     missing = draft.depth - len(counts.drafted_by_depth)

@@ -1,10 +1,8 @@
-"""Ways to run a product on a device: our kernel with one of its tiles, or torch's library.
+"""Variants of a product on a device: our kernel with one of its tiles, or torch's library.
 
-Promises: data and rules alone. All ways of our kernels give a row the same bits, those by warpgroups
-where a device adds up alike; the library's may be others (`products.Products` decides who may take
-part).
-Does not know: which way is the fastest.
-"""
+Promises: data and rules alone. All variants of our kernels give a row the same bits, those by
+warpgroups where a device adds up alike; the library's may be others (`products.Products` decides who
+may take part). Does not know: which variant is the fastest. """
 
 from __future__ import annotations
 
@@ -32,12 +30,12 @@ BUCKETS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 512, 2048)
 """Row counts that are measured; each speaks for those below it, the last for all beyond too."""
 PARTS_SPLITS = 4
 LIBRARY_USUALLY = 128
-"""Beyond so many rows the library is the usual way, where it may be: multiprocessors share what they
-load there, which our kernel cannot have them do."""
+"""Beyond so many rows the library is the usual variant, where it may be: multiprocessors share what
+they load there, which our kernel cannot have them do."""
 GROUPED_USUALLY: dict[Role, int] = {"gated": 192, "parts": 256}
 """Up to so many rows tiles by warpgroups stand before our others, where there are any."""
 LIBRARY_AFTER_GROUPED = 192
-"""Where they do, the library is the usual way only beyond so many rows."""
+"""Where they do, the library is the usual variant only beyond so many rows."""
 FOLDED_BEYOND, FOLDED_USUALLY = 128, 256
 """Beyond so many rows there may be programs enough for one to run all parts of a sum; there are."""
 
@@ -63,7 +61,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class GemmVariant:
     """Our kernels with `tile`, or torch's library where that is None. folded: the parts of a sum are
     added by the kernel."""
 
@@ -80,39 +78,40 @@ class Way:
         return text + by + "+" * self.folded
 
 
-LIBRARY = Way(None)
+LIBRARY = GemmVariant(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """ways: up to so many rows, this way, ascending; the last has no limit. num_splits: of our kernel's
-    sums."""
+class GemmPlan:
+    """variants: up to so many rows, this variant, ascending; the last has no limit. num_splits: of our
+    kernel's sums."""
 
-    ways: tuple[tuple[int, Way], ...]
+    variants: tuple[tuple[int, GemmVariant], ...]
     num_splits: int = 1
 
-    def way(self, num_rows: int) -> Way:
-        for most, way in self.ways:
+    def variant(self, num_rows: int) -> GemmVariant:
+        for most, variant in self.variants:
             if num_rows <= most:
-                return way
-        raise AssertionError("the last way has no limit")
+                return variant
+        raise AssertionError("the last variant has no limit")
 
     def __str__(self) -> str:
         return ", ".join(
-            f"{way} up to {most}" if most < MANY_ROWS else f"{way} beyond"
-            for most, way in self.ways
+            f"{variant} up to {most}" if most < MANY_ROWS else f"{variant} beyond"
+            for most, variant in self.variants
         )
 
 
-def plan_of(product: Product, ways: tuple[Way, ...]) -> Plan:
-    """Of the ways of the first buckets; neighbours that agree become one, and the last has no limit."""
-    merged: list[tuple[int, Way]] = []
-    for most, way in zip(BUCKETS, ways, strict=False):
-        if merged and merged[-1][1] == way:
+def plan_of(product: Product, variants: tuple[GemmVariant, ...]) -> GemmPlan:
+    """Of the variants of the first buckets; neighbours that agree become one, and the last has no
+    limit."""
+    merged: list[tuple[int, GemmVariant]] = []
+    for most, variant in zip(BUCKETS, variants, strict=False):
+        if merged and merged[-1][1] == variant:
             merged.pop()
-        merged.append((most, way))
+        merged.append((most, variant))
     merged[-1] = (MANY_ROWS, merged[-1][1])
-    return Plan(tuple(merged), product.num_splits)
+    return GemmPlan(tuple(merged), product.num_splits)
 
 
 def buckets_up_to(max_rows: int) -> tuple[int, ...]:
@@ -123,25 +122,27 @@ def buckets_up_to(max_rows: int) -> tuple[int, ...]:
 
 def candidates(
     product: Product, num_rows: int, *, library: bool, warpgroups: bool = False
-) -> tuple[Way, ...]:
-    """The ways worth measuring for so many rows, the usual one first. library, warpgroups: torch's
+) -> tuple[GemmVariant, ...]:
+    """The variants worth measuring for so many rows, the usual one first. library, warpgroups: torch's
     library, tiles by warpgroups may be among them."""
     if product.role == "gated":
-        ways = [Way(tile) for tile in gated_tiles_for(num_rows, product.dtype)]
+        variants = [GemmVariant(tile) for tile in gated_tiles_for(num_rows, product.dtype)]
     else:
-        ways = [Way(tile) for tile in tiles_for(num_rows, product.dtype)]
+        variants = [GemmVariant(tile) for tile in tiles_for(num_rows, product.dtype)]
     if product.role == "parts" and num_rows > FOLDED_BEYOND:
-        folded = [Way(tile, folded=True) for tile in folded_tiles_for(num_rows, product.dtype)]
-        ways = [*folded, *ways] if num_rows > FOLDED_USUALLY else [*ways, *folded]
+        folded = [
+            GemmVariant(tile, folded=True) for tile in folded_tiles_for(num_rows, product.dtype)
+        ]
+        variants = [*folded, *variants] if num_rows > FOLDED_USUALLY else [*variants, *folded]
     grouped = []
     if warpgroups:
-        grouped = [Way(tile) for tile in grouped_tiles_for(num_rows, product.dtype)]
+        grouped = [GemmVariant(tile) for tile in grouped_tiles_for(num_rows, product.dtype)]
     is_usual = num_rows <= GROUPED_USUALLY.get(product.role, 0)
-    ways = [*grouped, *ways] if is_usual else [*ways, *grouped]
+    variants = [*grouped, *variants] if is_usual else [*variants, *grouped]
     if library:
         beyond = LIBRARY_AFTER_GROUPED if grouped and is_usual else LIBRARY_USUALLY
-        ways = [LIBRARY, *ways] if num_rows > beyond else [*ways, LIBRARY]
-    return tuple(ways)
+        variants = [LIBRARY, *variants] if num_rows > beyond else [*variants, LIBRARY]
+    return tuple(variants)
 
 
 def is_supported(num_in: int) -> bool:

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.constraint import llguidance_reader
-from eyas.constraint.automaton import Automaton, Point
+from eyas.constraint import llguidance_rollback
+from eyas.constraint.automaton import Automaton, GrammarNode
 from eyas.core import DraftTree
+from eyas.engine.branches import depths_of
 from eyas.engine.masks import Masking
-from eyas.engine.runs import depths_of
 from eyas.grammar import OutputSpec
 from tests.constraint.walking import tokens_of
 
+from .test_branches import random_parents
 from .test_masks import END, OBJECT, TEXT, TOKENIZER, backend, filled, sequence
-from .test_runs import random_parents
 
 assert backend is not None  # a fixture
 
@@ -28,7 +28,7 @@ NUM_TREES = 60
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left out of a tree before the forward, and nothing is dear."""
-    monkeypatch.setattr(llguidance_reader, "SURE", 10**9)
+    monkeypatch.setattr(llguidance_rollback, "SURE", 10**9)
     monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
 
 
@@ -45,7 +45,7 @@ def random_tree(draw: random.Random, held: Any, right: list[int], size: int) -> 
     return [tokens, parents]
 
 
-def mask_of(backend: Any, point: Point | None) -> np.ndarray:
+def mask_of(backend: Any, point: GrammarNode | None) -> np.ndarray:
     """[K], all zero where there is no point."""
     mask_1K = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
     assert point is None or not backend.fill([point.state], mask_1K)
@@ -66,7 +66,7 @@ def test_masks_and_refusals_are_those_of_a_walk(
             place = draw.randrange(len(tokens))
             held = sequence(backend, OBJECT)
             held.automaton.advance(tokens[:place])
-            held.automaton.reach.limit = limit
+            held.automaton.mask_limit.limit = limit
             held.place = place
             rooted.append(held)
             rows.append(random_tree(draw, held, tokens, 12))

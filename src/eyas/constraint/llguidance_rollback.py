@@ -18,7 +18,7 @@ from threading import Lock
 import llguidance
 
 from eyas.constraint.base import ConstraintFailure
-from eyas.constraint.borrowed import OF_THE_HOST, when_free, without_panic
+from eyas.constraint.library_calls import OF_THE_HOST, when_free, without_panic
 
 FAR = 64
 """Tokens that a reader may be behind its state; from then on a copy is quicker."""
@@ -38,20 +38,20 @@ LIMIT_HIT = (
 Path = tuple[int, ...]
 
 
-class Place:
+class CopyCost:
     """What the states of an output share. lane: of its grammar."""
 
-    __slots__ = ("__weakref__", "_num_dear", "_token_seconds", "lane")
+    __slots__ = ("__weakref__", "_num_expensive", "_token_seconds", "replica")
 
-    def __init__(self, lane: int) -> None:
-        self.lane = lane
-        self._num_dear = 0
+    def __init__(self, replica: int) -> None:
+        self.replica = replica
+        self._num_expensive = 0
         self._token_seconds = 0.0
 
     @property
-    def is_dear(self) -> bool:
+    def is_expensive_to_copy(self) -> bool:
         """Are copies of its matchers?"""
-        return self._num_dear >= SURE
+        return self._num_expensive >= SURE
 
     def copied(self, matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
         """A matcher that stands where this one does and is the caller's own."""
@@ -60,9 +60,9 @@ class Place:
             copy = when_free(matcher.deep_copy)
         seconds = time.perf_counter() - begin - READS * self._token_seconds
         if seconds > DEAR_SECONDS:
-            self._num_dear += 1
-        elif seconds < CHEAP_SECONDS or not self.is_dear:
-            self._num_dear = 0
+            self._num_expensive += 1
+        elif seconds < CHEAP_SECONDS or not self.is_expensive_to_copy:
+            self._num_expensive = 0
         return copy
 
     def read(self, matcher: llguidance.LLMatcher, tokens: Sequence[int]) -> int:
@@ -74,7 +74,7 @@ class Place:
         return num
 
 
-class Reader:
+class RollbackMatcher:
     """matcher: a copy of `state`, the matcher of the reader's state, and copied anew where it fails.
     lock: held by who uses the reader or moves its state.
 
@@ -83,12 +83,12 @@ class Reader:
     """
 
     def __init__(
-        self, matcher: llguidance.LLMatcher, state: llguidance.LLMatcher, place: Place
+        self, matcher: llguidance.LLMatcher, state: llguidance.LLMatcher, copy_cost: CopyCost
     ) -> None:
         self.lock = Lock()
         self.matcher = matcher
         self._state = state
-        self._place = place
+        self._place = copy_cost
         self._is_fit = True
         self._here: Path = ()
         self._at: Path = ()
@@ -121,27 +121,27 @@ class Reader:
                 self._go(path)
         return len(self._at) == len(self._here) + len(path)
 
-    def _tries_to_go(self, place: Path) -> bool:
+    def _tries_to_go(self, copy_cost: Path) -> bool:
         """False where it fails, has failed before, or cannot go back."""
         if not self._is_fit:
             return False
         try:
-            self._go(place)
+            self._go(copy_cost)
         except OF_THE_HOST:
             raise
         except BaseException:
             self.spoil()
         return self._is_fit
 
-    def _go(self, place: Path) -> None:
+    def _go(self, copy_cost: Path) -> None:
         """As far as the tokens are legal."""
-        num = _common(self._at, place)
+        num = _common(self._at, copy_cost)
         if num < len(self._at):
             self.matcher.rollback(len(self._at) - num)
-            self._at = place[:num]
-        if num < len(place):
-            num += self._place.read(self.matcher, place[num:])
-            self._at = place[:num]
+            self._at = copy_cost[:num]
+        if num < len(copy_cost):
+            num += self._place.read(self.matcher, copy_cost[num:])
+            self._at = copy_cost[:num]
         if when_free(self.matcher.is_error):
             raise ConstraintFailure(LIMIT_HIT)
 
@@ -150,17 +150,17 @@ class Reader:
         parting = self._parting(self._here + path)
         if parting is None:
             return False
-        if not self._place.is_dear or not self._tries_to_go(parting):
+        if not self._place.is_expensive_to_copy or not self._tries_to_go(parting):
             self._renew()
             return False
         self._asked = parting
         return True
 
-    def _parting(self, place: Path) -> Path | None:
+    def _parting(self, copy_cost: Path) -> Path | None:
         """Where the way to a place leaves that to where it was asked; None where one leads on to the
         other: a mask that has the lexer's state and the number of rows of a place before is its own."""
-        num = _common(self._asked, place)
-        return None if num in (len(self._asked), len(place)) else place[:num]
+        num = _common(self._asked, copy_cost)
+        return None if num in (len(self._asked), len(copy_cost)) else copy_cost[:num]
 
     def note_asked(self, path: Path) -> None:
         """Its last mask is the one at `path`."""

@@ -37,7 +37,7 @@ RECOUNTS, RECOUNT_SECONDS = 3, 0.02
 """A step's own tensors come and go: what is too much is counted so often."""
 
 
-class KeptGrammars:
+class GrammarCache:
     """max_bytes: of what grammars hold. Without an allocator at least the newest is kept."""
 
     def __init__(self, max_bytes: int, allocator: Allocator | None = None) -> None:

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.constraint.automaton import Point
+from eyas.constraint.automaton import GrammarNode
 from eyas.constraint.mask_batch import MaskRequest
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class Branch:
     """nodes: from the first on. point: where that stands; None: not legal. tokens: of the nodes behind
     it whose masks are asked for with its own. is_seen: its nodes are not too deep to be looked at.
     request: for its masks."""
 
     nodes: tuple[int, ...]
-    point: Point | None
+    point: GrammarNode | None
     tokens: tuple[int, ...] = ()
     is_seen: bool = True
     request: MaskRequest | None = None
@@ -42,19 +42,19 @@ class Run:
         return self.nodes[1 + num] if num < len(self.tokens) else None
 
 
-def runs_of(parents_W: Sequence[int]) -> list[tuple[int, ...]]:
+def branches_of(parents_W: Sequence[int]) -> list[tuple[int, ...]]:
     """All nodes, each in one run; that of the root is the first, and a run comes behind the one that
     its first node hangs on."""
-    runs: list[list[int]] = [[0]]
-    ends = {0: runs[0]}
+    branches: list[list[int]] = [[0]]
+    ends = {0: branches[0]}
     for node, parent in enumerate(parents_W[1:], 1):
-        run = ends.pop(parent, None)
-        if run is None:
-            run = []
-            runs.append(run)
-        run.append(node)
-        ends[node] = run
-    return [tuple(run) for run in runs]
+        branch = ends.pop(parent, None)
+        if branch is None:
+            branch = []
+            branches.append(branch)
+        branch.append(node)
+        ends[node] = branch
+    return [tuple(branch) for branch in branches]
 
 
 def depths_of(parents_W: Sequence[int]) -> list[int]:
@@ -65,7 +65,7 @@ def depths_of(parents_W: Sequence[int]) -> list[int]:
     return depths
 
 
-def in_node_order(rows_WK: np.ndarray, runs: Sequence[Run]) -> None:
+def in_node_order(rows_WK: np.ndarray, branches: Sequence[Branch]) -> None:
     """Put rows that follow each other as the runs' nodes do where those nodes' rows are."""
-    order = [node for run in runs for node in run.nodes]
+    order = [node for branch in branches for node in branch.nodes]
     rows_WK[order] = rows_WK[: len(order)].copy()

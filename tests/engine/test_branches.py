@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 
-from eyas.engine.runs import Run, depths_of, in_node_order, runs_of
+from eyas.engine.branches import Branch, branches_of, depths_of, in_node_order
 
 
 def random_parents(draw: random.Random, size: int) -> list[int]:
@@ -16,23 +16,23 @@ def random_parents(draw: random.Random, size: int) -> list[int]:
 
 def test_every_node_is_in_one_run_and_follows_its_parent_there() -> None:
     draw = random.Random(0)
-    assert runs_of([-1]) == [(0,)] and runs_of([-1, 0, 1, 2]) == [(0, 1, 2, 3)]
-    assert runs_of([-1, 0, 0, 1, 2, 1]) == [(0, 1, 3), (2, 4), (5,)]
+    assert branches_of([-1]) == [(0,)] and branches_of([-1, 0, 1, 2]) == [(0, 1, 2, 3)]
+    assert branches_of([-1, 0, 0, 1, 2, 1]) == [(0, 1, 3), (2, 4), (5,)]
     for _ in range(100):
         parents = random_parents(draw, draw.randint(1, 20))
-        runs = runs_of(parents)
-        assert sorted(node for run in runs for node in run) == list(range(len(parents)))
-        assert len(runs) == len(set(range(len(parents))) - set(parents)), "as many as leaves"
+        branches = branches_of(parents)
+        assert sorted(node for branch in branches for node in branch) == list(range(len(parents)))
+        assert len(branches) == len(set(range(len(parents))) - set(parents)), "as many as leaves"
         seen: set[int] = set()
-        for run in runs:
-            assert parents[run[0]] in seen or run[0] == 0
-            assert all(parents[b] == a for a, b in itertools.pairwise(run))
-            seen.update(run)
+        for branch in branches:
+            assert parents[branch[0]] in seen or branch[0] == 0
+            assert all(parents[b] == a for a, b in itertools.pairwise(branch))
+            seen.update(branch)
 
 
 def test_rows_of_runs_go_where_their_nodes_are() -> None:
     rows = np.arange(12, dtype=np.int32).reshape(6, 2)
-    in_node_order(rows, [Run((0, 2), None), Run((1, 4), None), Run((3,), None)])
+    in_node_order(rows, [Branch((0, 2), None), Branch((1, 4), None), Branch((3,), None)])
     assert rows[:, 0].tolist() == [0, 4, 2, 8, 6, 10]
 
 
