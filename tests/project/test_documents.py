@@ -27,16 +27,26 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 @cache
 def names_in(file: Path) -> set[str]:
-    """Functions, classes and methods of a module, as `name` or `Class.name`."""
+    """Return what a module defines: `name` or `Class.name` of functions, classes, methods, fields and
+    constants."""
     names: set[str] = set()
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names.add(node.name)
+        names.update(_defined(node))
         if isinstance(node, ast.ClassDef):
-            names.add(node.name)
-            inner = (n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-            names.update(f"{node.name}.{method.name}" for method in inner)
+            inner = (name for each in node.body for name in _defined(each))
+            names.update(f"{node.name}.{name}" for name in inner)
     return names
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [node.name]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+    return []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -54,6 +64,12 @@ def test_every_path_and_link_exists(page: Path) -> None:
         assert place.exists(), f"{path} is gone"
     for link in LINK.findall(text):
         assert (page.parent / link).exists(), f"the link to {link} leads nowhere"
+
+
+def test_the_glossary_gives_each_term_one_meaning() -> None:
+    terms = re.findall(r"^\*\*(.+?)\*\*: ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert terms
+    assert [term for term in set(terms) if terms.count(term) > 1] == []
 
 
 def test_every_law_names_tests_that_exist() -> None:
