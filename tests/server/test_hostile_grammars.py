@@ -151,8 +151,8 @@ def hostile(turn: int) -> Iterator[Hostile]:
     yield Hostile("9k enum", {"json_schema": many}, None, many, 40)
 
 
-def swarm(turn: int) -> list[Hostile]:
-    """Two hundred distinct schemas."""
+def swarm(turn: int, size: int) -> list[Hostile]:
+    """So many distinct schemas."""
     schemas = [
         {
             "type": "object",
@@ -163,7 +163,7 @@ def swarm(turn: int) -> list[Hostile]:
             "required": [f"a{turn}-{k}", "b"],
             "additionalProperties": False,
         }
-        for k in range(200)
+        for k in range(size)
     ]
     return [
         Hostile(f"schema {k}", {"json_schema": schema}, None, schema, 40, may_be_late=True)
@@ -171,9 +171,9 @@ def swarm(turn: int) -> list[Hostile]:
     ]
 
 
-def crowd() -> list[Hostile]:
-    """As many ordinary requests."""
-    return [Hostile("ordinary", {"ignore_eos": True}, max_tokens=24) for _ in range(200)]
+def crowd(size: int) -> list[Hostile]:
+    """So many ordinary requests."""
+    return [Hostile("ordinary", {"ignore_eos": True}, max_tokens=24) for _ in range(size)]
 
 
 def problem(http: httpx.Client, url: str, asked: Hostile) -> str | None:
@@ -336,8 +336,10 @@ def streaming(url: str, clients: list[Neighbour]) -> Iterator[None]:
             each.result()
 
 
-def measure(url: str, num_rounds: int = NUM_ROUNDS) -> tuple[Report, list[Neighbour]]:
-    """Quiet and hostile rounds in turn beside the neighbours."""
+def measure(
+    url: str, num_rounds: int = NUM_ROUNDS, size: int = 200
+) -> tuple[Report, list[Neighbour]]:
+    """Quiet and hostile rounds in turn beside the neighbours. size: of a swarm and of a crowd."""
     report, clients = Report(), neighbours()
     engine = engine_process(url)
 
@@ -379,13 +381,13 @@ def measure(url: str, num_rounds: int = NUM_ROUNDS) -> tuple[Report, list[Neighb
     ):
         while not all(client.texts for client in clients):  # one answer each, undisturbed
             time.sleep(0.1)
-        for warming in (crowd(), swarm(num_rounds)):  # what memory full batches take once
+        for warming in (crowd(size), swarm(num_rounds, size)):  # what memory full batches take once
             together(warming)
         before = engine.memory_info().rss
         for turn in range(num_rounds):
             calm = quiet()
             beside = {asked.name: alone(asked) for asked in hostile(turn)}
-            ordinary, distinct = together(crowd()), together(swarm(turn))
+            ordinary, distinct = together(crowd(size)), together(swarm(turn, size))
             growth = engine.memory_info().rss - before
             report.rounds.append(Round(calm + quiet(), beside, ordinary, distinct, growth))
         while any(len(client.texts) < 2 for client in clients):  # one disturbed, to compare
@@ -394,7 +396,7 @@ def measure(url: str, num_rounds: int = NUM_ROUNDS) -> tuple[Report, list[Neighb
 
 
 def test_neighbours_are_undisturbed(live_url: str):
-    report, clients = measure(live_url, num_rounds=2)
+    report, clients = measure(live_url, num_rounds=1, size=60)
     assert not report.problems, str(report)
     for client in clients:
         assert len(client.texts) >= 2 and len(set(client.texts)) == 1, str(report)
