@@ -23,7 +23,7 @@ def mask_of(backend: Any, state: Any) -> bytes:
     return mask_1K.tobytes()
 
 
-@pytest.mark.parametrize("has_twins", [False, True])
+@pytest.mark.parametrize("is_forked", [False, True])
 def test_runs_begin_where_a_walk_comes_by(
     llguidance_backend: Any, tokenizer: Tokenizer, is_forked: bool
 ) -> None:
