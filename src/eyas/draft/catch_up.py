@@ -89,10 +89,9 @@ class RowTracker:
 
     def forget(self, batch: Batch) -> None:
         """The slots that a step writes get new content: they have no rows."""
-        for span in batch.spans:
-            self._is_made_S[span.context_slots] = False
-            if span.node_slots is not None:
-                self._is_made_S[span.node_slots] = False
+        written = [span.context_slots for span in batch.spans if span.context_count]
+        written += [span.node_slots for span in batch.rooted if span.node_slots is not None]
+        self._is_made_S[np.concatenate(written)] = False
 
     def missing(self, batch: Batch) -> MissingRows | None:
         """The rows that are missing for the sequences of a step; None when nothing is to be done."""
