@@ -537,7 +537,7 @@ MUTATIONS = [
     Mutation(
         "marks stay where forgotten text was",
         "engine/stops.py",
-        "Mark(m.offset - gone, m.token_id, m.length)",
+        "Mark(m.offset - num_dropped, m.token_id, m.length)",
         "Mark(m.offset, m.token_id, m.length)",
         MARKS + "a_mark_that_waits_moves_with_the_text_that_is_forgotten",
     ),
