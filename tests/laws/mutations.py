@@ -252,7 +252,7 @@ MUTATIONS = [
     Mutation(
         "refused slots do not return",
         "cache/manager.py",
-        "self._pool.give(np.array(given_up, dtype=np.int64))",
+        "self._pool.give(np.array(rejected, dtype=np.int64))",
         "self._pool.give(reserved[len(kept) :])",
         MANAGER + "kept_slots_stay_where_they_are_and_the_others_return",
     ),
