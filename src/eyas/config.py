@@ -1,8 +1,8 @@
 """The settings of the engine: frozen structs that commands, server and the Python API share.
 
 Promises: an `EngineConfig` holds what a user asked for, "auto" included; `eyas.engine.build` resolves
-it. Structs are never changed in place, and nothing here touches a device. Does not know: torch,
-models, where the values came from.
+it. Structs are never changed in place, and nothing here touches a device.
+Does not know: torch, models, where the values came from.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """num_slots: tokens whose keys and values are stored at once; None computes it from
-    memory_fraction. memory_fraction: share of the device's memory for everything, weights included.
-    prefix_cache: whether stored prefixes are shared between requests."""
+    memory_fraction.
+    memory_fraction: on a GPU the share of its memory for weights and cache; on a CPU the share of
+    free memory for the cache, up to a limit.
+    prefix_cache: whether requests share stored prefixes.
+    """
 
     num_slots: int | None = None
     memory_fraction: float = 0.85
@@ -48,10 +51,11 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """max_num_seqs: most sequences that run at once.
-    max_batch_tokens: most rows of a step (prompt chunks and tree nodes together). "auto" is 512 on a
-    CPU and 2048 on a GPU, where a step of few rows takes as long as one of many. flights: steps that
-    may be in flight when the next one is launched (0 or 1). max_graph_batch: largest number of
-    sequences of a step that runs from CUDA graphs. None captures steps of any size, 0 captures none.
+    max_batch_tokens: most rows of a step (prompt chunks and tree nodes together). "auto" is 512 on
+    a CPU and 2048 on a GPU, where a step of few rows takes as long as one of many.
+    flights: steps that may be in flight when the next one is launched (0 or 1).
+    max_graph_batch: largest number of sequences of a step that runs from CUDA graphs. None captures
+    steps of any size, 0 captures none.
     """
 
     max_num_seqs: int = 64
@@ -69,15 +73,16 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which drafters propose the trees of a step, and how large the trees may be.
 
-    drafter: "auto", or one or more of root, ngram, model, head, forced joined by "+". If the nodes do
-    not suffice for all, the drafters named first get more. forced adds text that a grammar leaves no
-    choice about to the trees of the others. "auto" is forced, with the draft model or head that
-    `model` names or the head that the model has (the built-in model's, or an MTP layer). model: a
-    draft model or a draft head: "builtin", a directory, or a hub name. steps, topk, nodes: levels of
-    a tree, children that a node proposes, nodes with the root (SGLang's num_steps, eagle_topk,
-    num_draft_tokens). nodes "auto" chooses the shape by cost for every batch, with "no draft" as one
-    of the choices. steps "auto" is 5, and up to 8 if nodes is "auto". token_map: file with the ids
-    that an EAGLE-2 head may propose (FR-Spec).
+    drafter: "auto", or one or more of root, ngram, model, head, forced joined by "+". If the nodes
+    do not suffice for all, the drafters named first get more. forced adds text that a grammar
+    leaves no choice about to the trees of the others. "auto" is forced, with the draft model or
+    head that `model` names or the head that the model has (the built-in model's, or an MTP layer).
+    model: a draft model or a draft head: "builtin", a directory, or a hub name.
+    steps, topk, nodes: levels of a tree, children that a node proposes, nodes with the root
+    (SGLang's num_steps, eagle_topk, num_draft_tokens). nodes "auto" chooses the shape by cost for
+    every batch, with "no draft" as one of the choices. steps "auto" is 5, and up to 8 if nodes is
+    "auto".
+    token_map: file with the ids that an EAGLE-2 head may propose (FR-Spec).
     """
 
     drafter: str = "auto"
@@ -110,12 +115,16 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How grammars are enforced on outputs.
 
-    backend: the grammar library. compile_seconds: time limit for compiling one grammar. cache_bytes:
-    memory limit of compiled grammars, as counted by the C allocator where it can be; unused grammars
-    are evicted first. num_threads: threads that compile. mask_seconds: time limit for the masks of
-    one step; draft nodes without a mask by then are not used. white_space: regular expression of the
-    white space allowed between tokens of JSON, "" for none; None allows one blank, or one line break
-    with indentation. any_white_space: False allows only ", " and ": ".
+    backend: the grammar library.
+    compile_seconds: time limit for compiling one grammar.
+    cache_bytes: memory limit of compiled grammars, as counted by the C allocator where it can be;
+    unused grammars are evicted first.
+    num_threads: threads that compile.
+    mask_seconds: time limit for the masks of one step; draft nodes without a mask by then are not
+    used.
+    white_space: regular expression of the white space allowed between tokens of JSON, "" for none;
+    None allows one blank, or one line break with indentation.
+    any_white_space: False allows only ", " and ": ".
     """
 
     backend: GrammarBackend = "llguidance"

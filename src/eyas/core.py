@@ -1,8 +1,8 @@
 """The data types that all rooms share: requests, draft trees, verdicts, deltas.
 
 Promises: plain data, no behaviour beyond validation. Importing this module does not import torch, so
-the HTTP process can use it. Everything that is sent between processes is a `msgspec.Struct`. Does not
-know: how these data are computed, stored or sent.
+the HTTP process can use it. Everything that is sent between processes is a `msgspec.Struct`.
+Does not know: how these data are computed, stored or sent.
 """
 
 from __future__ import annotations
@@ -118,14 +118,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     temperature: 0 is greedy.
     top_k: 0 is off. top_p, min_p: 1 and 0 are off; each filter renormalises what the one before it
-    left. repetition_penalty: counts tokens of prompt and output; frequency_penalty and
-    presence_penalty count those of the output. 1, 0 and 0 are off. logit_bias: by token id. seed: 64
-    bits; None draws one for the request. n: number of choices; they share their prompt. max_tokens:
-    None, or more than the model's context can hold, generates up to the end of the context, and the
-    answer ends with "length". 0 generates no token, for prompt_logprobs alone; the prompt may then
-    fill the whole context. min_tokens: end-of-sequence and stop tokens are not chosen before so many
-    tokens. logprobs, prompt_logprobs: None is off; N returns the log-probabilities of the token and
-    of the N most likely tokens, from raw logits (before bias).
+    left.
+    repetition_penalty: counts tokens of prompt and output; frequency_penalty and presence_penalty
+    count those of the output. 1, 0 and 0 are off.
+    logit_bias: by token id.
+    seed: 64 bits; None draws one for the request.
+    n: number of choices; they share their prompt.
+    max_tokens: None, or more than the model's context can hold, generates up to the end of the
+    context, and the answer ends with "length". 0 generates no token, for prompt_logprobs alone; the
+    prompt may then fill the whole context.
+    min_tokens: end-of-sequence and stop tokens are not chosen before so many tokens.
+    logprobs, prompt_logprobs: None is off; N returns the log-probabilities of the token and of the
+    N most likely tokens, from raw logits (before bias).
     """
 
     temperature: float = 1.0
@@ -323,8 +327,9 @@ class Delta(msgspec.Struct, kw_only=True):
     marks: the control tokens in `text`, in order, if the request asked for them.
     finish_reason, usage, seed: set on the last delta of a choice.
     stop_reason: the stop string or token id that ended the text; None for an end-of-sequence token.
-    error: why the choice ended with an error. param: the field of the request at fault, if there is
-    one. code: the kind of error, if it is known (`eyas.server.codes`).
+    error: why the choice ended with an error.
+    param: the field of the request at fault, if there is one. code: the kind of error, if it is
+    known (`eyas.server.codes`).
     """
 
     request_id: str
@@ -346,16 +351,17 @@ class Delta(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class DraftTree:
-    """The draft trees of B sequences: candidate continuations. Node 0 is the root, the last known
-    token.
+    """The draft trees of B sequences. Node 0 of a tree is its root: the last known token.
 
     Legend: B sequences, W nodes.
-    tokens_BW, parents_BW: int64, on the device. parents_BW[:, 0] is -1, and 0 <= parents_BW[:, i] < i
-    for the others. Siblings have different tokens. sizes_B: numbers of nodes; nodes from there on are
-    padding. is_chain: whether the parent of every node is the node before it. source_BW: the drafter
-    that proposed each node, as an index into `Drafter.sources`; None if all have source 0. For
-    metrics only. caught_up: whether the drafter also computed missing rows of prompts, so that the
-    time of the step does not predict that of the next one.
+    tokens_BW, parents_BW: int64, on the device. parents_BW[:, 0] is -1, and 0 <= parents_BW[:, i] <
+    i for the others. Siblings have different tokens.
+    sizes_B: numbers of nodes; nodes from there on are padding.
+    is_chain: whether the parent of every node is the node before it.
+    source_BW: the drafter that proposed each node, as an index into `Drafter.sources`; None if all
+    have source 0. For metrics only.
+    caught_up: whether the drafter also computed missing rows of prompts, so that the time of the
+    step does not predict that of the next one.
     """
 
     tokens_BW: torch.Tensor
@@ -376,13 +382,15 @@ class Verdict:
     """The tokens that a step chose for B sequences.
 
     Legend: B sequences, W nodes, N top alternatives, X = 2W + 1 columns.
-    report_BX: int64; its columns are tokens, nodes and counts, so that one copy brings all to the host.
-    tokens_BW: tokens_BW[b, :counts_B[b]] are the accepted draft tokens and the one chosen after them.
-    nodes_BW: nodes_BW[b, j] is the node whose row chose token j. So nodes_BW[b, 0] is the root, and the
-    others up to the count are the accepted nodes, in order.
-    counts_B: numbers of tokens; -1 if the row of the root could not choose (a logit was not a number,
-    or no token was legal). chosen_logprobs_BW, top_ids_BWN, top_logprobs_BWN: from raw logits; None
-    if none were requested.
+    report_BX: int64; its columns are tokens, nodes and counts, so that one copy brings all to the
+    host.
+    tokens_BW: tokens_BW[b, :counts_B[b]] are the accepted draft tokens and the one chosen after
+    them.
+    nodes_BW: nodes_BW[b, j] is the node whose row chose token j. So nodes_BW[b, 0] is the root, and
+    the others up to the count are the accepted nodes, in order.
+    counts_B: numbers of tokens; -1 if the row of the root could not choose (a logit was not a
+    number, or no token was legal).
+    chosen_logprobs_BW, top_ids_BWN, top_logprobs_BWN: from raw logits; None if none were requested.
     """
 
     report_BX: torch.Tensor

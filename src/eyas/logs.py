@@ -1,7 +1,8 @@
 """The log format of the server's processes: one line an event, as text or JSON.
 
 Promises: control characters are escaped, so no message can forge a line. In text the level is coloured
-if the output is a terminal that shows colours. Does not know: what is logged.
+if the output is a terminal that shows colours.
+Does not know: what is logged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The results of the offline API: choices collected from deltas.
 
-Promises: a choice holds what its deltas carried. Does not know: engines.
+Promises: a choice holds what its deltas carried.
+Does not know: engines.
 """
 
 from __future__ import annotations

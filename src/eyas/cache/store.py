@@ -1,7 +1,8 @@
 """The description of what an attention layer stores per token. Models declare it, the cache allocates
 it.
 
-Promises: plain data. Does not know: tensors, slots.
+Promises: plain data.
+Does not know: tensors, slots.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Promises: the passes that are timed are those of the real networks, run as in a step. No pass starts
 after `MAX_SECONDS`; row counts that were not reached are extrapolated (with one measured count, its
-time is used for all). Does not know: how many tokens a draft yields (`eyas.draft.pace`).
+time is used for all).
+Does not know: how many tokens a draft yields (`eyas.draft.pace`).
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ are log_softmax(beta * (q / T + g)), where q are the drafter's processed logits,
 is the noise of the position, and beta is fitted in training (the coupling is that of Daliri, Musco,
 Suresh, arXiv 2408.07978).
 
-Promises: the tree of a sequence depends on the scores of that sequence only. Parents come before
-their children. Of candidates with equal scores the one found first is taken. With kernels each
-function is one or two launches that can be captured, and with noise all candidates are ranked instead
-of a shortlist. Does not know: networks, caches, where logits come from.
+Promises: the tree of a sequence depends on the scores of that sequence only. Parents come before their
+children. Of candidates with equal scores the one found first is taken. With kernels each function is
+one or two launches that can be captured, and with noise all candidates are ranked instead of a
+shortlist.
+Does not know: networks, caches, where logits come from.
 
 Legend: B sequences, K frontier nodes, C children a node, P pool entries, R rows, V vocabulary, U draft
 vocabulary, D draft tokens from the root to a node, W nodes of the tree.

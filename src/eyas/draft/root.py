@@ -1,6 +1,7 @@
 """The drafter without a draft: each tree is its root. This is plain decoding.
 
-Promises: trees of one node. Does not know: tokens, networks.
+Promises: trees of one node.
+Does not know: tokens, networks.
 """
 
 from __future__ import annotations

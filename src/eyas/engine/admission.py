@@ -1,6 +1,7 @@
 """Checks of a request before any work is done for it.
 
-Promises: a RequestError names the field and the remedy. Does not know: other requests.
+Promises: a RequestError names the field and the remedy.
+Does not know: other requests.
 """
 
 from __future__ import annotations

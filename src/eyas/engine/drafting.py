@@ -2,7 +2,8 @@
 
 Promises: a setting that cannot be used raises a ValueError that names it, before weights are loaded.
 "auto" is resolved here: a head where the model has one, or the kind of network that `draft.model`
-names, else no network. Does not know: requests, the engine that the drafter is for.
+names, else no network.
+Does not know: requests, the engine that the drafter is for.
 """
 
 from __future__ import annotations

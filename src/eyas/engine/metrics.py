@@ -1,6 +1,7 @@
 """Counters of an engine since its start, for `/metrics`.
 
-Promises: plain numbers, updated when steps land. Does not know: how they are exported.
+Promises: plain numbers, updated when steps land.
+Does not know: how they are exported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Log-probabilities of prompts, chunk by chunk.
 
-Promises: they are computed from raw logits, for each prompt token after the first. Does not know: how
-they are returned to a client.
+Promises: they are computed from raw logits, for each prompt token after the first.
+Does not know: how they are returned to a client.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The scheduler: which sequences run in the next step, with how many rows, in which cache slots.
 
 Promises: there are no prefill and decode phases. A sequence has context positions to store and a root
-to extend, and a step takes some of both. Older sequences come first; seats (rows of the sequence
-table) go to the client that holds fewest. When slots run out, the youngest sequence is preempted and
+to extend, and a step takes some of both. Older sequences come first; seats (rows of the sequence table)
+go to the client that holds fewest. When slots run out, the youngest sequence is preempted and
 recomputed later, so the oldest always finishes. Lengths that a step in flight may still change are
-planned from upper bounds, and slots become free only when no flight can write to them. Does not know:
-models, how trees are grown, what tokens mean.
+planned from upper bounds, and slots become free only when no flight can write to them.
+Does not know: models, how trees are grown, what tokens mean.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Promises: a sequence of the client that holds the fewest seats comes first, so a client with thousands
 of choices delays other clients by no more than the seats it already holds. Among sequences of one
-client the oldest comes first. Does not know: slots, rows, how clients are told apart.
+client the oldest comes first.
+Does not know: slots, rows, how clients are told apart.
 """
 
 from __future__ import annotations

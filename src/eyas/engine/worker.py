@@ -3,7 +3,8 @@
 Promises: every request gets an answer. Grammars are compiled on other threads while steps run. If a
 step raises, the live requests end with an error and the loop continues, unless `Engine.check` fails.
 The process ends when its parent process ends (its standard input closes), on a `Shutdown` command, or
-with a `Failed` message that gives the reason. Does not know: HTTP, tokenizers, how a step works.
+with a `Failed` message that gives the reason.
+Does not know: HTTP, tokenizers, how a step works.
 """
 
 from __future__ import annotations
