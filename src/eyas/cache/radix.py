@@ -1,8 +1,8 @@
 """The prefix tree (a radix tree): token prefixes whose keys and values are stored, and their slots.
 
 Promises: prefixes are compared token by token (no hashes, so no collisions). Namespaces share
-nothing. A locked path is never evicted. Eviction takes the least recently used leaves first. Does not
-know: sequences, the pool of free slots, what a slot holds.
+nothing. A locked path is never evicted. Eviction takes the least recently used leaves first.
+Does not know: sequences, the pool of free slots, what a slot holds.
 """
 
 from __future__ import annotations
