@@ -103,7 +103,7 @@ class Engine:
                 self._land(previous)
                 previous = None
             self.launcher.draft_and_forward(current)
-            if not current.waits_for_masks:
+            if not current.waits_for_masks:  # it has none, or they were started before the forward
                 self.launcher.verify(current)
         self._land(previous, current)
         if current is not None and self.num_flights == 0:
@@ -113,10 +113,10 @@ class Engine:
         return self._take_deltas()
 
     def _land(self, flight: Flight | None, following: Flight | None = None) -> None:
-        """Wait for the results of `flight` and apply them to its sequences.
+        """Wait for the results of `flight`, if there is one, and apply them to its sequences.
 
-        following: the step after it. Its masks are started between reading and applying the results,
-        since they need the automata at its roots and nothing else.
+        following: the step after it. Its masks are started as soon as the results are read: they depend
+        on the automata only, which move when results are read.
         """
         if flight is not None:
             self._committer.read(flight)
@@ -224,15 +224,15 @@ class Engine:
         self.launcher.masking.close()
 
     def _stop_checker(self, request: Request, max_length: int) -> StopChecker:
-        marked: frozenset[int] = frozenset()
+        marked_ids: frozenset[int] = frozenset()
         if request.with_marks and self._tokenizer is not None:
-            marked = self._tokenizer.control_ids
+            marked_ids = self._tokenizer.control_ids
         return StopChecker(
             request.params,
             frozenset(self.info.eos_token_ids),
             max_length - len(request.prompt_token_ids),
             self._new_sink(request.params),
-            marked,
+            marked_ids,
         )
 
     def _new_sink(self, params: SamplingParams) -> TextSink | None:

@@ -68,8 +68,8 @@ class Launcher:
         self._outbox = Outbox(table.device)
         self._landed_at = 0.0
         self.masking = Masking(info.vocab_size, mask_seconds, metrics.grammar, self._outbox)
-        most = table.num_seats if max_graph_batch is None else max_graph_batch
-        self.max_graph_batch = min(most, table.num_seats)
+        limit = table.num_seats if max_graph_batch is None else max_graph_batch
+        self.max_graph_batch = min(limit, table.num_seats)
         captures = usable(table.device) and self.max_graph_batch > 0
         self.graphs = StepGraphs(table.device) if captures else None
         self._params_key: tuple[int, ...] = ()
@@ -158,7 +158,7 @@ class Launcher:
         if flight.is_sent:
             return
         try:
-            assert flight.forward is not None and not flight.waits_for_masks, "it was aborted"
+            assert flight.forward is not None and not flight.waits_for_masks, "no forward pass"
             self._finish_forward(flight, flight.forward)
         except Exception:
             self._note_failure("a step failed in its verdict")

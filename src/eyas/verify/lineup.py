@@ -1,9 +1,9 @@
 """Lineups: drafter configurations that are compared on one engine, whose drafter changes between jobs.
 
-Promises: plain decoding runs no drafting network and reads no taps. A fixed shape is the given one,
-and "auto" is the choice by cost. The drafter changes only while no request runs. The engine is built
-for the largest shape; a smaller one is that drafter with a smaller preferred shape. Does not know:
-prompts, how results are shown.
+Promises: plain decoding runs no drafting network and reads no taps. A fixed shape is the given one, and
+"auto" is the choice by cost. The drafter changes only while no request runs. The engine is built for
+the largest shape; a smaller one is that drafter with a smaller preferred shape.
+Does not know: prompts, how results are shown.
 """
 
 from __future__ import annotations

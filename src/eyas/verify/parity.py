@@ -3,7 +3,8 @@
 Promises: the texts are scored by this engine in float32 and by transformers in float32 on the same
 device, one after the other, so that one model is in memory at a time. The engine's scores in its own
 number format are compared too, without a verdict. If transformers cannot be used as a reference, the
-reason is reported. Does not know: drafters.
+reason is reported.
+Does not know: drafters.
 
 Legend: L positions of a text but the last, V vocabulary.
 """

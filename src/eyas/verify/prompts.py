@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
@@ -25,7 +25,6 @@ class Task:
     thinks: bool = False
     temperature: float = 0.0
     max_tokens: int = 160
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 def ask(text: str, system: str | None = None) -> tuple[Message, ...]:

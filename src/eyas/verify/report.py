@@ -1,9 +1,10 @@
 """The report of `eyas verify` on a model: exactness, drafter law, parity, acceptance, speed.
 
-Promises: each of the five parts has a status (pass, fail or skipped) and its numbers. The report
-passes unless the law or parity fails. One model is in memory at a time, with its drafting network. A
+Promises: each of the five parts has a status (pass, fail or skipped) and its numbers. The report passes
+unless the law or parity fails. One model is in memory at a time, with its drafting network. A
 checkpoint without a tokenizer, template or head is verified as far as possible, and the report names
-what was used instead. Does not know: how a report is shown.
+what was used instead.
+Does not know: how a report is shown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tree shapes of measurements, and the number of rows that a step needs for them.
 
-Promises: shapes that give the same trees are normalised to one shape. Does not know: drafters.
+Promises: shapes that give the same trees are normalised to one shape.
+Does not know: drafters.
 """
 
 from __future__ import annotations
