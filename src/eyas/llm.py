@@ -115,7 +115,7 @@ class LLM:
         **others: Any,
     ) -> None:
         own_drafter = None if isinstance(drafter, str) else drafter
-        given = {
+        settings = {
             "model": model,
             "dtype": dtype,
             "max_model_len": max_model_len,
@@ -133,7 +133,7 @@ class LLM:
             "threads": num_threads,
         }
         parameters = inspect.signature(engine_config).parameters
-        changed = {k: value for k, value in given.items() if value != parameters[k].default}
+        changed = {k: value for k, value in settings.items() if value != parameters[k].default}
         if config is None:
             self.config = _config(changed, others)
         elif others or set(changed) - ({"drafter"} if own_drafter is not None else set()):
@@ -626,8 +626,8 @@ class LLM:
         try:
             for request in requests:
                 self._open(request)
-            for request, own in zip(requests, asked, strict=True):
-                outputs.append(self._collect(request, own))
+            for request, prompt in zip(requests, asked, strict=True):
+                outputs.append(self._collect(request, prompt))
         finally:
             for request in requests:
                 self._close(request)
@@ -793,6 +793,6 @@ def _to_values(outputs: list[GenerationOutput], type_: Typed | None, *, is_one: 
         return outputs
     values = []
     for output in outputs:
-        own = [_value(choice, type_) for choice in output.choices]
-        values.append(own[0] if len(own) == 1 else own)
+        answers = [_value(choice, type_) for choice in output.choices]
+        values.append(answers[0] if len(answers) == 1 else answers)
     return values[0] if is_one else values

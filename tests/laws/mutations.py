@@ -245,8 +245,8 @@ MUTATIONS = [
     Mutation(
         "a prefix match takes the root too",
         "cache/manager.py",
-        "known = np.asarray(tokens[:-1], dtype=np.int64)",
-        "known = np.asarray(tokens, dtype=np.int64)",
+        "context = np.asarray(tokens[:-1], dtype=np.int64)",
+        "context = np.asarray(tokens, dtype=np.int64)",
         MANAGER + "a_match_stops_short_of_the_root",
     ),
     Mutation(

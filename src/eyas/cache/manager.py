@@ -76,8 +76,8 @@ class CacheManager:
         slots = np.zeros(capacity, dtype=np.int64)
         lease = Lease(namespace, slots, 0, 0, None)
         if self.shares_prefixes and share and len(tokens) > 1:
-            known = np.asarray(tokens[:-1], dtype=np.int64)
-            matched, node = self._tree.match(known, namespace)
+            context = np.asarray(tokens[:-1], dtype=np.int64)
+            matched, node = self._tree.match(context, namespace)
             if len(matched):
                 self._tree.lock(node)
                 slots[: len(matched)] = matched
@@ -149,9 +149,11 @@ class CacheManager:
             num_offered = min(lease.num_stored, len(tokens))
             if num_offered > lease.num_shared:
                 run = np.asarray(tokens[:num_offered], dtype=np.int64)
-                num_known, _ = self._tree.insert(run, lease.slots[:num_offered], lease.namespace)
-                if num_known > lease.num_shared:
-                    self._pool.give(lease.slots[lease.num_shared : num_known])
+                num_stored_before, _ = self._tree.insert(
+                    run, lease.slots[:num_offered], lease.namespace
+                )
+                if num_stored_before > lease.num_shared:
+                    self._pool.give(lease.slots[lease.num_shared : num_stored_before])
                 num_kept = num_offered
         if lease.num_stored > num_kept:
             self._pool.give(lease.slots[num_kept : lease.num_stored])

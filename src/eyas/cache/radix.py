@@ -75,10 +75,10 @@ class RadixTree:
         """Store a prefix. Returns the number of leading tokens that were stored before, and the node at
         the end of the prefix. The tree takes over the slots of the other tokens; those of the leading
         tokens still belong to the caller."""
-        known, node = self.match(tokens, namespace)
-        num_known = len(known)
-        if num_known < len(tokens):
-            child = RadixNode(tokens[num_known:].copy(), slots[num_known:].copy(), node)
+        stored, node = self.match(tokens, namespace)
+        num_stored = len(stored)
+        if num_stored < len(tokens):
+            child = RadixNode(tokens[num_stored:].copy(), slots[num_stored:].copy(), node)
             child.last_used = next(self._clock)
             node.children[int(child.tokens[0])] = child
             if node.parent is None:
@@ -87,7 +87,7 @@ class RadixTree:
             self.num_slots += len(child.slots)
             self._push(child)
             node = child
-        return num_known, node
+        return num_stored, node
 
     def lock(self, node: RadixNode) -> None:
         """Protect the path from the root to `node` from eviction until `unlock`."""

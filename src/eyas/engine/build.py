@@ -379,13 +379,13 @@ def longest_sequence(config: EngineConfig, spec: ModelSpec) -> int:
 
     Raises ValueError if that is more than the model or this engine can have.
     """
-    asked = config.model.max_model_len
-    if asked is not None and asked > spec.max_position:
+    requested = config.model.max_model_len
+    if requested is not None and requested > spec.max_position:
         raise ValueError(
-            f"model.max_model_len: {asked} is beyond the {spec.max_position} positions this model "
+            f"model.max_model_len: {requested} is beyond the {spec.max_position} positions this model "
             "was made for"
         )
-    longest = asked or spec.max_position
+    longest = requested or spec.max_position
     if longest > MAX_POSITIONS:
         raise ValueError(
             f"model.max_model_len: {longest} positions are too many to prepare (at most "

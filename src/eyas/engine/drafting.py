@@ -85,8 +85,8 @@ class Drafting:
         if self.names in (("root",), ("forced",)):
             return TreeShape(0, 1, 1, extra)
         settings, nodes = self.settings, self.settings.max_nodes
-        own = TreeShape(settings.max_steps, settings.topk, nodes).within(nodes)
-        return replace(own, extra=extra)
+        shape = TreeShape(settings.max_steps, settings.topk, nodes).within(nodes)
+        return replace(shape, extra=extra)
 
     @property
     def is_paced(self) -> bool:

@@ -124,8 +124,8 @@ def _extent_on_device(
     last = length - width
     starts = tuple(sorted({start for start in (*_BORDERS, last) if 1 <= start <= last}))
     chunks = (1, 7, 20, 50, 100, 200, length)
-    most = min(_MOST_SEQUENCES, num_scratch, max_rows)
-    batches = tuple(sorted({min(num, most) for num in (2, 3, 5, 8, 12, 31, most)}))
+    max_seqs = min(_MOST_SEQUENCES, num_scratch, max_rows)
+    batches = tuple(sorted({min(num, max_seqs) for num in (2, 3, 5, 8, 12, 31, max_seqs)}))
     return _Extent(length, width, chunks, starts, batches, max_rows, num_scratch, True, captures)
 
 
@@ -161,10 +161,10 @@ class _Probe:
 
     def reference(self) -> torch.Tensor:
         """Return the logits [L, V] of the text, computed in as few chunks as possible."""
-        length, most = self.extent.length, self.extent.max_rows
+        length, max_rows = self.extent.length, self.extent.max_rows
         chunks = [
-            self._chunk(start, min(most, length - start), self.copies[0])
-            for start in range(0, length, most)
+            self._chunk(start, min(max_rows, length - start), self.copies[0])
+            for start in range(0, length, max_rows)
         ]
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
@@ -187,14 +187,14 @@ class _Probe:
         yield from self._most_rows()
 
     def _chunks(self) -> Iterator[Variant]:
-        start, length, most = 0, self.extent.length, self.extent.max_rows
+        start, length, max_rows = 0, self.extent.length, self.extent.max_rows
         counts = iter(self.extent.chunks)
         while start < length:
-            count = min(next(counts, length), most, length - start)
+            count = min(next(counts, length), max_rows, length - start)
             logits_RV = self._chunk(start, count, self.copies[1])
             yield f"a chunk of {count}", self._range(start, count), logits_RV
             start += count
-        count = min(length - 5, most)
+        count = min(length - 5, max_rows)
         yield "an odd chunk", self._range(3, count), self._chunk(3, count, self.copies[1])
 
     def _batches(self) -> Iterator[Variant]:
@@ -202,10 +202,10 @@ class _Probe:
         width = self.extent.width
         for num in self.extent.batches:
             yield f"a batch of {num}", *self._nodes(self._spread(num, 1), 1)
-        most_nodes = min(self.extent.num_scratch, self.extent.max_rows)
+        max_nodes = min(self.extent.num_scratch, self.extent.max_rows)
         for w in sorted({min(w, width) for w in (2, 3, 5, 8, width)}):
-            most = min(_MOST_SEQUENCES, most_nodes // w)
-            for num in sorted({1, min(3, most), most}):
+            max_seqs = min(_MOST_SEQUENCES, max_nodes // w)
+            for num in sorted({1, min(3, max_seqs), max_seqs}):
                 yield f"chains {num} x {w}", *self._nodes(self._spread(num, w), w)
                 yield f"trees {num} x {w}", *self._nodes(self._spread(num, w), w, is_tree=True)
 
@@ -218,7 +218,7 @@ class _Probe:
             count = min(count, length - start, self.extent.max_rows - num * w)
             if count > 0:
                 chunk, starts = (start, count), self._spread(num, w)
-                yield "a chunk beside others", *self._nodes(starts, w, w > 1, chunk=chunk)
+                yield "a chunk in a batch", *self._nodes(starts, w, w > 1, chunk=chunk)
 
     def _replays(self) -> Iterator[Variant]:
         """Yield replays of a CUDA graph with different roots."""
@@ -230,8 +230,8 @@ class _Probe:
 
     def _most_rows(self) -> Iterator[Variant]:
         """Yield the last chunk of one forward pass of many chunks that has the most rows possible."""
-        length, most = self.extent.length, self.extent.max_rows
-        counts = [length] * (most // length) + [most % length]
+        length, max_rows = self.extent.length, self.extent.max_rows
+        counts = [length] * (max_rows // length) + [max_rows % length]
         counts = [count for count in counts if count][-self.num_seats :]
         self._restore(len(counts))
         spans = [self._span(a, 0, count, self.copies[1]) for a, count in enumerate(counts)]
@@ -324,9 +324,10 @@ class _Probe:
             empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)
             tree = DraftTree(empty, empty, empty[:, 0], is_chain=True)
         else:
-            rest = ((0, batch.num_rows - num), (0, 0))
+            padding = ((0, batch.num_rows - num), (0, 0))
             tokens_BW, parents_BW = (
-                torch.from_numpy(np.pad(grid, rest, mode="edge")).to(self.device) for grid in grids
+                torch.from_numpy(np.pad(grid, padding, mode="edge")).to(self.device)
+                for grid in grids
             )
             sizes_B = torch.full_like(tokens_BW[:, 0], width)
             tree = batch.to_static(DraftTree(tokens_BW, parents_BW, sizes_B, is_chain))

@@ -195,7 +195,7 @@ class Worker:
 
     def _submit(self, request: Request) -> None:
         if request.id in self._live or request.id in self._compiling:
-            message = "id: a request with this id is under way"
+            message = "id: a request with this id is running"
             self._link.send(wire.Refused(request.id, message, "id"))
         elif request.output is None:
             self._add(request, None)

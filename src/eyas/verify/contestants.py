@@ -215,11 +215,11 @@ def take_turns(
     """
     runs: dict[str, list[Measurement]] = {contestant.name: [] for contestant in contestants}
     for turn in range(repeats + 1):
-        own = job.of_round(turn)
+        round_job = job.of_round(turn)
         for contestant in contestants[:: 1 if turn % 2 == 0 else -1]:
             if on_run is not None:
                 on_run(contestant.name, turn)
-            run = contestant.run(own)
+            run = contestant.run(round_job)
             if turn:
                 runs[contestant.name].append(run)
     return runs

@@ -43,15 +43,15 @@ class Answers:
         return [*self.alone, *self.together]
 
 
-Given = dict[tuple[str, float], Answers]
+AllAnswers = dict[tuple[str, float], Answers]
 """Answers by lineup and temperature."""
 
 
 def answer(
     stage: Stage, lineups: Sequence[Lineup], prompts: list[list[int]], max_tokens: int, say: Say
-) -> Given:
+) -> AllAnswers:
     """Answer all prompts with all lineups at all temperatures."""
-    given: Given = {}
+    all_answers: AllAnswers = {}
     metrics = stage.llm.engine.metrics
     for temperature in TEMPERATURES:
         params = [
@@ -69,18 +69,18 @@ def answer(
             together = []
             if len(prompts) > 1:
                 together = [one.choices[0] for one in stage.llm.generate(prompts, params)]
-            given[lineup.name, temperature] = Answers(
+            all_answers[lineup.name, temperature] = Answers(
                 alone, together, metrics.num_failed_steps - before
             )
-    return given
+    return all_answers
 
 
-def judge(given: Given, *, to_the_bit: bool) -> dict[str, Any]:
+def judge(all_answers: AllAnswers, *, to_the_bit: bool) -> dict[str, Any]:
     """Return the law's part of a report: one case for each lineup and temperature, compared with plain
     decoding of single prompts. to_the_bit: whether log-probabilities must be equal."""
     cases = [
-        _case(name, temperature, answers, given[PLAIN, temperature].alone, to_the_bit)
-        for (name, temperature), answers in given.items()
+        _case(name, temperature, answers, all_answers[PLAIN, temperature].alone, to_the_bit)
+        for (name, temperature), answers in all_answers.items()
     ]
     wrong = [case for case in cases if not case["holds"]]
     num_tokens = sum(case["num_tokens"] for case in cases)
@@ -99,10 +99,10 @@ def judge(given: Given, *, to_the_bit: bool) -> dict[str, Any]:
     return {"status": "fail" if wrong else "pass", "text": text, "cases": cases}
 
 
-def count_acceptance(given: Given) -> dict[str, Any]:
+def count_acceptance(all_answers: AllAnswers) -> dict[str, Any]:
     """Return the acceptance part of a report, at temperatures 0 and 1."""
     rows = []
-    for (name, temperature), answers in given.items():
+    for (name, temperature), answers in all_answers.items():
         if name == PLAIN or temperature not in (0.0, 1.0):
             continue
         used = [choice.usage for choice in answers.all]
@@ -127,7 +127,7 @@ def count_acceptance(given: Given) -> dict[str, Any]:
     has_drafts = any(row["num_drafts"] for row in rows)
     return {
         "status": "pass" if has_drafts else "skipped",
-        "text": f"at most {text}" if has_drafts else "nobody proposed a token",
+        "text": f"at most {text}" if has_drafts else "no drafter proposed a token",
         "rows": rows,
     }
 

@@ -17,7 +17,7 @@ Message = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Task:
     """A conversation to answer. thinks: whether the answer begins with reasoning. temperature: 0 is
-    greedy; above 0 the seed is fixed. options: more fields of `eyas.core.SamplingParams`."""
+    greedy; above 0 the seed is fixed."""
 
     title: str
     messages: tuple[Message, ...]

@@ -23,7 +23,7 @@ from eyas.llm import LLM
 from eyas.models import Progress, locate_model, read_spec
 from eyas.verify.contestants import EngineContestant, Job, take_turns
 from eyas.verify.inputs import Inputs, check_lengths, from_entries, from_tasks
-from eyas.verify.law import Given, Say, answer, count_acceptance, judge
+from eyas.verify.law import AllAnswers, Say, answer, count_acceptance, judge
 from eyas.verify.lineup import PLAIN, Lineup, LineupContestant, Stage, about, compare
 from eyas.verify.parity import Scores, check_parity, cut, free_memory, lacks_room, score
 from eyas.verify.prompts import cycle_to
@@ -133,7 +133,7 @@ def _with_engine(
         inputs = _inputs(plan, llm)
         stage = Stage(llm)
         lineups = _lineups(stage)
-        given = answer(stage, lineups, inputs.token_ids, plan.max_tokens, say)
+        all_answers = answer(stage, lineups, inputs.token_ids, plan.max_tokens, say)
         report = {
             "model": about(llm),
             "drafting": {
@@ -152,8 +152,8 @@ def _with_engine(
                     "status": "pass" if llm.info.exact else "fail",
                     "text": llm.info.exact_reason,
                 },
-                "law": judge(given, to_the_bit=llm.info.device == "cpu"),
-                "acceptance": count_acceptance(given),
+                "law": judge(all_answers, to_the_bit=llm.info.device == "cpu"),
+                "acceptance": count_acceptance(all_answers),
                 "speed": _speed(stage, lineups, inputs, plan, say),
             },
         }
@@ -162,7 +162,7 @@ def _with_engine(
         if plan.with_parity:
             say("scoring texts")
             stage.use(stage.plain())
-            texts = _texts(inputs, given, llm.info.max_model_len)
+            texts = _texts(inputs, all_answers, llm.info.max_model_len)
             own[llm.info.dtype] = score(llm, texts)
         return report, texts, own, llm.info.device
 
@@ -206,9 +206,9 @@ def _speed(
     return {"status": "pass", "text": ", ".join(texts), "results": results}
 
 
-def _texts(inputs: Inputs, given: Given, max_model_len: int) -> list[list[int]]:
+def _texts(inputs: Inputs, all_answers: AllAnswers, max_model_len: int) -> list[list[int]]:
     """Return each prompt with its greedy answer, cut to the length that is scored."""
-    answers = given[PLAIN, 0.0].alone
+    answers = all_answers[PLAIN, 0.0].alone
     joined = [
         cut([*prompt, *choice.token_ids], max_model_len)
         for prompt, choice in zip(inputs.token_ids, answers, strict=True)
