@@ -16,7 +16,6 @@ import time
 import torch
 
 from eyas.config import EngineInfo
-from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, Verdict
 from eyas.draft import Drafter, RootDrafter, StepReport
 from eyas.engine.commit import STEP_FAILED
@@ -118,7 +117,10 @@ class Launcher:
         self._outbox.settle()  # stages overwrite the results of the step before
         automata = None
         if flight.reads_automata:
-            automata = [_running_automaton(sequence) for sequence in plan.rooted]
+            automata = [
+                sequence.automaton if sequence.status is Status.RUNNING else None
+                for sequence in plan.rooted
+            ]
         batch = planned.begin(automata)
         flight.proposed = drafter.propose(batch, plan.shape)
         tree = batch.to_static(flight.proposed)
@@ -294,11 +296,6 @@ class Launcher:
             self._params = BatchParams(sources, self._info.vocab_size, self._table.device)
             self._params_key = key
         return self._params
-
-
-def _running_automaton(sequence: Sequence) -> Automaton | None:
-    """Return the automaton of a sequence that has not finished."""
-    return sequence.automaton if sequence.status is Status.RUNNING else None
 
 
 def _row_source(sequence: Sequence) -> RowSource:

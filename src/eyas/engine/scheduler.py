@@ -84,25 +84,41 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def next(self) -> StepPlan | None:
-        """Plan a step and reserve its slots. Returns None if nothing can run before a flight lands.
-
-        Sequences whose context is stored come first, with their trees; then running sequences with
-        context left to store; then waiting sequences.
-        """
+        """Plan a step and reserve its slots. Returns None if nothing can run before a flight lands."""
         stepping = [s for s in self.running if not s.is_storing_context and _can_grow(s)]
         storing = [s for s in self.running if s.is_storing_context]
-        budget = self.max_batch_tokens
-        tree_budget = budget * 3 // 4 if storing or self.waiting else budget
+        has_chunks = bool(storing or self.waiting)
+        plan = StepPlan([], [], 1, self._shape(len(stepping), has_chunks=has_chunks))
+        budget = self._add_running(plan, stepping, storing)
+        self._add_waiting(plan, budget)
+        return plan if plan.spans else None
+
+    def _shape(self, num_stepping: int, *, has_chunks: bool) -> TreeShape:
+        """Return the preferred tree shape of `num_stepping` sequences, cut to the rows of a step.
+
+        has_chunks: the step may also have prompt chunks; trees then get three quarters of its rows.
+        """
         next_in_turn = islice(self.waiting.in_turn(self.running), self.table.num_seats)
         num_constrained = sum(s.automaton is not None for s in (*self.running, *next_in_turn))
-        preferred_shape = self.preferred_shape(len(stepping), num_constrained)
-        max_width = max(1, min(self.table.max_width, tree_budget // max(1, len(stepping))))
-        plan = StepPlan([], [], 1, preferred_shape.within(max_width))
-        width = plan.width
+        preferred_shape = self.preferred_shape(num_stepping, num_constrained)
+        num_rows = self.max_batch_tokens
+        if has_chunks:
+            num_rows = num_rows * 3 // 4
+        width = min(self.table.max_width, num_rows // max(1, num_stepping))
+        return preferred_shape.within(max(1, width))
+
+    def _add_running(
+        self, plan: StepPlan, stepping: list[Sequence], storing: list[Sequence]
+    ) -> int:
+        """Add the running sequences to a plan: those whose context is stored, then the others.
+
+        Returns the number of rows that are left for waiting sequences; 0 if slots have run out.
+        """
+        budget, width = self.max_batch_tokens, plan.width
         starved: Sequence | None = None
         for sequence in stepping:
             if sequence.status is not Status.RUNNING or budget < width:
-                continue
+                continue  # it was preempted for slots of another one, or no rows are left
             if not self._add_span(plan, sequence, 0, has_root=True):
                 starved = sequence
                 break
@@ -111,24 +127,27 @@ class Scheduler:
             if sequence.status is not Status.RUNNING or budget <= 0:
                 continue
             if starved is not None and sequence.order > starved.order:
-                break
+                break  # slots go to the older sequence first
             count, has_root = self._chunk(sequence, budget, width)
             if not self._add_span(plan, sequence, count, has_root=has_root):
-                return plan if plan.spans else None
+                return 0
             budget -= count + width * has_root
-        if starved is not None:
-            return plan if plan.spans else None
+        return budget if starved is None else 0
+
+    def _add_waiting(self, plan: StepPlan, budget: int) -> None:
+        """Admit waiting sequences and add them to a plan, as far as rows, seats and slots suffice."""
         for sequence in self.waiting.in_turn(list(self.running)):
-            if budget <= 0 or not self._admit(sequence, width):
-                if budget <= 0 or not self._awaits_leader(sequence):
-                    break
-                continue
-            count, has_root = self._chunk(sequence, budget, width)
+            if budget <= 0:
+                break
+            if self._awaits_leader(sequence):
+                continue  # it is admitted once it can share the prompt
+            if not self._admit(sequence, plan.width):
+                break
+            count, has_root = self._chunk(sequence, budget, plan.width)
             is_needed = bool(count or has_root)
             if is_needed and not self._add_span(plan, sequence, count, has_root=has_root):
                 break
-            budget -= count + width * has_root
-        return plan if plan.spans else None
+            budget -= count + plan.width * has_root
 
     def retire(self, sequence: Sequence) -> None:
         """Take out a finished sequence. Its slots stay reserved while a flight can write to them:
@@ -169,7 +188,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, width: int) -> bool:
         """Give a waiting sequence a seat and a lease, with its longest stored prefix. Returns False if
         there is no seat, or fewer slots than its context and one tree need."""
-        if not self.table.num_free_seats or self._awaits_leader(sequence):
+        if not self.table.num_free_seats:
             return False
         capacity = sequence.max_length + 3 * self.table.max_width
         lease = self.cache.admit(
