@@ -6,8 +6,8 @@ tokens accepted last, up to the root, are *tails*; while a step is in flight onl
 they start.
 
 Promises: each row is computed once for the content of its slot, from committed tokens only. If more
-rows are missing than one step can compute, the sequence does not draft until all are computed. Does
-not know: how a network computes a row, trees.
+rows are missing than one step can compute, the sequence does not draft until all are computed.
+Does not know: how a network computes a row, trees.
 
 Legend: A seats, B rooted sequences, P rows of a sequence in the tails, T rows, S slots.
 """
