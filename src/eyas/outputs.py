@@ -48,7 +48,7 @@ class Choice:
 
 @dataclass(slots=True)
 class GenerationOutput:
-    """The choices of one prompt. `text` and `token_ids` are those of the first one."""
+    """The choices of one prompt."""
 
     prompt_token_ids: list[int]
     choices: list[Choice]
@@ -56,10 +56,12 @@ class GenerationOutput:
 
     @property
     def text(self) -> str:
+        """The text of the first choice."""
         return self.choices[0].text
 
     @property
     def token_ids(self) -> list[int]:
+        """The tokens of the first choice."""
         return self.choices[0].token_ids
 
     def absorb(self, delta: Delta, events: Sequence[Event] | None = None) -> None:

@@ -109,6 +109,7 @@ class RadixTree:
 
     @property
     def num_evictable(self) -> int:
+        """Number of slots of unlocked paths."""
         return self.num_slots - self.num_locked_slots
 
     def evict(self, num_wanted: int) -> np.ndarray:

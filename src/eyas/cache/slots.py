@@ -24,6 +24,7 @@ class SlotPool:
 
     @property
     def num_free(self) -> int:
+        """Number of free slots."""
         return self._num_free
 
     def take(self, count: int) -> np.ndarray:

@@ -17,6 +17,8 @@ from eyas.engine.stops import StopChecker
 
 
 class Status(enum.Enum):
+    """waiting: for a seat. running: has a seat and a lease. finished: has its last delta."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"

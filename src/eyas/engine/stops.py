@@ -25,8 +25,13 @@ step does not grow with the length of the text."""
 class TextSink(Protocol):
     """An incremental detokenizer."""
 
-    def push(self, token_id: int) -> str: ...
-    def finish(self) -> str: ...
+    def push(self, token_id: int) -> str:
+        """Add a token. Returns the text that is complete now."""
+        ...
+
+    def finish(self) -> str:
+        """Return the text of an incomplete character at the end."""
+        ...
 
 
 @dataclass(slots=True)

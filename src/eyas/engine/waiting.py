@@ -34,6 +34,7 @@ class WaitingQueue:
         insort(of_client, sequence, key=lambda s: s.order)
 
     def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence that waits."""
         client = sequence.request.client
         self._by_client[client].remove(sequence)
         if not self._by_client[client]:

@@ -77,6 +77,7 @@ class Measurement:
 
     @property
     def num_tokens(self) -> int:
+        """Output tokens of all answers."""
         return sum(len(ids) for ids in self.token_ids)
 
     @property
@@ -90,7 +91,9 @@ class Contestant(Protocol):
 
     name: str
 
-    def run(self, job: Job) -> Measurement: ...
+    def run(self, job: Job) -> Measurement:
+        """Run a job once."""
+        ...
 
 
 class EngineContestant:

@@ -40,6 +40,7 @@ class Answers:
 
     @property
     def all(self) -> list[Choice]:
+        """All answers, those of single prompts first."""
         return [*self.alone, *self.together]
 
 

@@ -135,6 +135,7 @@ class LineupContestant:
         self._stage, self._stopwatch = stage, stopwatch
 
     def run(self, job: Job) -> Measurement:
+        """Use the lineup and run a job. Raises RuntimeError if a step failed."""
         self._stage.use(self.lineup)
         metrics = self._stage.llm.engine.metrics
         failed = metrics.num_failed_steps

@@ -50,6 +50,7 @@ class Agreement:
     worst_gap: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the agreement as it is written to a report."""
         return {
             "num_positions": self.num_positions,
             "max_logprob_difference": self.largest,
