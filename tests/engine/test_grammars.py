@@ -347,7 +347,7 @@ class Link:
 def turn(worker: Worker, link: Link, *commands: wire.Command) -> None:
     """A turn of the worker's loop."""
     for command in commands:
-        worker._obey(command)
+        worker._handle(command)
     worker._add_compiled()
     if worker._engine.has_work():
         worker._step()
@@ -364,7 +364,7 @@ def test_the_worker_passes_a_refusal_on(slow: tuple[LLM, Slow, CompilePool], fau
     llm, link = slow[0], Link()
     worker = Worker(llm.engine, link)  # type: ignore[arg-type]
     spec = OutputSpec(root=FAULTS[fault], param="the_field")
-    worker._obey(wire.Submit(request_of(spec)))
+    worker._handle(wire.Submit(request_of(spec)))
     turn_until_woken(worker, link)
     [refused] = link.of(wire.Refused)
     assert (refused.request_id, refused.param, refused.refusal) == ("x", "the_field", "invalid")

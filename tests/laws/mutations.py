@@ -245,14 +245,14 @@ MUTATIONS = [
     Mutation(
         "a prefix match takes the root too",
         "cache/manager.py",
-        "known = np.asarray(tokens[:-1], dtype=np.int64)",
-        "known = np.asarray(tokens, dtype=np.int64)",
+        "context = np.asarray(tokens[:-1], dtype=np.int64)",
+        "context = np.asarray(tokens, dtype=np.int64)",
         MANAGER + "a_match_stops_short_of_the_root",
     ),
     Mutation(
         "refused slots do not return",
         "cache/manager.py",
-        "self._pool.give(np.array(given_up, dtype=np.int64))",
+        "self._pool.give(np.array(rejected, dtype=np.int64))",
         "self._pool.give(reserved[len(kept) :])",
         MANAGER + "kept_slots_stay_where_they_are_and_the_others_return",
     ),
@@ -537,7 +537,7 @@ MUTATIONS = [
     Mutation(
         "marks stay where forgotten text was",
         "engine/stops.py",
-        "Mark(m.offset - gone, m.token_id, m.length)",
+        "Mark(m.offset - num_dropped, m.token_id, m.length)",
         "Mark(m.offset, m.token_id, m.length)",
         MARKS + "a_mark_that_waits_moves_with_the_text_that_is_forgotten",
     ),

@@ -1,8 +1,9 @@
-"""Several drafters, one tree: their trees merged as a trie.
+"""A blend: the trees of several drafters merged into one, as a trie.
 
-Promises: a continuation that two drafters propose is one node; each node remembers who proposed it
-first; where nodes run out, every drafter keeps an equal share and first names are first served.
-Does not know: how any of them drafts.
+Promises: a continuation that two drafters propose becomes one node, which records the first of them as
+its source. If the nodes do not suffice, each drafter gets an equal share, and the drafters named first
+get what the others leave.
+Does not know: how the drafters draft.
 
 Legend: B sequences, W nodes of the merged tree.
 """
@@ -23,7 +24,11 @@ from eyas.runner.runner import Output
 
 
 class BlendDrafter(Drafter):
-    """sources: at most one of them may want taps. nodes: of the merged tree, the root included."""
+    """Merges the trees of several drafters.
+
+    sources: the drafters; at most one of them may read taps. nodes: most nodes of the merged tree, the
+    root included. Raises ValueError if several sources read taps.
+    """
 
     def __init__(self, sources: Sequence[Drafter], nodes: int) -> None:
         readers = [source for source in sources if source.taps]
@@ -52,14 +57,13 @@ class BlendDrafter(Drafter):
         caught_up = any(tree.caught_up for tree in trees)
         roots = roots_alone(batch)
         merged = replace(roots, source_BW=torch.zeros_like(roots.tokens_BW), caught_up=caught_up)
-        most = max(tree.width for tree in trees)
-        if nodes == 1 or most == 1:
+        if nodes == 1 or max(tree.width for tree in trees) == 1:
             return merged
         share = (nodes - 1) // len(trees)
-        later = [min(tree.width - 1, share) for tree in trees]
+        reserved = [min(tree.width - 1, share) for tree in trees]
         for i, tree in enumerate(trees):
-            room = nodes - sum(later[i + 1 :])
-            merged = merge(merged, tree, i, max(room, merged.width))
+            limit = nodes - sum(reserved[i + 1 :])
+            merged = merge(merged, tree, i, max(limit, merged.width))
         return merged
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
@@ -72,8 +76,10 @@ class BlendDrafter(Drafter):
 
 
 def merge(into: DraftTree, tree: DraftTree, source: int, width: int) -> DraftTree:
-    """`into` with the nodes of `tree` that it lacks, at most `width` nodes; new ones are `source`'s.
-    Nodes below one that found no room are left out."""
+    """Return `into` with the nodes of `tree` that it lacks, at most `width` nodes in all.
+
+    source: recorded for the new nodes. Nodes whose parent did not fit are left out too.
+    """
     num, old_width = into.tokens_BW.shape
     device = into.tokens_BW.device
     grown = max(old_width, min(width, old_width + tree.width - 1))
@@ -84,7 +90,9 @@ def merge(into: DraftTree, tree: DraftTree, source: int, width: int) -> DraftTre
     assert into.source_BW is not None
     source_BW = torch.nn.functional.pad(into.source_BW, (0, grown - old_width + 1))
     sizes_B = into.sizes_B.clone()
-    columns_W = torch.arange(grown + 1, device=device)  # the last column is for what has no room
+    columns_W = torch.arange(
+        grown + 1, device=device
+    )  # the last column takes nodes that do not fit
     place_BW = torch.zeros_like(
         tree.tokens_BW
     )  # node of `tree` -> node of the merged one, -1: none
@@ -121,7 +129,7 @@ def merge(into: DraftTree, tree: DraftTree, source: int, width: int) -> DraftTre
 
 
 def _merge_by_kernel(into: DraftTree, tree: DraftTree, source: int, grown: int) -> DraftTree:
-    """`merge` in one launch, `grown` nodes wide whether or not so many are found."""
+    """Do the work of `merge` in one launch. The result is always `grown` nodes wide."""
     from eyas.kernels.merge import merge_trees
 
     assert into.source_BW is not None
@@ -142,6 +150,7 @@ def _merge_by_kernel(into: DraftTree, tree: DraftTree, source: int, grown: int) 
 
 
 def _is_chain(parents_BW: torch.Tensor, sizes_B: torch.Tensor) -> bool:
+    """Whether the parent of every real node is the node before it."""
     before_W = torch.arange(-1, parents_BW.shape[1] - 1)
     real_BW = before_W + 1 < sizes_B.unsqueeze(1)
     return bool(((parents_BW == before_W) | ~real_BW).all())

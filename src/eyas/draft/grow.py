@@ -1,16 +1,21 @@
-"""Growing a draft tree: levels of best candidates, a pool of all of them, the best of the pool.
+"""Growing draft trees as EAGLE-2 does (Li, Wei, Zhang, Zhang, arXiv 2406.16858).
 
-Promises: the tree of a sequence depends on that sequence's scores alone; parents come before their
-children; ties go to the candidate that was found first. (Li, Wei, Zhang, Zhang, "EAGLE-2", arXiv
-2406.16858.) At temperature above 0 candidates are ranked by what the target would choose with its own
-noise: log_softmax(beta * (q / T + g)), q the drafter's processed logits and g the noise of that
-position (the coupling is Daliri, Musco, Suresh, arXiv 2408.07978; beta says how far q is trusted).
-Where kernels run (eyas.kernels.usable) each function is one or two launches that can be captured in a
-graph; with noise they rank all candidates instead of a shortlist.
+Each level expands the best candidates of the level before. All candidates go into a pool, and the best
+of the pool, by the sum of log-probabilities from the root, make the tree.
+
+Above temperature 0 candidates are ranked with the noise that the target will choose with: their scores
+are log_softmax(beta * (q / T + g)), where q are the drafter's processed logits, T is the temperature, g
+is the noise of the position, and beta is fitted in training (the coupling is that of Daliri, Musco,
+Suresh, arXiv 2408.07978).
+
+Promises: the tree of a sequence depends on the scores of that sequence only. Parents come before their
+children. Of candidates with equal scores the one found first is taken. With kernels each function is
+one or two launches that can be captured, and with noise all candidates are ranked instead of a
+shortlist.
 Does not know: networks, caches, where logits come from.
 
 Legend: B sequences, K frontier nodes, C children a node, P pool entries, R rows, V vocabulary, U draft
-vocabulary, D draft tokens on the way to a node, W nodes of the tree.
+vocabulary, D draft tokens from the root to a node, W nodes of the tree.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from eyas.sampling.params import BatchParams
 from eyas.sampling.process import NEVER, SamplingRows, process
 
 SHORTLIST = 64
-"""Candidates of a node that are ranked with their noise; what is further down is not tried."""
+"""Most likely candidates of a node that are ranked with noise; the others are not considered."""
 
 
 def rank(
@@ -38,11 +43,11 @@ def rank(
     beta_B: torch.Tensor | None,
     num_children: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best next tokens of each row: target ids [R, C] and log-probabilities [R, C], best first;
-    -inf for what may not be chosen.
+    """Return the best next tokens of each row: target ids [R, C] and scores [R, C], best first. The
+    scores are log-probabilities; -inf for tokens that may not be chosen.
 
-    target_ids_U: the target's id of each draft id; None where they are the same. rows: None where no
-    parameter acts. beta_B: None ranks without noise (plain top-k).
+    target_ids_U: the target's token id of each draft id; None if they are the same. rows: None if no
+    sampling parameter has an effect. beta_B: by sequence; None ranks without noise (plain top-k).
     """
     if usable(logits_RU.device):
         return _rank_by_kernel(logits_RU, target_ids_U, rows, params, beta_B, num_children)
@@ -67,7 +72,7 @@ def rank(
 def _of_target(
     logits_RU: torch.Tensor, target_ids_U: torch.Tensor | None, vocab_size: int
 ) -> torch.Tensor:
-    """[R, V] the same logits at the target's ids."""
+    """Return the logits [R, V] by the target's token ids; ids outside the draft vocabulary get -inf."""
     if target_ids_U is None:
         return logits_RU
     logits_RV = logits_RU.new_full((len(logits_RU), vocab_size), NEVER)
@@ -82,8 +87,8 @@ def _rank_by_kernel(
     beta_B: torch.Tensor | None,
     num_children: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`rank` in two launches. top-k, top-p and min-p are left out where nothing else needs `process`:
-    they cut what is unlikely, and drafts cannot change the output."""
+    """Do the work of `rank` in two launches. If no other parameter needs `process`, top-k, top-p and
+    min-p are not applied: they cut unlikely tokens, and drafts cannot change the output."""
     from eyas.kernels.rank import top
 
     if rows is None:
@@ -113,13 +118,16 @@ def _rank_by_kernel(
 
 
 _Storage = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Tokens, scores and parents [B, P] of a pool on a device."""
+"""Tokens, scores and parents [B, P] of a pool, with kernels."""
 
 
 @dataclass(slots=True)
 class Frontier:
-    """The nodes whose children come next. pool_BK: their place in the pool (-1 is the root);
-    score_BK: sum of log-probabilities from the root; path_BKD: tokens from below the root to each."""
+    """The nodes that are expanded next.
+
+    pool_BK: their indices in the pool; -1 is the root. score_BK: sums of log-probabilities from the
+    root. path_BKD: tokens on the path to each node, the root's excluded.
+    """
 
     pool_BK: torch.Tensor
     score_BK: torch.Tensor
@@ -127,7 +135,7 @@ class Frontier:
 
     @classmethod
     def of_roots(cls, num: int, device: torch.device) -> Frontier:
-        """One node a sequence: its root. Kernels know what roots are and read nothing of them."""
+        """Return the frontier of the roots, one node a sequence. Kernels do not read its values."""
         if usable(device):
             return cls(
                 torch.empty((num, 1), dtype=torch.int64, device=device),
@@ -142,7 +150,7 @@ class Frontier:
 
 
 class Pool:
-    """All candidates of B trees, level after level. capacity: the most that a tree will have."""
+    """All candidates of B trees, level by level. capacity: most candidates of a tree."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -155,8 +163,8 @@ class Pool:
     def add(
         self, frontier: Frontier, tokens_BKC: torch.Tensor, scores_BKC: torch.Tensor, keep: int
     ) -> tuple[Frontier, torch.Tensor]:
-        """Put the children of a frontier into the pool. Returns the `keep` best of them as the next
-        frontier, and [B, keep] the index of each one's parent in the old one."""
+        """Add the children of a frontier to the pool. Returns the `keep` best of them as the next
+        frontier, and the indices [B, keep] of their parents in the old frontier."""
         num, width, num_children = tokens_BKC.shape
         if usable(tokens_BKC.device):
             return self._add_by_kernel(frontier, tokens_BKC, scores_BKC, keep)
@@ -185,7 +193,7 @@ class Pool:
         return Frontier(start + best_BK, score_BK, path_BKD), parent_BK
 
     def tree(self, roots_B1: torch.Tensor, nodes: int, *, is_chain: bool) -> DraftTree:
-        """The root and the best of the pool, at most `nodes` in all."""
+        """Return the tree of the root and the best candidates of the pool, at most `nodes` in all."""
         if self._storage is not None:
             from eyas.kernels.grow import finish
 

@@ -1,8 +1,10 @@
-"""Prompt lookup: propose what followed the last words the last time they stood in the text.
+"""Prompt lookup: propose the tokens that followed an earlier occurrence of the last tokens.
 
-Promises: reads the committed tokens on the device, so it needs no step to have landed. Of all earlier
-places the one with the longest match wins, then the latest; a match that runs into the end of the
-text goes on periodically. (A. Saxena, "Prompt lookup decoding", 2023.)
+(A. Saxena, "Prompt lookup decoding", 2023.)
+
+Promises: it reads the committed tokens on the device, so no step needs to land first. The occurrence
+with the longest match is used, and the latest of equally long ones. If it reaches the end of the text,
+its tokens are repeated.
 Does not know: models.
 
 Legend: B sequences, L positions, W nodes.
@@ -19,7 +21,11 @@ from eyas.runner.batch import Batch
 
 
 class NgramDrafter(Drafter):
-    """num_tokens: proposed tokens; min_match, max_match: how many last tokens must, and may, agree."""
+    """Proposes chains of tokens found earlier in the text.
+
+    num_tokens: most proposed tokens. min_match: how many of the last tokens must match; max_match: how
+    many are compared. Raises ValueError unless 1 <= min_match <= max_match.
+    """
 
     sources = ("ngram",)
 
@@ -58,7 +64,7 @@ class NgramDrafter(Drafter):
         return chain(torch.cat([root_tokens(batch), drafted_BW], dim=1), sizes_B)
 
     def _propose_by_kernel(self, batch: Batch, width: int) -> DraftTree:
-        """The same in two launches, from the table itself."""
+        """Do the work of `propose` in two launches, reading the sequence table directly."""
         from eyas.kernels.lookup import propose
 
         history_AC = batch.table.tokens_AC

@@ -1,14 +1,15 @@
-"""The drafter that grows a tree with a network of its own: EAGLE and MTP heads, and draft models.
+"""The drafter that grows trees with a drafting network: EAGLE and MTP heads, and draft models.
 
-Promises: the network's rows follow the committed tokens: `propose` first makes the rows that are
-missing (for a head from the target's features, never from its own guesses), all sequences in one
-forward, and then expands level after level, the frontier of all sequences in one forward each. So a
-tree of `steps` levels costs `steps` passes, of which the first is the catching up. Inner nodes live in
-scratch slots that nobody else sees.
-Does not know: the target, what becomes of the tree.
+`propose` first computes the network's missing rows up to the roots, for all sequences in one forward
+pass. Then each further pass expands one level: the frontiers of all sequences in one forward pass. So a
+tree of `steps` levels costs `steps` passes of the network.
+
+Promises: the network's rows are computed from committed tokens (for a head with the target's features,
+never with its own). Inner nodes are stored in scratch slots, which no sequence owns.
+Does not know: the target, how a tree is verified.
 
 Legend: B sequences, P rows of a sequence in the first pass, K frontier nodes, T rows, F feature size,
-U draft vocabulary, W nodes, D draft tokens on the way to a node.
+U draft vocabulary, W nodes, D draft tokens from the root to a node.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from eyas.sampling.process import SamplingRows
 
 @dataclass(slots=True)
 class _Growth:
-    """What one tree building needs throughout. tails: the rows of the roots.
+    """The state of growing the trees of one batch.
 
-    parents: [B, 1] of the roots, then [B, K] of each level that was expanded; with kernels one grid
-    [B, W] of all levels so far. places_R: sequence and position of the frontier's nodes, where a kernel
-    said so.
+    tails: the rows of the first pass. parents: [B, 1] of the roots, then [B, K] of each expanded level;
+    with kernels one grid [B, W] of all levels so far. places_R: sequence and position of each node of
+    the frontier, if a kernel computed them.
     """
 
     batch: Batch
@@ -58,11 +59,12 @@ class _Growth:
 
 
 class TreeDrafter(Drafter):
-    """network: what drafts. shape: of the largest tree. trust: how far the network's logits count
-    beside the target's noise, by temperature (`DraftNetwork.beta`); None ranks by likelihood alone.
+    """Grows draft trees with a drafting network.
 
-    first_scratch: first slot of the network's store that no sequence owns; there are
-    `num_scratch(shape)` for each seat. max_rows: most rows made up for in one step.
+    network: the drafting network. shape: of the largest tree. first_scratch: first scratch slot of
+    the network's store; there are `num_scratch(shape)` of them for each seat. max_rows: most missing
+    rows of prompts that are computed in one step. trust: returns beta at a temperature
+    (`DraftNetwork.beta`); None ranks candidates without noise.
     """
 
     def __init__(
@@ -93,7 +95,8 @@ class TreeDrafter(Drafter):
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         self._proposed_for = batch
         self._tracker.forget(batch)
-        missing = self._tracker.missing(batch) if shape.steps else None  # else made up for later
+        # Without a draft the rows stay missing until a later step drafts.
+        missing = self._tracker.missing(batch) if shape.steps else None
         caught_up = missing is not None and bool(missing.runs)
         if missing is not None and missing.runs:
             self._make_runs(batch, missing.runs)
@@ -109,12 +112,12 @@ class TreeDrafter(Drafter):
         beta_B = self._betas(batch)
         longest = missing.longest if batch.stages is None else _bucket(missing.longest, batch)
         key = (shape, longest, drafts_B is None)
-        grow = partial(self._grown, batch, shape, longest, drafts_B, beta_B)
-        grown = batch.stage(("draft", self), key, grow)
-        return replace(grown, caught_up=caught_up)
+        draft = partial(self._draft, batch, shape, longest, drafts_B, beta_B)
+        tree = batch.stage(("draft", self), key, draft)
+        return replace(tree, caught_up=caught_up)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
-        if batch is not self._proposed_for:  # it ran without this drafter
+        if batch is not self._proposed_for:  # the step ran again, without this drafter
             self._tracker.forget(batch)
         if not self.taps:
             return
@@ -123,6 +126,7 @@ class TreeDrafter(Drafter):
         batch.stage(("remember", self), key, remember, reads_context=True)
 
     def _make_runs(self, batch: Batch, runs: list[MissingRun]) -> None:
+        """Compute the rows of all runs in one forward pass."""
         made = run_rows(self._tracker, batch, runs)
         slots_T = made.previous_slots_T
         self._network.forward(made.rows, None if slots_T is None else self._network.recall(slots_T))
@@ -130,7 +134,7 @@ class TreeDrafter(Drafter):
             self._tracker.made_run(run, batch.table)
 
     def _betas(self, batch: Batch) -> torch.Tensor | None:
-        """How far the network is trusted for each sequence; None where nobody looks."""
+        """Return beta of each sequence; None if no sequence is ranked with noise."""
         if self._trust is None or not any(batch.params.noisy):
             return None
         betas = np.zeros(batch.num_rows, dtype=np.float32)
@@ -138,7 +142,7 @@ class TreeDrafter(Drafter):
             betas[b] = self._trust(source.params.temperature)
         return batch.to_static_array("betas", betas)
 
-    def _grown(
+    def _draft(
         self,
         batch: Batch,
         shape: TreeShape,
@@ -146,7 +150,7 @@ class TreeDrafter(Drafter):
         drafts_B: torch.Tensor | None,
         beta_B: torch.Tensor | None,
     ) -> DraftTree:
-        """Make the tails, and grow the trees from their roots."""
+        """Compute the tails, and grow the trees from the roots."""
         tails = tail_rows(self._tracker, batch, longest, drafts_B)
         slots_T = tails.previous_slots_T
         features_TF = None if slots_T is None else self._network.recall(slots_T)
@@ -164,6 +168,7 @@ class TreeDrafter(Drafter):
     def _grow(
         self, growth: _Growth, logits_RU: torch.Tensor, states_RF: torch.Tensor | None
     ) -> DraftTree:
+        """Expand the trees level by level. logits_RU, states_RF: of the roots."""
         shape, num = growth.shape, growth.batch.num_rows
         frontier = Frontier.of_roots(num, logits_RU.device)
         pool = Pool(shape.num_candidates)
@@ -204,8 +209,10 @@ class TreeDrafter(Drafter):
         states_RF: torch.Tensor | None,
         depth: int,
     ) -> tuple[ForwardRows, torch.Tensor | None]:
-        """The rows of the frontier at `depth`, and for each the state [F] of the node above it.
-        parent_BK: which node of the last frontier, whose states are given, that is."""
+        """Return the rows of the frontier at `depth`, and the states of their parents, one a row.
+
+        parent_BK: indices of the parents in the last frontier. states_RF: states of the last frontier.
+        """
         if usable(parent_BK.device):
             return self._below_by_kernel(growth, frontier, parent_BK, states_RF)
         parents, (num, topk), device = growth.parents, parent_BK.shape, parent_BK.device
@@ -228,7 +235,10 @@ class TreeDrafter(Drafter):
     def _level(
         self, growth: _Growth, frontier: Frontier, parents_BW: torch.Tensor, depth: int
     ) -> ForwardRows:
-        """The rows of the frontier at `depth`, below everything that was expanded before."""
+        """Return the rows of the frontier at `depth`.
+
+        parents_BW: of all expanded nodes, the frontier's last.
+        """
         batch, topk = growth.batch, growth.shape.topk
         num, width = parents_BW.shape
         device = parents_BW.device
@@ -300,7 +310,7 @@ class TreeDrafter(Drafter):
     def _sampling_rows(
         self, growth: _Growth, frontier: Frontier, depth: int
     ) -> SamplingRows | None:
-        """Where the frontier's nodes stand, as the sampler sees it; None where nobody looks."""
+        """Return the sampling rows of the frontier; None if no sampling parameter has an effect."""
         if growth.batch.params.is_plain:
             return None
         batch, width = growth.batch, frontier.pool_BK.shape[1]
@@ -325,11 +335,12 @@ def _layout(batch: Batch, nodes: NodeGrid) -> Layout:
 
 
 def num_scratch(shape: TreeShape) -> int:
-    """Scratch slots that one sequence's inner nodes need."""
+    """Return the number of scratch slots for the inner nodes of one tree."""
     return max(0, shape.steps - 1) * shape.topk
 
 
 def _bucket(longest: int, batch: Batch) -> int:
-    """Rows of a tail that a graph is made for: what a step may add, or two, or more."""
+    """Return the number of rows of a tail that the graph is captured for: `longest` rounded up to what
+    one step or two steps may add, or to a long tail."""
     usual = (batch.levels, 2 * batch.levels, max(2 * batch.width, LONGEST_TAIL))
     return next((rows for rows in usual if longest <= rows), longest)

@@ -1,8 +1,11 @@
-"""The verdict: every node row chooses, then a walk from the root follows the choices.
+"""The verdict of a step: each node row chooses a token, then each tree is walked along the choices.
 
-Promises: a token is a function of its prefix, parameters, seed and position; the tree decides only how
-far one step gets. Log-probabilities are the raw model's, taken at the row that chose. On a device with
-kernels nothing waits for it where the parameters are capturable.
+The walk starts at the root. At each node it goes to the child that carries the chosen token, and stops
+if there is none. The chosen tokens on the way are the tokens of the verdict.
+
+Promises: a token is a function of its prefix, parameters, seed and position. The tree decides only how
+many tokens one step yields. Log-probabilities are computed from raw logits, at the row that chose. On a
+device with kernels the host does not wait for the device if the parameters are capturable.
 The verifier does not know what a drafter is.
 
 Legend: R rows, V vocabulary, B sequences, W nodes, N top alternatives, K mask words.
@@ -22,11 +25,12 @@ from eyas.runner.rows import PackedRows
 from eyas.sampling import sample
 
 ALIGNED = 4
-"""Numbers that a device reads at once."""
+"""Float32 numbers that a device reads with one instruction."""
 
 
 Verify = Callable[[torch.Tensor, DraftTree, PackedRows, Batch, torch.Tensor | None], Verdict]
-"""(logits [R, V] of the node rows, trees, rows, batch, mask [R, K] or None) -> a step's verdicts."""
+"""(logits [R, V] of the node rows, trees, rows, batch, bitmask [R, K] or None) -> verdicts of a
+step."""
 
 
 def verify(
@@ -36,7 +40,11 @@ def verify(
     batch: Batch,
     mask_RK: torch.Tensor | None,
 ) -> Verdict:
-    """logits_RV: the node rows' logits, float32."""
+    """Return the verdicts of a step.
+
+    logits_RV: float32, of the node rows in the order of `rows`. mask_RK: int32 bitmask of the tokens
+    that are legal; None if no row is constrained.
+    """
     params = batch.params
     chosen_R = sample(logits_RV, rows.sampling, params, mask_RK)
     verdict = _walk(_to_grid(chosen_R, tree, rows, fill=-1), tree)
@@ -46,18 +54,19 @@ def verify(
 
 
 def verdict_of(tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.Tensor) -> Verdict:
-    """The verdict with these columns, copied."""
+    """Return a verdict with copies of these tokens, nodes and counts."""
     return Verdict(torch.cat((tokens_BW, nodes_BW, counts_B.unsqueeze(1)), dim=1))
 
 
 def raw_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """([R] log-probability of each token, [R, N] ids and [R, N] log-probabilities of the likeliest;
-    ties by id)."""
+    """Return the log-probabilities [R] of the given tokens, and ids [R, N] and log-probabilities [R, N]
+    of the most likely ones, the lower id first among equal ones. Entries below 0 of tokens_R are read
+    as 0."""
     vocab_size = logits_RV.shape[1]
     if vocab_size % ALIGNED:
-        # A device sums a row in an order that depends on where in memory it begins: make all alike.
+        # A device sums a row in an order that depends on its alignment: pad, so that all rows have one.
         logits_RV = F.pad(logits_RV, (0, -vocab_size % ALIGNED), value=float("-inf"))
     logprobs_RV = logits_RV.log_softmax(dim=1)[:, :vocab_size]
     own_R = logprobs_RV.gather(1, tokens_R.clamp(min=0).unsqueeze(1)).squeeze(1)
@@ -68,7 +77,8 @@ def raw_logprobs(
 
 
 def _likeliest(x_RV: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R, N] ids and values of the largest, ties by id, without sorting the rest."""
+    """Return ids [R, N] and values [R, N] of the largest entries, the lower id first among equal ones,
+    without sorting the other entries."""
     last_id = x_RV.shape[1] - 1
     least_R1 = x_RV.topk(num_top, dim=1).values[:, -1:]
     above_RV, tied_RV = x_RV > least_R1, x_RV == least_R1
@@ -84,7 +94,7 @@ def _likeliest(x_RV: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Te
 def _to_grid(
     values_R: torch.Tensor, tree: DraftTree, rows: PackedRows, *, fill: float
 ) -> torch.Tensor:
-    """[R, ...] of node rows to [B, W, ...]."""
+    """Scatter values [R, ...] of node rows to [B, W, ...]; padding nodes get `fill`."""
     num, width = tree.tokens_BW.shape
     shape = (num, width, *values_R.shape[1:])
     if values_R.shape[0] == num * width:
@@ -104,7 +114,7 @@ def _walk(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
 
 
 def _walk_chain(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
-    """A chain's walk is the run of draft tokens that were chosen."""
+    """Walk chains: accept draft tokens up to the first that was not chosen."""
     width = tree.width
     nodes_W = torch.arange(width, device=chosen_BW.device)
     nodes_BW = nodes_W.expand_as(chosen_BW)
@@ -118,7 +128,7 @@ def _walk_chain(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
 
 
 def _walk_tree(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
-    """From the root, step to the child whose token was chosen; stop when there is none."""
+    """Walk trees: from the root go to the child whose token was chosen, until there is none."""
     num, width = chosen_BW.shape
     device = chosen_BW.device
     columns_W = torch.arange(width, device=device)
@@ -144,7 +154,7 @@ def _walk_tree(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
 def _up_to_faults(
     tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.Tensor
 ) -> Verdict:
-    """A row that could not choose ends the walk before it; the root's own fault gives count -1."""
+    """Cut the walk before a row that could not choose (token -1); count -1 if that is the root."""
     last_B1 = (counts_B - 1).unsqueeze(1)
     counts_B = counts_B - (tokens_BW.gather(1, last_B1).squeeze(1) < 0).to(torch.int64)
     return verdict_of(tokens_BW, nodes_BW, torch.where(counts_B == 0, -1, counts_B))
@@ -158,6 +168,7 @@ def _attach_logprobs(
     rows: PackedRows,
     num_top: int,
 ) -> None:
+    """Set the log-probabilities of a verdict, of the rows that its tokens were chosen at."""
     own_R, top_ids_RN, top_RN = raw_logprobs(logits_RV, chosen_R, num_top)
     nodes_BW = verdict.nodes_BW
     picked_BWN = nodes_BW.unsqueeze(-1).expand(-1, -1, num_top)

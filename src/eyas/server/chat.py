@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eyas.core import Request, RequestError, check_room
+from eyas.core import Request, RequestError, check_min_tokens
 from eyas.dialect import CHOICES, Segmenter, Wanted
 from eyas.server.messages import plain_messages, plain_tools, template_options
 from eyas.server.sampling import check_alternatives, refuse_unsupported, sampling_params
@@ -80,7 +80,7 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
             body.continue_final_message,
         ),
     )
-    check_room(len(ids), params, texts.max_model_len)
+    check_min_tokens(len(ids), params, texts.max_model_len)
     output = texts.dialect.output(wanted, ids)
     if output is not None:
         output = named(output, _param_of(constraint, wanted), ignore_eos=params.ignore_eos)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.config import EngineConfig, EngineInfo
-from eyas.core import MAX_LOGPROBS, Request, RequestError, SamplingParams, check_room
+from eyas.core import MAX_LOGPROBS, Request, RequestError, SamplingParams, check_min_tokens
 from eyas.dialect import Dialect, find_dialect, named_dialect
 from eyas.grammar import OutputSpec
 from eyas.server import errors
@@ -89,7 +89,7 @@ class ModelTexts:
         num_reserved = int(params.max_tokens != 0)
         ids = [self.prompt_ids(prompt, param, num_reserved) for param, prompt in prompts.items()]
         for each in ids:
-            check_room(len(each), params, self.max_model_len)
+            check_min_tokens(len(each), params, self.max_model_len)
         return [
             Request(
                 id=f"{request_id}-{place}" if len(ids) > 1 else request_id,
