@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from eyas.core import Request, RequestError
-from eyas.server import about, errors
+from eyas.server import errors, server_info
 from eyas.server.answer import Answer
 from eyas.server.body import Body, BodyMemoryLimit, parsed, read_body
 from eyas.server.chat import chat_of
@@ -94,7 +94,7 @@ def _json(value: Any) -> Response:
 
 
 class _Routes:
-    """Routes that SGLang's routers ask have its newer name and the older one (`eyas.server.about`)."""
+    """The handlers of all routes. Routes for SGLang's routers exist under its new and its old names."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -140,16 +140,16 @@ class _Routes:
         }
 
     async def server_info(self, http: HttpRequest) -> Response:
-        return _json(about.server_info(self._service))
+        return _json(server_info.server_info(self._service))
 
     async def model_info(self, http: HttpRequest) -> Response:
-        return _json(about.model_info(self._service))
+        return _json(server_info.model_info(self._service))
 
     async def load(self, http: HttpRequest) -> Response:
-        return _json(about.load(self._service))
+        return _json(server_info.load(self._service))
 
     async def loads(self, http: HttpRequest) -> Response:
-        return _json(about.loads(self._service))
+        return _json(server_info.loads(self._service))
 
     async def chat(self, http: HttpRequest) -> Response:
         body, texts = await self._read(http, ChatBody)
