@@ -28,9 +28,9 @@ from eyas.server.codes import Code
 from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.errors import ApiError
 from eyas.server.formats import token_text
-from eyas.server.gate import Gate
 from eyas.server.generate import GenerateFormat, generate_requests
 from eyas.server.messages import plain_messages, plain_tools, template_options
+from eyas.server.middleware import ServerMiddleware
 from eyas.server.sampling import includes_usage
 from eyas.server.schema import (
     ChatBody,
@@ -86,7 +86,7 @@ def create_app(service: Service) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    return Gate(app, service)
+    return ServerMiddleware(app, service)
 
 
 def _json(value: Any) -> Response:

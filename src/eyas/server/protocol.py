@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from eyas.server.body import MOVE_BYTES
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
-from eyas.server.gate import request_id_of
+from eyas.server.middleware import request_id_of
 
 HEAD_TIMEOUT_SECONDS = 30.0
 LINGER_SECONDS = 2.0

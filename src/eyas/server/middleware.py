@@ -28,13 +28,13 @@ from eyas.server.service import Service
 log = logging.getLogger("eyas.server")
 
 PROBES = frozenset({"/health", "/ready", "/livez", "/readyz"})
-ALWAYS = PROBES | {"/metrics"}
+ALLOWED_WHILE_DRAINING = PROBES | {"/metrics"}
 EXPOSED_HEADERS = ("x-request-id", "retry-after")
 """What pages may read of an answer's head, beside what they may read of any."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
-class _Cors(CORSMiddleware):
+class _CorsMiddleware(CORSMiddleware):
     """Starlette's, with errors in our shape. Origins and headers are not its own to refuse here."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
@@ -49,7 +49,7 @@ class _Cors(CORSMiddleware):
         return refused
 
 
-class Gate:
+class ServerMiddleware:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -59,10 +59,10 @@ class Gate:
         self._key_hashes = [_hash(key.encode()) for key in options.api_keys]
         place = options.host if options.uds is None else None
         self._origins = Origins(place, options.allowed_hosts, options.cors_origins)
-        self._inside: ASGIApp = self._guarded
+        self._guarded_app: ASGIApp = self._handle
         if options.cors_origins:
-            self._inside = _Cors(
-                self._guarded,
+            self._guarded_app = _CorsMiddleware(
+                self._handle,
                 allow_origins=options.cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
@@ -97,7 +97,7 @@ class Gate:
         except ApiError as error:
             await error.response()(scope, receive, send_out)
         else:
-            await self._inside(scope, receive, send_out)
+            await self._guarded_app(scope, receive, send_out)
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         """A key says who asks, and no page of others knows it: with keys, only a browser's question
@@ -110,7 +110,7 @@ class Gate:
         if not self._key_hashes or is_question:
             self._origins.check_origin(headers)
 
-    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_started = is_counted = False
 
         async def send_on(message: Message) -> None:
@@ -130,7 +130,7 @@ class Gate:
             return message
 
         try:
-            self._admit(scope, Headers(scope=scope))
+            self._authorize(scope, Headers(scope=scope))
             await self._app(scope, receive_in, send_on)
         except ApiError as error:
             await error.response()(scope, receive, send_on)
@@ -143,19 +143,19 @@ class Gate:
         finally:
             self._num_requests -= is_counted
 
-    def _admit(self, scope: Scope, headers: Headers) -> None:
+    def _authorize(self, scope: Scope, headers: Headers) -> None:
         if scope["path"] in PROBES:
             return
         if not self._key_hashes:
             self._origins.check_content_type(scope["method"], headers)
         else:
-            scope["state"]["key"] = self._key_of(headers.getlist("authorization"))
-        if scope["path"] in ALWAYS:
+            scope["state"]["key"] = self._key_id(headers.getlist("authorization"))
+        if scope["path"] in ALLOWED_WHILE_DRAINING:
             return
         if self._service.is_draining:
             raise self._service.draining()
 
-    def _key_of(self, values: Sequence[str]) -> str:
+    def _key_id(self, values: Sequence[str]) -> str:
         """What stands for the key that was sent, however its header is written. ApiError 401 for none
         that opens, found in constant time, whichever key it is."""
         scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
