@@ -20,7 +20,7 @@ from eyas.grammar import (
     Source,
 )
 from eyas.server.free_text import Spelling
-from eyas.server.sources import schema_node
+from eyas.server.json_schema import schema_node
 from eyas.server.structural_tag import structural_tag
 from eyas.text import Tokenizer
 

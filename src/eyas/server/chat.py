@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from eyas.core import Request, RequestError, check_room
 from eyas.dialect import CHOICES, Segmenter, Wanted
+from eyas.server.constraints import Constraint, constraint_of, with_param
 from eyas.server.messages import plain_messages, plain_tools, template_options
 from eyas.server.sampling import check_alternatives, refuse_unsupported, sampling_params
 from eyas.server.schema import ChatBody
 from eyas.server.texts import ModelTexts
 from eyas.server.tools import offered_tools
-from eyas.server.wanted import Constraint, constraint_of, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
     check_room(len(ids), params, texts.max_model_len)
     output = texts.dialect.output(wanted, ids)
     if output is not None:
-        output = named(output, _param_of(constraint, wanted), ignore_eos=params.ignore_eos)
+        output = with_param(output, _param_of(constraint, wanted), ignore_eos=params.ignore_eos)
     request = Request(
         id=request_id,
         prompt_token_ids=ids,

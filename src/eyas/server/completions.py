@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
+from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, ending, finite, prompt_logprobs, token_text
 from eyas.server.sampling import (
@@ -23,7 +24,6 @@ from eyas.server.sampling import (
 )
 from eyas.server.schema import CompletionBody
 from eyas.server.texts import ModelTexts
-from eyas.server.wanted import constraint_of, whole_output
 from eyas.text import Detokenizer, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
@@ -50,7 +50,7 @@ def completion_requests(
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if scores_prompt else body.prompt_logprobs,
     )
-    output = whole_output(constraint_of(body, texts.spelling), ignore_eos=params.ignore_eos)
+    output = constrained_output(constraint_of(body, texts.spelling), ignore_eos=params.ignore_eos)
     return texts.raw_requests(prompts, params, output, request_id, cache_salt)
 
 

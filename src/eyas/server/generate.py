@@ -15,12 +15,12 @@ import msgspec
 
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, in_their_words
+from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, finite, token_text
 from eyas.server.sampling import check_alternatives, sampling_params
 from eyas.server.schema import GenerateBody, GenerateParams, Sampled
 from eyas.server.texts import ModelTexts
-from eyas.server.wanted import constraint_of, whole_output
 from eyas.text import Tokenizer
 
 MAX_REPEATS = 128
@@ -50,7 +50,7 @@ def generate_requests(
     with in_their_words(_PREFIX):
         params = _params(body, asked, texts)
     constraint = constraint_of(asked, texts.spelling, _PREFIX)
-    output = whole_output(constraint, ignore_eos=params.ignore_eos)
+    output = constrained_output(constraint, ignore_eos=params.ignore_eos)
     with in_their_words(_PREFIX):
         return texts.raw_requests(prompts, params, output, request_id, cache_salt)
 

@@ -85,7 +85,7 @@ class StructuredOutputs(Strict):
 
 
 class Constrained(Strict):
-    """The peers' ways to say what the output must be; `eyas.server.wanted` reads them. Those with
+    """The peers' ways to say what the output must be; `eyas.server.constraints` reads them. Those with
     guided_ are vLLM's older ones, the last four are SGLang's."""
 
     structured_outputs: StructuredOutputs | None = None

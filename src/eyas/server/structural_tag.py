@@ -14,8 +14,8 @@ from eyas.core import GrammarError, GrammarFault
 from eyas.grammar import Choice, FreeText, Node, Regex, Repeat, Series
 from eyas.schemas import grammar_source
 from eyas.server.free_text import FreeTexts, Spelling, ends_open, joined, one_of
+from eyas.server.json_schema import schema_node
 from eyas.server.json_text import json_object
-from eyas.server.sources import schema_node
 
 MAX_DEPTH = 32
 MAX_FORMATS = 4096

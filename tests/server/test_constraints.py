@@ -11,10 +11,10 @@ import pytest
 from eyas.core import GrammarError, RequestError
 from eyas.grammar import SPACED, Choice, Json, Literal, Regex, Source
 from eyas.server.body import parse
+from eyas.server.constraints import Constraint, constraint_of
 from eyas.server.errors import ApiError
 from eyas.server.free_text import Spelling
 from eyas.server.schema import ChatBody
-from eyas.server.wanted import Constraint, constraint_of
 from eyas.text import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}

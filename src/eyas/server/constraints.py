@@ -16,8 +16,8 @@ from eyas.core import RequestError
 from eyas.grammar import SPACED, Choice, Literal, Node, OutputSpec, Regex
 from eyas.schemas import grammar_source
 from eyas.server.free_text import Spelling
+from eyas.server.json_schema import schema_node
 from eyas.server.schema import Constrained, ResponseFormat, StructuredOutputs
-from eyas.server.sources import schema_node
 from eyas.server.structural_tag import structural_tag
 from eyas.white_space import read_optional
 
@@ -32,7 +32,7 @@ class Constraint(NamedTuple):
 def constraint_of(fields: Constrained, spelling: Spelling, prefix: str = "") -> Constraint | None:
     """What all the fields together ask for, None if nothing. RequestError (GrammarError for a schema
     that cannot be enforced) names the field. prefix: where the fields stand in the request."""
-    found = list(_asked(fields, spelling, prefix))
+    found = list(_constraints_in(fields, spelling, prefix))
     for other in found[1:]:
         if other.node != found[0].node:
             raise RequestError(
@@ -42,21 +42,21 @@ def constraint_of(fields: Constrained, spelling: Spelling, prefix: str = "") -> 
     return found[0] if found else None
 
 
-def whole_output(constraint: Constraint | None, *, ignore_eos: bool) -> OutputSpec | None:
+def constrained_output(constraint: Constraint | None, *, ignore_eos: bool) -> OutputSpec | None:
     """An output that is nothing but what the constraint says; None without one."""
     if constraint is None:
         return None
-    return named(OutputSpec(root=constraint.node), constraint.param, ignore_eos=ignore_eos)
+    return with_param(OutputSpec(root=constraint.node), constraint.param, ignore_eos=ignore_eos)
 
 
-def named(output: OutputSpec, param: str, *, ignore_eos: bool) -> OutputSpec:
+def with_param(output: OutputSpec, param: str, *, ignore_eos: bool) -> OutputSpec:
     """The output with the field that asked for it. RequestError where it would not end."""
     if ignore_eos:
         raise RequestError(f"ignore_eos: cannot go with {param}, which ends", param="ignore_eos")
     return msgspec.structs.replace(output, param=output.param or param)
 
 
-def _asked(fields: Constrained, spelling: Spelling, prefix: str) -> Iterator[Constraint]:
+def _constraints_in(fields: Constrained, spelling: Spelling, prefix: str) -> Iterator[Constraint]:
     whitespace = fields.guided_whitespace_pattern
     if whitespace is not None and fields.guided_json is None:
         _refuse(f"{prefix}guided_whitespace_pattern", "is for guided_json only")
