@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from eyas.core import Delta, TokenLogprob
 from eyas.dialect.base import Event
 from eyas.server.chat import Chat
+from eyas.server.choice_segmenter import ChoiceSegmenter, merge_adjacent
 from eyas.server.formats import Choice, encoded, ending, prompt_logprobs, token_entry
-from eyas.server.segments import Segments, merged
 from eyas.text import Detokenizer, Tokenizer
 
 Written: TypeAlias = tuple[dict[str, Any], list[TokenLogprob]]
@@ -114,7 +114,7 @@ class ChatFormat:
             if self._chat.new_segmenter is not None:
                 skips = self._params.skip_special_tokens
                 detokenizer = Detokenizer(self._tokenizer, skips, continues=True)
-                segments = Segments(self._chat.new_segmenter(), detokenizer)
+                segments = ChoiceSegmenter(self._chat.new_segmenter(), detokenizer)
             self._writers[place] = _Writer(self._chat, segments)
         return self._writers[place]
 
@@ -149,7 +149,7 @@ class ChatFormat:
 class _Writer:
     """One choice's pieces of message, as a stream's delta has them, with their log-probabilities."""
 
-    def __init__(self, chat: Chat, segments: Segments | None) -> None:
+    def __init__(self, chat: Chat, segments: ChoiceSegmenter | None) -> None:
         self._chat = chat
         self._segments = segments
         self._waiting: list[TokenLogprob] = []
@@ -184,7 +184,7 @@ class _Writer:
         if self._chat.request.params.logprobs is None:
             pieces = [piece for piece in pieces if piece.event is not None]
         written: list[Written] = []
-        for event, num_tokens in merged(pieces):
+        for event, num_tokens in merge_adjacent(pieces):
             entries = self.taken(num_tokens)
             is_reasoning = event is not None and event.kind == "reasoning"
             if event is None or (is_reasoning and not self._chat.shows_reasoning):

@@ -17,14 +17,14 @@ from eyas.dialect import Event, Segmenter
 from eyas.text import Detokenizer
 
 
-class Piece(NamedTuple):
+class CountedEvent(NamedTuple):
     """An event and how many tokens spell it; None: tokens that show as nothing, such as markers."""
 
     event: Event | None
     num_tokens: int
 
 
-class Segments:
+class ChoiceSegmenter:
     """Splits one choice, token by token: text that came before its token waits for it, as it does where
     the token's other end may begin a stop string.
 
@@ -43,11 +43,13 @@ class Segments:
         self.num_reasoning_tokens = 0
         self.num_calls = 0
 
-    def push(self, text: str, token_ids: Sequence[int], marks: Sequence[Mark]) -> list[Piece]:
+    def push(
+        self, text: str, token_ids: Sequence[int], marks: Sequence[Mark]
+    ) -> list[CountedEvent]:
         """The pieces that are complete with a delta, in order."""
         self._text += text
         self._marks.extend(marks)
-        pieces: list[Piece] = []
+        pieces: list[CountedEvent] = []
         begin = 0
         for token_id in token_ids:
             end = begin + len(self._detokenizer.push(token_id))
@@ -61,17 +63,17 @@ class Segments:
         self._text = self._text[begin:]
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[CountedEvent]:
         """The rest, at the end of the stream, with text that is no token's: half a character."""
         events = self._segmenter.push(self._text) + self._segmenter.finish()
         self._text = ""
         return self._noted(events, 0)
 
-    def _noted(self, events: list[Event], num_tokens: int) -> list[Piece]:
+    def _noted(self, events: list[Event], num_tokens: int) -> list[CountedEvent]:
         self._count(events, num_tokens)
         return self._placed(events)
 
-    def _placed(self, events: list[Event]) -> list[Piece]:
+    def _placed(self, events: list[Event]) -> list[CountedEvent]:
         """The events with their tokens: the last ones, as many as it takes to spell them."""
         if not events:
             return []
@@ -82,8 +84,12 @@ class Segments:
             num_chars -= self._lengths[-num_tokens]
         num_silent = len(self._lengths) - num_tokens
         self._lengths.clear()
-        silent = [Piece(None, num_silent)] if num_silent else []
-        return [*silent, Piece(events[0], num_tokens), *(Piece(e, 0) for e in events[1:])]
+        silent = [CountedEvent(None, num_silent)] if num_silent else []
+        return [
+            *silent,
+            CountedEvent(events[0], num_tokens),
+            *(CountedEvent(e, 0) for e in events[1:]),
+        ]
 
     def _count(self, events: list[Event], num_tokens: int) -> None:
         self._num_silent += num_tokens
@@ -94,16 +100,16 @@ class Segments:
         self.num_calls += sum(event.kind == "tool_call" for event in events)
 
 
-def merged(pieces: Sequence[Piece]) -> list[Piece]:
+def merge_adjacent(pieces: Sequence[CountedEvent]) -> list[CountedEvent]:
     """The same with neighbours of one kind (and one call) put together."""
-    result: list[Piece] = []
+    result: list[CountedEvent] = []
     for piece in pieces:
         last = result[-1] if result else None
         if last is not None and _belong_together(last.event, piece.event):
             event = last.event
             if event is not None and piece.event is not None:
                 event = replace(event, text=event.text + piece.event.text)
-            result[-1] = Piece(event, last.num_tokens + piece.num_tokens)
+            result[-1] = CountedEvent(event, last.num_tokens + piece.num_tokens)
         else:
             result.append(piece)
     return result
