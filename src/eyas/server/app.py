@@ -114,7 +114,7 @@ class _Routes:
 
     async def metrics(self, http: HttpRequest) -> Response:
         accept = ",".join(http.headers.getlist("accept"))
-        text, content_type = self._service.metrics.written(accept)
+        text, content_type = self._service.metrics.render(accept)
         return Response(text, headers={"content-type": content_type, "vary": "Accept"})
 
     async def models(self, http: HttpRequest) -> Response:

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from eyas.core import DraftCounts
 from eyas.schemas import PREPARED
 from eyas.server.client import EngineHealth
-from eyas.server.exposition import PREFIX, MetricsNames, Named, written
+from eyas.server.metrics_format import PREFIX, AliasedCollector, MetricsNames, render_metrics
 
 MAX_DEPTHS, MAX_NAMES = 64, 16
 """Most values of a label that counts depths, and of one that names something."""
@@ -168,7 +168,9 @@ class Metrics:
         self.registry = prometheus_client.CollectorRegistry()
         self.registry.register(_EngineCollector(health, model))
         self._model = model
-        self._named = Named(self.registry, names, lambda: health().stats, {"model_name": model})
+        self._collector = AliasedCollector(
+            self.registry, names, lambda: health().stats, {"model_name": model}
+        )
 
         def histogram(
             name: str, text: str, buckets: tuple[float, ...]
@@ -210,6 +212,6 @@ class Metrics:
     def count_response(self, status: int) -> None:
         self._responses.labels(self._model, str(status)).inc()
 
-    def written(self, accept: str) -> tuple[bytes, str]:
+    def render(self, accept: str) -> tuple[bytes, str]:
         """All of them and the content type, as a request's Accept header asks."""
-        return written(self._named, accept)
+        return render_metrics(self._collector, accept)

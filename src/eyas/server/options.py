@@ -12,7 +12,7 @@ import msgspec
 from eyas.core import MAX_LOGPROBS
 from eyas.dialect import check_parsers
 from eyas.logs import LogFormat
-from eyas.server.exposition import MetricsNames
+from eyas.server.metrics_format import MetricsNames
 from eyas.server.origins import checked_host, checked_origin
 
 MAX_RESTARTS = 5

@@ -48,7 +48,7 @@ ALIASES: Mapping[MetricsNames, Mapping[str, str]] = {
 """What others call it that we call `eyas_NAME`."""
 
 
-class Named(Collector):
+class AliasedCollector(Collector):
     """The metrics of `source`, and beside them those that have a name of a peer's.
 
     stats: of the engine, for what only a peer measures as one number.
@@ -112,7 +112,7 @@ def _renamed(metric: Metric, name: str) -> Metric:
     return other
 
 
-def written(metrics: Collector, accept: str) -> tuple[bytes, str]:
+def render_metrics(metrics: Collector, accept: str) -> tuple[bytes, str]:
     """The metrics and their content type, for a request's Accept header."""
     if wants_open_metrics(accept):
         # Its default scheme writes a sample's colon as an underscore, though not its family's.
