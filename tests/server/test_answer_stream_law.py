@@ -20,7 +20,7 @@ from eyas.server.chat import Chat
 from eyas.server.chat_format import ChatFormat
 from eyas.server.completions import CompletionFormat
 from eyas.server.formats import Choice
-from eyas.server.schema import CompletionBody
+from eyas.server.request_models import CompletionBody
 from eyas.text import Detokenizer, Tokenizer
 from tests.server.conftest import NEEDS_CHECKPOINT
 from tests.text import small_tokenizers as small

@@ -14,7 +14,7 @@ from eyas.server.body import parse
 from eyas.server.constraints import Constraint, constraint_of
 from eyas.server.errors import ApiError
 from eyas.server.free_text import Spelling
-from eyas.server.schema import ChatBody
+from eyas.server.request_models import ChatBody
 from eyas.text import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}

@@ -278,7 +278,7 @@ def test_labels_of_metrics_stay_few():
         endings={f"reason{i:03}": 2 for i in range(500)},
     )
     stats = EngineStats(drafts=drafts)
-    text = Metrics(lambda: EngineHealth(state="ready", stats=stats), "tiny").written("")[0].decode()
+    text = Metrics(lambda: EngineHealth(state="ready", stats=stats), "tiny").render("")[0].decode()
     for name in ("num_draft_tokens_per_pos", "num_draft_tokens_by_source", "draft_endings"):
         assert 2 < text.count(f"eyas_spec_decode_{name}_total{{") <= 64
     assert 'draft_endings_total{model_name="tiny",reason="other"} 968.0' in text

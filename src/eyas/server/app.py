@@ -31,15 +31,15 @@ from eyas.server.formats import token_text
 from eyas.server.generate import GenerateFormat, generate_requests
 from eyas.server.messages import plain_messages, plain_tools, template_options
 from eyas.server.middleware import ServerMiddleware
-from eyas.server.sampling import includes_usage
-from eyas.server.schema import (
+from eyas.server.request_models import (
     ChatBody,
     CompletionBody,
+    CompletionFields,
     DetokenizeBody,
     GenerateBody,
-    Sampled,
     TokenizeBody,
 )
+from eyas.server.sampling import includes_usage
 from eyas.server.service import Service
 from eyas.server.sse import ClientLeft, unless_left
 from eyas.server.texts import ModelTexts
@@ -256,7 +256,7 @@ class _Routes:
             request.client = self._service.client_of(http)
         return requests
 
-    def _salt(self, http: HttpRequest, body: Sampled | GenerateBody) -> str:
+    def _salt(self, http: HttpRequest, body: CompletionFields | GenerateBody) -> str:
         return self._service.cache_salt(body.cache_salt, http)
 
 

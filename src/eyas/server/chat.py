@@ -14,8 +14,8 @@ from eyas.core import Request, RequestError, check_room
 from eyas.dialect import CHOICES, Segmenter, Wanted
 from eyas.server.constraints import Constraint, constraint_of, with_param
 from eyas.server.messages import plain_messages, plain_tools, template_options
+from eyas.server.request_models import ChatBody
 from eyas.server.sampling import check_alternatives, refuse_unsupported, sampling_params
-from eyas.server.schema import ChatBody
 from eyas.server.texts import ModelTexts
 from eyas.server.tools import offered_tools
 

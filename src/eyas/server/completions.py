@@ -16,13 +16,13 @@ from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
 from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, ending, finite, prompt_logprobs, token_text
+from eyas.server.request_models import CompletionBody
 from eyas.server.sampling import (
     check_alternatives,
     includes_usage,
     refuse_unsupported,
     sampling_params,
 )
-from eyas.server.schema import CompletionBody
 from eyas.server.texts import ModelTexts
 from eyas.text import Detokenizer, Tokenizer
 

@@ -17,7 +17,7 @@ from eyas.grammar import SPACED, Choice, Literal, Node, OutputSpec, Regex
 from eyas.schemas import grammar_source
 from eyas.server.free_text import Spelling
 from eyas.server.json_schema import schema_node
-from eyas.server.schema import Constrained, ResponseFormat, StructuredOutputs
+from eyas.server.request_models import ConstraintFields, ResponseFormat, StructuredOutputs
 from eyas.server.structural_tag import structural_tag
 from eyas.white_space import read_optional
 
@@ -29,7 +29,9 @@ class Constraint(NamedTuple):
     node: Node
 
 
-def constraint_of(fields: Constrained, spelling: Spelling, prefix: str = "") -> Constraint | None:
+def constraint_of(
+    fields: ConstraintFields, spelling: Spelling, prefix: str = ""
+) -> Constraint | None:
     """What all the fields together ask for, None if nothing. RequestError (GrammarError for a schema
     that cannot be enforced) names the field. prefix: where the fields stand in the request."""
     found = list(_constraints_in(fields, spelling, prefix))
@@ -56,7 +58,9 @@ def with_param(output: OutputSpec, param: str, *, ignore_eos: bool) -> OutputSpe
     return msgspec.structs.replace(output, param=output.param or param)
 
 
-def _constraints_in(fields: Constrained, spelling: Spelling, prefix: str) -> Iterator[Constraint]:
+def _constraints_in(
+    fields: ConstraintFields, spelling: Spelling, prefix: str
+) -> Iterator[Constraint]:
     whitespace = fields.guided_whitespace_pattern
     if whitespace is not None and fields.guided_json is None:
         _refuse(f"{prefix}guided_whitespace_pattern", "is for guided_json only")

@@ -34,7 +34,7 @@ FORMS = frozenset(
 """The members of unions, by their tags, which pydantic counts as steps on the way to a fault."""
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """An object. An unknown field that is null says nothing; any other is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)

@@ -18,8 +18,8 @@ from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, in_their_word
 from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, finite, token_text
+from eyas.server.request_models import CompletionFields, GenerateBody, GenerateParams
 from eyas.server.sampling import check_alternatives, sampling_params
-from eyas.server.schema import GenerateBody, GenerateParams, Sampled
 from eyas.server.texts import ModelTexts
 from eyas.text import Tokenizer
 
@@ -68,7 +68,7 @@ def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> Sam
         )
     num_top = (body.top_logprobs_num or 0) if body.return_logprob else None
     return sampling_params(
-        Sampled(**fields),
+        CompletionFields(**fields),
         texts.defaults,
         max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
         logprobs=num_top,

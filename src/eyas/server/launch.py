@@ -27,9 +27,9 @@ from eyas.config import EngineConfig
 from eyas.core import DraftCounts
 from eyas.server.app import create_app
 from eyas.server.client import EngineClient, EngineProcess
+from eyas.server.http_protocol import BoundedProtocol, Connections
 from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
-from eyas.server.protocol import BoundedProtocol, Connections
 from eyas.server.service import Service
 from eyas.server.socket_file import SocketFile
 from eyas.server.supervisor import EngineSupervisor

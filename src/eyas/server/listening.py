@@ -1,8 +1,9 @@
-"""The listening socket: connections are taken as long as there is room for them.
+"""The listening socket: accepts connections while there is capacity for them.
 
-Promises: no more are open than the server may have, so that there are files for everything else; where
-there is no room, others end that have no request (`eyas.server.protocol.Connections`), and who comes
-waits in the system's queue meanwhile; a system without files costs a line in the log now and then.
+Promises: no more connections are open than the server allows, so that file descriptors are left for
+everything else. At the limit an idle connection is closed to make place for a new one
+(`eyas.server.http_protocol.Connections`); until then new connections wait in the system's queue. When
+the system has no free file descriptors, the log says so at most once a minute.
 Does not know: HTTP, what the connections are for.
 """
 
@@ -19,7 +20,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from eyas.server.protocol import BoundedProtocol, Connections
+from eyas.server.http_protocol import BoundedProtocol, Connections
 
 log = logging.getLogger("eyas.server")
 
@@ -99,9 +100,9 @@ class Acceptor:
 
     def _accept(self) -> None:
         """Somebody waits to be let in."""
-        if not self._connections.has_room():
+        if not self._connections.has_capacity():
             self._pause()
-            self._connections.make_room()
+            self._connections.close_idle()
             self._say("as many connections are open as there may be; idle ones end for new ones")
             return
         for _ in range(MAX_AT_ONCE):
@@ -110,7 +111,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _NO_FILES:
                     self._pause()
-                    self._connections.make_room()
+                    self._connections.close_idle()
                     self._loop.call_later(RETRY_SECONDS, self._listen)
                     self._say(f"no connection can be taken now: {error.strerror}")
                 return  # or nobody waits any more
@@ -119,7 +120,7 @@ class Acceptor:
             task = self._loop.create_task(self._hand_over(connection, protocol))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            if not self._connections.has_room():
+            if not self._connections.has_capacity():
                 return
 
     async def _hand_over(self, connection: socket.socket, protocol: BoundedProtocol) -> None:

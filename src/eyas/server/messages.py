@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from eyas.core import RequestError
-from eyas.server.schema import Message, RefusalPart, TextPart, Tool
+from eyas.server.request_models import Message, RefusalPart, TextPart, Tool
 from eyas.server.texts import ModelTexts
 from eyas.text.messages import require_content
 

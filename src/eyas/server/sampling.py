@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.core import RequestError, SamplingParams
-from eyas.server.schema import Sampled
+from eyas.server.request_models import CompletionFields
 
 SEED_BITS = 53
-"""Drawn seeds survive readers that keep numbers as doubles."""
+"""Bits of a randomly drawn seed: few enough for clients that store numbers as doubles."""
 
 
-def refuse_unsupported(body: Sampled) -> None:
+def refuse_unsupported(body: CompletionFields) -> None:
     """RequestError for what is known but cannot be done."""
     if body.best_of is not None:
         raise RequestError(
@@ -55,13 +55,13 @@ def check_alternatives(body: Any, most: int, *names: str) -> None:
             )
 
 
-def includes_usage(body: Sampled) -> bool:
+def includes_usage(body: CompletionFields) -> bool:
     """Does a stream end with its usage?"""
     return bool((body.stream_options or {}).get("include_usage"))
 
 
 def sampling_params(
-    body: Sampled,
+    body: CompletionFields,
     defaults: Mapping[str, Any],
     *,
     max_tokens: int | None,

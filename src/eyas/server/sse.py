@@ -2,7 +2,7 @@
 
 Promises: the source of events is closed as soon as the client has left or has everything; no answer
 is written faster than it is taken. Does not know: what it says, how long a client may take (see
-`eyas.server.protocol`).
+`eyas.server.http_protocol`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from eyas.core import RequestError
 from eyas.dialect import CHOICES, ToolSpec, tool_specs
-from eyas.server.schema import AllowedToolChoice, ChatBody
+from eyas.server.request_models import AllowedToolChoice, ChatBody
 
 
 class Offer(NamedTuple):

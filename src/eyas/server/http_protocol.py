@@ -54,11 +54,11 @@ class Connections:
         self._ending: BoundedProtocol | None = None
         self.when_changed: Callable[[], None] = lambda: None
 
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         """For one more?"""
         return len(self._open) < self._max_open
 
-    def make_room(self) -> None:
+    def close_idle(self) -> None:
         """Begin the end of the one that has rested for longest; of one after the other."""
         if self._ending is None and self._resting:
             self._ending = next(iter(self._resting))
@@ -96,7 +96,7 @@ class Connections:
             self.when_changed()
 
 
-class _Reader(h11.Connection):
+class _RequestParser(h11.Connection):
     """HTTP as it comes off the wire. A head is too long, or not, however it was cut into packets; a
     target with the server's name in it (RFC 9112, 3.2.2) is its path, and that name its host.
 
@@ -180,7 +180,7 @@ class BoundedProtocol(H11Protocol):
         self._write_timeout_seconds = write_timeout_seconds
         self._num_unmoved = 0
         self._is_over = False
-        self.conn = self._reader = _Reader(max_header_bytes)  # pyrefly: ignore
+        self.conn = self._reader = _RequestParser(max_header_bytes)  # pyrefly: ignore
 
     @property
     def _has_request(self) -> bool:

@@ -25,7 +25,7 @@ from eyas.server.fields import (
     PromptTexts,
     Seed,
     Stop,
-    Strict,
+    StrictModel,
     TokenId,
     at_most,
     by_type,
@@ -46,7 +46,7 @@ def _only_includes(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-class SchemaFormat(Strict):
+class SchemaFormat(StrictModel):
     """A JSON schema as OpenAI's response_format holds it. strict: false leaves out keywords that cannot
     be enforced; they are an error otherwise."""
 
@@ -56,7 +56,7 @@ class SchemaFormat(Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(StrictModel):
     """OpenAI's response_format, and the peers' structural tags in its place. schema: of the object that
     json_object asks for, as some clients send it."""
 
@@ -68,7 +68,7 @@ class ResponseFormat(Strict):
     triggers: list[Any] | None = None
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(StrictModel):
     """vLLM's structured_outputs. What only chooses among its backends changes nothing here."""
 
     json_: Annotated[Any, Field(alias="json")] = None
@@ -84,7 +84,7 @@ class StructuredOutputs(Strict):
     backend: Name | None = None
 
 
-class Constrained(Strict):
+class ConstraintFields(StrictModel):
     """The peers' ways to say what the output must be; `eyas.server.constraints` reads them. Those with
     guided_ are vLLM's older ones, the last four are SGLang's."""
 
@@ -101,7 +101,7 @@ class Constrained(Strict):
     structural_tag: Any = None
 
 
-class Drawn(Constrained):
+class SamplingFields(ConstraintFields):
     """How tokens are drawn and where they end, by names that all clients use."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -121,7 +121,7 @@ class Drawn(Constrained):
     skip_special_tokens: bool | None = None
 
 
-class Sampled(Drawn):
+class CompletionFields(SamplingFields):
     """The fields that both kinds of completion share."""
 
     response_format: ResponseFormat | None = None
@@ -149,12 +149,12 @@ class Sampled(Drawn):
     use_beam_search: Any = None
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
 
-class RefusalPart(Strict):
+class RefusalPart(StrictModel):
     """What an assistant said in place of an answer; it reads as text."""
 
     type: Literal["refusal"]
@@ -179,19 +179,19 @@ Arguments = Annotated[
 ]
 
 
-class FunctionCall(Strict):
+class FunctionCall(StrictModel):
     name: Name
     arguments: Arguments
 
 
-class ToolCall(Strict):
+class ToolCall(StrictModel):
     id: Name | None = None
     type: Literal["function"] = "function"
     index: int | None = None
     function: FunctionCall
 
 
-class Message(Strict):
+class Message(StrictModel):
     """annotations: OpenAI's answers have an empty list of them, and come back as they are."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -208,14 +208,14 @@ class Message(Strict):
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
-class Function(Strict):
+class Function(StrictModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/\-]{1,256}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(StrictModel):
     type: Literal["function"]
     function: Function
 
@@ -223,25 +223,25 @@ class Tool(Strict):
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
-class NamedFunction(Strict):
+class NamedFunction(StrictModel):
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
-class NamedToolChoice(Strict):
+class NamedToolChoice(StrictModel):
     """Exactly this function is to be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class AllowedTools(Strict):
+class AllowedTools(StrictModel):
     mode: Literal["auto", "required"]
     tools: Annotated[
         list[NamedToolChoice], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)
     ]
 
 
-class AllowedToolChoice(Strict):
+class AllowedToolChoice(StrictModel):
     """Of all the tools that the model is shown, these may be called."""
 
     type: Literal["allowed_tools"]
@@ -270,14 +270,14 @@ def _none_for(nothing: Any) -> BeforeValidator:
     )
 
 
-class Prediction(Strict):
+class Prediction(StrictModel):
     """OpenAI's hint of what much of the answer will be."""
 
     type: Literal["content"]
     content: Content
 
 
-class ChatBody(Sampled):
+class ChatBody(CompletionFields):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
@@ -302,7 +302,7 @@ class ChatBody(Sampled):
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
 
-class CompletionBody(Sampled):
+class CompletionBody(CompletionFields):
     prompt: Prompt
     logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, _none_for(False)] = (
         None
@@ -311,7 +311,7 @@ class CompletionBody(Sampled):
     suffix: Annotated[Any, _none_for("")] = None
 
 
-class GenerateParams(Drawn):
+class GenerateParams(SamplingFields):
     """sampling_params of /generate, by SGLang's names."""
 
     max_new_tokens: Count | None = None
@@ -321,7 +321,7 @@ class GenerateParams(Drawn):
     no_stop_trim: bool | None = None
 
 
-class GenerateBody(Strict):
+class GenerateBody(StrictModel):
     """SGLang's native request. logprob_start_len: where in the prompt log-probabilities begin; -1 for
     those of the output alone."""
 
@@ -338,7 +338,7 @@ class GenerateBody(Strict):
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
-class TokenizeBody(Strict):
+class TokenizeBody(StrictModel):
     model: Name | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
@@ -350,6 +350,6 @@ class TokenizeBody(Strict):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Strict):
+class DetokenizeBody(StrictModel):
     model: Name | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_PROMPT_TOKENS)]
