@@ -206,7 +206,7 @@ class LiveServer:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         with contextlib.suppress(ValueError):
-            await self.service.load_texts()
+            await self.service.load_text_processor()
         await self.server.serve(sockets=[self._socket])
 
     def __enter__(self) -> LiveServer:

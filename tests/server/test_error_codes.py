@@ -220,7 +220,7 @@ def preparation_queue_full(directory: Path) -> None:
 def prompt_too_slow(directory: Path) -> None:
     with live_server(FakeClient(directory), text_timeout_seconds=0.2) as server:
         go_on = threading.Event()
-        server.service.texts.prompt_ids = lambda *_: go_on.wait() and []
+        server.service.text_processor.encode_prompt = lambda *_: go_on.wait() and []
         response = httpx.post(server.url + TEXT, json=PROMPT, timeout=120)
         go_on.set()
         checked(response.status_code, response.json(), Code.PROMPT_TOO_SLOW)

@@ -183,7 +183,7 @@ def test_no_text_is_tokenised_that_cannot_fit(
     param: str,
     fields: dict[str, Any],
 ):
-    tokenizer, read = server.service.texts.tokenizer, []
+    tokenizer, read = server.service.text_processor.tokenizer, []
     encode = tokenizer.encode_text
 
     def noted(text: str, **options: bool) -> list[int]:

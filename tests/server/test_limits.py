@@ -160,7 +160,9 @@ def test_probes_say_what_is_true(directory: Path):
             assert "loaded" in response.json()["error"]["message"]
         assert http.post(CHAT, json=BODY).status_code == 503
         client.info = info
-        asyncio.run_coroutine_threadsafe(server.service.load_texts(), server.loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.service.load_text_processor(), server.loop).result(
+            10
+        )
         assert http.get("/ready").json()["status"] == "ready"
         client.idle_seconds = 6
         assert http.get("/ready").status_code == 503

@@ -31,7 +31,9 @@ def starting(directory: Path) -> FakeClient:
 
 def get_ready(server: LiveServer, client: FakeClient, directory: Path) -> None:
     client.info = engine_info(directory)
-    asyncio.run_coroutine_threadsafe(server.service.load_texts(), server.loop).result(SECONDS)
+    asyncio.run_coroutine_threadsafe(server.service.load_text_processor(), server.loop).result(
+        SECONDS
+    )
 
 
 def post(server: LiveServer, body: dict[str, object] = BODY, **headers: str) -> httpx.Response:

@@ -42,7 +42,7 @@ from eyas.server.request_models import (
 from eyas.server.sampling import includes_usage
 from eyas.server.service import Service
 from eyas.server.sse import ClientLeft, unless_left
-from eyas.server.texts import ModelTexts
+from eyas.server.text_processor import TextProcessor
 from eyas.text import require_tokenizer
 
 Result = TypeVar("Result")
@@ -152,13 +152,13 @@ class _Routes:
         return _json(server_info.loads(self._service))
 
     async def chat(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, ChatBody)
+        body, processor = await self._read(http, ChatBody)
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
         salt = self._salt(http, body)
-        chat = await self._prepared(http, lambda: chat_of(body, texts, answer_id, salt))
+        chat = await self._prepared(http, lambda: chat_of(body, processor, answer_id, salt))
         chat.request.client = self._service.client_of(http)
         with_usage = includes_usage(body)
-        tokenizer = require_tokenizer(texts.tokenizer, "messages")
+        tokenizer = require_tokenizer(processor.tokenizer, "messages")
         shape = ChatFormat(
             tokenizer, answer_id, body.model or self._service.names[0], chat, with_usage
         )
@@ -172,15 +172,15 @@ class _Routes:
         return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
 
     async def completions(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, CompletionBody)
+        body, processor = await self._read(http, CompletionBody)
         answer_id = f"cmpl-{secrets.token_hex(12)}"
         salt = self._salt(http, body)
         requests = await self._requests(
-            http, lambda: completion_requests(body, texts, answer_id, salt)
+            http, lambda: completion_requests(body, processor, answer_id, salt)
         )
         with_usage = includes_usage(body)
         shape = CompletionFormat(
-            texts.tokenizer, answer_id, body.model or self._service.names[0], requests, body
+            processor.tokenizer, answer_id, body.model or self._service.names[0], requests, body
         )
         answer = Answer(
             self._service,
@@ -192,43 +192,45 @@ class _Routes:
         return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
 
     async def generate(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, GenerateBody)
+        body, processor = await self._read(http, GenerateBody)
         answer_id = secrets.token_hex(16)
         salt = self._salt(http, body)
         requests = await self._requests(
-            http, lambda: generate_requests(body, texts, answer_id, salt)
+            http, lambda: generate_requests(body, processor, answer_id, salt)
         )
-        shape = GenerateFormat(texts.tokenizer, answer_id, requests, body, texts.eos_token_ids)
+        shape = GenerateFormat(
+            processor.tokenizer, answer_id, requests, body, processor.eos_token_ids
+        )
         answer = Answer(self._service, answer_id, requests, shape)
         return await answer.respond(http, streams=bool(body.stream), includes_usage=False)
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, TokenizeBody)
-        ids = await self._prepared(http, lambda: _tokenized(body, texts))
+        body, processor = await self._read(http, TokenizeBody)
+        ids = await self._prepared(http, lambda: _tokenized(body, processor))
         written: dict[str, Any] = {
             "count": len(ids),
-            "max_model_len": texts.max_model_len,
+            "max_model_len": processor.max_model_len,
             "tokens": ids,
         }
         if body.return_token_strs:
-            written["token_strs"] = [token_text(texts.tokenizer, token) for token in ids]
+            written["token_strs"] = [token_text(processor.tokenizer, token) for token in ids]
         return _json(written)
 
     async def detokenize(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, DetokenizeBody)
-        if len(body.tokens) > texts.max_model_len:
-            raise errors.too_long(str(len(body.tokens)), texts.max_model_len, "tokens")
-        if body.tokens and max(body.tokens) >= texts.vocab_size:
+        body, processor = await self._read(http, DetokenizeBody)
+        if len(body.tokens) > processor.max_model_len:
+            raise errors.too_long(str(len(body.tokens)), processor.max_model_len, "tokens")
+        if body.tokens and max(body.tokens) >= processor.vocab_size:
             raise ApiError(
                 Code.INVALID_VALUE,
-                f"tokens: holds ids beyond the vocabulary of {texts.vocab_size}",
+                f"tokens: holds ids beyond the vocabulary of {processor.vocab_size}",
                 param="tokens",
             )
-        tokenizer = require_tokenizer(texts.tokenizer, "tokens")
+        tokenizer = require_tokenizer(processor.tokenizer, "tokens")
         text = await self._prepared(http, lambda: tokenizer.decode(body.tokens, skip_special=False))
         return _json({"prompt": text})
 
-    async def _read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, ModelTexts]:
+    async def _read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, TextProcessor]:
         """The checked body. Everything about it is said before the engine's state is."""
         options = self._service.options
         with self._bodies.share() as share:
@@ -241,7 +243,7 @@ class _Routes:
                 client = self._service.client_of(http)
                 await unless_left(http.receive, self._service.opened(client))
         self._service.check_open()
-        return body, self._service.texts
+        return body, self._service.text_processor
 
     async def _prepared(self, http: HttpRequest, work: Callable[[], Result]) -> Result:
         """`work()`, in its turn among those of other clients."""
@@ -260,23 +262,23 @@ class _Routes:
         return self._service.cache_salt(body.cache_salt, http)
 
 
-def _tokenized(body: TokenizeBody, texts: ModelTexts) -> list[int]:
+def _tokenized(body: TokenizeBody, processor: TextProcessor) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
         options = template_options(
-            texts,
+            processor,
             body.messages,
             body.chat_template_kwargs,
             None,
             body.add_generation_prompt,
             body.continue_final_message,
         )
-        messages = plain_messages(body.messages, texts)
-        return texts.chat_ids(messages, plain_tools(body.tools), **options)
+        messages = plain_messages(body.messages, processor)
+        return processor.encode_chat(messages, plain_tools(body.tools), **options)
     assert body.prompt is not None
-    texts.check_length(body.prompt, "prompt")
-    tokenizer = require_tokenizer(texts.tokenizer, "prompt")
+    processor.check_length(body.prompt, "prompt")
+    tokenizer = require_tokenizer(processor.tokenizer, "prompt")
     if body.add_special_tokens is False:
         return tokenizer.encode_text(body.prompt)
     return tokenizer.encode_prompt(body.prompt)

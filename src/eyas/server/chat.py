@@ -16,7 +16,7 @@ from eyas.server.constraints import Constraint, constraint_of, with_param
 from eyas.server.messages import plain_messages, plain_tools, template_options
 from eyas.server.request_models import ChatBody
 from eyas.server.sampling import check_alternatives, refuse_unsupported, sampling_params
-from eyas.server.texts import ModelTexts
+from eyas.server.text_processor import TextProcessor
 from eyas.server.tools import offered_tools
 
 
@@ -37,21 +37,21 @@ class Chat:
     streams_reasoning: bool = True
 
 
-def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str) -> Chat:
+def chat_of(body: ChatBody, processor: TextProcessor, request_id: str, cache_salt: str) -> Chat:
     """RequestError or ApiError names what cannot be done; slow, pure work."""
     refuse_unsupported(body)
-    check_alternatives(body, texts.max_top_logprobs, "top_logprobs", "prompt_logprobs")
+    check_alternatives(body, processor.max_top_logprobs, "top_logprobs", "prompt_logprobs")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs: needs logprobs: true", param="top_logprobs")
     params = sampling_params(
         body,
-        texts.defaults,
+        processor.defaults,
         max_tokens=_limit(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
     offer = offered_tools(body)
-    constraint = constraint_of(body, texts.spelling)
+    constraint = constraint_of(body, processor.spelling)
     wanted = Wanted(
         answer=None if constraint is None else constraint.node,
         tools=offer.tools,
@@ -68,11 +68,11 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
             "can be told apart; leave it out or send tool_choice 'none'",
             param="separate_reasoning",
         )
-    ids = texts.chat_ids(
-        plain_messages(body.messages, texts),
+    ids = processor.encode_chat(
+        plain_messages(body.messages, processor),
         plain_tools(body.tools) if offer.tools else None,
         **template_options(
-            texts,
+            processor,
             body.messages,
             body.chat_template_kwargs,
             body.reasoning_effort,
@@ -80,8 +80,8 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
             body.continue_final_message,
         ),
     )
-    check_room(len(ids), params, texts.max_model_len)
-    output = texts.dialect.output(wanted, ids)
+    check_room(len(ids), params, processor.max_model_len)
+    output = processor.dialect.output(wanted, ids)
     if output is not None:
         output = with_param(output, _param_of(constraint, wanted), ignore_eos=params.ignore_eos)
     request = Request(
@@ -94,7 +94,7 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
     )
     return Chat(
         request,
-        (lambda: texts.dialect.segmenter(wanted, ids)) if splits else None,
+        (lambda: processor.dialect.segmenter(wanted, ids)) if splits else None,
         may_call=bool(offer.tools),
         is_named=offer.choice not in CHOICES,
         shows_reasoning=body.include_reasoning is not False,

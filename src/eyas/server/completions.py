@@ -23,18 +23,18 @@ from eyas.server.sampling import (
     refuse_unsupported,
     sampling_params,
 )
-from eyas.server.texts import ModelTexts
+from eyas.server.text_processor import TextProcessor
 from eyas.text import Detokenizer, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
 
 def completion_requests(
-    body: CompletionBody, texts: ModelTexts, request_id: str, cache_salt: str
+    body: CompletionBody, processor: TextProcessor, request_id: str, cache_salt: str
 ) -> list[Request]:
     """One request for each prompt. RequestError or ApiError names what cannot be done."""
     refuse_unsupported(body)
-    check_alternatives(body, texts.max_top_logprobs, "logprobs", "prompt_logprobs")
+    check_alternatives(body, processor.max_top_logprobs, "logprobs", "prompt_logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens: 0 is for echo: true only", param="max_tokens")
     if body.suffix is not None:
@@ -45,13 +45,15 @@ def completion_requests(
     scores_prompt = body.echo and body.logprobs is not None
     params = sampling_params(
         body,
-        texts.defaults,
+        processor.defaults,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if scores_prompt else body.prompt_logprobs,
     )
-    output = constrained_output(constraint_of(body, texts.spelling), ignore_eos=params.ignore_eos)
-    return texts.raw_requests(prompts, params, output, request_id, cache_salt)
+    output = constrained_output(
+        constraint_of(body, processor.spelling), ignore_eos=params.ignore_eos
+    )
+    return processor.make_requests(prompts, params, output, request_id, cache_salt)
 
 
 def _decoded(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, finite, token_text
 from eyas.server.request_models import CompletionFields, GenerateBody, GenerateParams
 from eyas.server.sampling import check_alternatives, sampling_params
-from eyas.server.texts import ModelTexts
+from eyas.server.text_processor import TextProcessor
 from eyas.text import Tokenizer
 
 MAX_REPEATS = 128
@@ -30,10 +30,10 @@ _PREFIX = "sampling_params."
 
 
 def generate_requests(
-    body: GenerateBody, texts: ModelTexts, request_id: str, cache_salt: str
+    body: GenerateBody, processor: TextProcessor, request_id: str, cache_salt: str
 ) -> list[Request]:
     """One request for each prompt. RequestError or ApiError names what cannot be done."""
-    check_alternatives(body, texts.max_top_logprobs, "top_logprobs_num")
+    check_alternatives(body, processor.max_top_logprobs, "top_logprobs_num")
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("text: give either text or input_ids", param="text")
     if body.top_logprobs_num and not body.return_logprob:
@@ -48,14 +48,14 @@ def generate_requests(
     param = "input_ids" if body.text is None else "text"
     prompts = prompts_in(getattr(body, param), param, asked.n or 1)
     with in_their_words(_PREFIX):
-        params = _params(body, asked, texts)
-    constraint = constraint_of(asked, texts.spelling, _PREFIX)
+        params = _params(body, asked, processor)
+    constraint = constraint_of(asked, processor.spelling, _PREFIX)
     output = constrained_output(constraint, ignore_eos=params.ignore_eos)
     with in_their_words(_PREFIX):
-        return texts.raw_requests(prompts, params, output, request_id, cache_salt)
+        return processor.make_requests(prompts, params, output, request_id, cache_salt)
 
 
-def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> SamplingParams:
+def _params(body: GenerateBody, asked: GenerateParams, processor: TextProcessor) -> SamplingParams:
     fields = {name: getattr(asked, name) for name in SHARED}
     fields |= {ours: getattr(asked, theirs) for ours, theirs in NAMES.items()}
     limit = fields.pop("max_tokens")
@@ -69,7 +69,7 @@ def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> Sam
     num_top = (body.top_logprobs_num or 0) if body.return_logprob else None
     return sampling_params(
         CompletionFields(**fields),
-        texts.defaults,
+        processor.defaults,
         max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
         logprobs=num_top,
         prompt_logprobs=num_top if scores_prompt else None,

@@ -222,7 +222,7 @@ async def _serve(
 
 async def _greet(service: Service) -> None:
     """Makes the service ready, now that the engine is. ValueError: it cannot be."""
-    await service.load_texts()
+    await service.load_text_processor()
     info = service.client.info
     if info is not None:
         log.info(

@@ -11,7 +11,7 @@ from typing import Any
 
 from eyas.core import RequestError
 from eyas.server.request_models import Message, RefusalPart, TextPart, Tool
-from eyas.server.texts import ModelTexts
+from eyas.server.text_processor import TextProcessor
 from eyas.text.messages import require_content
 
 MAX_KWARG_CHARS = 1000
@@ -34,10 +34,10 @@ def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     ] or None
 
 
-def plain_messages(messages: list[Message], texts: ModelTexts) -> list[dict[str, Any]]:
+def plain_messages(messages: list[Message], processor: TextProcessor) -> list[dict[str, Any]]:
     """Messages for a template: "developer" as it knows it, a refusal as content, and one system message
     where several lead."""
-    template = texts.template
+    template = processor.template
     plain: list[dict[str, Any]] = []
     for place, message in enumerate(messages):
         fields = message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
@@ -80,24 +80,24 @@ def _after(first: Any, second: Any) -> str:
     return "\n\n".join(filter(None, texts))
 
 
-def _set_effort(options: dict[str, Any], effort: str, texts: ModelTexts) -> None:
+def _set_effort(options: dict[str, Any], effort: str, processor: TextProcessor) -> None:
     """As much of it as the template can say."""
     if options.get("reasoning_effort", effort) != effort:
         raise RequestError(
             "reasoning_effort: differs from chat_template_kwargs.reasoning_effort; give one of them",
             param="reasoning_effort",
         )
-    if texts.template is None:
+    if processor.template is None:
         return
-    if texts.template.mentions("reasoning_effort"):
+    if processor.template.mentions("reasoning_effort"):
         options["reasoning_effort"] = effort
     for switch in ("enable_thinking", "thinking"):
-        if effort in _NO_REASONING_EFFORTS and texts.template.mentions(switch):
+        if effort in _NO_REASONING_EFFORTS and processor.template.mentions(switch):
             options.setdefault(switch, False)
 
 
 def template_options(
-    texts: ModelTexts,
+    processor: TextProcessor,
     messages: list[Message],
     kwargs: dict[str, Any] | None,
     reasoning_effort: str | None,
@@ -108,13 +108,13 @@ def template_options(
     alone may be unknown, as clients send it to every model."""
     options = dict(kwargs or {})
     if reasoning_effort is not None:
-        _set_effort(options, reasoning_effort, texts)
+        _set_effort(options, reasoning_effort, processor)
     for name, value in options.items():
         param = name if name not in (kwargs or {}) else f"chat_template_kwargs.{name[:64]}"
         is_known = name.isidentifier() and not name.startswith("_") and name not in _RESERVED_KWARGS
-        if texts.tokenizer is not None:
-            is_known = is_known and name not in texts.tokenizer.special_texts
-        if not (is_known and texts.template is not None and texts.template.mentions(name)):
+        if processor.tokenizer is not None:
+            is_known = is_known and name not in processor.tokenizer.special_texts
+        if not (is_known and processor.template is not None and processor.template.mentions(name)):
             raise RequestError(
                 f"{param}: is nothing that this model's chat template reads", param=param
             )

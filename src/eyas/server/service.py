@@ -20,8 +20,8 @@ from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.metrics import Metrics
 from eyas.server.options import ServerOptions
+from eyas.server.text_processor import TextProcessor, model_directory
 from eyas.server.text_workers import MAX_WAITING, TextWorkers
-from eyas.server.texts import ModelTexts, model_directory
 
 log = logging.getLogger("eyas.server")
 
@@ -40,20 +40,20 @@ class Service:
         self.metrics = Metrics(client.health, self.names[0], options.metrics_names)
         self.is_draining = False
         self.started_at = int(time.time())
-        self._texts: ModelTexts | None = None
-        self._texts_info: EngineInfo | None = None
+        self._text_processor: TextProcessor | None = None
+        self._text_processor_info: EngineInfo | None = None
         self._live: dict[str, list[str]] = {}
         self._start_is_over = asyncio.Event()
         self._early: Counter[str] = Counter()
 
-    async def load_texts(self) -> None:
+    async def load_text_processor(self) -> None:
         """Once an engine is ready: those of its model, unless they are there. ValueError names a broken
         file or an unknown parser."""
         info = self.client.info
-        if info is not None and info != self._texts_info:
+        if info is not None and info != self._text_processor_info:
             directory = model_directory(self.config, info)
-            self._texts = await asyncio.to_thread(
-                ModelTexts,
+            self._text_processor = await asyncio.to_thread(
+                TextProcessor,
                 directory,
                 info,
                 self.options.reasoning_parser,
@@ -61,7 +61,7 @@ class Service:
                 chat_template=self.options.chat_template,
                 max_top_logprobs=self.options.max_top_logprobs,
             )
-            self._texts_info = info
+            self._text_processor_info = info
             self.end_start()
 
     @property
@@ -73,11 +73,11 @@ class Service:
         return info
 
     @property
-    def texts(self) -> ModelTexts:
+    def text_processor(self) -> TextProcessor:
         """ApiError 503 until they are loaded, and are those of the engine that there is."""
-        if self.info != self._texts_info or self._texts is None:
+        if self.info != self._text_processor_info or self._text_processor is None:
             raise ApiError(Code.ENGINE_STARTING)
-        return self._texts
+        return self._text_processor
 
     @property
     def is_starting(self) -> bool:
@@ -143,7 +143,7 @@ class Service:
         """ApiError 503 says why no work can be taken."""
         if self.is_draining:
             raise self.draining()
-        _ = self.texts
+        _ = self.text_processor
         if self.client.health().idle_seconds > self.options.stall_seconds:
             raise ApiError(Code.ENGINE_STALLED)
 

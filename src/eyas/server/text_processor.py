@@ -20,7 +20,7 @@ from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defau
 from eyas.text.template import require_template
 
 
-class ModelTexts:
+class TextProcessor:
     """What the server knows of a model: its tokenizer, template, dialect, sampling defaults, limits.
 
     tokenizer, template: None where the model has none; without the first there is no second.
@@ -59,7 +59,7 @@ class ModelTexts:
         assert self._dialect is not None
         return self._dialect
 
-    def prompt_ids(
+    def encode_prompt(
         self, prompt: str | Sequence[int], param: str, num_reserved: int = 1
     ) -> list[int]:
         """Ids of a raw prompt. ApiError or RequestError if it is empty, no prompt, or too long to leave
@@ -76,7 +76,7 @@ class ModelTexts:
                 )
         return self.checked(ids, param, num_reserved)
 
-    def raw_requests(
+    def make_requests(
         self,
         prompts: Mapping[str, str | Sequence[int]],
         params: SamplingParams,
@@ -84,10 +84,10 @@ class ModelTexts:
         request_id: str,
         cache_salt: str,
     ) -> list[Request]:
-        """A request for each raw prompt, given by its field. Errors are those of `prompt_ids`; a
+        """A request for each raw prompt, given by its field. Errors are those of `encode_prompt`; a
         RequestError where there is no room for `min_tokens`."""
         num_reserved = int(params.max_tokens != 0)
-        ids = [self.prompt_ids(prompt, param, num_reserved) for param, prompt in prompts.items()]
+        ids = [self.encode_prompt(prompt, param, num_reserved) for param, prompt in prompts.items()]
         for each in ids:
             check_room(len(each), params, self.max_model_len)
         return [
@@ -101,7 +101,7 @@ class ModelTexts:
             for place, each in enumerate(ids)
         ]
 
-    def chat_ids(
+    def encode_chat(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None,
