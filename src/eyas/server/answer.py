@@ -115,7 +115,7 @@ class Answer:
         if sum(choice.num_values for choice in choices) <= SMALL_VALUES:
             return InPieces(written())
         loop = asyncio.get_running_loop()
-        return InPieces(await loop.run_in_executor(self._service.writers, written))
+        return InPieces(await loop.run_in_executor(self._service.encode_pool, written))
 
     def _check_size(self) -> None:
         """ApiError for more log-probabilities than an answer may hold that is not sent as it comes. One

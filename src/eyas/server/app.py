@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from eyas.core import Request, RequestError
 from eyas.server import errors, server_info
 from eyas.server.answer import Answer
-from eyas.server.body import Body, BodyMemoryLimit, parsed, read_body
+from eyas.server.body import Body, BodyMemoryLimit, parse_off_event_loop, read_body
 from eyas.server.chat import chat_of
 from eyas.server.chat_format import ChatFormat
 from eyas.server.codes import Code
@@ -237,7 +237,9 @@ class _Routes:
             seconds = options.read_timeout_seconds
             data = await read_body(http, options.max_body_bytes, seconds, share)
             http.state.body_size = len(data)
-            body = await parsed(data, kind, self._service.readers, self._service.client_of(http))
+            body = await parse_off_event_loop(
+                data, kind, self._service.parse_pool, self._service.client_of(http)
+            )
             self._service.check_model(getattr(body, "model", None))
             if self._service.is_starting:
                 client = self._service.client_of(http)
@@ -248,7 +250,7 @@ class _Routes:
     async def _prepared(self, http: HttpRequest, work: Callable[[], Result]) -> Result:
         """`work()`, in its turn among those of other clients."""
         client = self._service.client_of(http)
-        return await self._service.workers.run(work, client, http.state.body_size)
+        return await self._service.prepare_pool.run(work, client, http.state.body_size)
 
     async def _requests(
         self, http: HttpRequest, work: Callable[[], list[Request]]

@@ -18,7 +18,7 @@ from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.fields import FORMS
 from eyas.server.json_text import Way, json_object, path_of
-from eyas.server.text_workers import TextWorkers
+from eyas.server.thread_pool import FairThreadPool
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -162,11 +162,13 @@ async def read_body(
     return b"".join(pieces)
 
 
-async def parsed(body: bytes, kind: type[Body], workers: TextWorkers, client: str) -> Body:
-    """The body as `kind`, as `parse` has it; `workers` take the large ones."""
+async def parse_off_event_loop(
+    body: bytes, kind: type[Body], pool: FairThreadPool, client: str
+) -> Body:
+    """The body as `kind`, as `parse` has it; `pool` takes the large ones."""
     if len(body) <= SMALL_BYTES:
         return parse(body, kind)
-    return await workers.run(lambda: parse(body, kind), client, len(body))
+    return await pool.run(lambda: parse(body, kind), client, len(body))
 
 
 def parse(body: bytes, kind: type[Body]) -> Body:

@@ -21,7 +21,7 @@ from eyas.server.errors import ApiError
 from eyas.server.metrics import Metrics
 from eyas.server.options import ServerOptions
 from eyas.server.text_processor import TextProcessor, model_directory
-from eyas.server.text_workers import MAX_WAITING, TextWorkers
+from eyas.server.thread_pool import MAX_WAITING, FairThreadPool
 
 log = logging.getLogger("eyas.server")
 
@@ -34,9 +34,9 @@ class Service:
         self.options = options
         self.client = client
         self.names = options.served_model_names or (config.model.path,)
-        self.workers = TextWorkers(options.text_timeout_seconds)
-        self.readers = TextWorkers(options.text_timeout_seconds, num_threads=1)
-        self.writers = ThreadPoolExecutor(1, thread_name_prefix="eyas-write")
+        self.prepare_pool = FairThreadPool(options.text_timeout_seconds)
+        self.parse_pool = FairThreadPool(options.text_timeout_seconds, num_threads=1)
+        self.encode_pool = ThreadPoolExecutor(1, thread_name_prefix="eyas-write")
         self.metrics = Metrics(client.health, self.names[0], options.metrics_names)
         self.is_draining = False
         self.started_at = int(time.time())
@@ -192,6 +192,6 @@ class Service:
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
-        self.workers.close()
-        self.readers.close()
-        self.writers.shutdown(wait=False, cancel_futures=True)
+        self.prepare_pool.close()
+        self.parse_pool.close()
+        self.encode_pool.shutdown(wait=False, cancel_futures=True)

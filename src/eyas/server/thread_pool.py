@@ -42,7 +42,7 @@ class _Job:
     is_refused: bool = False
 
 
-class TextWorkers:
+class FairThreadPool:
     """timeout_seconds: of waiting, and once more of the work itself."""
 
     def __init__(self, timeout_seconds: float, num_threads: int = NUM_THREADS) -> None:
