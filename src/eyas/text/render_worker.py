@@ -16,7 +16,7 @@ import socket
 
 from jinja2 import TemplateError
 
-from eyas.text.render_questions import Kind, Question, receive, send
+from eyas.text.render_protocol import RenderRequest, ReplyKind, receive, send
 from eyas.text.sandbox import Compiled, TemplateRefusal
 
 MAX_KEPT = 32
@@ -36,7 +36,7 @@ def main() -> None:
             answer = _answer(receive(connection, MAX_MEMORY_BYTES), templates)
             signal.setitimer(signal.ITIMER_PROF, 0)
             send(connection, answer)
-            if answer[0] == Kind.FULL:
+            if answer[0] == ReplyKind.FULL:
                 return
 
 
@@ -45,12 +45,12 @@ def _answer(data: bytes, templates: dict[int, Compiled]) -> bytes:
         kind, text = _judged(data, templates)
         return bytes([kind]) + text.encode("utf-8", "surrogatepass")
     except MemoryError:
-        return bytes([Kind.FULL])
+        return bytes([ReplyKind.FULL])
 
 
-def _judged(data: bytes, templates: dict[int, Compiled]) -> tuple[Kind, str]:
+def _judged(data: bytes, templates: dict[int, Compiled]) -> tuple[ReplyKind, str]:
     try:
-        question = Question.decoded(data)
+        question = RenderRequest.decoded(data)
         signal.setitimer(signal.ITIMER_PROF, question.cpu_seconds)
         if question.source is not None:
             while len(templates) >= MAX_KEPT:
@@ -58,18 +58,18 @@ def _judged(data: bytes, templates: dict[int, Compiled]) -> tuple[Kind, str]:
             templates[question.place] = Compiled(question.source)
         compiled = templates.get(question.place)
         if compiled is None:
-            return Kind.UNKNOWN, ""
+            return ReplyKind.UNKNOWN, ""
         if question.variables is None:
-            return Kind.USES, json.dumps(dataclasses.asdict(compiled.uses))
-        return Kind.TEXT, compiled.render(question.variables, question.max_chars)
+            return ReplyKind.USES, json.dumps(dataclasses.asdict(compiled.uses))
+        return ReplyKind.TEXT, compiled.render(question.variables, question.max_chars)
     except TemplateRefusal as error:
-        return Kind.REFUSED, str(error)
+        return ReplyKind.REFUSED, str(error)
     except MemoryError:
         raise
     except TemplateError as error:
-        return Kind.FAILED, str(error)[:1000]
+        return ReplyKind.FAILED, str(error)[:1000]
     except Exception as error:  # whatever a template runs into is its own fault
-        return Kind.FAILED, f"{type(error).__name__}: {str(error)[:1000]}"
+        return ReplyKind.FAILED, f"{type(error).__name__}: {str(error)[:1000]}"
 
 
 if __name__ == "__main__":

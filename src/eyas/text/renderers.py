@@ -28,7 +28,7 @@ from typing import Any
 from eyas.children import python_command
 from eyas.core import RequestError
 from eyas.text.fields import FieldUses
-from eyas.text.render_questions import Kind, Question, receive, send
+from eyas.text.render_protocol import RenderRequest, ReplyKind, receive, send
 
 MAX_TEMPLATE_CHARS = 1024 * 1024
 MAX_RENDERED_CHARS = 32 * 1024 * 1024
@@ -63,7 +63,7 @@ class BoundedTemplate:
             raise ValueError(
                 f"the chat template {overrun} to compile; take a smaller one"
             ) from overrun
-        if kind is not Kind.USES:
+        if kind is not ReplyKind.USES:
             raise ValueError(f"the chat template cannot be compiled: {said}")
         self.uses = FieldUses(**json.loads(said))
 
@@ -72,14 +72,14 @@ class BoundedTemplate:
         try:
             kind, said = self._ask(variables, DEADLINE_SECONDS, max_chars)
         except _Overrun as overrun:
-            kind, said = Kind.REFUSED, f"{overrun} to render"
+            kind, said = ReplyKind.REFUSED, f"{overrun} to render"
         except (TypeError, ValueError) as error:
             raise RequestError(
                 f"messages: must be plain data, as JSON has it ({error})", param="messages"
             ) from error
-        if kind is Kind.REFUSED:
+        if kind is ReplyKind.REFUSED:
             raise RequestError(f"messages: the model's chat template {said}", param="messages")
-        if kind is not Kind.TEXT:
+        if kind is not ReplyKind.TEXT:
             raise RequestError(
                 "messages: the model's chat template cannot render them; "
                 "check roles, their order and every field's type",
@@ -89,11 +89,11 @@ class BoundedTemplate:
 
     def _ask(
         self, variables: dict[str, Any] | None, cpu_seconds: float, max_chars: int
-    ) -> tuple[Kind, str]:
-        question = Question(self._place, None, variables, cpu_seconds, max_chars)
+    ) -> tuple[ReplyKind, str]:
+        question = RenderRequest(self._place, None, variables, cpu_seconds, max_chars)
         with _renderers_of(os.getpid()).one() as renderer:
             kind, said = renderer.ask(question)
-            if kind is Kind.UNKNOWN:
+            if kind is ReplyKind.UNKNOWN:
                 kind, said = renderer.ask(replace(question, source=self._source))
         return kind, said
 
@@ -121,7 +121,7 @@ class _Renderer:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, question: Question) -> tuple[Kind, str]:
+    def ask(self, question: RenderRequest) -> tuple[ReplyKind, str]:
         """Its answer. _Overrun where there is none."""
         data = question.encoded()
         self.is_usable = False
@@ -139,8 +139,8 @@ class _Renderer:
                 ) from error
             is_late = status == -signal.SIGPROF
             raise _Overrun("takes too long" if is_late else "takes too much memory") from error
-        kind = Kind(answer[0])
-        if kind is Kind.FULL:
+        kind = ReplyKind(answer[0])
+        if kind is ReplyKind.FULL:
             raise _Overrun("takes too much memory")
         self.is_usable = True
         return kind, answer[1:].decode("utf-8", "surrogatepass")

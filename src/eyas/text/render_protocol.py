@@ -1,7 +1,8 @@
-"""What is said to a rendering process, and what it says.
+"""The protocol between `eyas.text.renderers` and a process that renders chat templates.
 
-Promises: a question is a `Question` in JSON, an answer a byte of `Kind` and a text, each behind its
-length; any Python string arrives as it is. Does not know: templates.
+Promises: a request is a `RenderRequest` in JSON; a reply is one byte of `ReplyKind` and a text. Each is
+preceded by its length. Any Python string arrives unchanged, lone surrogates included.
+Does not know: templates.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 _LENGTH = struct.Struct("<Q")
 
 
-class Kind(IntEnum):
+class ReplyKind(IntEnum):
     """What an answer is. TEXT: what was rendered. USES: the fields of `FieldUses` in JSON, of what
     compiles. UNKNOWN: the template's source is wanted. REFUSED: what the template does instead of
     rendering. FAILED: what went wrong. FULL: there is no memory for it."""
@@ -30,7 +31,7 @@ class Kind(IntEnum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Question:
+class RenderRequest:
     """place: a number that stands for the template. source: its text; None where it is compiled, if it
     still is. variables: what to render it with; None compiles it only. cpu_seconds: for all of it.
     max_chars: of the rendered text."""
@@ -47,7 +48,7 @@ class Question:
         return text.encode("utf-8", "surrogatepass")
 
     @classmethod
-    def decoded(cls, data: bytes) -> Question:
+    def decoded(cls, data: bytes) -> RenderRequest:
         return cls(*json.loads(data.decode("utf-8", "surrogatepass")))
 
 
