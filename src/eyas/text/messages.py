@@ -13,8 +13,8 @@ from typing import Any
 
 from eyas.core import RequestError
 from eyas.text.arguments import as_object, as_text
-from eyas.text.fields import REASONING_END, REASONING_KEYS, FieldUses
 from eyas.text.guard import STRUCTURAL_VALUES
+from eyas.text.template_analysis import REASONING_END, REASONING_KEYS, FieldUses
 
 _REASONING_BEGIN = "<think>"
 _BESIDE_CONTENT = ("tool_calls", "refusal", *REASONING_KEYS)
@@ -35,13 +35,13 @@ def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> d
         normal["tool_calls"] = [_normal_call(call, uses) for call in calls]
     if (content := normal.get("content")) is not None:
         texts = _texts_of(content, place)
-        if role == "assistant" and uses.tells_reasoning:
+        if role == "assistant" and uses.handles_reasoning:
             texts = _apart_from_reasoning(texts, normal, uses)
         normal["content"] = _content(texts, uses)
-    elif role == "assistant" and calls and uses.tells_none:
-        if "content" in message or not uses.tells_absent:
+    elif role == "assistant" and calls and uses.distinguishes_none:
+        if "content" in message or not uses.distinguishes_absent:
             normal["content"] = None
-    elif not uses.tells_absent:
+    elif not uses.distinguishes_absent:
         normal["content"] = _content([""], uses)
     reasoning = next((normal[key] for key in REASONING_KEYS if normal.get(key)), None)
     if reasoning is not None:
@@ -126,4 +126,4 @@ def _apart_from_reasoning(texts: list[str], message: dict[str, Any], uses: Field
     if not any(message.get(key) for key in REASONING_KEYS):
         message["reasoning_content"] = before.split(_REASONING_BEGIN)[-1].strip("\n")
     answer = after.split(REASONING_END)[-1]
-    return [answer.lstrip("\n") if uses.strips_answer else answer]
+    return [answer.lstrip("\n") if uses.strips_after_reasoning else answer]

@@ -27,8 +27,8 @@ from typing import Any
 
 from eyas.children import python_command
 from eyas.core import RequestError
-from eyas.text.fields import FieldUses
 from eyas.text.render_protocol import RenderRequest, ReplyKind, receive, send
+from eyas.text.template_analysis import FieldUses
 
 MAX_TEMPLATE_CHARS = 1024 * 1024
 MAX_RENDERED_CHARS = 32 * 1024 * 1024

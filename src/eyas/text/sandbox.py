@@ -17,7 +17,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from eyas.text.fields import FieldUses, read_uses
+from eyas.text.template_analysis import FieldUses, read_uses
 
 
 class TemplateRefusal(Exception):

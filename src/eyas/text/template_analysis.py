@@ -48,21 +48,21 @@ class FieldUses:
     """What one template does with the fields of messages.
 
     wants_parts: looks into parts of content, and never asks whether content is a string.
-    tells_none: content that is none is another case than empty content.
-    tells_absent: so is a message without content.
+    distinguishes_none: content that is none is another case than empty content.
+    distinguishes_absent: so is a message without content.
     arguments: how it takes those of a call: "object" (written by tojson, or walked through), "text"
     (put between other text), or "given" (it asks which of them they are).
-    tells_reasoning: reasoning is another thing than content: it has its own field, or the template
+    handles_reasoning: reasoning is another thing than content: it has its own field, or the template
     takes it off the content at the marker behind it.
-    strips_answer: what follows that marker loses the white space at its head.
+    strips_after_reasoning: what follows that marker loses the white space at its head.
     """
 
     wants_parts: bool
-    tells_none: bool
-    tells_absent: bool
+    distinguishes_none: bool
+    distinguishes_absent: bool
     arguments: Literal["object", "text", "given"]
-    tells_reasoning: bool
-    strips_answer: bool
+    handles_reasoning: bool
+    strips_after_reasoning: bool
 
 
 def read_uses(tree: nodes.Template) -> FieldUses:
@@ -71,14 +71,14 @@ def read_uses(tree: nodes.Template) -> FieldUses:
     tests = {(held, test.name) for test in tree.find_all(nodes.Test) for held in flow.of(test.node)}
     return FieldUses(
         wants_parts=_looks_into_parts(tree, flow) and (_Held.CONTENT, "string") not in tests,
-        tells_none=(_Held.CONTENT, "none") in tests or _compares_with_none(tree, flow),
-        tells_absent=(
+        distinguishes_none=(_Held.CONTENT, "none") in tests or _compares_with_none(tree, flow),
+        distinguishes_absent=(
             not tests.isdisjoint({(_Held.CONTENT, "defined"), (_Held.CONTENT, "undefined")})
             or "content" in _searched_for(tree)
         ),
         arguments=_arguments(tree, flow, {name for held, name in tests if held == _Held.ARGUMENTS}),
-        tells_reasoning=_tells_reasoning(tree),
-        strips_answer=_strips_answer(tree),
+        handles_reasoning=_tells_reasoning(tree),
+        strips_after_reasoning=_strips_answer(tree),
     )
 
 
