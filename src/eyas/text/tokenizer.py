@@ -19,7 +19,7 @@ import tokenizers
 
 from eyas.core import RequestError
 from eyas.text.files import read_json_object, read_json_object_if_there
-from eyas.text.pieces import PieceBytes, parts_of
+from eyas.text.token_bytes import TokenByteDecoder, flatten_components
 
 _USUAL_CHARS = 8
 """Characters of a token that few texts have more of."""
@@ -72,7 +72,7 @@ class Tokenizer:
             token.id for token in self.control_tokens if token.is_special
         )
         self._added_text = {token["id"]: token["content"] for token in added}
-        self._piece_bytes = PieceBytes.from_spec(spec)
+        self._byte_decoder = TokenByteDecoder.from_spec(spec)
         self._bytes_of_id: dict[int, bytes] = {}
         self._plain = _plain_tokenizer(spec, added, self.control_ids)
         self._continuing = self._plain
@@ -171,13 +171,13 @@ class Tokenizer:
 
     def num_leading_spaces_of(self, data: bytes) -> int:
         """How many spaces the decoder takes off the front of a text that starts with `data`."""
-        limit = self._piece_bytes.num_leading_spaces
+        limit = self._byte_decoder.num_leading_spaces
         return len(data[:limit]) - len(data[:limit].lstrip(b" "))
 
     @property
     def num_leading_spaces(self) -> int:
         """The most spaces that `decode` may take off the front of a text."""
-        return self._piece_bytes.num_leading_spaces
+        return self._byte_decoder.num_leading_spaces
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; empty for an id that no token has."""
@@ -199,7 +199,7 @@ class Tokenizer:
         if token_id in self._added_text:
             return self._added_text[token_id].encode("utf-8", "replace")
         token = self._plain.id_to_token(token_id) if 0 <= token_id < 2**32 else None
-        return b"" if token is None else self._piece_bytes.of(token)
+        return b"" if token is None else self._byte_decoder.of(token)
 
     def _encode(self, text: str, continues: bool) -> list[int]:
         plain = self._continuing if continues else self._plain
@@ -285,7 +285,7 @@ def _plain_tokenizer(
 
 
 def _metaspaces(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    parts = parts_of(spec.get("pre_tokenizer"), "pretokenizers")
+    parts = flatten_components(spec.get("pre_tokenizer"), "pretokenizers")
     return [part for part in parts if part.get("type") == "Metaspace"]
 
 
@@ -322,7 +322,7 @@ def _special_texts(config: dict[str, Any]) -> dict[str, str | list[str]]:
 def _prompt_prefix(spec: dict[str, Any]) -> list[int]:
     """The ids that the post-processor puts before a single text."""
     prefix: list[int] = []
-    for part in parts_of(spec.get("post_processor"), "processors"):
+    for part in flatten_components(spec.get("post_processor"), "processors"):
         if part.get("type") == "TemplateProcessing":
             for item in part.get("single", []):
                 if "SpecialToken" not in item:

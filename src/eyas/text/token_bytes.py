@@ -1,8 +1,8 @@
-"""How token ids turn into bytes: read from a tokenizer.json's decoder, once, into one small object.
+"""The bytes of a model's tokens, read from the decoder of its tokenizer.json.
 
-Promises: `PieceBytes.of(token)` is the exact bytes that a model token stands for, so that a text is
-the bytes of its tokens put one after the other (and, for some SentencePiece models, one leading
-space taken off). Byte-level BPE, and SentencePiece BPE with or without byte fallback.
+Promises: `TokenByteDecoder.of(token)` returns the exact bytes of a model token. A text is the
+concatenation of the bytes of its tokens (for some SentencePiece models, without one leading space).
+Supports byte-level BPE, and SentencePiece BPE with and without byte fallback.
 Does not know: control tokens, streams.
 """
 
@@ -27,17 +27,17 @@ def _byte_level_alphabet() -> dict[str, int]:
 _ALPHABET = _byte_level_alphabet()
 
 
-def parts_of(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+def flatten_components(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
     """A tokenizer.json component as a flat list: a `Sequence`'s members, or itself, or nothing."""
     if not component:
         return []
     if component.get("type") == "Sequence":
-        return [part for child in component.get(key, []) for part in parts_of(child, key)]
+        return [part for child in component.get(key, []) for part in flatten_components(child, key)]
     return [component]
 
 
 @dataclass(frozen=True, slots=True)
-class PieceBytes:
+class TokenByteDecoder:
     """is_byte_level: characters stand for bytes; else `space` stands for one space.
 
     num_leading_spaces: spaces that the decoder takes off the front of a whole text.
@@ -49,15 +49,15 @@ class PieceBytes:
     num_leading_spaces: int
 
     @classmethod
-    def from_spec(cls, spec: dict[str, Any]) -> PieceBytes:
+    def from_spec(cls, spec: dict[str, Any]) -> TokenByteDecoder:
         """From a parsed tokenizer.json. ValueError for a decoder of another kind."""
-        decoders = parts_of(spec.get("decoder"), "decoders")
+        decoders = flatten_components(spec.get("decoder"), "decoders")
         kinds = [decoder.get("type") for decoder in decoders]
         if "ByteLevel" in kinds or (
             not kinds
             and any(
                 part.get("type") == "ByteLevel"
-                for part in parts_of(spec.get("pre_tokenizer"), "pretokenizers")
+                for part in flatten_components(spec.get("pre_tokenizer"), "pretokenizers")
             )
         ):
             return cls(True, "", False, 0)
