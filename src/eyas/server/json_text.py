@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from eyas.core import is_text
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
-from eyas.text.arguments import MAX_STRUCTURE
+from eyas.text.messages import MAX_STRUCTURE
 
 MAX_VALUES = 1_200_000
 """Values of one text, strings and numbers included: one call reads them all, and all else waits."""

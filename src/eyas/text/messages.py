@@ -8,14 +8,16 @@ Does not know: rendering, tokens, HTTP.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from eyas.core import RequestError
-from eyas.text.arguments import as_object, as_text
 from eyas.text.guard import STRUCTURAL_VALUES
 from eyas.text.template_analysis import REASONING_END, REASONING_KEYS, FieldUses
 
+MAX_STRUCTURE = 200_000
+"""Most brackets, braces and colons that a JSON text may have to be parsed, its strings included."""
 _REASONING_BEGIN = "<think>"
 _BESIDE_CONTENT = ("tool_calls", "refusal", *REASONING_KEYS)
 
@@ -84,8 +86,8 @@ def _normal_call(call: Any, uses: FieldUses) -> Any:
     if isinstance(function := normal.get("function"), Mapping):
         return {**normal, "function": _normal_call(function, uses)}
     if "arguments" in normal and uses.arguments != "given":
-        change = as_text if uses.arguments == "text" else as_object
-        normal["arguments"] = change(normal["arguments"])
+        convert = _arguments_text if uses.arguments == "text" else _arguments_object
+        normal["arguments"] = convert(normal["arguments"])
     return normal
 
 
@@ -127,3 +129,25 @@ def _apart_from_reasoning(texts: list[str], message: dict[str, Any], uses: Field
         message["reasoning_content"] = before.split(_REASONING_BEGIN)[-1].strip("\n")
     answer = after.split(REASONING_END)[-1]
     return [answer.lstrip("\n") if uses.strips_after_reasoning else answer]
+
+
+def _arguments_object(arguments: Any) -> Any:
+    """Return the object that a JSON string holds. What is no JSON object, or is too large, is returned
+    unchanged."""
+    if not isinstance(arguments, str) or sum(map(arguments.count, "[{:")) > MAX_STRUCTURE:
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _arguments_text(arguments: Any) -> Any:
+    """Return an object as a JSON string, as OpenAI's API has it; anything else unchanged."""
+    try:
+        return (
+            json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+        )
+    except (TypeError, ValueError, RecursionError):
+        return arguments
