@@ -1,8 +1,8 @@
-"""One message of a conversation, in the form that one template reads.
+"""Converts the messages of a conversation to the form that one chat template reads.
 
-Promises: what a message says stays; a field that is None is one that is absent; doing it twice is
-doing it once. Content is a string or parts, arguments are objects or text, and reasoning is a field of
-its own, as the template has them.
+Promises: no information of a message is lost; a field that is None is treated as absent; the
+conversion is idempotent. Content becomes a string or a list of parts, arguments of calls become
+objects or text, and reasoning becomes a field of its own, as the template requires.
 Does not know: rendering, tokens, HTTP.
 """
 
@@ -19,26 +19,29 @@ from eyas.text.template_analysis import REASONING_END, REASONING_KEYS, FieldUses
 MAX_STRUCTURE = 200_000
 """Most brackets, braces and colons that a JSON text may have to be parsed, its strings included."""
 _REASONING_BEGIN = "<think>"
-_BESIDE_CONTENT = ("tool_calls", "refusal", *REASONING_KEYS)
+_INSTEAD_OF_CONTENT = ("tool_calls", "refusal", *REASONING_KEYS)
 
 
-def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> dict[str, Any]:
-    """RequestError names what no template can read. place: of the message, for errors."""
+def normalize_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> dict[str, Any]:
+    """Return the message in the form described by `uses`.
+
+    place: index of the message, for errors. RequestError names a field that no template can read.
+    """
     role = message.get("role")
     if not isinstance(role, str) or role not in STRUCTURAL_VALUES["role"]:
         known = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
         raise RequestError(
             f"messages[{place}].role: must be one of {known}", param=f"messages[{place}].role"
         )
-    if role != "assistant":  # whose templates know answers without content
+    if role != "assistant":  # templates accept answers without content
         require_content(message, place)
     normal = _without_none(message)
     if isinstance(calls := normal.get("tool_calls"), (list, tuple)):
-        normal["tool_calls"] = [_normal_call(call, uses) for call in calls]
+        normal["tool_calls"] = [_normalize_call(call, uses) for call in calls]
     if (content := normal.get("content")) is not None:
-        texts = _texts_of(content, place)
+        texts = _content_texts(content, place)
         if role == "assistant" and uses.handles_reasoning:
-            texts = _apart_from_reasoning(texts, normal, uses)
+            texts = _split_reasoning(texts, normal, uses)
         normal["content"] = _content(texts, uses)
     elif role == "assistant" and calls and uses.distinguishes_none:
         if "content" in message or not uses.distinguishes_absent:
@@ -52,11 +55,11 @@ def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> d
 
 
 def require_content(message: Mapping[str, Any], place: int) -> None:
-    """RequestError for a message that says nothing: only an assistant's may lack content, where it
-    calls, refuses or reasons."""
+    """Raise RequestError for a message without content, unless it is an assistant's that has tool
+    calls, a refusal or reasoning."""
     is_assistant = message.get("role") == "assistant"
     if message.get("content") is not None or (
-        is_assistant and any(message.get(key) for key in _BESIDE_CONTENT)
+        is_assistant and any(message.get(key) for key in _INSTEAD_OF_CONTENT)
     ):
         return
     remedy = "give a text, or tool_calls" if is_assistant else "give a text"
@@ -66,8 +69,8 @@ def require_content(message: Mapping[str, Any], place: int) -> None:
     )
 
 
-def with_end(message: dict[str, Any], end: str, uses: FieldUses) -> dict[str, Any]:
-    """The message with `end` after the text of its content."""
+def append_to_content(message: dict[str, Any], end: str, uses: FieldUses) -> dict[str, Any]:
+    """Return the message with `end` appended to its content."""
     content = message.get("content") or _content([""], uses)
     if isinstance(content, str):
         return {**message, "content": content + end}
@@ -79,19 +82,19 @@ def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _normal_call(call: Any, uses: FieldUses) -> Any:
+def _normalize_call(call: Any, uses: FieldUses) -> Any:
     if not isinstance(call, Mapping):
         return call
     normal = _without_none(call)
     if isinstance(function := normal.get("function"), Mapping):
-        return {**normal, "function": _normal_call(function, uses)}
+        return {**normal, "function": _normalize_call(function, uses)}
     if "arguments" in normal and uses.arguments != "given":
         convert = _arguments_text if uses.arguments == "text" else _arguments_object
         normal["arguments"] = convert(normal["arguments"])
     return normal
 
 
-def _texts_of(content: Any, place: int) -> list[str]:
+def _content_texts(content: Any, place: int) -> list[str]:
     if isinstance(content, str):
         return [content]
     parts = content if isinstance(content, (list, tuple)) else [content]
@@ -117,9 +120,11 @@ def _content(texts: list[str], uses: FieldUses) -> Any:
     return "\n".join(texts)
 
 
-def _apart_from_reasoning(texts: list[str], message: dict[str, Any], uses: FieldUses) -> list[str]:
-    """Templates take old reasoning off the content at its marker, but content never reaches them with
-    a marker in it; so it is done here, as they do it."""
+def _split_reasoning(texts: list[str], message: dict[str, Any], uses: FieldUses) -> list[str]:
+    """Move reasoning out of the content, as templates do at the marker </think>.
+
+    Templates cannot do it themselves, since control tokens in content are hidden from them.
+    """
     if len(texts) > 1 and not uses.wants_parts:
         texts = ["\n".join(texts)]
     if len(texts) != 1 or REASONING_END not in texts[0]:
@@ -132,8 +137,8 @@ def _apart_from_reasoning(texts: list[str], message: dict[str, Any], uses: Field
 
 
 def _arguments_object(arguments: Any) -> Any:
-    """Return the object that a JSON string holds. What is no JSON object, or is too large, is returned
-    unchanged."""
+    """Return the object that a JSON string holds. What is no JSON object, or is too large, is
+    returned unchanged."""
     if not isinstance(arguments, str) or sum(map(arguments.count, "[{:")) > MAX_STRUCTURE:
         return arguments
     try:

@@ -1,7 +1,7 @@
 """The protocol between `eyas.text.renderers` and a process that renders chat templates.
 
-Promises: a request is a `RenderRequest` in JSON; a reply is one byte of `ReplyKind` and a text. Each is
-preceded by its length. Any Python string arrives unchanged, lone surrogates included.
+Promises: a request is a `RenderRequest` in JSON; a reply is one byte of `ReplyKind` and a text. Each
+is preceded by its length. Any Python string arrives unchanged, lone surrogates included.
 Does not know: templates.
 """
 
@@ -18,9 +18,12 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ReplyKind(IntEnum):
-    """What an answer is. TEXT: what was rendered. USES: the fields of `FieldUses` in JSON, of what
-    compiles. UNKNOWN: the template's source is wanted. REFUSED: what the template does instead of
-    rendering. FAILED: what went wrong. FULL: there is no memory for it."""
+    """The kinds of replies, and the text of each.
+
+    TEXT: the rendered text. USES: the fields of `FieldUses` in JSON, after compiling only.
+    UNKNOWN: nothing; the template is not compiled here, send its source. REFUSED: why the template
+    refused to render. FAILED: the error. FULL: nothing; there is not enough memory.
+    """
 
     TEXT = 0
     USES = 1
@@ -32,18 +35,21 @@ class ReplyKind(IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RenderRequest:
-    """place: a number that stands for the template. source: its text; None where it is compiled, if it
-    still is. variables: what to render it with; None compiles it only. cpu_seconds: for all of it.
-    max_chars: of the rendered text."""
+    """A request to compile or render a template.
 
-    place: int
+    template_id: the number of the template. source: its text; None if the process should have it
+    compiled already. variables: those to render it with; None only compiles it. cpu_seconds: the
+    limit of processor time for compiling and rendering. max_chars: the limit of the rendered text.
+    """
+
+    template_id: int
     source: str | None
     variables: dict[str, Any] | None
     cpu_seconds: float
     max_chars: int
 
     def encoded(self) -> bytes:
-        """TypeError or ValueError for variables that are no plain data."""
+        """Return the request in JSON. TypeError or ValueError if the variables are not plain data."""
         text = json.dumps([getattr(self, name) for name in self.__slots__], ensure_ascii=False)
         return text.encode("utf-8", "surrogatepass")
 
@@ -53,18 +59,19 @@ class RenderRequest:
 
 
 def send(connection: socket.socket, data: bytes) -> None:
+    """Send one message."""
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
 def receive(connection: socket.socket, max_bytes: int) -> bytes:
-    """What the other side has sent. EOFError where it has gone, or sends more than so much."""
-    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    """Receive one message. EOFError if the connection is closed, or the message exceeds `max_bytes`."""
+    (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
     if length > max_bytes:
         raise EOFError
-    return _exactly(connection, length)
+    return _receive_exactly(connection, length)
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
+def _receive_exactly(connection: socket.socket, length: int) -> bytes:
     data = bytearray()
     while len(data) < length:
         piece = connection.recv(min(1 << 20, length - len(data)))

@@ -16,7 +16,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte, from GPT-2."""
+    """Return the byte of each printable character that byte-level BPE uses (defined by GPT-2)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]
     alphabet = {chr(byte): byte for byte in plain}
@@ -28,7 +28,8 @@ _ALPHABET = _byte_level_alphabet()
 
 
 def flatten_components(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """A tokenizer.json component as a flat list: a `Sequence`'s members, or itself, or nothing."""
+    """Return a component of a tokenizer.json as a flat list: the members of a `Sequence`, or the
+    component itself; empty for None."""
     if not component:
         return []
     if component.get("type") == "Sequence":
@@ -38,9 +39,11 @@ def flatten_components(component: dict[str, Any] | None, key: str) -> list[dict[
 
 @dataclass(frozen=True, slots=True)
 class TokenByteDecoder:
-    """is_byte_level: characters stand for bytes; else `space` stands for one space.
+    """A converter of model tokens to bytes.
 
-    num_leading_spaces: spaces that the decoder takes off the front of a whole text.
+    is_byte_level: each character stands for a byte. Otherwise `space` stands for a space.
+    has_byte_tokens: tokens such as <0x0A> stand for bytes.
+    num_leading_spaces: how many spaces the decoder removes from the front of a whole text.
     """
 
     is_byte_level: bool
@@ -50,7 +53,7 @@ class TokenByteDecoder:
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> TokenByteDecoder:
-        """From a parsed tokenizer.json. ValueError for a decoder of another kind."""
+        """Create the decoder of a parsed tokenizer.json. ValueError if its kind is not supported."""
         decoders = flatten_components(spec.get("decoder"), "decoders")
         kinds = [decoder.get("type") for decoder in decoders]
         if "ByteLevel" in kinds or (
@@ -81,7 +84,7 @@ class TokenByteDecoder:
         return cls(False, space, "ByteFallback" in kinds, num_leading_spaces)
 
     def of(self, token: str) -> bytes:
-        """The bytes of a model token (not of an added one, whose text is its content)."""
+        """Return the bytes of a model token. Not for added tokens, whose text is their content."""
         if self.is_byte_level:
             try:
                 return bytes([_ALPHABET[character] for character in token])
