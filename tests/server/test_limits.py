@@ -129,7 +129,7 @@ def test_a_client_that_leaves_ends_its_request_at_once(
         else:
             assert until(lambda: len(fake.requests) == 1)
     assert until(lambda: len(fake.aborted) == 1)
-    assert until(lambda: server.service.num_live == 0)
+    assert until(lambda: server.service.num_running == 0)
 
 
 def test_a_client_that_reads_nothing_is_given_up(directory: Path):
@@ -288,14 +288,14 @@ def test_labels_of_metrics_stay_few():
 
 def test_the_log_tells_the_lengths_that_were_accepted():
     from eyas.core import DraftCounts
-    from eyas.server.launch import drafting_since
+    from eyas.server.launch import draft_statistics
 
     before = DraftCounts(num_drafts=10, accepted_by_depth=[10])
     now = DraftCounts(num_drafts=20, accepted_by_depth=[18, 5, 2])
-    shown = drafting_since(before, now)
+    shown = draft_statistics(before, now)
     assert shown == ", mean accepted length 2.50, by position 0.80 0.50 0.20"
-    assert drafting_since(now, now) == ""
-    assert "length 1.00" in drafting_since(DraftCounts(), DraftCounts(num_drafts=2))
+    assert draft_statistics(now, now) == ""
+    assert "length 1.00" in draft_statistics(DraftCounts(), DraftCounts(num_drafts=2))
 
 
 def test_a_finished_request_leaves_one_line_without_content(

@@ -1,7 +1,7 @@
-"""The routes.
+"""The routes: each handler reads a request, prepares it and returns its response.
 
-Promises: OpenAI's shapes for answers and errors alike, unknown routes and methods included.
-Does not know: how tokens come about, sockets, processes.
+Promises: answers and errors have OpenAI's shapes, those for unknown routes and methods included.
+Does not know: how tokens are generated, sockets, processes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from eyas.core import Request, RequestError
 from eyas.server import errors, server_info
 from eyas.server.answer import Answer
 from eyas.server.body import Body, BodyMemoryLimit, parse_off_event_loop, read_body
-from eyas.server.chat import chat_of
+from eyas.server.chat import prepare_chat
 from eyas.server.chat_format import ChatFormat
 from eyas.server.codes import Code
 from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.errors import ApiError
 from eyas.server.formats import token_text
 from eyas.server.generate import GenerateFormat, generate_requests
-from eyas.server.messages import plain_messages, plain_tools, template_options
 from eyas.server.middleware import ServerMiddleware
 from eyas.server.request_models import (
     ChatBody,
@@ -41,18 +40,19 @@ from eyas.server.request_models import (
 )
 from eyas.server.sampling import includes_usage
 from eyas.server.service import Service
-from eyas.server.sse import ClientLeft, unless_left
+from eyas.server.sse import ClientDisconnected, unless_disconnected
+from eyas.server.template_inputs import template_messages, template_options, template_tools
 from eyas.server.text_processor import TextProcessor
 from eyas.text import require_tokenizer
 
 Result = TypeVar("Result")
 
 MAX_LARGE_BODIES = 32
-"""Bodies of the largest size that may be there at once."""
+"""How many bodies of the largest size may be in memory at once."""
 
 
 def create_app(service: Service) -> ASGIApp:
-    """The ASGI application of one server."""
+    """Create the ASGI application of one server."""
     routes = _Routes(service)
     table: list[tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]] = [
         ("GET", "/health", routes.health),
@@ -80,7 +80,7 @@ def create_app(service: Service) -> ASGIApp:
         exception_handlers={
             ApiError: _api_error,
             RequestError: _request_error,
-            ClientLeft: _nobody,
+            ClientDisconnected: _client_disconnected,
             HTTPException: _http_error,
             Exception: _internal_error,
         },
@@ -89,26 +89,27 @@ def create_app(service: Service) -> ASGIApp:
     return ServerMiddleware(app, service)
 
 
-def _json(value: Any) -> Response:
+def _json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 class _Routes:
-    """The handlers of all routes. Routes for SGLang's routers exist under its new and its old names."""
+    """The handlers of all routes. Those that SGLang's routers use have its new and its old names."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._bodies = BodyMemoryLimit(MAX_LARGE_BODIES * service.options.max_body_bytes)
 
     async def health(self, http: HttpRequest) -> Response:
-        """The process lives; nothing more."""
-        return _json({"status": "ok"})
+        """Whether the HTTP process runs, whatever the state of the engine."""
+        return _json_response({"status": "ok"})
 
     async def ready(self, http: HttpRequest) -> Response:
-        """The engine steps, the model is loaded, the server takes requests of all kinds."""
+        """Whether the model is loaded, the engine makes steps and requests of all kinds are
+        accepted."""
         self._service.check_ready()
         stats = self._service.client.health().stats
-        return _json(
+        return _json_response(
             {"status": "ready", "running": stats.num_running, "waiting": stats.num_waiting}
         )
 
@@ -118,16 +119,16 @@ class _Routes:
         return Response(text, headers={"content-type": content_type, "vary": "Accept"})
 
     async def models(self, http: HttpRequest) -> Response:
-        """Once they answer: readiness probes ask here, too."""
+        """List the models, once they accept requests: readiness probes use this route as well."""
         self._service.check_open()
         cards = [self._card(name) for name in self._service.names]
-        return _json({"object": "list", "data": cards})
+        return _json_response({"object": "list", "data": cards})
 
     async def model(self, http: HttpRequest) -> Response:
         name = http.path_params["name"]
         self._service.check_model(name)
         self._service.check_open()
-        return _json(self._card(name))
+        return _json_response(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
         info = self._service.info
@@ -140,84 +141,84 @@ class _Routes:
         }
 
     async def server_info(self, http: HttpRequest) -> Response:
-        return _json(server_info.server_info(self._service))
+        return _json_response(server_info.server_info(self._service))
 
     async def model_info(self, http: HttpRequest) -> Response:
-        return _json(server_info.model_info(self._service))
+        return _json_response(server_info.model_info(self._service))
 
     async def load(self, http: HttpRequest) -> Response:
-        return _json(server_info.load(self._service))
+        return _json_response(server_info.load(self._service))
 
     async def loads(self, http: HttpRequest) -> Response:
-        return _json(server_info.loads(self._service))
+        return _json_response(server_info.loads(self._service))
 
     async def chat(self, http: HttpRequest) -> Response:
-        body, processor = await self._read(http, ChatBody)
+        body, processor = await self._read_body(http, ChatBody)
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
         salt = self._salt(http, body)
-        chat = await self._prepared(http, lambda: chat_of(body, processor, answer_id, salt))
+        chat = await self._prepare(http, lambda: prepare_chat(body, processor, answer_id, salt))
         chat.request.client = self._service.client_of(http)
         with_usage = includes_usage(body)
         tokenizer = require_tokenizer(processor.tokenizer, "messages")
-        shape = ChatFormat(
+        answer_format = ChatFormat(
             tokenizer, answer_id, body.model or self._service.names[0], chat, with_usage
         )
         answer = Answer(
             self._service,
             answer_id,
             [chat.request],
-            shape,
+            answer_format,
             with_drafts=bool(body.return_draft_details),
         )
         return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
 
     async def completions(self, http: HttpRequest) -> Response:
-        body, processor = await self._read(http, CompletionBody)
+        body, processor = await self._read_body(http, CompletionBody)
         answer_id = f"cmpl-{secrets.token_hex(12)}"
         salt = self._salt(http, body)
-        requests = await self._requests(
+        requests = await self._prepare_requests(
             http, lambda: completion_requests(body, processor, answer_id, salt)
         )
         with_usage = includes_usage(body)
-        shape = CompletionFormat(
+        answer_format = CompletionFormat(
             processor.tokenizer, answer_id, body.model or self._service.names[0], requests, body
         )
         answer = Answer(
             self._service,
             answer_id,
             requests,
-            shape,
+            answer_format,
             with_drafts=bool(body.return_draft_details),
         )
         return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
 
     async def generate(self, http: HttpRequest) -> Response:
-        body, processor = await self._read(http, GenerateBody)
+        body, processor = await self._read_body(http, GenerateBody)
         answer_id = secrets.token_hex(16)
         salt = self._salt(http, body)
-        requests = await self._requests(
+        requests = await self._prepare_requests(
             http, lambda: generate_requests(body, processor, answer_id, salt)
         )
-        shape = GenerateFormat(
+        answer_format = GenerateFormat(
             processor.tokenizer, answer_id, requests, body, processor.eos_token_ids
         )
-        answer = Answer(self._service, answer_id, requests, shape)
+        answer = Answer(self._service, answer_id, requests, answer_format)
         return await answer.respond(http, streams=bool(body.stream), includes_usage=False)
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body, processor = await self._read(http, TokenizeBody)
-        ids = await self._prepared(http, lambda: _tokenized(body, processor))
-        written: dict[str, Any] = {
+        body, processor = await self._read_body(http, TokenizeBody)
+        ids = await self._prepare(http, lambda: _tokenize(body, processor))
+        result: dict[str, Any] = {
             "count": len(ids),
             "max_model_len": processor.max_model_len,
             "tokens": ids,
         }
         if body.return_token_strs:
-            written["token_strs"] = [token_text(processor.tokenizer, token) for token in ids]
-        return _json(written)
+            result["token_strs"] = [token_text(processor.tokenizer, token) for token in ids]
+        return _json_response(result)
 
     async def detokenize(self, http: HttpRequest) -> Response:
-        body, processor = await self._read(http, DetokenizeBody)
+        body, processor = await self._read_body(http, DetokenizeBody)
         if len(body.tokens) > processor.max_model_len:
             raise errors.too_long(str(len(body.tokens)), processor.max_model_len, "tokens")
         if body.tokens and max(body.tokens) >= processor.vocab_size:
@@ -227,11 +228,14 @@ class _Routes:
                 param="tokens",
             )
         tokenizer = require_tokenizer(processor.tokenizer, "tokens")
-        text = await self._prepared(http, lambda: tokenizer.decode(body.tokens, skip_special=False))
-        return _json({"prompt": text})
+        text = await self._prepare(http, lambda: tokenizer.decode(body.tokens, skip_special=False))
+        return _json_response({"prompt": text})
 
-    async def _read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, TextProcessor]:
-        """The checked body. Everything about it is said before the engine's state is."""
+    async def _read_body(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, TextProcessor]:
+        """Read and validate the body. Return it with the text processor.
+
+        Errors in the body take precedence over errors about the engine's state.
+        """
         options = self._service.options
         with self._bodies.share() as share:
             seconds = options.read_timeout_seconds
@@ -243,19 +247,19 @@ class _Routes:
             self._service.check_model(getattr(body, "model", None))
             if self._service.is_starting:
                 client = self._service.client_of(http)
-                await unless_left(http.receive, self._service.opened(client))
+                await unless_disconnected(http.receive, self._service.wait_for_start(client))
         self._service.check_open()
         return body, self._service.text_processor
 
-    async def _prepared(self, http: HttpRequest, work: Callable[[], Result]) -> Result:
-        """`work()`, in its turn among those of other clients."""
+    async def _prepare(self, http: HttpRequest, work: Callable[[], Result]) -> Result:
+        """Return the result of `work`, run in a thread when it is this client's turn."""
         client = self._service.client_of(http)
         return await self._service.prepare_pool.run(work, client, http.state.body_size)
 
-    async def _requests(
+    async def _prepare_requests(
         self, http: HttpRequest, work: Callable[[], list[Request]]
     ) -> list[Request]:
-        requests = await self._prepared(http, work)
+        requests = await self._prepare(http, work)
         for request in requests:
             request.client = self._service.client_of(http)
         return requests
@@ -264,7 +268,7 @@ class _Routes:
         return self._service.cache_salt(body.cache_salt, http)
 
 
-def _tokenized(body: TokenizeBody, processor: TextProcessor) -> list[int]:
+def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
@@ -276,8 +280,8 @@ def _tokenized(body: TokenizeBody, processor: TextProcessor) -> list[int]:
             body.add_generation_prompt,
             body.continue_final_message,
         )
-        messages = plain_messages(body.messages, processor)
-        return processor.encode_chat(messages, plain_tools(body.tools), **options)
+        messages = template_messages(body.messages, processor)
+        return processor.encode_chat(messages, template_tools(body.tools), **options)
     assert body.prompt is not None
     processor.check_length(body.prompt, "prompt")
     tokenizer = require_tokenizer(processor.tokenizer, "prompt")
@@ -296,16 +300,14 @@ async def _request_error(http: HttpRequest, error: Exception) -> Response:
     return ApiError.of(error).response()
 
 
-async def _nobody(http: HttpRequest, error: Exception) -> Response:
-    """For the books: who would read it has left."""
+async def _client_disconnected(http: HttpRequest, error: Exception) -> Response:
+    """Return a response that only metrics see: the client has disconnected."""
     return Response(status_code=499)
 
 
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    assert error.status_code in (404, 405), (
-        error.status_code
-    )  # nothing else is raised by the routing
+    assert error.status_code in (404, 405), error.status_code  # the router raises no others
     if error.status_code == 404:
         message = f"there is no route {http.method} {http.url.path[:200]!r}"
         response = ApiError(Code.ROUTE_NOT_FOUND, message).response()
@@ -317,5 +319,5 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
 
 
 async def _internal_error(http: HttpRequest, error: Exception) -> Response:
-    """For the client; the gate gets the exception as well, and logs it."""
+    """Return a 500. Starlette raises the exception again, and the middleware logs it."""
     return ApiError(Code.INTERNAL_ERROR).response()

@@ -1,7 +1,7 @@
-"""What the routes accept: OpenAI's fields, the extensions peers share, and nothing else.
+"""The request bodies that the routes accept, as pydantic models.
 
-Promises: strict types, every number bounded, every field either works or is a 400 that names it.
-Fields of OpenAI's that change nothing here are accepted by name. Does not know: prompts, engines.
+Promises: strict types; every number is bounded; every field works or is a 400 that names it. Fields of
+OpenAI's API that have no effect here are accepted by name. Does not know: prompts, engines.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from eyas.server.fields import (
     StrictModel,
     TokenId,
     at_most,
-    by_type,
-    either,
+    by_form,
+    by_type_field,
 )
 
 MAX_MESSAGES = 4096
@@ -37,7 +37,7 @@ MAX_PARTS = 4096
 MAX_TOOLS = 512
 
 
-def _only_includes(options: dict[str, Any]) -> dict[str, Any]:
+def _check_stream_options(options: dict[str, Any]) -> dict[str, Any]:
     unknown = set(options) - {"include_usage", "include_obfuscation"}
     if unknown:
         raise ValueError(f"{min(unknown)[:MAX_NAME_CHARS]!r} is not supported")
@@ -47,8 +47,8 @@ def _only_includes(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class SchemaFormat(StrictModel):
-    """A JSON schema as OpenAI's response_format holds it. strict: false leaves out keywords that cannot
-    be enforced; they are an error otherwise."""
+    """The JSON schema in OpenAI's response_format. strict: false ignores keywords that cannot be
+    enforced, which are an error otherwise."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     description: str | None = None
@@ -57,8 +57,8 @@ class SchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's response_format, and the peers' structural tags in its place. schema: of the object that
-    json_object asks for, as some clients send it."""
+    """OpenAI's response_format, and the structural tags that SGLang and vLLM accept here. schema:
+    that of a json_object, as some clients send it."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaFormat | None = None
@@ -69,7 +69,7 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's structured_outputs. What only chooses among its backends changes nothing here."""
+    """vLLM's structured_outputs. Fields that choose among its backends have no effect."""
 
     json_: Annotated[Any, Field(alias="json")] = None
     regex: Pattern | None = None
@@ -85,8 +85,8 @@ class StructuredOutputs(StrictModel):
 
 
 class ConstraintFields(StrictModel):
-    """The peers' ways to say what the output must be; `eyas.server.constraints` reads them. Those with
-    guided_ are vLLM's older ones, the last four are SGLang's."""
+    """The fields of vLLM and SGLang that constrain the output (see `eyas.server.constraints`). Those
+    with guided_ are vLLM's older fields, the last four are SGLang's."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: Any = None
@@ -102,7 +102,7 @@ class ConstraintFields(StrictModel):
 
 
 class SamplingFields(ConstraintFields):
-    """How tokens are drawn and where they end, by names that all clients use."""
+    """Fields of sampling and stopping whose names all routes share."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Number | None = None
@@ -122,13 +122,13 @@ class SamplingFields(ConstraintFields):
 
 
 class CompletionFields(SamplingFields):
-    """The fields that both kinds of completion share."""
+    """The fields that /v1/chat/completions and /v1/completions share."""
 
     response_format: ResponseFormat | None = None
 
     model: Name | None = None
     stream: bool | None = None
-    stream_options: Annotated[dict[str, Any], AfterValidator(_only_includes)] | None = None
+    stream_options: Annotated[dict[str, Any], AfterValidator(_check_stream_options)] | None = None
     seed: Seed | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
@@ -155,7 +155,7 @@ class TextPart(StrictModel):
 
 
 class RefusalPart(StrictModel):
-    """What an assistant said in place of an answer; it reads as text."""
+    """An assistant's refusal, which the model reads as text."""
 
     type: Literal["refusal"]
     refusal: str
@@ -163,7 +163,7 @@ class RefusalPart(StrictModel):
 
 Part = Annotated[
     Annotated[TextPart, Tag("a text part")] | Annotated[RefusalPart, Tag("a refusal")],
-    by_type(
+    by_type_field(
         {"text": "a text part", "refusal": "a refusal"},
         'must be a text part {"type": "text", "text": ...}; the model reads nothing else',
     ),
@@ -171,11 +171,11 @@ Part = Annotated[
 Content = Annotated[
     Annotated[str, Tag("a text")]
     | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS), Tag("a list")],
-    either("must be a string or a list of text parts"),
+    by_form("must be a string or a list of text parts"),
 ]
 Arguments = Annotated[
     Annotated[str, Tag("a text")] | Annotated[dict[str, Any], Tag("an object")],
-    either("must be a string or an object"),
+    by_form("must be a string or an object"),
 ]
 
 
@@ -192,7 +192,7 @@ class ToolCall(StrictModel):
 
 
 class Message(StrictModel):
-    """annotations: OpenAI's answers have an empty list of them, and come back as they are."""
+    """A message. annotations: an empty list, since clients send back OpenAI's answers unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -228,7 +228,7 @@ class NamedFunction(StrictModel):
 
 
 class NamedToolChoice(StrictModel):
-    """Exactly this function is to be called."""
+    """The one function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -242,14 +242,14 @@ class AllowedTools(StrictModel):
 
 
 class AllowedToolChoice(StrictModel):
-    """Of all the tools that the model is shown, these may be called."""
+    """The subset of the tools that may be called. The prompt shows all tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
-def _as_tool_choice(value: Any) -> Any:
-    """Checked by hand, for one error that names the field and all its forms."""
+def _parse_tool_choice(value: Any) -> Any:
+    """Validate tool_choice by hand, for one error that names all its forms."""
     if value in (None, "none", "auto", "required"):
         return value
     is_list = isinstance(value, dict) and value.get("type") == "allowed_tools"
@@ -263,15 +263,15 @@ def _as_tool_choice(value: Any) -> Any:
         ) from error
 
 
-def _none_for(nothing: Any) -> BeforeValidator:
-    """This value, which some clients send for none, is none."""
+def _null_if_equal(nothing: Any) -> BeforeValidator:
+    """Return a validator that reads `nothing`, which some clients send for null, as None."""
     return BeforeValidator(
         lambda value: None if value == nothing and type(value) is type(nothing) else value
     )
 
 
 class Prediction(StrictModel):
-    """OpenAI's hint of what much of the answer will be."""
+    """OpenAI's prediction of most of the answer."""
 
     type: Literal["content"]
     content: Content
@@ -283,7 +283,7 @@ class ChatBody(CompletionFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Tools | None = None
-    tool_choice: Annotated[Any, AfterValidator(_as_tool_choice)] = None
+    tool_choice: Annotated[Any, AfterValidator(_parse_tool_choice)] = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
@@ -304,15 +304,15 @@ class ChatBody(CompletionFields):
 
 class CompletionBody(CompletionFields):
     prompt: Prompt
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, _none_for(False)] = (
-        None
-    )
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, _null_if_equal(False)
+    ] = None
     echo: bool | None = None
-    suffix: Annotated[Any, _none_for("")] = None
+    suffix: Annotated[Any, _null_if_equal("")] = None
 
 
 class GenerateParams(SamplingFields):
-    """sampling_params of /generate, by SGLang's names."""
+    """The sampling_params of /generate, with SGLang's names."""
 
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
@@ -322,8 +322,8 @@ class GenerateParams(SamplingFields):
 
 
 class GenerateBody(StrictModel):
-    """SGLang's native request. logprob_start_len: where in the prompt log-probabilities begin; -1 for
-    those of the output alone."""
+    """The body of /generate. logprob_start_len: the index of the first prompt token with a
+    log-probability; -1 for none of the prompt."""
 
     model: Name | None = None
     text: PromptTexts | None = None
