@@ -26,7 +26,7 @@ Body = TypeVar("Body", bound=BaseModel)
 SMALL_BYTES = 64 * 1024
 """A body of this size is parsed in a millisecond or two, whatever it contains."""
 PROGRESS_BYTES = 64 * 1024
-"""An upload makes progress when so many more bytes have end_upload: single bytes do not count."""
+"""An upload makes progress when so many more bytes have arrived: single bytes do not count."""
 STALLED_SECONDS = 1.0
 """An upload without progress for so long can be ended when memory is needed."""
 

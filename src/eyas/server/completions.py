@@ -69,7 +69,7 @@ def _decode(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:
 
 
 class CompletionFormat:
-    """Formats one result as text completion objects.
+    """Formats one answer as text completion objects.
 
     The log-probabilities of a prompt are in its first choice; those of an echoed prompt in each of its
     choices.

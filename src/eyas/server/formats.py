@@ -67,7 +67,7 @@ class ChoiceOutput:
 
 
 def shift_marks(marks: Sequence[Mark], num_chars: int) -> list[Mark]:
-    """Return the marks with their offsets shift_marks by `num_chars` characters."""
+    """Return the marks with their offsets moved by `num_chars` characters."""
     return [Mark(mark.offset + num_chars, mark.token_id, mark.length) for mark in marks]
 
 
@@ -75,7 +75,7 @@ class AnswerFormat(Protocol):
     """Formats an answer: as chunks of a stream, or as one object.
 
     logprobs_param: the field that requests log-probabilities. prompt_copies: how many of a prompt's
-    choices include the prompt's log-probabilities. repeats: entry chunk contains the whole output so
+    choices include the prompt's log-probabilities. repeats: each chunk contains the whole output so
     far.
     """
 
@@ -161,7 +161,7 @@ def _by_name(counts: list[dict[str, int]]) -> dict[str, int]:
 def prompt_logprobs(
     tokenizer: Tokenizer | None, entries: list[TokenLogprob | None]
 ) -> list[msgspec.Raw | None]:
-    """Return for entry prompt token its own and the likeliest tokens by id; None for the first
+    """Return for each prompt token its own and the likeliest tokens by id; None for the first
     token."""
 
     def tokens(entry: TokenLogprob) -> dict[str, dict[str, Any]]:

@@ -88,7 +88,7 @@ def _scored_from(body: GenerateBody) -> int | None:
 class _ChoiceProgress:
     """The output of one choice so far.
 
-    logprobs, tops: entries that are to_raw_json already, since each event of a stream repeats them.
+    logprobs, tops: entries that are encoded already, since each event of a stream repeats them.
     """
 
     choice: ChoiceOutput
@@ -218,6 +218,6 @@ class GenerateFormat:
 
 
 def _append(items: bytearray, item: list[Any]) -> None:
-    """Append an item to the to_raw_json items of a JSON list."""
+    """Append an item to the encoded items of a JSON list."""
     items += b"," if items else b""
     items += msgspec.json.encode(item)

@@ -205,8 +205,7 @@ class BoundedProtocol(H11Protocol):
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_SECONDS, transport.close)
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family != socket.AF_UNIX:
-            # asyncio does not set it for sockets that it did not create. Without it a delta waits 40
-            # ms.
+            # asyncio does not set it for sockets made elsewhere. Without it a delta waits 40 ms.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,11 +1,11 @@
 """Which web pages may use a server without keys, decided by Host, Origin and Content-Type.
 
 Any web page can make its reader's browser send requests to any address. The header Origin says which
-page it was. A page whose names host name resolves to this machine (DNS rebinding) sends an Origin
+page it was. A page whose own host name resolves to this machine (DNS rebinding) sends an Origin
 that equals its Host, but that Host is not a name of this machine.
 
 Promises: without keys, a request of a web page is served only if the page's origin is this server's
-names or a configured one, and if JSON is declared as such, so that the browser has sent a preflight
+own or a configured one, and if JSON is declared as such, so that the browser has sent a preflight
 request before. A request that is not sent by a web page is served if its Host is a name of this
 machine.
 Does not know: routes, keys.
@@ -66,7 +66,7 @@ class Origins:
     ) -> None:
         """bound_to: the address or name that the server listens at; None for a Unix socket. Web pages
         reach a Unix socket only through a proxy, and clients choose its Host freely, so every name
-        without a dot, which public DNS does not have, counts as its names. allowed_hosts, cors_origins:
+        without a dot, which public DNS does not have, counts as its own. allowed_hosts, cors_origins:
         as returned by `checked_host` and `checked_origin`.
         """
         self._accepts_undotted_names = bound_to is None

@@ -26,8 +26,7 @@ class ClientDisconnected(Exception):
 
 
 def encode_event(value: dict[str, Any]) -> bytes:
-    """Return one event. The JSON contains no line breaks, so its content cannot forge an
-    encode_event."""
+    """Return one event. The JSON contains no line breaks, so its content cannot forge an event."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 

@@ -2,7 +2,7 @@
 
 Promises: every field of a message that is accepted reaches the template; consecutive system messages at
 the start become one; a variable that the template does not read is refused. Does not know: sampling,
-constraints, HTTP, the form in which the template reads a field (`ChatTemplate.normal` does).
+constraints, HTTP, the form in which the template reads a field (`ChatTemplate.normalize` does).
 """
 
 from __future__ import annotations

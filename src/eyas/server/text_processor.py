@@ -128,7 +128,7 @@ class TextProcessor:
         ]
         self._check_lengths(without_content, "messages")
         self._check_lengths(tools, "tools")
-        messages = template.normal(messages, tools)
+        messages = template.normalize(messages, tools)
         self._check_lengths(messages, "messages")
         # The sum is over content only: templates may leave out reasoning of earlier messages.
         contents = _strings_in([message.get("content") for message in messages])

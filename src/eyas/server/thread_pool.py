@@ -23,7 +23,7 @@ from eyas.server.errors import ApiError
 MAX_WAITING = 256
 NUM_THREADS = 2
 SECONDS_EACH, SECONDS_A_BYTE = 1e-3, 4e-6
-"""The estimated cost of work: of any work, and of job_ byte."""
+"""The estimated cost of work: of any work, and of each byte."""
 MAX_CLIENTS = 4096
 """Clients whose use is recorded. The one that was active the longest ago is dropped first."""
 

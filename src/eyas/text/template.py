@@ -74,7 +74,7 @@ class ChatTemplate:
         variable."""
         return name in self._names
 
-    def normal(
+    def normalize(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -109,7 +109,7 @@ class ChatTemplate:
         the last message ends. kwargs: further variables of the template. RequestError if the template
         refuses or fails.
         """
-        chat, end = self.normal(messages, tools), ""
+        chat, end = self.normalize(messages, tools), ""
         if continue_final_message:
             end = str(10**20 + secrets.randbelow(9 * 10**20))
             chat[-1] = append_to_content(chat[-1], end, self._template_for(tools).uses)
