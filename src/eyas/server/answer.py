@@ -75,6 +75,8 @@ class Answer:
     async def respond(self, http: HttpRequest, *, streams: bool, includes_usage: bool) -> Response:
         """Return the HTTP response. ApiError if the engine refuses the request or fails."""
         self._request_id = http.state.request_id
+        for request in self._requests:
+            request.client = self._service.client_of(http)
         if self._num_choices > self._service.options.max_queued_each:
             raise errors.too_many_choices(self._num_choices, self._service.options.max_queued_each)
         if self._format.repeats or not streams:

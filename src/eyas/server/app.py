@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from eyas.core import Request, RequestError
+from eyas.core import RequestError
 from eyas.server import errors, server_info
 from eyas.server.answer import Answer
 from eyas.server.body import Body, BodyMemoryLimit, parse_off_event_loop, read_body
@@ -33,7 +33,6 @@ from eyas.server.middleware import ServerMiddleware
 from eyas.server.request_models import (
     ChatBody,
     CompletionBody,
-    CompletionFields,
     DetokenizeBody,
     GenerateBody,
     TokenizeBody,
@@ -155,9 +154,8 @@ class _Routes:
     async def chat(self, http: HttpRequest) -> Response:
         body, processor = await self._read_body(http, ChatBody)
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
-        salt = self._salt(http, body)
+        salt = self._service.cache_salt(body.cache_salt, http)
         chat = await self._prepare(http, lambda: prepare_chat(body, processor, answer_id, salt))
-        chat.request.client = self._service.client_of(http)
         with_usage = includes_usage(body)
         tokenizer = require_tokenizer(processor.tokenizer, "messages")
         answer_format = ChatFormat(
@@ -175,8 +173,8 @@ class _Routes:
     async def completions(self, http: HttpRequest) -> Response:
         body, processor = await self._read_body(http, CompletionBody)
         answer_id = f"cmpl-{secrets.token_hex(12)}"
-        salt = self._salt(http, body)
-        requests = await self._prepare_requests(
+        salt = self._service.cache_salt(body.cache_salt, http)
+        requests = await self._prepare(
             http, lambda: completion_requests(body, processor, answer_id, salt)
         )
         with_usage = includes_usage(body)
@@ -195,8 +193,8 @@ class _Routes:
     async def generate(self, http: HttpRequest) -> Response:
         body, processor = await self._read_body(http, GenerateBody)
         answer_id = secrets.token_hex(16)
-        salt = self._salt(http, body)
-        requests = await self._prepare_requests(
+        salt = self._service.cache_salt(body.cache_salt, http)
+        requests = await self._prepare(
             http, lambda: generate_requests(body, processor, answer_id, salt)
         )
         answer_format = GenerateFormat(
@@ -236,17 +234,14 @@ class _Routes:
 
         Errors in the body take precedence over errors about the engine's state.
         """
-        options = self._service.options
+        options, client = self._service.options, self._service.client_of(http)
         with self._bodies.share() as share:
             seconds = options.read_timeout_seconds
             data = await read_body(http, options.max_body_bytes, seconds, share)
             http.state.body_size = len(data)
-            body = await parse_off_event_loop(
-                data, kind, self._service.parse_pool, self._service.client_of(http)
-            )
+            body = await parse_off_event_loop(data, kind, self._service.parse_pool, client)
             self._service.check_model(getattr(body, "model", None))
             if self._service.is_starting:
-                client = self._service.client_of(http)
                 await unless_disconnected(http.receive, self._service.wait_for_start(client))
         self._service.check_open()
         return body, self._service.text_processor
@@ -255,17 +250,6 @@ class _Routes:
         """Return the result of `work`, run in a thread when it is this client's turn."""
         client = self._service.client_of(http)
         return await self._service.prepare_pool.run(work, client, http.state.body_size)
-
-    async def _prepare_requests(
-        self, http: HttpRequest, work: Callable[[], list[Request]]
-    ) -> list[Request]:
-        requests = await self._prepare(http, work)
-        for request in requests:
-            request.client = self._service.client_of(http)
-        return requests
-
-    def _salt(self, http: HttpRequest, body: CompletionFields | GenerateBody) -> str:
-        return self._service.cache_salt(body.cache_salt, http)
 
 
 def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:

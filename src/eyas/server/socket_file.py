@@ -13,8 +13,7 @@ import socket
 import stat
 from types import TracebackType
 
-MAX_PATH_BYTES = 103
-"""Limit of a socket's address on all systems; Linux allows 107."""
+from eyas.server.socket_folder import MAX_PATH_BYTES
 
 
 class SocketFile:
