@@ -103,8 +103,10 @@ def to_raw_json(value: Any) -> msgspec.Raw:
 
 def ending_fields(delta: Delta, seed: int | None) -> dict[str, Any]:
     """Return the fields of a finished choice that OpenAI's API lacks: stop_reason and seed."""
-    shown = delta.seed if delta.seed is not None else seed
-    return {"stop_reason": delta.stop_reason, "seed": shown}
+    return {
+        "stop_reason": delta.stop_reason,
+        "seed": seed if delta.seed is None else delta.seed,
+    }
 
 
 def usage_object(usages: list[list[Usage | None]], *, with_drafts: bool = False) -> dict[str, Any]:
@@ -115,10 +117,10 @@ def usage_object(usages: list[list[Usage | None]], *, with_drafts: bool = False)
     """
     num_prompt = num_cached = num_output = 0
     for choices in usages:
-        known = [usage for usage in choices if usage is not None]
-        num_prompt += max((usage.num_prompt_tokens for usage in known), default=0)
-        num_cached += min((usage.num_cached_tokens for usage in known[:1]), default=0)
-        num_output += sum(usage.num_output_tokens for usage in known)
+        finished_usages = [usage for usage in choices if usage is not None]
+        num_prompt += max((usage.num_prompt_tokens for usage in finished_usages), default=0)
+        num_cached += min((usage.num_cached_tokens for usage in finished_usages[:1]), default=0)
+        num_output += sum(usage.num_output_tokens for usage in finished_usages)
     result: dict[str, Any] = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
@@ -126,8 +128,8 @@ def usage_object(usages: list[list[Usage | None]], *, with_drafts: bool = False)
         "prompt_tokens_details": {"cached_tokens": num_cached},
     }
     if with_drafts:
-        known = [usage for choices in usages for usage in choices if usage is not None]
-        result["draft_details"] = draft_details(known)
+        finished_usages = [usage for choices in usages for usage in choices if usage is not None]
+        result["draft_details"] = draft_details(finished_usages)
     return result
 
 

@@ -40,7 +40,7 @@ def generate_requests(
         raise RequestError("text: give either text or input_ids", param="text")
     if body.top_logprobs_num and not body.return_logprob:
         raise RequestError("top_logprobs_num: needs return_logprob: true", param="top_logprobs_num")
-    asked = body.sampling_params or GenerateParams()
+    sampling_fields = body.sampling_params or GenerateParams()
     start = _scored_from(body)
     if start is not None and body.stream:
         raise RequestError(
@@ -48,18 +48,22 @@ def generate_requests(
             param="logprob_start_len",
         )
     param = "input_ids" if body.text is None else "text"
-    prompts = prompts_in(getattr(body, param), param, asked.n or 1)
+    prompts = prompts_in(getattr(body, param), param, sampling_fields.n or 1)
     with in_their_words(_PREFIX):
-        params = _params(body, asked, processor)
-    constraint = constraint_of(asked, processor.splitter, _PREFIX)
+        params = _params(body, sampling_fields, processor)
+    constraint = constraint_of(sampling_fields, processor.splitter, _PREFIX)
     output = constrained_output(constraint, ignore_eos=params.ignore_eos)
     with in_their_words(_PREFIX):
         return processor.make_requests(prompts, params, output, request_id, cache_salt)
 
 
-def _params(body: GenerateBody, asked: GenerateParams, processor: TextProcessor) -> SamplingParams:
-    fields = {name: getattr(asked, name) for name in SHARED}
-    fields |= {ours: getattr(asked, theirs) for ours, theirs in NAMES.items()}
+def _params(
+    body: GenerateBody, sampling_fields: GenerateParams, processor: TextProcessor
+) -> SamplingParams:
+    fields = {name: getattr(sampling_fields, name) for name in SHARED}
+    fields |= {
+        our_name: getattr(sampling_fields, sglang_name) for our_name, sglang_name in NAMES.items()
+    }
     limit = fields.pop("max_tokens")
     scores_prompt = _scored_from(body) is not None
     if limit == 0 and not scores_prompt:

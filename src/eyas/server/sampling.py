@@ -49,8 +49,8 @@ def check_alternatives(body: Any, limit: int, *names: str) -> None:
     limit: the server's limit. names: the fields.
     """
     for name in names:
-        asked = getattr(body, name)
-        if asked is not None and asked > limit:
+        num_alternatives = getattr(body, name)
+        if num_alternatives is not None and num_alternatives > limit:
             raise RequestError(
                 f"{name}: this server gives the log-probabilities of at most {limit} alternatives to a "
                 "token (--max-logprobs); ask for fewer",

@@ -75,7 +75,7 @@ class SocketFile:
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
-            raise ValueError(f"uds: {self._path} is there and no socket; take another path")
+            raise ValueError(f"uds: {self._path} exists and is not a socket; take another path")
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1)
             try:

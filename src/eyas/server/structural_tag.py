@@ -32,7 +32,7 @@ MAX_REPEATS = 100_000
 def structural_tag(value: Any, splitter: ControlTokenSplitter, param: str) -> Node:
     """Return the grammar node of a structural tag, given as an object or as JSON text.
 
-    param: the request's field, for errors. GrammarError names the place and the problem.
+    param: the request's field, for errors. GrammarError names the index and the problem.
     """
     if isinstance(value, str):
         value = json_object(value, param)
@@ -47,8 +47,8 @@ def structural_tag(value: Any, splitter: ControlTokenSplitter, param: str) -> No
         return reader.read(fields["format"], f"{param}.format", 0)
     if set(fields) == {"structures", "triggers"}:
         tags = [
-            reader.legacy_tag(item, f"{param}.structures[{place}]")
-            for place, item in enumerate(reader.list_of(fields, "structures", param))
+            reader.legacy_tag(item, f"{param}.structures[{index}]")
+            for index, item in enumerate(reader.list_of(fields, "structures", param))
         ]
         return reader.read(
             {"triggers": fields["triggers"], "tags": tags}, param, 0, "triggered_tags"
@@ -156,8 +156,8 @@ class _FormatReader:
     def _sequence(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         items = self.list_of(fields, "elements", path)
         parts: list[Node] = []
-        for place, item in enumerate(items):
-            at = f"{path}.elements[{place}]"
+        for index, item in enumerate(items):
+            at = f"{path}.elements[{index}]"
             node = self.read(item, at, depth)
             if parts and has_open_end(parts[-1]):
                 # Free text ends where a constant begins. No other format can end it.
@@ -171,17 +171,17 @@ class _FormatReader:
     def _or(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         items = self.list_of(fields, "elements", path)
         options = [
-            self.read(item, f"{path}.elements[{place}]", depth) for place, item in enumerate(items)
+            self.read(item, f"{path}.elements[{index}]", depth) for index, item in enumerate(items)
         ]
         return choice_of(options)
 
     def _repeat_of(
-        self, fields: dict[str, Any], path: str, depth: int, least: int, most: int | None
+        self, fields: dict[str, Any], path: str, depth: int, minimum: int, maximum: int | None
     ) -> Node:
         part = self.read(fields.pop("content", None), f"{path}.content", depth)
-        if has_open_end(part) and most != 1:
+        if has_open_end(part) and maximum != 1:
             raise self._free_text.no_end_error(path)
-        return Repeat(part, least, most)
+        return Repeat(part, minimum, maximum)
 
     def _optional(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         return self._repeat_of(fields, path, depth, 0, 1)
@@ -193,12 +193,12 @@ class _FormatReader:
         return self._repeat_of(fields, path, depth, 0, None)
 
     def _repeat(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        least, most = fields.pop("min", None), fields.pop("max", None)
-        if type(least) is not int or type(most) is not int or not 0 <= least <= MAX_REPEATS:
+        minimum, maximum = fields.pop("min", None), fields.pop("max", None)
+        if type(minimum) is not int or type(maximum) is not int or not 0 <= minimum <= MAX_REPEATS:
             raise self.error_at(path, f"min and max must be whole numbers from 0 to {MAX_REPEATS}")
-        if most != -1 and not max(1, least) <= most <= MAX_REPEATS:
+        if maximum != -1 and not max(1, minimum) <= maximum <= MAX_REPEATS:
             raise self.error_at(f"{path}.max", f"must be -1, or from max(1, min) to {MAX_REPEATS}")
-        return self._repeat_of(fields, path, depth, least, None if most == -1 else most)
+        return self._repeat_of(fields, path, depth, minimum, None if maximum == -1 else maximum)
 
     def _tag(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         return self._tag_after(fields, path, depth, "")
@@ -227,8 +227,8 @@ class _FormatReader:
         excluded = self._texts(fields, "excludes", path) if "excludes" in fields else []
         without = tuple(self._free_text.marker(text) for text in excluded)
         tags_of: dict[str, list[Node]] = {trigger: [] for trigger in triggers}
-        for place, tag in enumerate(self.list_of(fields, "tags", path)):
-            at = f"{path}.{self._tags}[{place}]"
+        for index, tag in enumerate(self.list_of(fields, "tags", path)):
+            at = f"{path}.{self._tags}[{index}]"
             tag = self._tag_fields(tag, at)
             begin = self._text(dict(tag), "begin", at)
             matching = [trigger for trigger in triggers if begin.startswith(trigger)]
@@ -255,8 +255,8 @@ class _FormatReader:
         stop_after_first = self._flag(fields, "stop_after_first", path)
         separator = self._splitter.split(self._text(fields, "separator", path))
         tags = []
-        for place, tag in enumerate(self.list_of(fields, "tags", path)):
-            at = f"{path}.{self._tags}[{place}]"
+        for index, tag in enumerate(self.list_of(fields, "tags", path)):
+            at = f"{path}.{self._tags}[{index}]"
             tags.append(self.read(self._tag_fields(tag, at), at, depth, "tag"))
         tag_choice = choice_of(tags)
         if has_open_end(tag_choice):

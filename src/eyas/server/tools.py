@@ -47,8 +47,8 @@ def _choice(body: ChatBody) -> tuple[str, frozenset[str] | None]:
         return choice, None
     is_allowed_list = isinstance(choice, AllowedToolChoice)
     names = [
-        named.function.name
-        for named in (choice.allowed_tools.tools if is_allowed_list else [choice])
+        tool_choice.function.name
+        for tool_choice in (choice.allowed_tools.tools if is_allowed_list else [choice])
     ]
     tool_names = {tool.function.name for tool in body.tools}
     for name in names:

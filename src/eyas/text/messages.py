@@ -22,24 +22,24 @@ _REASONING_BEGIN = "<think>"
 _INSTEAD_OF_CONTENT = ("tool_calls", "refusal", *REASONING_KEYS)
 
 
-def normalize_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> dict[str, Any]:
+def normalize_message(message: Mapping[str, Any], uses: FieldUses, index: int) -> dict[str, Any]:
     """Return the message in the form described by `uses`.
 
-    place: index of the message, for errors. RequestError names a field that no template can read.
+    index: index of the message, for errors. RequestError names a field that no template can read.
     """
     role = message.get("role")
     if not isinstance(role, str) or role not in STRUCTURAL_VALUES["role"]:
-        known = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
+        roles = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
         raise RequestError(
-            f"messages[{place}].role: must be one of {known}", param=f"messages[{place}].role"
+            f"messages[{index}].role: must be one of {roles}", param=f"messages[{index}].role"
         )
     if role != "assistant":  # templates accept answers without content
-        require_content(message, place)
+        require_content(message, index)
     normal = _without_none(message)
     if isinstance(calls := normal.get("tool_calls"), (list, tuple)):
         normal["tool_calls"] = [_normalize_call(call, uses) for call in calls]
     if (content := normal.get("content")) is not None:
-        texts = _content_texts(content, place)
+        texts = _content_texts(content, index)
         if role == "assistant" and uses.handles_reasoning:
             texts = _split_reasoning(texts, normal, uses)
         normal["content"] = _content(texts, uses)
@@ -54,7 +54,7 @@ def normalize_message(message: Mapping[str, Any], uses: FieldUses, place: int) -
     return normal
 
 
-def require_content(message: Mapping[str, Any], place: int) -> None:
+def require_content(message: Mapping[str, Any], index: int) -> None:
     """Raise RequestError for a message without content, unless it is an assistant's that has tool
     calls, a refusal or reasoning."""
     is_assistant = message.get("role") == "assistant"
@@ -64,8 +64,8 @@ def require_content(message: Mapping[str, Any], place: int) -> None:
         return
     remedy = "give a text, or tool_calls" if is_assistant else "give a text"
     raise RequestError(
-        f"messages[{place}].content: is required of role {str(message.get('role'))[:32]!r}; {remedy}",
-        param=f"messages[{place}].content",
+        f"messages[{index}].content: is required of role {str(message.get('role'))[:32]!r}; {remedy}",
+        param=f"messages[{index}].content",
     )
 
 
@@ -94,7 +94,7 @@ def _normalize_call(call: Any, uses: FieldUses) -> Any:
     return normal
 
 
-def _content_texts(content: Any, place: int) -> list[str]:
+def _content_texts(content: Any, index: int) -> list[str]:
     if isinstance(content, str):
         return [content]
     parts = content if isinstance(content, (list, tuple)) else [content]
@@ -107,9 +107,9 @@ def _content_texts(content: Any, place: int) -> list[str]:
     ]
     if len(texts) != len(parts):
         raise RequestError(
-            f"messages[{place}].content: must be a string or a list of text parts "
+            f"messages[{index}].content: must be a string or a list of text parts "
             '{"type": "text", "text": ...}',
-            param=f"messages[{place}].content",
+            param=f"messages[{index}].content",
         )
     return texts
 

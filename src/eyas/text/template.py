@@ -82,7 +82,7 @@ class ChatTemplate:
         """Return the messages in the form that the template reads. Idempotent; `render` does it as
         well."""
         uses = self._template_for(tools).uses
-        return [normalize_message(message, uses, place) for place, message in enumerate(messages)]
+        return [normalize_message(message, uses, index) for index, message in enumerate(messages)]
 
     def render_ids(
         self,
@@ -184,8 +184,12 @@ def template_sources(directory: Path) -> dict[str, str]:
     Files (chat_template.jinja, and additional_chat_templates/NAME.jinja) take precedence over
     `chat_template` in tokenizer_config.json, which may be a list of named templates.
     """
-    found = read_json_object_if_there(directory / "tokenizer_config.json").get("chat_template")
-    named_entries = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    configured = read_json_object_if_there(directory / "tokenizer_config.json").get("chat_template")
+    named_entries = (
+        configured
+        if isinstance(configured, list)
+        else [{"name": "default", "template": configured}]
+    )
     sources: dict[str, str] = {
         str(entry.get("name")): entry["template"]
         for entry in named_entries
@@ -242,8 +246,8 @@ class _Splitter:
 
 def _is_inside_word(text: str, first: int, last: int) -> bool:
     """Whether a letter, digit or underscore is directly before `first` or at `last`."""
-    beside = text[first - 1 : first] + text[last : last + 1]
-    return any(character.isalnum() or character == "_" for character in beside)
+    adjacent = text[first - 1 : first] + text[last : last + 1]
+    return any(character.isalnum() or character == "_" for character in adjacent)
 
 
 def _control_ids(pieces: list[str | ControlToken]) -> list[int]:
