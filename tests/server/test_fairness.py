@@ -15,10 +15,10 @@ import pytest
 from eyas.core import GrammarError
 from eyas.schemas import prepare
 from eyas.schemas.memo import Memo
-from eyas.server import text_workers
+from eyas.server import thread_pool
 from eyas.server.errors import ApiError
 from eyas.server.options import ServerOptions
-from eyas.server.text_workers import TextWorkers
+from eyas.server.thread_pool import FairThreadPool
 from tests.server.conftest import NEEDS_CHECKPOINT, serving
 from tests.server.fakes import FakeClient, live_server
 from tests.server.test_limits import CHAT, until
@@ -69,7 +69,7 @@ def test_clients_with_slow_schemas_do_not_stop_plain_chats(directory: Path) -> N
     ):
         attackers = [threads.submit(attack, server.url, number) for number in range(24)]
         try:
-            assert until(lambda: server.service.workers.num_waiting > 8)
+            assert until(lambda: server.service.prepare_pool.num_waiting > 8)
             for _ in range(4):
                 with httpx.Client(base_url=server.url, timeout=300) as http:
                     assert http.get("/health").status_code == 200
@@ -77,7 +77,7 @@ def test_clients_with_slow_schemas_do_not_stop_plain_chats(directory: Path) -> N
                         response = http.post(CHAT, json=chat())
                         assert response.status_code == 200, response.text
                         # Whoever has been served since, the large ones still wait their turn.
-                        assert server.service.workers.num_waiting > 0
+                        assert server.service.prepare_pool.num_waiting > 0
         finally:
             is_over.set()
         assert set().union(*(each.result() for each in attackers)) <= {200, 503}
@@ -134,7 +134,7 @@ class Blocked:
     """Workers of one thread, which is taken until `free` is called."""
 
     def __init__(self, timeout_seconds: float = 300) -> None:
-        self.workers = TextWorkers(timeout_seconds, num_threads=1)
+        self.workers = FairThreadPool(timeout_seconds, num_threads=1)
         self.order: list[str] = []
         self._gate = threading.Event()
         self.tasks: list[asyncio.Task[Any]] = []
@@ -188,7 +188,7 @@ def test_who_has_asked_for_much_waits_behind_who_has_asked_for_little() -> None:
 def test_where_too_many_wait_the_last_in_turn_is_told_to_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(text_workers, "MAX_WAITING", 3)
+    monkeypatch.setattr(thread_pool, "MAX_WAITING", 3)
 
     async def run() -> tuple[list[Any], list[str]]:
         blocked = Blocked()

@@ -1,8 +1,8 @@
-"""What a chat template does with the fields of a message, read off its syntax tree.
+"""Finds out from its syntax tree how a chat template uses the fields of messages.
 
-Promises: only looks, never renders. A field is followed through `set`, namespaces, loops, macros and
-the filters that leave it what it is; which branch of the template runs is not asked, so a name may
-hold everything that is ever put into it.
+Promises: never renders. Follows the value of a field through `set`, namespaces, loops, macros and
+filters that keep it. Does not evaluate conditions, so a name may hold every value that is assigned to
+it anywhere.
 Does not know: messages, tokens.
 """
 
@@ -18,21 +18,21 @@ from jinja2 import nodes
 
 REASONING_END = "</think>"
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-_KEEPING_FILTERS = frozenset(
+_IDENTITY_FILTERS = frozenset(
     {
         *("trim", "default", "d", "list", "safe", "string", "reverse", "sort", "unique"),
         *("selectattr", "rejectattr", "select", "reject"),
     }
 )
 _ITEM_FILTERS = frozenset({"first", "last", "random"})
-_FILTERS_INTO_ITEMS = frozenset({"selectattr", "rejectattr", "groupby"})
-_FILTERS_BY_ATTRIBUTE = frozenset({"map", "sort", "unique", "sum", "min", "max", "join"})
-_OF_OBJECTS = frozenset({"items", "keys", "values", "dictsort"})
+_FILTERS_BY_ITEM_ATTRIBUTE = frozenset({"selectattr", "rejectattr", "groupby"})
+_FILTERS_WITH_ATTRIBUTE_ARGUMENT = frozenset({"map", "sort", "unique", "sum", "min", "max", "join"})
+_MAPPING_METHODS = frozenset({"items", "keys", "values", "dictsort"})
 _STRIPS = frozenset({"strip", "lstrip", "trim"})
 
 
-class _Held(Flag):
-    """What an expression may be."""
+class _Value(Flag):
+    """The kinds of values that an expression may have."""
 
     NOTHING = 0
     CONTENT = auto()
@@ -40,77 +40,81 @@ class _Held(Flag):
     ARGUMENTS = auto()
 
 
-_HELD_BY_FIELD = {"content": _Held.CONTENT, "arguments": _Held.ARGUMENTS}
+_VALUE_OF_FIELD = {"content": _Value.CONTENT, "arguments": _Value.ARGUMENTS}
 
 
 @dataclass(frozen=True, slots=True)
 class FieldUses:
-    """What one template does with the fields of messages.
+    """How one template uses the fields of messages.
 
-    wants_parts: looks into parts of content, and never asks whether content is a string.
-    tells_none: content that is none is another case than empty content.
-    tells_absent: so is a message without content.
-    arguments: how it takes those of a call: "object" (written by tojson, or walked through), "text"
-    (put between other text), or "given" (it asks which of them they are).
-    tells_reasoning: reasoning is another thing than content: it has its own field, or the template
-    takes it off the content at the marker behind it.
-    strips_answer: what follows that marker loses the white space at its head.
+    wants_parts: reads the parts of content, and never tests whether content is a string.
+    distinguishes_none: treats content that is none differently from empty content.
+    distinguishes_absent: treats a message without content differently from one with empty content.
+    arguments: the form in which it reads the arguments of a call: "object" (passed to tojson, or
+    iterated), "text" (written as it is), or "given" (tests which of the two it is).
+    handles_reasoning: separates reasoning from content: by a field of its own, or by splitting content
+    at the marker </think>.
+    strips_after_reasoning: removes white space after that marker.
     """
 
     wants_parts: bool
-    tells_none: bool
-    tells_absent: bool
+    distinguishes_none: bool
+    distinguishes_absent: bool
     arguments: Literal["object", "text", "given"]
-    tells_reasoning: bool
-    strips_answer: bool
+    handles_reasoning: bool
+    strips_after_reasoning: bool
 
 
 def read_uses(tree: nodes.Template) -> FieldUses:
-    """What the template of this syntax tree does."""
-    flow = _Flow(tree)
-    tests = {(held, test.name) for test in tree.find_all(nodes.Test) for held in flow.of(test.node)}
+    """Return how the template of this syntax tree uses the fields of messages."""
+    flow = _DataFlow(tree)
+    tests = {
+        (value, test.name) for test in tree.find_all(nodes.Test) for value in flow.of(test.node)
+    }
     return FieldUses(
-        wants_parts=_looks_into_parts(tree, flow) and (_Held.CONTENT, "string") not in tests,
-        tells_none=(_Held.CONTENT, "none") in tests or _compares_with_none(tree, flow),
-        tells_absent=(
-            not tests.isdisjoint({(_Held.CONTENT, "defined"), (_Held.CONTENT, "undefined")})
-            or "content" in _searched_for(tree)
+        wants_parts=_reads_parts(tree, flow) and (_Value.CONTENT, "string") not in tests,
+        distinguishes_none=(_Value.CONTENT, "none") in tests or _compares_with_none(tree, flow),
+        distinguishes_absent=(
+            not tests.isdisjoint({(_Value.CONTENT, "defined"), (_Value.CONTENT, "undefined")})
+            or "content" in _containment_operands(tree)
         ),
-        arguments=_arguments(tree, flow, {name for held, name in tests if held == _Held.ARGUMENTS}),
-        tells_reasoning=_tells_reasoning(tree),
-        strips_answer=_strips_answer(tree),
+        arguments=_arguments(
+            tree, flow, {name for value, name in tests if value == _Value.ARGUMENTS}
+        ),
+        handles_reasoning=_handles_reasoning(tree),
+        strips_after_reasoning=_strips_after_reasoning(tree),
     )
 
 
-class _Flow:
-    """What each name of a template may hold."""
+class _DataFlow:
+    """The values that each name of a template may hold."""
 
     def __init__(self, tree: nodes.Template) -> None:
-        self._of_name: dict[str, _Held] = defaultdict(lambda: _Held.NOTHING)
+        self._of_name: dict[str, _Value] = defaultdict(lambda: _Value.NOTHING)
         self._macros = {macro.name: macro for macro in tree.find_all(nodes.Macro)}
         bindings = list(tree.find_all((nodes.Assign, nodes.For, nodes.With, nodes.Call)))
         self._has_grown = True
         while self._has_grown:
             self._has_grown = False
             for node in bindings:
-                for target, held in self._bound_by(node):
-                    self._bind(target, held)
+                for target, value in self._assignments_of(node):
+                    self._bind(target, value)
 
-    def of(self, node: nodes.Node | None) -> _Held:
-        """What an expression may be."""
+    def of(self, node: nodes.Node | None) -> _Value:
+        """Return the values that an expression may have."""
         if isinstance(node, nodes.Name):
             return self._of_name[node.name]
         if (field := field_of(node)) is not None:
-            of_namespace = _Held.NOTHING
+            of_namespace = _Value.NOTHING
             if isinstance(node, nodes.Getattr) and isinstance(node.node, nodes.Name):
                 of_namespace = self._of_name[f"{node.node.name}.{field}"]
-            return _HELD_BY_FIELD.get(field, _Held.NOTHING) | of_namespace
+            return _VALUE_OF_FIELD.get(field, _Value.NOTHING) | of_namespace
         match node:
             case nodes.Getitem(node=whole, arg=nodes.Slice()):
                 return self.of(whole)
             case nodes.Getitem(node=whole):
                 return self._item_of(whole)
-            case nodes.Filter(node=inner, name=name) if name in _KEEPING_FILTERS:
+            case nodes.Filter(node=inner, name=name) if name in _IDENTITY_FILTERS:
                 return self.of(inner)
             case nodes.Filter(node=inner, name=name) if name in _ITEM_FILTERS:
                 return self._item_of(inner)
@@ -118,12 +122,12 @@ class _Flow:
                 return self.of(one) | self.of(other)
             case nodes.Or(left=one, right=other) | nodes.And(left=one, right=other):
                 return self.of(one) | self.of(other)
-        return _Held.NOTHING
+        return _Value.NOTHING
 
-    def _item_of(self, whole: nodes.Node | None) -> _Held:
-        return _Held.PART if _Held.CONTENT in self.of(whole) else _Held.NOTHING
+    def _item_of(self, whole: nodes.Node | None) -> _Value:
+        return _Value.PART if _Value.CONTENT in self.of(whole) else _Value.NOTHING
 
-    def _bound_by(self, node: nodes.Node) -> Iterator[tuple[nodes.Node, _Held]]:
+    def _assignments_of(self, node: nodes.Node) -> Iterator[tuple[nodes.Node, _Value]]:
         match node:
             case nodes.Assign(target=nodes.Tuple(items=names), node=nodes.Tuple(items=values)):
                 yield from ((n, self.of(v)) for n, v in zip(names, values, strict=False))
@@ -141,7 +145,7 @@ class _Flow:
                     if given.key in by_name:
                         yield by_name[given.key], self.of(given.value)
 
-    def _bind(self, target: nodes.Node, held: _Held) -> None:
+    def _bind(self, target: nodes.Node, value: _Value) -> None:
         match target:
             case nodes.Name(name=name):
                 pass
@@ -149,13 +153,13 @@ class _Flow:
                 name = f"{namespace}.{attribute}"
             case _:
                 return
-        if held not in self._of_name[name]:
-            self._of_name[name] |= held
+        if value not in self._of_name[name]:
+            self._of_name[name] |= value
             self._has_grown = True
 
 
 def field_of(node: nodes.Node | None) -> str | None:
-    """The name in `x.name`, `x["name"]` or `x.get("name")`; None for anything else."""
+    """Return the name in `x.name`, `x["name"]` or `x.get("name")`; None for any other expression."""
     match node:
         case nodes.Getattr(attr=name) | nodes.Getitem(arg=nodes.Const(value=str(name))):
             return name
@@ -164,28 +168,29 @@ def field_of(node: nodes.Node | None) -> str | None:
     return None
 
 
-def _looks_into_parts(tree: nodes.Template, flow: _Flow) -> bool:
+def _reads_parts(tree: nodes.Template, flow: _DataFlow) -> bool:
     for access in tree.find_all((nodes.Getattr, nodes.Getitem)):
         field = field_of(access)
-        if field is not None and _Held.PART in flow.of(access.node):
-            # A character has methods; what else is looked up by name is a part's.
+        if field is not None and _Value.PART in flow.of(access.node):
+            # Content may be a string: what is read from its items may then be a method of a character.
             if isinstance(access, nodes.Getitem) or not hasattr(str, field):
                 return True
-    for each in tree.find_all(nodes.Filter):
-        looks_in = each.name in _FILTERS_INTO_ITEMS or (
-            each.name in _FILTERS_BY_ATTRIBUTE and any(g.key == "attribute" for g in each.kwargs)
+    for node in tree.find_all(nodes.Filter):
+        reads_items = node.name in _FILTERS_BY_ITEM_ATTRIBUTE or (
+            node.name in _FILTERS_WITH_ATTRIBUTE_ARGUMENT
+            and any(argument.key == "attribute" for argument in node.kwargs)
         )
-        if looks_in and _Held.CONTENT in flow.of(each.node):
+        if reads_items and _Value.CONTENT in flow.of(node.node):
             return True
     return any(
-        test.name == "mapping" and _Held.PART in flow.of(test.node)
+        test.name == "mapping" and _Value.PART in flow.of(test.node)
         for test in tree.find_all(nodes.Test)
     )
 
 
-def _compares_with_none(tree: nodes.Template, flow: _Flow) -> bool:
+def _compares_with_none(tree: nodes.Template, flow: _DataFlow) -> bool:
     return any(
-        _Held.CONTENT in flow.of(compared.expr)
+        _Value.CONTENT in flow.of(compared.expr)
         and any(_is_constant(operand.expr, None) for operand in compared.ops)
         for compared in tree.find_all(nodes.Compare)
     )
@@ -195,8 +200,8 @@ def _is_constant(node: nodes.Node, value: object) -> bool:
     return isinstance(node, nodes.Const) and node.value is value
 
 
-def _searched_for(tree: nodes.Template) -> set[str]:
-    """The texts that are looked for by `in`: keys of messages, pieces of content."""
+def _containment_operands(tree: nodes.Template) -> set[str]:
+    """Return the constants on the left side of `in`: keys of messages, pieces of content."""
     return {
         compared.expr.value
         for compared in tree.find_all(nodes.Compare)
@@ -207,45 +212,47 @@ def _searched_for(tree: nodes.Template) -> set[str]:
 
 
 def _arguments(
-    tree: nodes.Template, flow: _Flow, tests: set[str | None]
+    tree: nodes.Template, flow: _DataFlow, tests: set[str | None]
 ) -> Literal["object", "text", "given"]:
-    def are(node: nodes.Node | None) -> bool:
-        return _Held.ARGUMENTS in flow.of(node)
+    def is_arguments(node: nodes.Node | None) -> bool:
+        return _Value.ARGUMENTS in flow.of(node)
 
-    filters = {each.name for each in tree.find_all(nodes.Filter) if are(each.node)}
-    methods = {each.attr for each in tree.find_all(nodes.Getattr) if are(each.node)}
-    loops = any(are(loop.iter) for loop in tree.find_all(nodes.For))
-    if loops or not _OF_OBJECTS.isdisjoint(filters | methods):
+    filters = {each.name for each in tree.find_all(nodes.Filter) if is_arguments(each.node)}
+    methods = {each.attr for each in tree.find_all(nodes.Getattr) if is_arguments(each.node)}
+    loops = any(is_arguments(loop.iter) for loop in tree.find_all(nodes.For))
+    if loops or not _MAPPING_METHODS.isdisjoint(filters | methods):
         return "object"
     if not tests.isdisjoint({"string", "mapping"}):
         return "given"
-    shown = [
+    written = [
         *(part for added in tree.find_all(nodes.Add) for part in (added.left, added.right)),
         *(part for joined in tree.find_all(nodes.Concat) for part in joined.nodes),
         *(part for output in tree.find_all(nodes.Output) for part in output.nodes),
     ]
-    return "text" if any(map(are, shown)) and "tojson" not in filters else "object"
+    return "text" if any(map(is_arguments, written)) and "tojson" not in filters else "object"
 
 
-def _tells_reasoning(tree: nodes.Template) -> bool:
+def _handles_reasoning(tree: nodes.Template) -> bool:
     constants = [
         *(data.data for data in tree.find_all(nodes.TemplateData)),
         *(each.value for each in tree.find_all(nodes.Const) if isinstance(each.value, str)),
     ]
     if not any(REASONING_END in text for text in constants):
         return False
-    fields = {field_of(node) for node in tree.find_all(nodes.Expr)} | _searched_for(tree)
+    fields = {field_of(node) for node in tree.find_all(nodes.Expr)} | _containment_operands(tree)
     if not fields.isdisjoint(REASONING_KEYS):
         return True
-    return any(REASONING_END in text for text in _searched_for(tree)) or any(_cuts(tree))
+    return any(REASONING_END in text for text in _containment_operands(tree)) or any(
+        _marker_calls(tree)
+    )
 
 
-def _cuts(tree: nodes.Template) -> Iterator[nodes.Call]:
-    """Calls of methods with the marker, such as `content.split("</think>")`."""
-    return (call for call in tree.find_all(nodes.Call) if _is_cut(call))
+def _marker_calls(tree: nodes.Template) -> Iterator[nodes.Call]:
+    """Yield the calls of methods with the marker, such as `content.split("</think>")`."""
+    return (call for call in tree.find_all(nodes.Call) if _is_marker_call(call))
 
 
-def _is_cut(node: nodes.Node) -> bool:
+def _is_marker_call(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Call) and any(
         isinstance(each, nodes.Const)
         and isinstance(each.value, str)
@@ -254,12 +261,13 @@ def _is_cut(node: nodes.Node) -> bool:
     )
 
 
-def _strips_answer(tree: nodes.Template) -> bool:
-    """Not where the template itself takes the last part of the content and leaves that as it is."""
+def _strips_after_reasoning(tree: nodes.Template) -> bool:
+    """Whether white space after the marker is removed: always, unless the template takes the last
+    part of the split content and does not strip it."""
     tails = {
         id(item)
         for item in tree.find_all(nodes.Getitem)
-        if isinstance(item.arg, nodes.Neg) and _is_cut(item.node)
+        if isinstance(item.arg, nodes.Neg) and _is_marker_call(item.node)
     }
     stripped = {
         *(id(each.node) for each in tree.find_all(nodes.Getattr) if each.attr in _STRIPS),

@@ -1,6 +1,7 @@
-"""Prompts for the engine: tokenising and rendering.
+"""Tokenizes prompts and renders conversations.
 
-Promises: a prompt that cannot fit is refused before it is read whole. Does not know: HTTP, the engine.
+Promises: refuses a prompt that cannot fit before it is tokenized completely. Does not know: HTTP, the
+engine.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from eyas.core import MAX_LOGPROBS, Request, RequestError, SamplingParams, check
 from eyas.dialect import Dialect, find_dialect, named_dialect
 from eyas.grammar import OutputSpec
 from eyas.server import errors
-from eyas.server.free_text import Spelling
+from eyas.server.free_text import ControlTokenSplitter
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template
 
 
-class ModelTexts:
-    """What the server knows of a model: its tokenizer, template, dialect, sampling defaults, limits.
+class TextProcessor:
+    """A model's tokenizer, chat template, dialect, sampling defaults and limits.
 
-    tokenizer, template: None where the model has none; without the first there is no second.
+    tokenizer, template: None if the model has none. Without a tokenizer there is no template.
     """
 
     def __init__(
@@ -36,8 +37,11 @@ class ModelTexts:
         chat_template: str | None = None,
         max_top_logprobs: int = MAX_LOGPROBS,
     ) -> None:
-        """ValueError names a file that is missing or broken, or a parser that is unknown. Without
-        parsers the checkpoint says what its dialect is. chat_template: in place of its own."""
+        """Load the files of a model directory.
+
+        Without parsers the dialect is detected from the checkpoint. chat_template: replaces the model's
+        own. ValueError names a file that is missing or broken, or a parser that is unknown.
+        """
         self.tokenizer = Tokenizer.from_directory_if_there(directory)
         self.template = ChatTemplate.from_directory(directory, self.tokenizer, chat_template)
         self.max_top_logprobs = max_top_logprobs
@@ -46,7 +50,7 @@ class ModelTexts:
             self._dialect = _dialect(
                 self.tokenizer, self.template, info, reasoning_parser, tool_call_parser
             )
-        self.spelling = Spelling(self.tokenizer, info.eos_token_ids)
+        self.splitter = ControlTokenSplitter(self.tokenizer, info.eos_token_ids)
         self.defaults = sampling_defaults(directory)
         self.eos_token_ids = frozenset(info.eos_token_ids)
         self.max_model_len = info.max_model_len
@@ -54,29 +58,32 @@ class ModelTexts:
 
     @property
     def dialect(self) -> Dialect:
-        """How the model writes reasoning and calls. RequestError without a tokenizer."""
+        """The format in which the model writes reasoning and tool calls. RequestError without a
+        tokenizer."""
         require_tokenizer(self.tokenizer, "messages")
         assert self._dialect is not None
         return self._dialect
 
-    def prompt_ids(
+    def encode_prompt(
         self, prompt: str | Sequence[int], param: str, num_reserved: int = 1
     ) -> list[int]:
-        """Ids of a raw prompt. ApiError or RequestError if it is empty, no prompt, or too long to leave
-        room for `num_reserved` tokens."""
+        """Return the token ids of a raw prompt.
+
+        ApiError or RequestError if it is empty, invalid, or leaves no space for `num_reserved` tokens.
+        """
         if isinstance(prompt, str):
             self.check_length(prompt, param, num_reserved)
             ids = require_tokenizer(self.tokenizer, param).encode_prompt(prompt)
         else:
-            ids = self.checked(list(prompt), param, num_reserved)
+            ids = self.check_ids(list(prompt), param, num_reserved)
             if max(ids) >= self.vocab_size:
                 raise RequestError(
                     f"{param}: holds token ids beyond the vocabulary of {self.vocab_size}",
                     param=param,
                 )
-        return self.checked(ids, param, num_reserved)
+        return self.check_ids(ids, param, num_reserved)
 
-    def raw_requests(
+    def make_requests(
         self,
         prompts: Mapping[str, str | Sequence[int]],
         params: SamplingParams,
@@ -84,60 +91,67 @@ class ModelTexts:
         request_id: str,
         cache_salt: str,
     ) -> list[Request]:
-        """A request for each raw prompt, given by its field. Errors are those of `prompt_ids`; a
-        RequestError where there is no room for `min_tokens`."""
+        """Return one request for each raw prompt. prompts: by their path in the body.
+
+        Errors are those of `encode_prompt`; RequestError if there is no space for `min_tokens`.
+        """
         num_reserved = int(params.max_tokens != 0)
-        ids = [self.prompt_ids(prompt, param, num_reserved) for param, prompt in prompts.items()]
-        for each in ids:
-            check_min_tokens(len(each), params, self.max_model_len)
+        ids = [self.encode_prompt(prompt, param, num_reserved) for param, prompt in prompts.items()]
+        for prompt_ids in ids:
+            check_min_tokens(len(prompt_ids), params, self.max_model_len)
         return [
             Request(
-                id=f"{request_id}-{place}" if len(ids) > 1 else request_id,
-                prompt_token_ids=each,
+                id=f"{request_id}-{index}" if len(ids) > 1 else request_id,
+                prompt_token_ids=prompt_ids,
                 params=params,
                 output=output,
                 cache_salt=cache_salt,
             )
-            for place, each in enumerate(ids)
+            for index, prompt_ids in enumerate(ids)
         ]
 
-    def chat_ids(
+    def encode_chat(
         self,
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None,
         **options: Any,
     ) -> list[int]:
-        """Ids of a rendered conversation. Nothing that cannot fit is rendered, whatever field it is in,
-        and no rendered text that cannot is tokenised."""
+        """Return the prompt token ids of a conversation.
+
+        options: keyword arguments of `ChatTemplate.render`. Checks the length of every field before
+        rendering, and of the rendered text before tokenizing. ApiError if the prompt cannot fit.
+        """
         require_tokenizer(self.tokenizer, "messages")
         template = require_template(self.template)
-        apart = [{k: v for k, v in message.items() if k != "content"} for message in messages]
-        self._check_lengths(apart, "messages")
+        without_content = [
+            {k: v for k, v in message.items() if k != "content"} for message in messages
+        ]
+        self._check_lengths(without_content, "messages")
         self._check_lengths(tools, "tools")
-        messages = template.normal(messages, tools)
+        messages = template.normalize(messages, tools)
         self._check_lengths(messages, "messages")
-        # Templates may leave out earlier reasoning, but what was said they show.
-        said = _texts_of([message.get("content") for message in messages])
-        self.check_length("".join(said), "messages")
+        # The sum is over content only: templates may leave out reasoning of earlier messages.
+        contents = _strings_in([message.get("content") for message in messages])
+        self.check_length("".join(contents), "messages")
         pieces = template.render(messages, tools, **options)
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         self.check_length(text, "messages")
-        return self.checked(template.ids_of(pieces), "messages")
+        return self.check_ids(template.ids_of(pieces), "messages")
 
     def check_length(self, text: str, param: str, num_reserved: int = 1) -> None:
-        """ApiError if `text` cannot fit; cheap, however long it is."""
+        """Raise ApiError if `text` cannot fit. Cheap, however long the text is."""
         tokenizer = require_tokenizer(self.tokenizer, param)
         num_tokens = tokenizer.min_num_tokens(text, self.max_model_len)
         if num_tokens + num_reserved > self.max_model_len:
             raise errors.too_long(f"at least {num_tokens}", self.max_model_len, param)
 
     def _check_lengths(self, value: Any, param: str) -> None:
-        """ApiError if a string in plain JSON data cannot fit."""
-        for text in _texts_of(value):
+        """Raise ApiError if any string in plain JSON data cannot fit."""
+        for text in _strings_in(value):
             self.check_length(text, param)
 
-    def checked(self, ids: list[int], param: str, num_reserved: int = 1) -> list[int]:
-        """The ids, if they are a prompt that leaves room for so many tokens of an answer."""
+    def check_ids(self, ids: list[int], param: str, num_reserved: int = 1) -> list[int]:
+        """Return the ids. Errors if they are empty or leave no space for `num_reserved` tokens."""
         if not ids:
             raise RequestError(f"{param}: is empty; give at least one token", param=param)
         if len(ids) + num_reserved > self.max_model_len:
@@ -146,7 +160,7 @@ class ModelTexts:
 
 
 def model_directory(config: EngineConfig, info: EngineInfo) -> Path:
-    """Where the model's text files are. ValueError if nobody says."""
+    """Return the directory of the model's text files. ValueError if the engine has not reported it."""
     if info.directory:
         return Path(info.directory)
     if config.model.path == "builtin":
@@ -170,14 +184,14 @@ def _dialect(
     return named_dialect(tokenizer, reasoning_parser, tool_call_parser, source, info.architecture)
 
 
-def _texts_of(value: Any) -> Iterator[str]:
-    """Every string in plain JSON data, names included. No recursion."""
-    todo = [value]
-    while todo:
-        item = todo.pop()
+def _strings_in(value: Any) -> Iterator[str]:
+    """Yield every string in plain JSON data, names of members included. Not recursive."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
         if isinstance(item, str):
             yield item
         elif isinstance(item, Mapping):
-            todo += (*item.keys(), *item.values())
+            stack += (*item.keys(), *item.values())
         elif isinstance(item, (list, tuple)):
-            todo += item
+            stack += item

@@ -1,8 +1,8 @@
-"""How token ids turn into bytes: read from a tokenizer.json's decoder, once, into one small object.
+"""The bytes of a model's tokens, read from the decoder of its tokenizer.json.
 
-Promises: `PieceBytes.of(token)` is the exact bytes that a model token stands for, so that a text is
-the bytes of its tokens put one after the other (and, for some SentencePiece models, one leading
-space taken off). Byte-level BPE, and SentencePiece BPE with or without byte fallback.
+Promises: `TokenByteDecoder.of(token)` returns the exact bytes of a model token. A text is the
+concatenation of the bytes of its tokens (for some SentencePiece models, without one leading space).
+Supports byte-level BPE, and SentencePiece BPE with and without byte fallback.
 Does not know: control tokens, streams.
 """
 
@@ -16,7 +16,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte, from GPT-2."""
+    """Return the byte of each printable character that byte-level BPE uses (defined by GPT-2)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]
     alphabet = {chr(byte): byte for byte in plain}
@@ -27,20 +27,23 @@ def _byte_level_alphabet() -> dict[str, int]:
 _ALPHABET = _byte_level_alphabet()
 
 
-def parts_of(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """A tokenizer.json component as a flat list: a `Sequence`'s members, or itself, or nothing."""
+def flatten_components(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """Return a component of a tokenizer.json as a flat list: the members of a `Sequence`, or the
+    component itself; empty for None."""
     if not component:
         return []
     if component.get("type") == "Sequence":
-        return [part for child in component.get(key, []) for part in parts_of(child, key)]
+        return [part for child in component.get(key, []) for part in flatten_components(child, key)]
     return [component]
 
 
 @dataclass(frozen=True, slots=True)
-class PieceBytes:
-    """is_byte_level: characters stand for bytes; else `space` stands for one space.
+class TokenByteDecoder:
+    """A converter of model tokens to bytes.
 
-    num_leading_spaces: spaces that the decoder takes off the front of a whole text.
+    is_byte_level: each character stands for a byte. Otherwise `space` stands for a space.
+    has_byte_tokens: tokens such as <0x0A> stand for bytes.
+    num_leading_spaces: how many spaces the decoder removes from the front of a whole text.
     """
 
     is_byte_level: bool
@@ -49,15 +52,15 @@ class PieceBytes:
     num_leading_spaces: int
 
     @classmethod
-    def from_spec(cls, spec: dict[str, Any]) -> PieceBytes:
-        """From a parsed tokenizer.json. ValueError for a decoder of another kind."""
-        decoders = parts_of(spec.get("decoder"), "decoders")
+    def from_spec(cls, spec: dict[str, Any]) -> TokenByteDecoder:
+        """Create the decoder of a parsed tokenizer.json. ValueError if its kind is not supported."""
+        decoders = flatten_components(spec.get("decoder"), "decoders")
         kinds = [decoder.get("type") for decoder in decoders]
         if "ByteLevel" in kinds or (
             not kinds
             and any(
                 part.get("type") == "ByteLevel"
-                for part in parts_of(spec.get("pre_tokenizer"), "pretokenizers")
+                for part in flatten_components(spec.get("pre_tokenizer"), "pretokenizers")
             )
         ):
             return cls(True, "", False, 0)
@@ -81,7 +84,7 @@ class PieceBytes:
         return cls(False, space, "ByteFallback" in kinds, num_leading_spaces)
 
     def of(self, token: str) -> bytes:
-        """The bytes of a model token (not of an added one, whose text is its content)."""
+        """Return the bytes of a model token. Not for added tokens, whose text is their content."""
         if self.is_byte_level:
             try:
                 return bytes([_ALPHABET[character] for character in token])

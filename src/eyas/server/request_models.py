@@ -1,7 +1,7 @@
-"""What the routes accept: OpenAI's fields, the extensions peers share, and nothing else.
+"""The request bodies that the routes accept, as pydantic models.
 
-Promises: strict types, every number bounded, every field either works or is a 400 that names it.
-Fields of OpenAI's that change nothing here are accepted by name. Does not know: prompts, engines.
+Promises: strict types; every number is bounded; every field works or is a 400 that names it. Fields of
+OpenAI's API that have no effect here are accepted by name. Does not know: prompts, engines.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from eyas.server.fields import (
     PromptTexts,
     Seed,
     Stop,
-    Strict,
+    StrictModel,
     TokenId,
     at_most,
-    by_type,
-    either,
+    by_form,
+    by_type_field,
 )
 
 MAX_MESSAGES = 4096
@@ -37,7 +37,7 @@ MAX_PARTS = 4096
 MAX_TOOLS = 512
 
 
-def _only_includes(options: dict[str, Any]) -> dict[str, Any]:
+def _check_stream_options(options: dict[str, Any]) -> dict[str, Any]:
     unknown = set(options) - {"include_usage", "include_obfuscation"}
     if unknown:
         raise ValueError(f"{min(unknown)[:MAX_NAME_CHARS]!r} is not supported")
@@ -46,9 +46,9 @@ def _only_includes(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-class SchemaFormat(Strict):
-    """A JSON schema as OpenAI's response_format holds it. strict: false leaves out keywords that cannot
-    be enforced; they are an error otherwise."""
+class SchemaFormat(StrictModel):
+    """The JSON schema in OpenAI's response_format. strict: false ignores keywords that cannot be
+    enforced, which are an error otherwise."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     description: str | None = None
@@ -56,9 +56,9 @@ class SchemaFormat(Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
-    """OpenAI's response_format, and the peers' structural tags in its place. schema: of the object that
-    json_object asks for, as some clients send it."""
+class ResponseFormat(StrictModel):
+    """OpenAI's response_format, and the structural tags that SGLang and vLLM accept here. schema:
+    that of a json_object, as some clients send it."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaFormat | None = None
@@ -68,8 +68,8 @@ class ResponseFormat(Strict):
     triggers: list[Any] | None = None
 
 
-class StructuredOutputs(Strict):
-    """vLLM's structured_outputs. What only chooses among its backends changes nothing here."""
+class StructuredOutputs(StrictModel):
+    """vLLM's structured_outputs. Fields that choose among its backends have no effect."""
 
     json_: Annotated[Any, Field(alias="json")] = None
     regex: Pattern | None = None
@@ -84,9 +84,9 @@ class StructuredOutputs(Strict):
     backend: Name | None = None
 
 
-class Constrained(Strict):
-    """The peers' ways to say what the output must be; `eyas.server.wanted` reads them. Those with
-    guided_ are vLLM's older ones, the last four are SGLang's."""
+class ConstraintFields(StrictModel):
+    """The fields of vLLM and SGLang that constrain the output (see `eyas.server.constraints`). Those
+    with guided_ are vLLM's older fields, the last four are SGLang's."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: Any = None
@@ -101,8 +101,8 @@ class Constrained(Strict):
     structural_tag: Any = None
 
 
-class Drawn(Constrained):
-    """How tokens are drawn and where they end, by names that all clients use."""
+class SamplingFields(ConstraintFields):
+    """Fields of sampling and stopping whose names all routes share."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     temperature: Number | None = None
@@ -121,14 +121,14 @@ class Drawn(Constrained):
     skip_special_tokens: bool | None = None
 
 
-class Sampled(Drawn):
-    """The fields that both kinds of completion share."""
+class CompletionFields(SamplingFields):
+    """The fields that /v1/chat/completions and /v1/completions share."""
 
     response_format: ResponseFormat | None = None
 
     model: Name | None = None
     stream: bool | None = None
-    stream_options: Annotated[dict[str, Any], AfterValidator(_only_includes)] | None = None
+    stream_options: Annotated[dict[str, Any], AfterValidator(_check_stream_options)] | None = None
     seed: Seed | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
@@ -149,13 +149,13 @@ class Sampled(Drawn):
     use_beam_search: Any = None
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     type: Literal["text"]
     text: str
 
 
-class RefusalPart(Strict):
-    """What an assistant said in place of an answer; it reads as text."""
+class RefusalPart(StrictModel):
+    """An assistant's refusal, which the model reads as text."""
 
     type: Literal["refusal"]
     refusal: str
@@ -163,7 +163,7 @@ class RefusalPart(Strict):
 
 Part = Annotated[
     Annotated[TextPart, Tag("a text part")] | Annotated[RefusalPart, Tag("a refusal")],
-    by_type(
+    by_type_field(
         {"text": "a text part", "refusal": "a refusal"},
         'must be a text part {"type": "text", "text": ...}; the model reads nothing else',
     ),
@@ -171,28 +171,28 @@ Part = Annotated[
 Content = Annotated[
     Annotated[str, Tag("a text")]
     | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS), Tag("a list")],
-    either("must be a string or a list of text parts"),
+    by_form("must be a string or a list of text parts"),
 ]
 Arguments = Annotated[
     Annotated[str, Tag("a text")] | Annotated[dict[str, Any], Tag("an object")],
-    either("must be a string or an object"),
+    by_form("must be a string or an object"),
 ]
 
 
-class FunctionCall(Strict):
+class FunctionCall(StrictModel):
     name: Name
     arguments: Arguments
 
 
-class ToolCall(Strict):
+class ToolCall(StrictModel):
     id: Name | None = None
     type: Literal["function"] = "function"
     index: int | None = None
     function: FunctionCall
 
 
-class Message(Strict):
-    """annotations: OpenAI's answers have an empty list of them, and come back as they are."""
+class Message(StrictModel):
+    """A message. annotations: an empty list, since clients send back OpenAI's answers unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -208,14 +208,14 @@ class Message(Strict):
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
-class Function(Strict):
+class Function(StrictModel):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/\-]{1,256}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(StrictModel):
     type: Literal["function"]
     function: Function
 
@@ -223,33 +223,33 @@ class Tool(Strict):
 Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
-class NamedFunction(Strict):
+class NamedFunction(StrictModel):
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
-class NamedToolChoice(Strict):
-    """Exactly this function is to be called."""
+class NamedToolChoice(StrictModel):
+    """The one function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class AllowedTools(Strict):
+class AllowedTools(StrictModel):
     mode: Literal["auto", "required"]
     tools: Annotated[
         list[NamedToolChoice], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)
     ]
 
 
-class AllowedToolChoice(Strict):
-    """Of all the tools that the model is shown, these may be called."""
+class AllowedToolChoice(StrictModel):
+    """The subset of the tools that may be called. The prompt shows all tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
-def _as_tool_choice(value: Any) -> Any:
-    """Checked by hand, for one error that names the field and all its forms."""
+def _parse_tool_choice(value: Any) -> Any:
+    """Validate tool_choice by hand, for one error that names all its forms."""
     if value in (None, "none", "auto", "required"):
         return value
     is_list = isinstance(value, dict) and value.get("type") == "allowed_tools"
@@ -263,27 +263,27 @@ def _as_tool_choice(value: Any) -> Any:
         ) from error
 
 
-def _none_for(nothing: Any) -> BeforeValidator:
-    """This value, which some clients send for none, is none."""
+def _null_if_equal(nothing: Any) -> BeforeValidator:
+    """Return a validator that reads `nothing`, which some clients send for null, as None."""
     return BeforeValidator(
         lambda value: None if value == nothing and type(value) is type(nothing) else value
     )
 
 
-class Prediction(Strict):
-    """OpenAI's hint of what much of the answer will be."""
+class Prediction(StrictModel):
+    """OpenAI's prediction of most of the answer."""
 
     type: Literal["content"]
     content: Content
 
 
-class ChatBody(Sampled):
+class ChatBody(CompletionFields):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Tools | None = None
-    tool_choice: Annotated[Any, AfterValidator(_as_tool_choice)] = None
+    tool_choice: Annotated[Any, AfterValidator(_parse_tool_choice)] = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], at_most(32)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
@@ -302,17 +302,17 @@ class ChatBody(Sampled):
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
 
-class CompletionBody(Sampled):
+class CompletionBody(CompletionFields):
     prompt: Prompt
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, _none_for(False)] = (
-        None
-    )
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, _null_if_equal(False)
+    ] = None
     echo: bool | None = None
-    suffix: Annotated[Any, _none_for("")] = None
+    suffix: Annotated[Any, _null_if_equal("")] = None
 
 
-class GenerateParams(Drawn):
-    """sampling_params of /generate, by SGLang's names."""
+class GenerateParams(SamplingFields):
+    """The sampling_params of /generate, with SGLang's names."""
 
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
@@ -321,9 +321,9 @@ class GenerateParams(Drawn):
     no_stop_trim: bool | None = None
 
 
-class GenerateBody(Strict):
-    """SGLang's native request. logprob_start_len: where in the prompt log-probabilities begin; -1 for
-    those of the output alone."""
+class GenerateBody(StrictModel):
+    """The body of /generate. logprob_start_len: the index of the first prompt token with a
+    log-probability; -1 for none of the prompt."""
 
     model: Name | None = None
     text: PromptTexts | None = None
@@ -338,7 +338,7 @@ class GenerateBody(Strict):
     cache_salt: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
-class TokenizeBody(Strict):
+class TokenizeBody(StrictModel):
     model: Name | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
@@ -350,6 +350,6 @@ class TokenizeBody(Strict):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Strict):
+class DetokenizeBody(StrictModel):
     model: Name | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_PROMPT_TOKENS)]

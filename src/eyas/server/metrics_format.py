@@ -1,8 +1,7 @@
-"""Metrics as text: Prometheus' format or OpenMetrics, as a scraper asks, and under peers' names too.
+"""Writes metrics as Prometheus' text or as OpenMetrics, under names of other engines as well.
 
-Promises: what is not asked for in so many words is Prometheus' text, which everything reads; names
-under which other engines' dashboards look for something stand beside our own, with the same values.
-Does not know: what is measured.
+Promises: the format is Prometheus' text unless the Accept header prefers OpenMetrics. Names of vLLM's
+or SGLang's metrics are written beside our own, with the same values. Does not know: what is measured.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from eyas.server.client import num_used_slots
 from eyas.wire import EngineStats
 
 MetricsNames = Literal["eyas", "vllm", "sglang"]
@@ -45,13 +45,13 @@ ALIASES: Mapping[MetricsNames, Mapping[str, str]] = {
         "e2e_request_latency_seconds": "sglang:e2e_request_latency_seconds",
     },
 }
-"""What others call it that we call `eyas_NAME`."""
+"""The name that another engine has for `eyas_NAME`, by engine and NAME."""
 
 
-class Named(Collector):
-    """The metrics of `source`, and beside them those that have a name of a peer's.
+class AliasedCollector(Collector):
+    """A collector of the metrics of `source` and of their copies under another engine's names.
 
-    stats: of the engine, for what only a peer measures as one number.
+    stats: the engine's counters, for ratios that only the other engine has.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Named(Collector):
         aliases = ALIASES[self._names]
         for metric in self._source.collect():
             yield metric
-            theirs = aliases.get(metric.name.removeprefix(PREFIX))
-            if theirs is not None:
-                yield _renamed(metric, theirs)
+            alias = aliases.get(metric.name.removeprefix(PREFIX))
+            if alias is not None:
+                yield _renamed(metric, alias)
         if self._names == "sglang":
             for name, (text, value) in _ratios(self._stats()).items():
                 gauge = GaugeMetricFamily(f"sglang:{name}", text, labels=list(self._labels))
@@ -81,12 +81,13 @@ class Named(Collector):
 
 
 def _ratios(stats: EngineStats) -> dict[str, tuple[str, float]]:
-    """What SGLang has for a moment is over the server's life here; 0 where nothing was counted."""
+    """Return SGLang's metrics that are not copies. Its rates are momentary, these are since the
+    start."""
     num_drafts = stats.drafts.num_drafts
     return {
         "num_used_tokens": (
             "Cache slots held by running choices",
-            stats.num_slots - stats.num_free_slots - stats.num_cached_slots,
+            num_used_slots(stats),
         ),
         "cache_hit_rate": (
             "Share of the prompts' tokens that were found in the cache, since the start",
@@ -112,18 +113,20 @@ def _renamed(metric: Metric, name: str) -> Metric:
     return other
 
 
-def written(metrics: Collector, accept: str) -> tuple[bytes, str]:
-    """The metrics and their content type, for a request's Accept header."""
+def render_metrics(metrics: Collector, accept: str) -> tuple[bytes, str]:
+    """Return the metrics as text, and its content type, according to the Accept header."""
     if wants_open_metrics(accept):
-        # Its default scheme writes a sample's colon as an underscore, though not its family's.
-        as_they_are = openmetrics.ALLOWUTF8
-        return openmetrics.generate_latest(metrics, escaping=as_they_are), OPEN_METRICS
+        # The default escaping replaces colons in the names of samples, but not of their families.
+        unescaped = openmetrics.ALLOWUTF8
+        return openmetrics.generate_latest(metrics, escaping=unescaped), OPEN_METRICS
     return generate_latest(metrics), TEXT  # pyrefly: ignore
 
 
 def wants_open_metrics(accept: str) -> bool:
-    """Whether a scraper names OpenMetrics 1.0, and likes nothing else better. Names of ours need no
-    escaping, so any scheme that it takes does."""
+    """Whether an Accept header names OpenMetrics 1.0 and prefers no other format.
+
+    Ignores the escaping scheme, since our names need no escaping.
+    """
     open_metrics = text = 0.0
     for media_range in accept.split(","):
         kind, *rest = (part.strip() for part in media_range.lower().split(";"))
@@ -141,7 +144,7 @@ def wants_open_metrics(accept: str) -> bool:
 
 
 def _quality(text: str) -> float:
-    """Between 0 and 1; 0 for what is no number."""
+    """Return the quality value, or 0 if it is not a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:

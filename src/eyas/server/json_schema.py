@@ -1,7 +1,7 @@
-"""Schemas as requests carry them: objects, or JSON text.
+"""Reads JSON schemas that a request holds as objects or as JSON text.
 
-Promises: what is no schema is refused with the field's name.
-Does not know: which field it was, backends.
+Promises: refuses what is not a schema, with the field's name. Does not know: which field it is,
+backends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from eyas.server.json_text import json_object
 
 
 def schema_node(value: Any, param: str, *, lenient: bool = False) -> Json:
-    """The node of a JSON schema that is given as an object or as JSON text."""
+    """Return the grammar node of a JSON schema, given as an object or as JSON text.
+
+    lenient: ignore keywords that cannot be enforced. RequestError names the field `param`.
+    """
     if isinstance(value, str):
         value = json_object(value, param)
     if not isinstance(value, dict):

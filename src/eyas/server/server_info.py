@@ -1,7 +1,7 @@
-"""What a server says of itself to routers and benchmarks that were made for SGLang.
+"""The answers to routers and benchmarks that are made for SGLang.
 
-Promises: no keys and no directories of this machine: a model that was given as one goes by the name it
-is served by. Counts are of choices, and as old as the last heartbeat of the engine.
+Promises: contain no keys and no paths of this machine: a model that was given as a directory has its
+served name. Counts are of choices and as old as the engine's last heartbeat.
 Does not know: routes, who asks.
 """
 
@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import eyas
+from eyas.server.client import num_used_slots
 from eyas.server.service import Service
 from eyas.wire import EngineStats
 
 
 def server_info(service: Service) -> dict[str, Any]:
-    """Sizes and settings. ApiError 503 while there is no engine."""
+    """Return sizes and settings. ApiError 503 while no engine is ready."""
     info, config, stats = service.info, service.config, service.client.health().stats
     return {
         **_names(service),
@@ -39,7 +40,7 @@ def server_info(service: Service) -> dict[str, Any]:
 
 
 def model_info(service: Service) -> dict[str, Any]:
-    """The model. ApiError 503 while there is no engine."""
+    """Return the description of the model. ApiError 503 while no engine is ready."""
     info = service.info
     return {
         **_names(service),
@@ -56,8 +57,8 @@ def model_info(service: Service) -> dict[str, Any]:
 
 
 def load(service: Service) -> list[dict[str, Any]]:
-    """How much is under way: a list with an entry for each engine, of which there is one. ApiError 503
-    while there is none."""
+    """Return the load as a list with one entry, for the one engine. ApiError 503 while no engine is
+    ready."""
     _ = service.info
     stats = service.client.health().stats
     return [
@@ -66,16 +67,17 @@ def load(service: Service) -> list[dict[str, Any]]:
             "num_reqs": stats.num_running + stats.num_waiting,
             "num_running_reqs": stats.num_running,
             "num_waiting_reqs": stats.num_waiting,
-            "num_tokens": _num_used(stats),
+            "num_tokens": num_used_slots(stats),
         }
     ]
 
 
 def loads(service: Service) -> dict[str, Any]:
-    """The same with the room that there is, as SGLang's newer route has it."""
+    """Return the load with capacities, as SGLang's newer route does. ApiError 503 while no engine is
+    ready."""
     limits, stats = service.config.scheduler, service.client.health().stats
     (entry,) = load(service)
-    whole = {
+    entry_with_capacity = {
         "dp_rank": 0,
         "num_running_reqs": stats.num_running,
         "num_waiting_reqs": stats.num_waiting,
@@ -83,7 +85,7 @@ def loads(service: Service) -> dict[str, Any]:
         "num_used_tokens": entry["num_tokens"],
         "max_total_num_tokens": stats.num_slots,
         "max_running_requests": limits.max_num_seqs,
-        "token_usage": _num_used(stats) / max(1, stats.num_slots),
+        "token_usage": num_used_slots(stats) / max(1, stats.num_slots),
         "cache_hit_rate": stats.num_prefix_hit_tokens / max(1, stats.num_prefix_query_tokens),
         "utilization": stats.num_running / limits.max_num_seqs,
     }
@@ -91,20 +93,16 @@ def loads(service: Service) -> dict[str, Any]:
         "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "version": eyas.__version__,
         "dp_rank_count": 1,
-        "loads": [whole],
+        "loads": [entry_with_capacity],
     }
 
 
 def _names(service: Service) -> dict[str, str]:
     path = service.config.model.path
-    shown = service.names[0] if Path(path).is_dir() else path
-    return {"model_path": shown, "tokenizer_path": shown, "served_model_name": service.names[0]}
-
-
-def _num_used(stats: EngineStats) -> int:
-    return stats.num_slots - stats.num_free_slots - stats.num_cached_slots
+    name = service.names[0] if Path(path).is_dir() else path
+    return {"model_path": name, "tokenizer_path": name, "served_model_name": service.names[0]}
 
 
 def _accept_length(stats: EngineStats) -> float:
-    """Mean tokens of a step with a draft; 1 where there was none."""
+    """Return the mean number of tokens of a step with a draft; 1 if there was none."""
     return 1 + stats.num_accepted_tokens / max(1, stats.drafts.num_drafts)

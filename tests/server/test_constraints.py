@@ -11,10 +11,10 @@ import pytest
 from eyas.core import GrammarError, RequestError
 from eyas.grammar import SPACED, Choice, Json, Literal, Regex, Source
 from eyas.server.body import parse
+from eyas.server.constraints import Constraint, constraint_of
 from eyas.server.errors import ApiError
-from eyas.server.free_text import Spelling
-from eyas.server.schema import ChatBody
-from eyas.server.wanted import Constraint, constraint_of
+from eyas.server.free_text import ControlTokenSplitter
+from eyas.server.request_models import ChatBody
 from eyas.text import Tokenizer
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
@@ -25,13 +25,13 @@ TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"
 
 
 @pytest.fixture(scope="module")
-def spelling(directory: Path) -> Spelling:
-    return Spelling(Tokenizer.from_directory(directory))
+def splitter(directory: Path) -> ControlTokenSplitter:
+    return ControlTokenSplitter(Tokenizer.from_directory(directory))
 
 
-def asked(spelling: Spelling, **fields: Any) -> Constraint | None:
+def asked(splitter: ControlTokenSplitter, **fields: Any) -> Constraint | None:
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
-    return constraint_of(parse(json.dumps(body).encode(), ChatBody), spelling)
+    return constraint_of(parse(json.dumps(body).encode(), ChatBody), splitter)
 
 
 def response_format(**fields: Any) -> dict[str, Any]:
@@ -72,39 +72,41 @@ SAYING: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SAYING)
-def test_every_way_to_say_it_is_the_same_and_may_be_said_twice(spelling: Spelling, name: str):
+def test_every_way_to_say_it_is_the_same_and_may_be_said_twice(
+    splitter: ControlTokenSplitter, name: str
+):
     ways = SAYING[name]
-    nodes = [asked(spelling, **way).node for way in ways]
+    nodes = [asked(splitter, **way).node for way in ways]
     assert len(set(nodes)) == 1
     for first in ways:
         for second in ways:
             if set(first).isdisjoint(second):
-                assert asked(spelling, **first, **second).node == nodes[0]
+                assert asked(splitter, **first, **second).node == nodes[0]
 
 
-def test_two_different_constraints_are_refused_with_both_names(spelling: Spelling):
+def test_two_different_constraints_are_refused_with_both_names(splitter: ControlTokenSplitter):
     for name, ways in SAYING.items():
         for other, others in SAYING.items():
             if name == other or not set(ways[0]).isdisjoint(others[-1]):
                 continue
             with pytest.raises(RequestError) as refused:
-                asked(spelling, **ways[0], **others[-1])
+                asked(splitter, **ways[0], **others[-1])
             fields = [*ways[0], *others[-1]]
             assert sum(field in refused.value.message for field in fields) >= 2
     with pytest.raises(RequestError, match=r"structured_outputs.regex.*structured_outputs.json"):
-        asked(spelling, structured_outputs={"json": SCHEMA, "regex": "x"})
+        asked(splitter, structured_outputs={"json": SCHEMA, "regex": "x"})
 
 
-def test_the_nodes_are_what_was_asked_for(spelling: Spelling):
-    assert asked(spelling) is None
-    assert asked(spelling, response_format={"type": "text"}) is None
-    assert asked(spelling, regex=None, guided_json=None) is None
-    node = asked(spelling, json_schema=SCHEMA).node
+def test_the_nodes_are_what_was_asked_for(splitter: ControlTokenSplitter):
+    assert asked(splitter) is None
+    assert asked(splitter, response_format={"type": "text"}) is None
+    assert asked(splitter, regex=None, guided_json=None) is None
+    node = asked(splitter, json_schema=SCHEMA).node
     assert isinstance(node, Json) and list(json.loads(node.schema)["properties"]) == ["b", "a"]
-    assert asked(spelling, regex="(a|b)").node == Regex("(a|b)")
-    assert asked(spelling, guided_choice=["<|im_end|>"]).node == Literal("<|im_end|>")
-    assert asked(spelling, guided_choice=["a", "b"]).node == Choice((Literal("a"), Literal("b")))
-    assert asked(spelling, **response_format(schema={}, strict=False)).node.lenient
+    assert asked(splitter, regex="(a|b)").node == Regex("(a|b)")
+    assert asked(splitter, guided_choice=["<|im_end|>"]).node == Literal("<|im_end|>")
+    assert asked(splitter, guided_choice=["a", "b"]).node == Choice((Literal("a"), Literal("b")))
+    assert asked(splitter, **response_format(schema={}, strict=False)).node.lenient
 
 
 @pytest.mark.parametrize(
@@ -120,14 +122,14 @@ def test_the_nodes_are_what_was_asked_for(spelling: Spelling):
         ("\n" + LLGUIDANCE, "llguidance"),
     ],
 )
-def test_a_grammar_shows_its_language(spelling: Spelling, text: str, syntax: str):
+def test_a_grammar_shows_its_language(splitter: ControlTokenSplitter, text: str, syntax: str):
     for fields in ({"ebnf": text}, {"structured_outputs": {"grammar": text}}):
-        assert asked(spelling, **fields).node == Source(syntax, text)
+        assert asked(splitter, **fields).node == Source(syntax, text)
 
 
-def spacing(spelling: Spelling, schema: Any = SCHEMA, **options: Any) -> Any:
+def spacing(splitter: ControlTokenSplitter, schema: Any = SCHEMA, **options: Any) -> Any:
     """separators and white_space."""
-    node = asked(spelling, structured_outputs={"json": schema, **options}).node
+    node = asked(splitter, structured_outputs={"json": schema, **options}).node
     return node.separators, node.white_space
 
 
@@ -135,14 +137,16 @@ def spacing(spelling: Spelling, schema: Any = SCHEMA, **options: Any) -> Any:
     ("pattern", "white_space"),
     [("", ""), ("[ ]?", "[ ]{0,1}"), (r"\s*", r"[ \t\n\r]{0,32}"), (r"\n?", r"[\n]{0,1}")],
 )
-def test_a_white_space_pattern_holds(spelling: Spelling, pattern: str, white_space: str):
-    assert spacing(spelling) == (None, None)
-    assert spacing(spelling, disable_any_whitespace=True) == (SPACED, None)
-    assert spacing(spelling, whitespace_pattern=pattern) == (None, white_space)
-    found = asked(spelling, guided_json=SCHEMA, guided_whitespace_pattern=pattern)
+def test_a_white_space_pattern_holds(
+    splitter: ControlTokenSplitter, pattern: str, white_space: str
+):
+    assert spacing(splitter) == (None, None)
+    assert spacing(splitter, disable_any_whitespace=True) == (SPACED, None)
+    assert spacing(splitter, whitespace_pattern=pattern) == (None, white_space)
+    found = asked(splitter, guided_json=SCHEMA, guided_whitespace_pattern=pattern)
     assert found.node.white_space == white_space
     outputs = {"json_object": True, "whitespace_pattern": pattern}
-    assert asked(spelling, structured_outputs=outputs).node.white_space == white_space
+    assert asked(splitter, structured_outputs=outputs).node.white_space == white_space
 
 
 @pytest.mark.parametrize(
@@ -153,13 +157,15 @@ def test_a_white_space_pattern_holds(spelling: Spelling, pattern: str, white_spa
     ],
 )
 @pytest.mark.timeout(120)  # running the worst would take for ever
-def test_no_other_pattern_is_taken_and_none_is_run(spelling: Spelling, pattern: str):
+def test_no_other_pattern_is_taken_and_none_is_run(splitter: ControlTokenSplitter, pattern: str):
     with pytest.raises(RequestError, match=r"whitespace_pattern: (must|has|allows)") as refused:
-        spacing(spelling, whitespace_pattern=pattern)
+        spacing(splitter, whitespace_pattern=pattern)
     assert refused.value.param == "structured_outputs.whitespace_pattern"
 
 
-def test_a_schemas_own_white_space_holds_where_the_request_says_nothing(spelling: Spelling):
+def test_a_schemas_own_white_space_holds_where_the_request_says_nothing(
+    splitter: ControlTokenSplitter,
+):
     schema = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
     for fields in (
         response_format(schema=schema),
@@ -168,19 +174,19 @@ def test_a_schemas_own_white_space_holds_where_the_request_says_nothing(spelling
         {"response_format": {"type": "json_object", "schema": schema}},
         {"structural_tag": {"format": {"type": "json_schema", "json_schema": schema}}},
     ):
-        assert asked(spelling, **fields).node.white_space == "", fields
-    assert spacing(spelling, schema) == (None, "")
-    assert spacing(spelling, schema, disable_any_whitespace=True) == (None, "")
-    assert spacing(spelling, schema, whitespace_pattern=" ?") == (None, "[ ]{0,1}")
+        assert asked(splitter, **fields).node.white_space == "", fields
+    assert spacing(splitter, schema) == (None, "")
+    assert spacing(splitter, schema, disable_any_whitespace=True) == (None, "")
+    assert spacing(splitter, schema, whitespace_pattern=" ?") == (None, "[ ]{0,1}")
 
 
-def test_a_schema_says_itself_that_it_is_lenient(spelling: Spelling):
+def test_a_schema_says_itself_that_it_is_lenient(splitter: ControlTokenSplitter):
     schema = {"type": "string", "format": "regex"}
     with pytest.raises(GrammarError, match="#/format"):
-        asked(spelling, **response_format(schema=schema))
+        asked(splitter, **response_format(schema=schema))
     lenient = {**schema, "x-guidance": {"lenient": True}}
-    assert asked(spelling, **response_format(schema=lenient)).node.lenient
-    asked(spelling, **response_format(schema={"x-guidance": {"lenient": True}}, strict=False))
+    assert asked(splitter, **response_format(schema=lenient)).node.lenient
+    asked(splitter, **response_format(schema={"x-guidance": {"lenient": True}}, strict=False))
 
 
 @pytest.mark.parametrize(
@@ -231,22 +237,22 @@ def test_a_schema_says_itself_that_it_is_lenient(spelling: Spelling):
     ],
 )
 def test_what_is_no_constraint_is_refused_by_its_name(
-    spelling: Spelling, fields: dict[str, Any], param: str
+    splitter: ControlTokenSplitter, fields: dict[str, Any], param: str
 ):
     with pytest.raises((RequestError, ApiError)) as refused:
-        asked(spelling, **fields)
+        asked(splitter, **fields)
     assert str(refused.value.param).startswith(param)
     assert param.split("[")[0] in refused.value.message
 
 
-def test_a_schema_that_cannot_be_enforced_is_a_typed_error(spelling: Spelling):
+def test_a_schema_that_cannot_be_enforced_is_a_typed_error(splitter: ControlTokenSplitter):
     unknown = {"type": "array", "items": {"type": "integer"}, "contains": {"not": {"const": 3}}}
     with pytest.raises(GrammarError) as refused:
-        asked(spelling, **response_format(schema={**unknown, "minContains": 2}))
+        asked(splitter, **response_format(schema={**unknown, "minContains": 2}))
     assert refused.value.fault == "unsupported"
     assert refused.value.param == "response_format.json_schema.schema"
 
 
-def test_half_a_surrogate_pair_in_a_schemas_text_is_refused(spelling: Spelling):
+def test_half_a_surrogate_pair_in_a_schemas_text_is_refused(splitter: ControlTokenSplitter):
     with pytest.raises(ApiError, match=r"^json_schema\.const: holds half of a surrogate pair"):
-        asked(spelling, json_schema='{"const": "\\ud800"}')
+        asked(splitter, json_schema='{"const": "\\ud800"}')
