@@ -102,8 +102,8 @@ class Source(msgspec.Struct, frozen=True, tag="source"):
     text: str
 
 
-class Series(msgspec.Struct, frozen=True, tag="series"):
-    """One after the other."""
+class Concat(msgspec.Struct, frozen=True, tag="series"):
+    """The parts, one after the other."""
 
     parts: tuple[Node, ...]
 
@@ -122,7 +122,7 @@ class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
     most: int | None = None
 
 
-Node = Literal | Marker | FreeText | Json | Regex | Source | Series | Choice | Repeat
+Node = Literal | Marker | FreeText | Json | Regex | Source | Concat | Choice | Repeat
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -156,8 +156,8 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 def replaced(node: Node, change: Callable[[Node], Node]) -> Node:
     """The tree with `change` applied to every leaf."""
     match node:
-        case Series(parts):
-            return Series(tuple(replaced(part, change) for part in parts))
+        case Concat(parts):
+            return Concat(tuple(replaced(part, change) for part in parts))
         case Choice(options):
             return Choice(tuple(replaced(option, change) for option in options))
         case Repeat(part, least, most):
@@ -168,7 +168,7 @@ def replaced(node: Node, change: Callable[[Node], Node]) -> Node:
 def leaves(node: Node) -> list[Node]:
     """Every node without parts, in order."""
     match node:
-        case Series(parts) | Choice(parts):
+        case Concat(parts) | Choice(parts):
             return [leaf for part in parts for leaf in leaves(part)]
         case Repeat(part):
             return leaves(part)

@@ -11,6 +11,7 @@ import jsonschema
 
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -18,7 +19,6 @@ from eyas.grammar import (
     Node,
     Regex,
     Repeat,
-    Series,
 )
 from tests.gaps import GAPS, is_bounded, spaced
 
@@ -60,7 +60,7 @@ def _ends(node: Node, ids: Ids, at: int) -> set[int]:
             run = _run(ids, at)
             whole = re.compile(pattern)
             return {at + n for n in range(len(run) + 1) if whole.fullmatch(run[:n])}
-        case Series(parts):
+        case Concat(parts):
             found = {at}
             for part in parts:
                 found = {end for start in found for end in _ends(part, ids, start)}
@@ -155,7 +155,7 @@ def example(node: Node, tokenizer: Letters, pieces: tuple[str, ...], draw: Rando
         case Regex(pattern):
             matching = [text for text in STRINGS if re.fullmatch(pattern, text)]
             return tokenizer.encode_text(draw.choice(matching))
-        case Series(parts):
+        case Concat(parts):
             return [i for part in parts for i in example(part, tokenizer, pieces, draw)]
         case Choice(options):
             return example(draw.choice(options), tokenizer, pieces, draw)

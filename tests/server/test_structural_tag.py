@@ -10,13 +10,13 @@ import pytest
 from eyas.core import GrammarError
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Literal,
     Marker,
     Node,
     Regex,
     Repeat,
-    Series,
     Source,
 )
 from eyas.server.free_text import Spelling
@@ -69,7 +69,7 @@ def test_simple_formats(spelling: Spelling):
 def test_combined_formats(spelling: Spelling):
     a, b = Literal("a"), Literal("b")
     both = [const("a"), const("b")]
-    assert of(spelling, {"type": "sequence", "elements": both}) == Series((a, b))
+    assert of(spelling, {"type": "sequence", "elements": both}) == Concat((a, b))
     assert of(spelling, {"type": "or", "elements": both}) == Choice((a, b))
     assert of(spelling, {"type": "optional", "content": const("a")}) == Repeat(a, 0, 1)
     assert of(spelling, {"type": "plus", "content": const("a")}) == Repeat(a, 1, None)
@@ -81,7 +81,7 @@ def test_combined_formats(spelling: Spelling):
 
 def test_control_tokens_in_a_format_are_markers(spelling: Spelling, markers: dict[str, Marker]):
     node = of(spelling, tag('<tool_call>\n{"a": ', SCHEMA, "}\n</tool_call>"))
-    assert node == Series(
+    assert node == Concat(
         (
             markers["<tool_call>"],
             Literal('\n{"a": '),
@@ -96,15 +96,15 @@ def test_control_tokens_in_a_format_are_markers(spelling: Spelling, markers: dic
 
 def test_free_text_ends_where_its_tag_does(spelling: Spelling, markers: dict[str, Marker]):
     thought = of(spelling, tag("<think>", ANY, "</think>\n"))
-    assert thought == Series(
+    assert thought == Concat(
         (markers["<think>"], FreeText(until=(markers["</think>"],)), Literal("\n"))
     )
     either = of(spelling, tag("<a>", {**ANY, "excludes": ["x"]}, ["</a>", "</b>"]))
     free = FreeText(until=(Marker("</a>"), Marker("</b>")), without=(Marker("x"),))
-    assert either == Series((Literal("<a>"), free))
+    assert either == Concat((Literal("<a>"), free))
     then = of(spelling, {"type": "sequence", "elements": [ANY, const("!"), SCHEMA]})
-    assert then == Series((FreeText(until=(Marker("!"),)), JSON))
-    assert of(spelling, tag("<a>", ANY, "")) == Series((Literal("<a>"), FreeText()))
+    assert then == Concat((FreeText(until=(Marker("!"),)), JSON))
+    assert of(spelling, tag("<a>", ANY, "")) == Concat((Literal("<a>"), FreeText()))
 
 
 def test_triggered_tags_stand_in_free_text(spelling: Spelling):
@@ -114,11 +114,11 @@ def test_triggered_tags_stand_in_free_text(spelling: Spelling):
         "tags": [tag("<f=one>", SCHEMA, "</f>"), tag("<g=x>", SCHEMA, "</g>")],
     }
     f, g = Marker("<f="), Marker("<g=")
-    one = Series((FreeText(until=(f,), without=(g,)), Literal("one>"), JSON, Literal("</f>")))
-    other = Series((FreeText(until=(g,), without=(f,)), Literal("x>"), JSON, Literal("</g>")))
+    one = Concat((FreeText(until=(f,), without=(g,)), Literal("one>"), JSON, Literal("</f>")))
+    other = Concat((FreeText(until=(g,), without=(f,)), Literal("x>"), JSON, Literal("</g>")))
     dispatch, tail = Choice((one, other)), FreeText(without=(f, g))
-    assert of(spelling, form) == Series((Repeat(dispatch, 0), tail))
-    assert of(spelling, {**form, "at_least_one": True}) == Series((Repeat(dispatch, 1), tail))
+    assert of(spelling, form) == Concat((Repeat(dispatch, 0), tail))
+    assert of(spelling, {**form, "at_least_one": True}) == Concat((Repeat(dispatch, 1), tail))
     first = {**form, "stop_after_first": True}
     assert of(spelling, first) == Choice((dispatch, tail))
     assert of(spelling, {**first, "at_least_one": True}) == dispatch
@@ -142,13 +142,13 @@ def test_the_older_form_is_triggered_tags(spelling: Spelling):
 
 
 def test_tags_with_a_separator(spelling: Spelling):
-    one = Series((Literal("<a>"), JSON, Literal("</a>")))
+    one = Concat((Literal("<a>"), JSON, Literal("</a>")))
     form = {
         "type": "tags_with_separator",
         "tags": [{"begin": "<a>", "content": SCHEMA, "end": "</a>"}],
         "separator": ",",
     }
-    several = Series((one, Repeat(Series((Literal(","), *one.parts)))))
+    several = Concat((one, Repeat(Concat((Literal(","), *one.parts)))))
     assert of(spelling, form) == Repeat(several, 0, 1)
     assert of(spelling, {**form, "at_least_one": True}) == several
     assert of(spelling, {**form, "stop_after_first": True, "at_least_one": True}) == one

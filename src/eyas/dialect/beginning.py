@@ -9,6 +9,7 @@ from __future__ import annotations
 from eyas.dialect.segment import WHITE
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -16,7 +17,6 @@ from eyas.grammar import (
     Node,
     Regex,
     Repeat,
-    Series,
     Source,
 )
 
@@ -36,7 +36,7 @@ def may_begin_with(node: Node, text: str) -> bool:
             return text[:1] in _BEGINS_JSON
         case Regex() | Source():
             return True
-        case Series(parts):
+        case Concat(parts):
             return _may_series_begin_with(parts, text)
         case Choice(options):
             return any(may_begin_with(option, text) for option in options)
@@ -67,7 +67,7 @@ def may_begin_with_white(node: Node) -> bool:
             return False
         case Regex() | Source():
             return True
-        case Series(parts):
+        case Concat(parts):
             for part in parts:
                 if may_begin_with_white(part):
                     return True
@@ -90,7 +90,7 @@ def _may_be_empty(node: Node) -> bool:
             return not until
         case Regex() | Source():
             return True
-        case Series(parts):
+        case Concat(parts):
             return all(_may_be_empty(part) for part in parts)
         case Choice(options):
             return any(_may_be_empty(option) for option in options)

@@ -19,6 +19,7 @@ from eyas.dialect.tools import ToolFormat
 from eyas.grammar import (
     Budget,
     Choice,
+    Concat,
     FreeText,
     Literal,
     Marker,
@@ -26,7 +27,6 @@ from eyas.grammar import (
     OutputSpec,
     Regex,
     Repeat,
-    Series,
 )
 
 ReasoningState = OneOf["none", "opened", "optional", "required", "refused"]
@@ -252,4 +252,4 @@ def chosen_tools(wanted: Wanted, name: str, has_calls: bool) -> tuple[tuple[Tool
 
 
 def _series(parts: list[Node]) -> Node:
-    return parts[0] if len(parts) == 1 else Series(tuple(parts))
+    return parts[0] if len(parts) == 1 else Concat(tuple(parts))

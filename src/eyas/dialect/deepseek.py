@@ -19,7 +19,7 @@ from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import ReasoningFormat, marker
 from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
-from eyas.grammar import Literal, Marker, Node, Repeat, Series
+from eyas.grammar import Concat, Literal, Marker, Node, Repeat
 
 _FENCE = Marker("```json")
 _LINE_END = Marker("\n")
@@ -38,19 +38,19 @@ class DeepSeekCalls(MarkedCalls):
 
     def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
         call = one_of([self._call(tool) for tool in tools])
-        first = Series((self.call_begin, call, self.call_end))
+        first = Concat((self.call_begin, call, self.call_end))
         if not several:
-            return Series((first, self.end))
+            return Concat((first, self.end))
         apart = Repeat(Literal("\n"), 0, 1) if self.fences else None
-        following = first if apart is None else Series((apart, first))
-        return Series((first, Repeat(following), self.end))
+        following = first if apart is None else Concat((apart, first))
+        return Concat((first, Repeat(following), self.end))
 
     def _call(self, tool: ToolSpec) -> Node:
         if not self.fences:
-            return Series((Literal(tool.name), self.separator, arguments(tool)))
+            return Concat((Literal(tool.name), self.separator, arguments(tool)))
         begin = Literal(f"{tool.name}\n```json\n")
         end = Literal("\n```")
-        return Series((Literal("function"), self.separator, begin, arguments(tool), end))
+        return Concat((Literal("function"), self.separator, begin, arguments(tool), end))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]

@@ -20,7 +20,7 @@ from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import ReasoningFormat, marker
 from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, ignore, one_of
-from eyas.grammar import Literal, Marker, Node, Repeat, Series
+from eyas.grammar import Concat, Literal, Marker, Node, Repeat
 
 _LINE_END = Marker("\n")
 
@@ -37,17 +37,17 @@ class GlmCalls(MarkedCalls):
         self.value_end: Marker = marker(tokenizer, "</arg_value>")
 
     def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        call = Series((one_of([self._call(tool) for tool in tools]), self.end))
+        call = Concat((one_of([self._call(tool) for tool in tools]), self.end))
         if not several:
             return call
-        return Series((call, Repeat(Series((Literal("\n"), self.begin, call)))))
+        return Concat((call, Repeat(Concat((Literal("\n"), self.begin, call)))))
 
     def _call(self, tool: ToolSpec) -> Node:
         pairs = Pairs.of(tool).grammar(self._around, self.value_end)
-        return Series((Literal(f"{tool.name}\n"), *pairs))
+        return Concat((Literal(f"{tool.name}\n"), *pairs))
 
     def _around(self, key: Node) -> Node:
-        return Series((self.key, key, self.key_end, Literal("\n"), self.value))
+        return Concat((self.key, key, self.key_end, Literal("\n"), self.value))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]

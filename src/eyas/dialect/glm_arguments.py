@@ -14,7 +14,7 @@ from typing import Any
 from eyas.core import GrammarError
 from eyas.dialect.base import ToolSpec
 from eyas.dialect.tools import one_of, parameters
-from eyas.grammar import FreeText, Json, Literal, Marker, Node, Regex, Repeat, Series
+from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Node, Regex, Repeat
 
 Schema = dict[str, Any] | bool
 
@@ -68,11 +68,11 @@ class Pairs:
         """All pairs, in order. key_to: puts a key into what goes before a value; close: ends one."""
         parts: list[Node] = []
         for key, schema in self.properties.items():
-            pair = Series((key_to(Literal(key)), self._value(schema, close), Literal("\n")))
+            pair = Concat((key_to(Literal(key)), self._value(schema, close), Literal("\n")))
             parts.append(pair if key in self.required else Repeat(pair, 0, 1))
         if self.extra is not None:
             key = Regex(r"[A-Za-z0-9_.-]{1,64}")
-            pair = Series((key_to(key), self._value(self.extra, close), Literal("\n")))
+            pair = Concat((key_to(key), self._value(self.extra, close), Literal("\n")))
             parts.append(Repeat(pair))
         return parts
 
@@ -83,19 +83,19 @@ class Pairs:
             return self._string(resolved, close)
         whole = schema if isinstance(schema, bool) else {**schema, **self.definitions}
         text = json.dumps(whole, ensure_ascii=False)
-        return Series((Json(text, lenient=not self.tool.strict), close))
+        return Concat((Json(text, lenient=not self.tool.strict), close))
 
     def _string(self, schema: dict[str, Any], close: Marker) -> Node:
         _refuse_unknown(self.tool, schema, _KNOWN_OF_STRINGS | _NOTES, "a string argument")
         said = [schema["const"]] if "const" in schema else schema.get("enum")
         if said is not None:
-            return Series((one_of([Literal(text) for text in said]), close))
+            return Concat((one_of([Literal(text) for text in said]), close))
         pattern = _pattern(schema)
         if pattern is None or close.is_text:
             if self.tool.strict and schema.keys() & {"pattern", "minLength", "maxLength"}:
                 raise _unsupported(self.tool, "pattern or length", "this string argument")
             return FreeText(until=(close,))
-        return Series((Regex(pattern), close))
+        return Concat((Regex(pattern), close))
 
 
 def _pattern(schema: dict[str, Any]) -> str | None:

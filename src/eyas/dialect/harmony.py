@@ -25,6 +25,7 @@ from eyas.dialect.tools import arguments, ignore, one_of
 from eyas.grammar import (
     Budget,
     Choice,
+    Concat,
     FreeText,
     Literal,
     Marker,
@@ -32,7 +33,6 @@ from eyas.grammar import (
     OutputSpec,
     Regex,
     Repeat,
-    Series,
 )
 
 _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
@@ -114,47 +114,47 @@ class Harmony(Dialect):
         return "header"
 
     def _root(self, plan: _Plan) -> Node:
-        again = Series((self.start, Literal("assistant")))
+        again = Concat((self.start, Literal("assistant")))
         if plan.begins_in == "content":
             return plan.answer or FreeText()
         inside = FreeText(until=(self.end,))
         last = self._last(plan)
         preambles: list[Node] = []
         if plan.tools and plan.answer is None:
-            preambles = [Series((self._header("commentary"), inside, again))]
+            preambles = [Concat((self._header("commentary"), inside, again))]
         if plan.begins_in == "reasoning":
             first: list[Node] = [inside, again]
         else:
             first = [self._header("analysis"), inside, again]
         if plan.limit is None:
-            analysis = Series((self._header("analysis"), inside, again))
+            analysis = Concat((self._header("analysis"), inside, again))
             before = Repeat(one_of([analysis, *preambles]))
-            return Series((*(first if plan.begins_in == "reasoning" else ()), before, last))
+            return Concat((*(first if plan.begins_in == "reasoning" else ()), before, last))
         if plan.limit == 0 and plan.begins_in == "header":
             first = []
-        return Series((*first, *(Repeat(part) for part in preambles), last))
+        return Concat((*first, *(Repeat(part) for part in preambles), last))
 
     def _last(self, plan: _Plan) -> Node:
         """The message that ends the text, from its header on."""
         options: list[Node] = []
         if not plan.must_call:
             body = plan.answer or FreeText()
-            form = Series((_SPACE, self.constrain, Regex("[A-Za-z_]{1,16}")))
-            header = Series((self.channel, Literal("final"), Repeat(form, 0, 1), self.message))
-            options.append(Series((header, body)))
+            form = Concat((_SPACE, self.constrain, Regex("[A-Za-z_]{1,16}")))
+            header = Concat((self.channel, Literal("final"), Repeat(form, 0, 1), self.message))
+            options.append(Concat((header, body)))
         options += [self._call(tool) for tool in plan.tools]
         return one_of(options)
 
     def _call(self, tool: ToolSpec) -> Node:
         recipient = f" to=functions.{tool.name}"
-        after = Series((self.channel, Literal(f"commentary{recipient}")))
-        before = Series((Literal(recipient), self.channel, Literal("commentary")))
-        constrained = Series((_SPACE, self.constrain, Literal("json")))
+        after = Concat((self.channel, Literal(f"commentary{recipient}")))
+        before = Concat((Literal(recipient), self.channel, Literal("commentary")))
+        constrained = Concat((_SPACE, self.constrain, Literal("json")))
         form = Repeat(Choice((constrained, Literal(" json"), Literal(" "))), 0, 1)
-        return Series((Choice((after, before)), form, self.message, arguments(tool)))
+        return Concat((Choice((after, before)), form, self.message, arguments(tool)))
 
     def _header(self, channel: str) -> Node:
-        return Series((self.channel, Literal(channel), self.message))
+        return Concat((self.channel, Literal(channel), self.message))
 
     def _budget(self, plan: _Plan) -> Budget | None:
         """Its closing ends the message and begins the next one's header."""

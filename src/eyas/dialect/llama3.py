@@ -17,7 +17,7 @@ from eyas.dialect.json_text import read_call
 from eyas.dialect.reasoning import marker
 from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import ToolFormat, arguments, ignore, one_of
-from eyas.grammar import Choice, FreeText, Literal, Marker, Node, Repeat, Series
+from eyas.grammar import Choice, Concat, FreeText, Literal, Marker, Node, Repeat
 
 _SEPARATOR = Marker(";")
 _BEGINNING = Marker('{"name": ')
@@ -34,10 +34,10 @@ class LlamaCalls(ToolFormat):
         return (self.tag,)
 
     def calls(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        return Series((self.tag, _objects(tools, several)))
+        return Concat((self.tag, _objects(tools, several)))
 
     def only_calls(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        return Series((Repeat(self.tag, 0, 1), _objects(tools, several)))
+        return Concat((Repeat(self.tag, 0, 1), _objects(tools, several)))
 
     def text_or_calls(
         self, tools: Sequence[ToolSpec], several: bool, without: tuple[Marker, ...], gap: str
@@ -47,8 +47,8 @@ class LlamaCalls(ToolFormat):
         options: list[Node] = [FreeText(without=excluded)]
         for beginning in beginnings:
             options.append(_objects(tools, several, beginning))
-            tagged = Series((self.tag, _objects(tools, several)))
-            options.append(Series((Literal(beginning), tagged)) if beginning else tagged)
+            tagged = Concat((self.tag, _objects(tools, several)))
+            options.append(Concat((Literal(beginning), tagged)) if beginning else tagged)
         return Choice(tuple(options))
 
     def read(
@@ -72,13 +72,13 @@ def _objects(tools: Sequence[ToolSpec], several: bool, beginning: str = "") -> N
     if not several:
         return first
     following = one_of([_object(tool, "; ") for tool in tools])
-    return Series((first, Repeat(following)))
+    return Concat((first, Repeat(following)))
 
 
 def _object(tool: ToolSpec, beginning: str) -> Node:
     name = json.dumps(tool.name, ensure_ascii=False)
     begin = Literal(f'{beginning}{_BEGINNING.text}{name}, "parameters": ')
-    return Series((begin, arguments(tool), Literal("}")))
+    return Concat((begin, arguments(tool), Literal("}")))
 
 
 def _read_calls(reader: StreamReader, writer: Writer) -> Reading[None]:

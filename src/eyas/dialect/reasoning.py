@@ -12,7 +12,7 @@ from typing import Literal
 
 from eyas.dialect.base import Vocabulary
 from eyas.dialect.segment import WHITE, Reading, StreamReader, Writer
-from eyas.grammar import FreeText, Marker, Node, Series
+from eyas.grammar import Concat, FreeText, Marker, Node
 
 _NUM_LAST_TOKENS = 32
 
@@ -56,7 +56,7 @@ class ReasoningFormat:
         return FreeText(until=(self.close,))
 
     def whole(self) -> Node:
-        return Series((self.open, self.inside()))
+        return Concat((self.open, self.inside()))
 
     def read(self, reader: StreamReader, writer: Writer, *, trims: bool = True) -> Reading[None]:
         """Reads what `inside` allows. trims: new lines at its beginning are the format's."""

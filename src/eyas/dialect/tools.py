@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from eyas.dialect.base import ToolSpec
 from eyas.dialect.segment import WHITE, Reading, StreamReader, Writer
-from eyas.grammar import Choice, FreeText, Json, Marker, Node, Series
+from eyas.grammar import Choice, Concat, FreeText, Json, Marker, Node
 
 
 class ToolFormat(ABC):
@@ -55,14 +55,14 @@ class MarkedCalls(ToolFormat):
         return (self.begin,)
 
     def calls(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        return Series((self.begin, self.after_begin(tools, several)))
+        return Concat((self.begin, self.after_begin(tools, several)))
 
     def text_or_calls(
         self, tools: Sequence[ToolSpec], several: bool, without: tuple[Marker, ...], gap: str
     ) -> Node:
         text = FreeText(without=(*without, self.begin) if self.begin.is_text else without)
         before = FreeText(until=(self.begin,), without=without)
-        return Choice((text, Series((before, self.after_begin(tools, several)))))
+        return Choice((text, Concat((before, self.after_begin(tools, several)))))
 
     @abstractmethod
     def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:

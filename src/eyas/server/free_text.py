@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from eyas.core import GrammarError
-from eyas.grammar import Choice, FreeText, Literal, Marker, Node, Repeat, Series, leaves
+from eyas.grammar import Choice, Concat, FreeText, Literal, Marker, Node, Repeat, leaves
 from eyas.text import Tokenizer
 from eyas.text.trie import any_of
 
@@ -97,7 +97,7 @@ class FreeTexts:
         match node:
             case FreeText(until=()):
                 return self.until(dict.fromkeys(ends), node.without, path)
-            case Series(parts) if not _loops_over_text(parts[-2]):
+            case Concat(parts) if not _loops_over_text(parts[-2]):
                 return joined([*parts[:-1], self.closed(parts[-1], ends, path)])
             case Choice(options):
                 return Choice(tuple(self._closed_if_open(each, ends, path) for each in options))
@@ -113,9 +113,9 @@ def joined(parts: Sequence[Node]) -> Node:
     """One after the other, series in series unrolled."""
     flat: list[Node] = []
     for part in parts:
-        flat += part.parts if isinstance(part, Series) else (part,)
+        flat += part.parts if isinstance(part, Concat) else (part,)
     kept = [part for part in flat if part != Literal("")]
-    return kept[0] if len(kept) == 1 else Series(tuple(kept)) if kept else Literal("")
+    return kept[0] if len(kept) == 1 else Concat(tuple(kept)) if kept else Literal("")
 
 
 def one_of(options: Sequence[Node]) -> Node:
@@ -128,7 +128,7 @@ def ends_open(node: Node) -> bool:
     match node:
         case FreeText(until):
             return not until
-        case Series(parts):
+        case Concat(parts):
             return bool(parts) and ends_open(parts[-1])
         case Choice(options):
             return any(ends_open(option) for option in options)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from eyas.core import GrammarError, GrammarFault
-from eyas.grammar import Choice, FreeText, Node, Regex, Repeat, Series
+from eyas.grammar import Choice, Concat, FreeText, Node, Regex, Repeat
 from eyas.schemas import grammar_source
 from eyas.server.free_text import FreeTexts, Spelling, ends_open, joined, one_of
 from eyas.server.json_text import json_object
@@ -234,7 +234,7 @@ class _Reader:
         tail = FreeText(without=(*leads, *without))
         if stop_after_first:
             return dispatch if at_least_one else Choice((dispatch, tail))
-        return Series((Repeat(dispatch, int(at_least_one)), tail))
+        return Concat((Repeat(dispatch, int(at_least_one)), tail))
 
     def _tags_with_separator(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         at_least_one = self._flag(fields, "at_least_one", path)
@@ -248,7 +248,7 @@ class _Reader:
         if ends_open(one):
             raise self._free.refusal(path)
         if not stop_after_first:
-            one = Series((one, Repeat(joined([*separator, one]))))
+            one = Concat((one, Repeat(joined([*separator, one]))))
         return one if at_least_one else Repeat(one, 0, 1)
 
     def _tag_fields(self, tag: Any, path: str) -> dict[str, Any]:
