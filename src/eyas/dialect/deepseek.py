@@ -1,4 +1,4 @@
-"""DeepSeek R1, V3 and V3.1: <think> reasoning, calls between markers of their own.
+"""DeepSeek R1, V3 and V3.1: <think> reasoning, calls between special markers.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
     ```json
@@ -6,7 +6,7 @@
     ```<｜tool▁call▁end｜>
     <｜tool▁call▁begin｜>...<｜tool▁calls▁end｜>
 
-V3.1 leaves out the word function, the fence and the new lines.
+V3.1 has neither the word function nor the fence nor the new lines.
 """  # noqa: RUF002
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LINE_END = Marker("\n")
 
 
 class DeepSeekCalls(MarkedCalls):
-    """fences: the form of V3 and R1; without them, that of V3.1."""
+    """Calls with fences (V3, R1) or without (V3.1)."""
 
     def __init__(self, tokenizer: Vocabulary, *, fences: bool) -> None:
         self.fences = fences
@@ -63,7 +63,7 @@ class DeepSeekCalls(MarkedCalls):
         yield from reader.at(self.end)
 
     def _read_call(self, reader: StreamReader, writer: Writer) -> Reading[None]:
-        """From after its marker up to and with the one that ends it."""
+        """Read a call after its first marker, through the marker that ends it."""
         ends = (self.call_end, self.end)
         name, found = yield from reader.collect(self.separator, *ends)
         if found == self.separator and self.fences:
@@ -79,22 +79,22 @@ class DeepSeekCalls(MarkedCalls):
 
 
 def deepseek(tokenizer: Vocabulary) -> Dialect:
-    """R1 and V3."""
+    """Return the dialect of R1 and V3."""
     calls = DeepSeekCalls(tokenizer, fences=True)
     return ComposedDialect("deepseek", tokenizer, ReasoningFormat.of(tokenizer), calls)
 
 
 def deepseek_v31(tokenizer: Vocabulary) -> Dialect:
-    """V3.1."""
+    """Return the dialect of V3.1."""
     calls = DeepSeekCalls(tokenizer, fences=False)
     return ComposedDialect("deepseek_v31", tokenizer, v31_reasoning(tokenizer), calls)
 
 
 def v31_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:
-    """Nothing stands between reasoning and answer."""
+    """Return the format of reasoning of V3.1, without a gap before the answer."""
     return ReasoningFormat.of(tokenizer, gap="")
 
 
 def writes_fences(template_source: str) -> bool:
-    """Does a chat template write calls as V3 and R1 do?"""
+    """Whether a chat template writes calls as V3 and R1 do."""
     return "```json" in template_source

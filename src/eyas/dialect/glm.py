@@ -1,11 +1,12 @@
-"""GLM 4.5: <think> reasoning, calls of key and value pairs.
+"""GLM 4.5: <think> reasoning, calls as pairs of keys and values.
 
     <tool_call>NAME
     <arg_key>k</arg_key>
     <arg_value>v</arg_value>
     ...</tool_call>
 
-Strings are written as they are, other values as JSON; clients get one JSON object.
+Strings are written without quotes, other values as JSON. The segmenter turns the pairs into one JSON
+object.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LINE_END = Marker("\n")
 
 
 class GlmCalls(MarkedCalls):
-    """A name, then keys and values between markers."""
+    """Calls of a name, then keys and values between markers."""
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         self.begin: Marker = marker(tokenizer, "<tool_call>")
@@ -43,10 +44,10 @@ class GlmCalls(MarkedCalls):
         return Concat((call, Repeat(Concat((Literal("\n"), self.begin, call)))))
 
     def _call(self, tool: ToolSpec) -> Node:
-        pairs = Pairs.of(tool).grammar(self._around, self.value_end)
+        pairs = Pairs.of(tool).grammar(self._key_and_value_begin, self.value_end)
         return Concat((Literal(f"{tool.name}\n"), *pairs))
 
-    def _around(self, key: Node) -> Node:
+    def _key_and_value_begin(self, key: Node) -> Node:
         return Concat((self.key, key, self.key_end, Literal("\n"), self.value))
 
     def read_after_begin(
@@ -105,7 +106,7 @@ def glm(tokenizer: Vocabulary) -> Dialect:
 
 
 def glm_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:
-    """A new line stands before reasoning and before the answer."""
+    """Return the format of reasoning, with a new line before reasoning and before the answer."""
     return ReasoningFormat.of(tokenizer, gap="\n", leads=True)
 
 

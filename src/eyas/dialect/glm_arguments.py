@@ -1,7 +1,8 @@
-"""The arguments of a call as key and value pairs of which strings are written as they are.
+"""The arguments of a GLM call as pairs of keys and values, with strings without quotes.
 
-Promises: what a schema says of its properties holds for the pairs, or is refused for strict functions.
-Does not know: markers' tokens, streams.
+Promises: the pairs satisfy the schemas of the properties; what cannot be enforced is refused for strict
+functions.
+Does not know: tokens of markers, streams.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ _NUM_REFERENCES = 16
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of one function. properties: by key, in the schema's order; extra: the schema of
-    other keys, None where there are none."""
+    """The pairs of one function.
+
+    properties: schemas by key, in the order of the schema. extra: the schema of other keys; None if
+    they are not allowed. definitions: targets of references.
+    """
 
     tool: ToolSpec
     properties: dict[str, Schema]
@@ -60,12 +64,13 @@ class Pairs:
         )
 
     def is_text(self, key: str) -> bool:
-        """Is the value of this key a string, written without quotes?"""
+        """Whether the value of this key is a string, written without quotes."""
         schema = self.properties.get(key, True if self.extra is None else self.extra)
         return _is_string(_resolved(schema, self.definitions))
 
     def grammar(self, key_to: Callable[[Node], Node], close: Marker) -> list[Node]:
-        """All pairs, in order. key_to: puts a key into what goes before a value; close: ends one."""
+        """Return the grammar of all pairs, in order. key_to: extends the node of a key to the beginning
+        of its value. close: the marker after a value."""
         parts: list[Node] = []
         for key, schema in self.properties.items():
             pair = Concat((key_to(Literal(key)), self._value(schema, close), Literal("\n")))
@@ -77,7 +82,7 @@ class Pairs:
         return parts
 
     def _value(self, schema: Schema, close: Marker) -> Node:
-        """A value and the marker that ends it."""
+        """Return the grammar of a value and the marker that ends it."""
         resolved = _resolved(schema, self.definitions)
         if isinstance(resolved, dict) and _is_string(resolved):
             return self._string(resolved, close)
@@ -87,9 +92,9 @@ class Pairs:
 
     def _string(self, schema: dict[str, Any], close: Marker) -> Node:
         _refuse_unknown(self.tool, schema, _KNOWN_OF_STRINGS | _NOTES, "a string argument")
-        said = [schema["const"]] if "const" in schema else schema.get("enum")
-        if said is not None:
-            return Concat((one_of([Literal(text) for text in said]), close))
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        if listed is not None:
+            return Concat((one_of([Literal(text) for text in listed]), close))
         pattern = _pattern(schema)
         if pattern is None or close.is_text:
             if self.tool.strict and schema.keys() & {"pattern", "minLength", "maxLength"}:
@@ -99,7 +104,7 @@ class Pairs:
 
 
 def _pattern(schema: dict[str, Any]) -> str | None:
-    """A regular expression of the whole string; None where the schema cannot be said in one."""
+    """Return a regular expression of the whole string; None if no single one expresses the schema."""
     pattern = schema.get("pattern")
     if schema.keys() & {"minLength", "maxLength"}:
         if pattern is not None:
@@ -121,13 +126,12 @@ def _is_string(schema: Schema) -> bool:
     if "const" in schema:
         return isinstance(schema["const"], str)
     if "enum" in schema:
-        said = schema["enum"]
-        return bool(said) and all(isinstance(value, str) for value in said)
+        return bool(schema["enum"]) and all(isinstance(value, str) for value in schema["enum"])
     return schema.get("type") == "string"
 
 
 def _resolved(schema: Schema, definitions: dict[str, Any]) -> Schema:
-    """The schema that a chain of references ends in."""
+    """Follow a chain of references and return the schema at its end."""
     for _ in range(_NUM_REFERENCES):
         if isinstance(schema, bool) or "$ref" not in schema or len(schema.keys() - _NOTES) > 1:
             return schema

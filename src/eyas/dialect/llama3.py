@@ -1,9 +1,9 @@
-"""Llama 3.x: no reasoning; a call is the whole answer.
+"""Llama 3.x: no reasoning; the output is an answer or calls.
 
     {"name": "f", "parameters": {...}}
 
-<|python_tag|> may stand before it, and "; " between calls. Beside an answer of another form a call
-must begin with <|python_tag|>, because the answer may be JSON as well.
+<|python_tag|> may stand before a call, and "; " separates calls. If the request asks for an answer of
+some form, a call must begin with <|python_tag|>, because the answer may be JSON as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BEGINNING = Marker('{"name": ')
 
 
 class LlamaCalls(ToolFormat):
-    """A call is a JSON object that begins with its name."""
+    """Calls as JSON objects that begin with their name."""
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         self.tag: Marker = marker(tokenizer, "<|python_tag|>")
@@ -82,7 +82,7 @@ def _object(tool: ToolSpec, beginning: str) -> Node:
 
 
 def _read_calls(reader: StreamReader, writer: Writer) -> Reading[None]:
-    """Calls to where something else comes; what is no call at all is left as it was written."""
+    """Read calls up to other text; text that is no call is content."""
     while True:
         num_calls = writer.num_calls
         reader.record()

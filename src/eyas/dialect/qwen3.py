@@ -8,7 +8,7 @@
     {"name": "f", "arguments": {...}}
     </tool_call>
 
-Text may stand before the first call; calls are a line apart.
+Text may precede the first call; a line end separates calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eyas.grammar import Concat, Literal, Marker, Node, Repeat
 
 
 class HermesCalls(MarkedCalls):
-    """Each call is a JSON object between <tool_call> and </tool_call>."""
+    """Calls as JSON objects between <tool_call> and </tool_call>."""
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         self.begin: Marker = marker(tokenizer, "<tool_call>")
