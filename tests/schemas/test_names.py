@@ -118,6 +118,14 @@ def test_the_usual_objects_stay_small() -> None:
     }
 
 
+def test_names_with_control_characters_beside_patterns_are_refused_or_left() -> None:
+    schema = {"properties": {"\n": WHOLE}, "patternProperties": {"^x": WHOLE}, "type": "object"}
+    with pytest.raises(GrammarError, match=r"#/patternProperties: .* control") as caught:
+        prepare(schema, param="schema")
+    assert caught.value.fault == "unsupported"
+    assert matcher(prepare(schema, param="schema", lenient=True)) is not None
+
+
 def test_patterns_that_are_too_much_are_refused_with_their_place_or_left() -> None:
     schema = {"items": {"type": "object", "patternProperties": {"(a|b)*a(a|b){30}": WHOLE}}}
     with pytest.raises(GrammarError) as caught:

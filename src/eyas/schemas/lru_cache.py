@@ -1,6 +1,6 @@
-"""What a pure function returned, by a digest of what it was given.
+"""A cache of the results of a pure function, by a digest of its arguments.
 
-Promises: bounded in entries and bytes, the longest unused forgotten first; safe among threads.
+Promises: bounded in entries and bytes, the least recently used entry evicted first; thread-safe.
 Does not know: schemas.
 """
 
@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Memo(Generic[Value]):
-    """num_hits, num_misses: of all look-ups."""
+class LruCache(Generic[Value]):
+    """num_bytes: of all entries. num_hits, num_misses: counts of all look-ups."""
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self._max_entries, self._max_bytes = max_entries, max_bytes
@@ -26,18 +26,18 @@ class Memo(Generic[Value]):
         return len(self._entries)
 
     def get(self, key: bytes) -> Value | None:
-        """None where it is not kept."""
+        """Return the cached value, or None."""
         with self._lock:
-            found = self._entries.get(key)
-            if found is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 self.num_misses += 1
                 return None
             self.num_hits += 1
             self._entries.move_to_end(key)
-            return found[0]
+            return entry[0]
 
     def put(self, key: bytes, value: Value, num_bytes: int) -> None:
-        """num_bytes: of key and value; what is larger than the whole bound is not kept."""
+        """Cache a value. num_bytes: of key and value; larger values than the bound are not cached."""
         with self._lock:
             if key in self._entries or num_bytes > self._max_bytes:
                 return
