@@ -14,7 +14,7 @@ import pytest
 
 from eyas.core import GrammarError
 from eyas.schemas import prepare
-from eyas.schemas.lru_cache import LruCache
+from eyas.schemas.prepare import LruCache
 from eyas.server import text_workers
 from eyas.server.errors import ApiError
 from eyas.server.options import ServerOptions

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, NamedTuple
+import threading
+from collections import OrderedDict
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from eyas.core import GrammarError, GrammarFault
 from eyas.schemas.backend_limits import check_pattern_counts
@@ -17,9 +19,48 @@ from eyas.schemas.context import Context
 from eyas.schemas.finite import without_endless
 from eyas.schemas.keywords import draft_of
 from eyas.schemas.limits import MAX_OUTPUT_DEPTH, check_size, depth_of, fail, read, shortened
-from eyas.schemas.lru_cache import LruCache
 from eyas.schemas.name_spelling import with_one_spelling
 from eyas.schemas.rewrite import Rewriter
+
+Value = TypeVar("Value")
+
+
+class LruCache(Generic[Value]):
+    """A thread-safe cache, bounded in entries and bytes, that evicts the least recently used entry.
+
+    num_bytes: of all entries. num_hits, num_misses: counts of all look-ups.
+    """
+
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._entries: OrderedDict[bytes, tuple[Value, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.num_bytes = self.num_hits = self.num_misses = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> Value | None:
+        """Return the cached value, or None."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self.num_misses += 1
+                return None
+            self.num_hits += 1
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: bytes, value: Value, num_bytes: int) -> None:
+        """Cache a value. num_bytes: of key and value; larger values than the bound are not cached."""
+        with self._lock:
+            if key in self._entries or num_bytes > self._max_bytes:
+                return
+            self._entries[key] = (value, num_bytes)
+            self.num_bytes += num_bytes
+            while self.num_bytes > self._max_bytes or len(self._entries) > self._max_entries:
+                _, (_, freed) = self._entries.popitem(last=False)
+                self.num_bytes -= freed
 
 
 class _Outcome(NamedTuple):
