@@ -1,4 +1,4 @@
-"""An independent reading of grammar trees: which token streams they accept, and examples of them."""
+"""An independent implementation of grammar trees: accepted token streams, and examples of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Ids = tuple[int, ...]
 
 
 def accepts(node: Node, ids: list[int]) -> bool:
-    """Does the whole stream belong to the grammar?"""
+    """Whether the grammar accepts the whole stream."""
     return len(ids) in _ends(node, tuple(ids), 0)
 
 
@@ -37,7 +37,7 @@ def accepts_text(node: Node, text: str) -> bool:
 
 
 def _run(ids: Ids, at: int) -> str:
-    """The text from here to the next control token."""
+    """Return the text from `at` to the next control token."""
     end = at
     while end < len(ids) and ids[end] < FIRST_CONTROL:
         end += 1
@@ -126,7 +126,7 @@ def _validator(schema: str) -> jsonschema.Draft202012Validator:
 
 
 def example(node: Node, tokenizer: Letters, pieces: tuple[str, ...], draw: Random) -> list[int]:
-    """A stream that the grammar accepts. pieces: what free text and strings are made of."""
+    """Return a stream that the grammar accepts. pieces: parts of free text and strings."""
     match node:
         case Literal(said):
             return tokenizer.encode_text(said)
@@ -170,7 +170,7 @@ STRINGS += ("</think>", "\n<think>a", "<think></think>b", "aa", "\n\n\nb")
 
 
 def _text(pieces: tuple[str, ...], draw: Random) -> str:
-    """Markers, their beginnings, and what else may be mistaken."""
+    """Return text of markers, their prefixes, and other text that resembles a format."""
     parts = []
     for _ in range(draw.randint(0, 4)):
         piece = draw.choice([*pieces, "a", " ", "\n", "é", '"', "{", "}", "</"])
@@ -179,7 +179,7 @@ def _text(pieces: tuple[str, ...], draw: Random) -> str:
 
 
 def _value(schema: dict, pieces: tuple[str, ...], draw: Random) -> object:
-    """A value of one of the small schemas that these tests use."""
+    """Return a value of one of the small schemas in these tests."""
     if "enum" in schema:
         return draw.choice(schema["enum"])
     match schema.get("type"):

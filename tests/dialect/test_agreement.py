@@ -1,4 +1,4 @@
-"""Whatever a dialect's grammar accepts, its segmenter splits right."""
+"""A dialect's segmenter splits everything that its grammar accepts correctly."""
 
 from __future__ import annotations
 

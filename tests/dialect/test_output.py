@@ -1,4 +1,4 @@
-"""What a dialect asks of the output: nothing where nothing is asked, limits, errors, shapes."""
+"""The grammars of dialects: none without requirements, limits, errors, structure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A property's name can be spelled in one way, so that no value escapes its schema."""
+"""Each property name has one spelling, so that no value escapes its schema."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_name_has_one_spelling(schema: Any, valid: list[str], invalid: list[st
 
 
 def test_the_usual_objects_stay_small() -> None:
-    """Open objects get one pattern, the same for all, and closed ones none."""
+    """Open objects get one common pattern, closed objects get none."""
     open_one = {"type": "object", "properties": {f"p{i}": WHOLE for i in range(100)}}
     (pattern,) = json.loads(prepare(open_one, param="schema"))["patternProperties"]
     assert pattern == "^(?s:.)*$"

@@ -1,4 +1,4 @@
-"""The keywords of objects together: counts, names, patterns, and the schemas beside them."""
+"""The keywords of objects in combination: counts, names, patterns, and sibling schemas."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_object_stays_open_beside_other_schemas(
 
 
 def test_properties_come_in_the_order_of_the_schemas_that_list_them() -> None:
-    """An applicator before `properties` has its own first."""
+    """The properties of an applicator that precedes `properties` come first."""
     first: dict[str, Any] = {"allOf": [{"properties": {"a": {"type": "integer"}}}]}
     last: dict[str, Any] = {"properties": {"b": {"type": "integer"}}}
     for schema, order in (({**first, **last}, "ab"), ({**last, **first}, "ba")):
@@ -203,7 +203,7 @@ ON_NAMES_REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_other_conditions_on_names_are_refused_or_left_out(
     members: dict[str, Any], below: str
 ) -> None:
-    """And nothing else of the object with it."""
+    """A lenient schema loses this condition only."""
     schema = {"type": "object", **members}
     with pytest.raises(GrammarError, match=f"#/propertyNames{below}: ") as caught:
         prepare(schema, param="schema")

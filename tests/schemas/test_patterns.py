@@ -1,4 +1,4 @@
-"""A pattern allows the texts that it matches, in whatever way JSON spells them, and no other."""
+"""A pattern allows exactly the texts that it matches, in every JSON spelling."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_pattern_allows_what_it_matches(pattern: str) -> None:
 
 
 def ways_through(automaton: Any, text: str) -> list[str]:
-    """The spellings of a text that an automaton takes; None takes none."""
+    """Return the spellings of a text that a matcher accepts; none for None."""
     ways = ["".join(way) for way in itertools.product(*map(spellings, text))]
     return [way for way in ways if automaton and lets_through(automaton, f'"{way}"')]
 
@@ -122,7 +122,7 @@ def test_lengths_hold_beside_a_pattern_that_may_imply_them(
 def test_a_pattern_tells_how_long_its_texts_are(
     pattern: str, expected: tuple[int, int | None]
 ) -> None:
-    """Bounds that say no more are left out: the backend is slow where both have a say."""
+    """Implied limits are left out: the backend is slow if it must check both."""
     assert lengths(read(pattern)) == expected
     least, most = expected
     schema = {"type": "string", "pattern": pattern, "minLength": least, "maxLength": most or 9}
@@ -321,7 +321,7 @@ def test_lenient_leaves_out_steps_with_too_many_digits() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(patterns, min_size=1, max_size=2), st.lists(st.sampled_from(TEXTS), max_size=2))
 def test_regions_part_all_texts(found: list[str], names: list[str]) -> None:
-    """Each text but the names is in one region: that of the patterns that match it."""
+    """Each text except the names is in one region: that of the patterns that match it."""
     trees = [read(pattern) for pattern in found]
     regions = automata.regions(trees, names, automata.Budget())
     assume(regions is not None)

@@ -1,4 +1,4 @@
-"""What is malformed, what cannot be enforced, what is too large: three errors, each with a place."""
+"""Malformed, unsupported and too large schemas: three errors, each with a path."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_text_that_is_not_json_is_invalid(text: str) -> None:
                     {
                         "$ref": "#/definitions/x",
                         "required": ["a"],
-                    },  # what stands beside $ref is void
+                    },  # keywords beside $ref are ignored in draft 7
                     {"$ref": "#/definitions/x", "properties": {"a": False}},
                 ],
                 "definitions": {"x": {"type": "object"}},
