@@ -58,6 +58,15 @@ class Complement:
         self.alternatives += other.alternatives
         self.gaps = {**other.gaps, **self.gaps}
 
+    def add_gap(self, kind: str, keyword_path: str) -> None:
+        """Record a gap of a keyword, unless the type has one."""
+        self.gaps.setdefault(kind, (keyword_path, keyword_path.rpartition("/")[2]))
+
+    def take_gap(self, kind: str, inner: Complement) -> None:
+        """Record a gap of a part of the value, if there is one."""
+        for gap in inner.gaps.values():
+            self.gaps.setdefault(kind, gap)
+
     def schema(self) -> Schema:
         """Return one schema for all alternatives."""
         if not self.alternatives:
@@ -101,14 +110,14 @@ class Complements:
                 continue  # values of this type are not allowed anyway, or not possible
             if SINCE.get(keyword, 0) > self._context.draft:
                 for name in (kind,) if kind else ALL:
-                    result.gaps.setdefault(name, (keyword_path, keyword))
+                    result.add_gap(name, keyword_path)
             elif keyword in _SIMPLE:
                 _SIMPLE[keyword](schema, keyword_path, result)
             elif keyword in _HANDLERS:
                 _HANDLERS[keyword](self, schema, keyword_path, result, inner)
             elif kind is not None or keyword in _UNKNOWN:
                 for name in (kind,) if kind else ALL:
-                    result.gaps.setdefault(name, (keyword_path, keyword))
+                    result.add_gap(name, keyword_path)
         if (
             "$ref" in schema
             and self._context.draft <= 7
@@ -162,8 +171,7 @@ class Complements:
             failed = self.of(child, under(keyword_path, name), Assumptions(), depth)
             if failed.alternatives:
                 result.alternatives.append(_with_property(name, failed.schema()))
-            if failed.gaps:
-                result.gaps.setdefault("object", next(iter(failed.gaps.values())))
+            result.take_gap("object", failed)
 
     def _additional(
         self, schema: Object, keyword_path: str, result: Complement, inner: _Inner
@@ -179,7 +187,7 @@ class Complements:
             for name in others:
                 result.alternatives.append(_with_property(name, failed.schema()))
         if has_patterns or not assumptions.is_closed or (others and failed.gaps):
-            result.gaps.setdefault("object", (keyword_path, "additionalProperties"))
+            result.add_gap("object", keyword_path)
 
     def _items(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
         items = schema["items"]
@@ -190,7 +198,7 @@ class Complements:
         if rest is False:
             result.alternatives.append({"type": "array", "minItems": len(prefix) + 1})
         elif rest is not True and rest:
-            result.gaps.setdefault("array", (keyword_path, "items"))
+            result.add_gap("array", keyword_path)
 
     def _prefix(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
         for i, child in enumerate(schema["prefixItems"]):
@@ -198,19 +206,17 @@ class Complements:
             if failed.alternatives:
                 wrong: Object = {"type": "array", "minItems": i + 1}
                 result.alternatives.append({**wrong, "prefixItems": [True] * i + [failed.schema()]})
-            if failed.gaps:
-                result.gaps.setdefault("array", next(iter(failed.gaps.values())))
+            result.take_gap("array", failed)
 
     def _contains(
         self, schema: Object, keyword_path: str, result: Complement, inner: _Inner
     ) -> None:
         if schema.get("minContains", 1) != 1 or "maxContains" in schema:
-            result.gaps.setdefault("array", (keyword_path, "contains"))
+            result.add_gap("array", keyword_path)
             return
         failed = self.of(schema["contains"], keyword_path, Assumptions(), inner[1])
         result.alternatives.append({"type": "array", "items": failed.schema()})
-        if failed.gaps:
-            result.gaps.setdefault("array", next(iter(failed.gaps.values())))
+        result.take_gap("array", failed)
 
     def _all(self, parts: list[Complement]) -> Complement:
         """Return the intersection of complements."""
@@ -257,33 +263,22 @@ def _other_types(schema: Object, path: str, types: frozenset[str]) -> Complement
 def _values(values: list[Any], keyword_path: str, result: Complement) -> None:
     """Add all values except these."""
     strings = [value for value in values if isinstance(value, str)]
-    numbers = sorted(
-        {
-            value
-            for value in values
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
-    )
+    numbers = sorted({value for value in values if type(value) in (int, float)})
     for name, listed in (("array", list), ("object", dict)):
         if any(isinstance(value, listed) for value in values):
-            result.gaps.setdefault(name, (keyword_path, keyword_path.rpartition("/")[2]))
+            result.add_gap(name, keyword_path)
         else:
             result.alternatives.append({"type": name})
-    pattern = none_of(strings) if strings else None
-    if not strings:
-        result.alternatives.append({"type": "string"})
-    elif pattern is None:
-        result.gaps.setdefault("string", (keyword_path, keyword_path.rpartition("/")[2]))
+    pattern = none_of(strings)
+    if pattern is None:
+        result.add_gap("string", keyword_path)
     else:
-        result.alternatives.append({"type": "string", "pattern": pattern})
-    if not numbers:
-        result.alternatives.append({"type": "number"})
-    else:
-        for low, high in pairwise((None, *numbers, None)):
-            above = {} if low is None else least(low, excluded=True, integer=False)
-            below = {} if high is None else most(high, excluded=True, integer=False)
-            if above is not None and below is not None:
-                result.alternatives.append({"type": "number", **above, **below})
+        result.alternatives.append({"type": "string", **({"pattern": pattern} if strings else {})})
+    for low, high in pairwise((None, *numbers, None)):
+        above = {} if low is None else least(low, excluded=True, integer=False)
+        below = {} if high is None else most(high, excluded=True, integer=False)
+        if above is not None and below is not None:
+            result.alternatives.append({"type": "number", **above, **below})
     others = [v for v in (False, True, None) if not any(value is v for value in values)]
     if others:
         result.alternatives.append({"enum": others})
@@ -317,12 +312,12 @@ def _beyond(excluding: str, opposite: Callable[..., Object | None]) -> _Simple:
 
 def _format(schema: Object, keyword_path: str, result: Complement) -> None:
     if schema["format"] in NATIVE | INEXPRESSIBLE or schema["format"] in PATTERNS:
-        result.gaps.setdefault("string", (keyword_path, "format"))
+        result.add_gap("string", keyword_path)
 
 
 def _unique(schema: Object, keyword_path: str, result: Complement) -> None:
     if schema["uniqueItems"]:
-        result.gaps.setdefault("array", (keyword_path, "uniqueItems"))
+        result.add_gap("array", keyword_path)
 
 
 def _const(schema: Object, keyword_path: str, result: Complement) -> None:

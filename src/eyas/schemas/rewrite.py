@@ -197,19 +197,10 @@ class Rewriter(RewriterBase):
             self._waiting.append((name.rpartition("/")[2], target, path))
         out["$ref"] = name
 
-    def _all_of(
-        self, schema: Object, keyword_path: str, out: Object, conditions: _Conditions
-    ) -> None:
-        out["allOf"] = [
-            self.schema(p, under(keyword_path, i)) for i, p in enumerate(schema["allOf"])
-        ]
-
-    def _any_of(
-        self, schema: Object, keyword_path: str, out: Object, conditions: _Conditions
-    ) -> None:
-        out["anyOf"] = [
-            self.schema(p, under(keyword_path, i)) for i, p in enumerate(schema["anyOf"])
-        ]
+    def _all_or_any(self, schema: Object, keyword_path: str, out: Object, _: _Conditions) -> None:
+        keyword = keyword_path.rpartition("/")[2]
+        parts = enumerate(schema[keyword])
+        out[keyword] = [self.schema(part, under(keyword_path, i)) for i, part in parts]
 
     def _one_of(
         self, schema: Object, keyword_path: str, out: Object, conditions: _Conditions
@@ -324,8 +315,8 @@ _HANDLERS: dict[str, _Handler] = {
     "pattern": Rewriter._pattern,
     "format": Rewriter._format,
     "$ref": Rewriter._ref,
-    "allOf": Rewriter._all_of,
-    "anyOf": Rewriter._any_of,
+    "allOf": Rewriter._all_or_any,
+    "anyOf": Rewriter._all_or_any,
     "oneOf": Rewriter._one_of,
     "not": Rewriter._not,
     "if": Rewriter._if,
