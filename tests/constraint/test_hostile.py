@@ -12,7 +12,7 @@ import pytest
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.core import GrammarError
-from eyas.grammar import Json, Literal, Node, OutputSpec, Regex, Repeat, Series, Source
+from eyas.grammar import Concat, Json, Literal, Node, OutputSpec, Regex, Repeat, Source
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, masks, takes, tokens_of, walked
 
@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[Node, str, str]] = {
         "the grammar library failed on it",
     ),
     "panic beside others": (
-        Series((Literal("a"), Source("lark", "start: /^[é-ü]|[é-ü]$|x/"))),
+        Concat((Literal("a"), Source("lark", "start: /^[é-ü]|[é-ü]$|x/"))),
         "invalid",
         "the grammar library failed on it",
     ),
@@ -347,5 +347,5 @@ def test_xgrammar_refuses_too(
     with pytest.raises(GrammarError) as caught:
         compiled(xgrammar_backend, root)
     assert caught.value.fault == fault
-    good = compiled(xgrammar_backend, Series((Literal("a"), Regex("[0-9]"))))
+    good = compiled(xgrammar_backend, Concat((Literal("a"), Regex("[0-9]"))))
     assert ends(good, tokens_of(tokenizer, "a1"))

@@ -28,7 +28,7 @@ from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.core import GrammarError, Request, SamplingParams
 from eyas.dialect import Wanted
 from eyas.engine.worker import Worker
-from eyas.grammar import Budget, FreeText, Json, Marker, OutputSpec, Regex, Series, Source
+from eyas.grammar import Budget, Concat, FreeText, Json, Marker, OutputSpec, Regex, Source
 from eyas.llm import LLM
 from tests.laws.structured import DRAFTING, ask, engine, told
 from tests.laws.world import Answer, Answers, run
@@ -43,7 +43,7 @@ def budgeted(max_tokens: int, close: str = "</x>") -> OutputSpec:
     marker = Marker(close)
     closing = tuple(engine("root").tokenizer.encode_text(close, continues=True))
     return OutputSpec(
-        root=Series((FreeText(until=(marker,)), Regex("(Paris|Amsterdam)"))),
+        root=Concat((FreeText(until=(marker,)), Regex("(Paris|Amsterdam)"))),
         budget=Budget(max_tokens, (marker,), closing),
     )
 

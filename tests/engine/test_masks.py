@@ -23,7 +23,7 @@ from eyas.core import DraftTree
 from eyas.engine.masks import FAILED, Masking, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
-from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
+from eyas.grammar import Budget, Concat, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex
 from eyas.transfer import Outbox
 from eyas.wire import GrammarStats
 from tests.constraint.walking import tokens_of
@@ -159,7 +159,7 @@ def test_a_chain_that_is_not_walked_has_the_masks_of_one_that_is(backend: Any, s
 def test_a_budget_has_its_say_in_a_chain(backend: Any) -> None:
     marker = Marker("</x>")
     closing = tuple(TOKENIZER.encode_text("</x>", continues=True))
-    root = Series((FreeText(until=(marker,)), Literal("Paris")))
+    root = Concat((FreeText(until=(marker,)), Literal("Paris")))
     budget = Budget(2, (marker,), closing)
     held = sequence(backend, root, budget=budget, token_bytes=TOKENIZER.token_bytes)
     tokens = tokens_of(TOKENIZER, "some words here")[:2]

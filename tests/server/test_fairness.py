@@ -14,7 +14,7 @@ import pytest
 
 from eyas.core import GrammarError
 from eyas.schemas import prepare
-from eyas.schemas.memo import Memo
+from eyas.schemas.prepare import LruCache
 from eyas.server import thread_pool
 from eyas.server.errors import ApiError
 from eyas.server.options import ServerOptions
@@ -119,7 +119,7 @@ def test_a_refusal_is_kept_by_field() -> None:
 
 
 def test_a_memo_is_bounded() -> None:
-    memo: Memo[str] = Memo(max_entries=3, max_bytes=100)
+    memo: LruCache[str] = LruCache(max_entries=3, max_bytes=100)
     for k in range(5):
         memo.put(bytes([k]), str(k), 10)
     assert [memo.get(bytes([k])) for k in range(5)] == [None, None, "2", "3", "4"]

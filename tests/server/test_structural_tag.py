@@ -10,13 +10,13 @@ import pytest
 from eyas.core import GrammarError
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Literal,
     Marker,
     Node,
     Regex,
     Repeat,
-    Series,
     Source,
 )
 from eyas.server.free_text import ControlTokenSplitter
@@ -69,7 +69,7 @@ def test_simple_formats(splitter: ControlTokenSplitter):
 def test_combined_formats(splitter: ControlTokenSplitter):
     a, b = Literal("a"), Literal("b")
     both = [const("a"), const("b")]
-    assert of(splitter, {"type": "sequence", "elements": both}) == Series((a, b))
+    assert of(splitter, {"type": "sequence", "elements": both}) == Concat((a, b))
     assert of(splitter, {"type": "or", "elements": both}) == Choice((a, b))
     assert of(splitter, {"type": "optional", "content": const("a")}) == Repeat(a, 0, 1)
     assert of(splitter, {"type": "plus", "content": const("a")}) == Repeat(a, 1, None)
@@ -83,7 +83,7 @@ def test_control_tokens_in_a_format_are_markers(
     splitter: ControlTokenSplitter, markers: dict[str, Marker]
 ):
     node = of(splitter, tag('<tool_call>\n{"a": ', SCHEMA, "}\n</tool_call>"))
-    assert node == Series(
+    assert node == Concat(
         (
             markers["<tool_call>"],
             Literal('\n{"a": '),
@@ -100,15 +100,15 @@ def test_free_text_ends_where_its_tag_does(
     splitter: ControlTokenSplitter, markers: dict[str, Marker]
 ):
     thought = of(splitter, tag("<think>", ANY, "</think>\n"))
-    assert thought == Series(
+    assert thought == Concat(
         (markers["<think>"], FreeText(until=(markers["</think>"],)), Literal("\n"))
     )
     either = of(splitter, tag("<a>", {**ANY, "excludes": ["x"]}, ["</a>", "</b>"]))
     free = FreeText(until=(Marker("</a>"), Marker("</b>")), without=(Marker("x"),))
-    assert either == Series((Literal("<a>"), free))
+    assert either == Concat((Literal("<a>"), free))
     then = of(splitter, {"type": "sequence", "elements": [ANY, const("!"), SCHEMA]})
-    assert then == Series((FreeText(until=(Marker("!"),)), JSON))
-    assert of(splitter, tag("<a>", ANY, "")) == Series((Literal("<a>"), FreeText()))
+    assert then == Concat((FreeText(until=(Marker("!"),)), JSON))
+    assert of(splitter, tag("<a>", ANY, "")) == Concat((Literal("<a>"), FreeText()))
 
 
 def test_triggered_tags_stand_in_free_text(splitter: ControlTokenSplitter):
@@ -118,11 +118,11 @@ def test_triggered_tags_stand_in_free_text(splitter: ControlTokenSplitter):
         "tags": [tag("<f=one>", SCHEMA, "</f>"), tag("<g=x>", SCHEMA, "</g>")],
     }
     f, g = Marker("<f="), Marker("<g=")
-    one = Series((FreeText(until=(f,), without=(g,)), Literal("one>"), JSON, Literal("</f>")))
-    other = Series((FreeText(until=(g,), without=(f,)), Literal("x>"), JSON, Literal("</g>")))
+    one = Concat((FreeText(until=(f,), without=(g,)), Literal("one>"), JSON, Literal("</f>")))
+    other = Concat((FreeText(until=(g,), without=(f,)), Literal("x>"), JSON, Literal("</g>")))
     dispatch, tail = Choice((one, other)), FreeText(without=(f, g))
-    assert of(splitter, form) == Series((Repeat(dispatch, 0), tail))
-    assert of(splitter, {**form, "at_least_one": True}) == Series((Repeat(dispatch, 1), tail))
+    assert of(splitter, form) == Concat((Repeat(dispatch, 0), tail))
+    assert of(splitter, {**form, "at_least_one": True}) == Concat((Repeat(dispatch, 1), tail))
     first = {**form, "stop_after_first": True}
     assert of(splitter, first) == Choice((dispatch, tail))
     assert of(splitter, {**first, "at_least_one": True}) == dispatch
@@ -146,13 +146,13 @@ def test_the_older_form_is_triggered_tags(splitter: ControlTokenSplitter):
 
 
 def test_tags_with_a_separator(splitter: ControlTokenSplitter):
-    one = Series((Literal("<a>"), JSON, Literal("</a>")))
+    one = Concat((Literal("<a>"), JSON, Literal("</a>")))
     form = {
         "type": "tags_with_separator",
         "tags": [{"begin": "<a>", "content": SCHEMA, "end": "</a>"}],
         "separator": ",",
     }
-    several = Series((one, Repeat(Series((Literal(","), *one.parts)))))
+    several = Concat((one, Repeat(Concat((Literal(","), *one.parts)))))
     assert of(splitter, form) == Repeat(several, 0, 1)
     assert of(splitter, {**form, "at_least_one": True}) == several
     assert of(splitter, {**form, "stop_after_first": True, "at_least_one": True}) == one

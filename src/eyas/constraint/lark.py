@@ -25,6 +25,7 @@ from eyas.constraint.sources import (
 from eyas.core import GrammarError
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -32,7 +33,6 @@ from eyas.grammar import (
     Node,
     Regex,
     Repeat,
-    Series,
     Source,
     Spacing,
 )
@@ -75,7 +75,7 @@ class _Writer:
                 return self._free_text(until, without)
             case Json() | Source():
                 return self._grammar(node)
-            case Series(parts):
+            case Concat(parts):
                 return self._series(parts)
             case Choice(options):
                 return self._choice(options)
@@ -194,7 +194,7 @@ def _terminal(node: Node) -> str | None:
             return _string(text) if token_id is None else None
         case Regex(pattern):
             return _regex(pattern)
-        case Series(parts):
+        case Concat(parts):
             inner = [_terminal(part) for part in parts]
             return None if None in inner else _joined([text for text in inner if text])
         case Choice(options) if options:
@@ -210,7 +210,7 @@ def _terminal(node: Node) -> str | None:
 
 def _flat(parts: Sequence[Node]) -> Iterator[Node]:
     for part in parts:
-        if isinstance(part, Series):
+        if isinstance(part, Concat):
             yield from _flat(part.parts)
         else:
             yield part

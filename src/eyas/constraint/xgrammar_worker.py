@@ -23,6 +23,7 @@ from eyas.core import GrammarError, GrammarFault
 from eyas.grammar import (
     COMPACT,
     Choice,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -30,7 +31,6 @@ from eyas.grammar import (
     Node,
     Regex,
     Repeat,
-    Series,
     Source,
     Spacing,
 )
@@ -79,7 +79,7 @@ def format_of(node: Node, xgrammar: Any, spacing: Spacing) -> dict[str, Any]:
             return {"type": "regex", "pattern": pattern}
         case Source():
             return _source(node, xgrammar)
-        case Series(parts):
+        case Concat(parts):
             elements = [format_of(part, xgrammar, spacing) for part in parts]
             return {"type": "sequence", "elements": elements}
         case Choice(options):

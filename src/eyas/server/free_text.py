@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from eyas.core import GrammarError
-from eyas.grammar import Choice, FreeText, Literal, Marker, Node, Repeat, Series, leaves
+from eyas.grammar import Choice, Concat, FreeText, Literal, Marker, Node, Repeat, leaves
 from eyas.text import Tokenizer
 from eyas.text.trie import any_of
 
@@ -72,7 +72,7 @@ class FreeTextBuilder:
                 "unsupported",
                 param=self._param,
             )
-        return pieces[0], series_of(pieces[1:])
+        return pieces[0], concat(pieces[1:])
 
     def up_to(self, after: Mapping[str, Node | None], without: Sequence[Marker], path: str) -> Node:
         """Return free text up to the first of the texts in `after`, followed by the text's node.
@@ -83,7 +83,7 @@ class FreeTextBuilder:
         for text, node in after.items():
             boundary, rest = self.boundary(text, path)
             parts = [part for part in (rest, node) if part is not None]
-            nodes_after.setdefault(boundary, []).append(series_of(parts) if parts else None)
+            nodes_after.setdefault(boundary, []).append(concat(parts) if parts else None)
         final = tuple(boundary for boundary, nodes in nodes_after.items() if nodes == [None])
         options: list[Node] = []
         if final:
@@ -94,7 +94,7 @@ class FreeTextBuilder:
                 others = tuple(other for other in nodes_after if other != boundary)
                 free = FreeText(until=(boundary,), without=(*others, *without))
                 rest = choice_of([Literal("") if node is None else node for node in nodes])
-                options.append(series_of([free, rest]))
+                options.append(concat([free, rest]))
         return choice_of(options)
 
     def with_end(self, node: Node, ends: list[str], path: str) -> Node:
@@ -102,8 +102,8 @@ class FreeTextBuilder:
         match node:
             case FreeText(until=()):
                 return self.up_to(dict.fromkeys(ends), node.without, path)
-            case Series(parts) if not _repeats_free_text(parts[-2]):
-                return series_of([*parts[:-1], self.with_end(parts[-1], ends, path)])
+            case Concat(parts) if not _repeats_free_text(parts[-2]):
+                return concat([*parts[:-1], self.with_end(parts[-1], ends, path)])
             case Choice(options):
                 return Choice(
                     tuple(self._with_end_everywhere(each, ends, path) for each in options)
@@ -113,17 +113,17 @@ class FreeTextBuilder:
     def _with_end_everywhere(self, node: Node, ends: list[str], path: str) -> Node:
         if has_open_end(node):
             return self.with_end(node, ends, path)
-        return series_of([node, choice_of([series_of(self._splitter.split(end)) for end in ends])])
+        return concat([node, choice_of([concat(self._splitter.split(end)) for end in ends])])
 
 
-def series_of(parts: Sequence[Node]) -> Node:
-    """Return a series of the parts. Nested series are flattened and empty literals left out."""
+def concat(parts: Sequence[Node]) -> Node:
+    """Return the concatenation of the parts. Nested ones are flattened and empty literals left out."""
     flat: list[Node] = []
     for part in parts:
-        flat += part.parts if isinstance(part, Series) else (part,)
+        flat += part.parts if isinstance(part, Concat) else (part,)
     nonempty = [part for part in flat if part != Literal("")]
     return (
-        nonempty[0] if len(nonempty) == 1 else Series(tuple(nonempty)) if nonempty else Literal("")
+        nonempty[0] if len(nonempty) == 1 else Concat(tuple(nonempty)) if nonempty else Literal("")
     )
 
 
@@ -138,7 +138,7 @@ def has_open_end(node: Node) -> bool:
     match node:
         case FreeText(until):
             return not until
-        case Series(parts):
+        case Concat(parts):
             return bool(parts) and has_open_end(parts[-1])
         case Choice(options):
             return any(has_open_end(option) for option in options)

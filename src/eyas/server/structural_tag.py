@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from eyas.core import GrammarError, GrammarFault
-from eyas.grammar import Choice, FreeText, Node, Regex, Repeat, Series
+from eyas.grammar import Choice, Concat, FreeText, Node, Regex, Repeat
 from eyas.schemas import grammar_source
 from eyas.server.free_text import (
     ControlTokenSplitter,
     FreeTextBuilder,
     choice_of,
     has_open_end,
-    series_of,
+    concat,
 )
 from eyas.server.json_schema import schema_node
 from eyas.server.json_text import json_object
@@ -131,7 +131,7 @@ class _FormatReader:
                 del fields[name]
 
     def _const_string(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        return series_of(self._splitter.split(self._text(fields, "value", path)))
+        return concat(self._splitter.split(self._text(fields, "value", path)))
 
     def _json_schema(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         self._drop_ineffective(
@@ -166,7 +166,7 @@ class _FormatReader:
                 parts[-1] = self._free_text.with_end(parts[-1], [item["value"]], at)
             else:
                 parts.append(node)
-        return series_of(parts)
+        return concat(parts)
 
     def _or(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         items = self.list_of(fields, "elements", path)
@@ -214,10 +214,10 @@ class _FormatReader:
         if has_open_end(content) and ends != [""]:
             content = self._free_text.with_end(content, ends, path)
         else:
-            content = series_of(
-                [content, choice_of([series_of(self._splitter.split(end)) for end in ends])]
+            content = concat(
+                [content, choice_of([concat(self._splitter.split(end)) for end in ends])]
             )
-        return series_of([*self._splitter.split(begin), content])
+        return concat([*self._splitter.split(begin), content])
 
     def _triggered_tags(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         triggers = self._texts(fields, "triggers", path)
@@ -248,7 +248,7 @@ class _FormatReader:
         tail = FreeText(without=(*boundaries, *without))
         if stop_after_first:
             return dispatch if at_least_one else Choice((dispatch, tail))
-        return Series((Repeat(dispatch, int(at_least_one)), tail))
+        return Concat((Repeat(dispatch, int(at_least_one)), tail))
 
     def _tags_with_separator(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         at_least_one = self._flag(fields, "at_least_one", path)
@@ -262,7 +262,7 @@ class _FormatReader:
         if has_open_end(tag_choice):
             raise self._free_text.no_end_error(path)
         if not stop_after_first:
-            tag_choice = Series((tag_choice, Repeat(series_of([*separator, tag_choice]))))
+            tag_choice = Concat((tag_choice, Repeat(concat([*separator, tag_choice]))))
         return tag_choice if at_least_one else Repeat(tag_choice, 0, 1)
 
     def _tag_fields(self, tag: Any, path: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the keywords of objects and arrays ask of whoever rewrites the schemas around them.
+"""The part of the rewriter that the keywords of objects and arrays need.
 
 Does not know: how a keyword is rewritten.
 """
@@ -10,29 +10,28 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from eyas.core import GrammarError
-from eyas.schemas.beside import Beside
 from eyas.schemas.context import Context
 from eyas.schemas.disjoint import Disjointness
 from eyas.schemas.keywords import Schema
+from eyas.schemas.siblings import Siblings
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
-class Rewriting(ABC):
+class RewriterBase(ABC):
     """The rewriting of one document."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.beside = Beside(context)
+        self.siblings = Siblings(context)
         self.disjointness = Disjointness(context)
 
     @abstractmethod
-    def schema(self, schema: Schema, place: str) -> Schema:
-        """One schema and all below it, as it must hold."""
+    def schema(self, schema: Schema, path: str) -> Schema:
+        """Rewrite one schema and all below it."""
 
-    def attempt(self, write: Callable[[], _Found], otherwise: _Found) -> _Found:
-        """What `write` returns, or `otherwise` where that cannot be enforced and the request is
-        lenient."""
+    def attempt(self, write: Callable[[], _Result], otherwise: _Result) -> _Result:
+        """Return `write()`; in a lenient request return `otherwise` for what cannot be enforced."""
         try:
             return write()
         except GrammarError as error:

@@ -1,10 +1,11 @@
-"""How long the texts are that a pattern matches, and patterns that the backend is quick with.
+"""The lengths of the texts that a pattern matches, and forms of patterns that the backend is fast with.
 
-The backend decides a class of tokens at once only where what may follow is one class of characters,
-repeated. A pattern beside `minLength` and `maxLength` never is; one whose own counts say it may be.
+The backend decides many tokens at once only if a repeated character class may follow. It never does
+for a pattern beside `minLength` and `maxLength`, but may for a pattern with the same limits in its own
+counts.
 
-Promises: every pattern here matches the same texts as what it stands for.
-Does not know: schemas, how patterns are written.
+Promises: every rewritten pattern matches the same texts as before.
+Does not know: schemas, the syntax of patterns.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from eyas.schemas import charsets
-from eyas.schemas.trees import Chars, Choice, Edge, Node, Repeat, Series
+from eyas.schemas.pattern_tree import Chars, Choice, Edge, Node, Repeat, Series
 
 MAX_COUNT = 10**6
-"""Of repetitions in a pattern."""
+"""The largest count of a repetition."""
 _ANYTHING = Repeat(Chars(charsets.ALL, charsets.written(charsets.ALL)), 0, None)
 
 
-class _Unsaid(Exception):
-    """No one count of the pattern says it."""
+class _NotExpressible(Exception):
+    """The limits cannot be expressed by changing one count of the pattern."""
 
 
 def bounded(node: Node, least: int, most: int | None) -> Node | None:
-    """The pattern for those of its texts that are `least` to `most` characters long (None: any number);
-    None where that takes more than other counts, or where there are none."""
+    """Return the pattern for those of its texts that have `least` to `most` (None: any number of)
+    characters; None if other counts do not suffice, or if there are no such texts."""
     if least <= 0 and most is None:
         return node
     whole = node if _is_whole(node) else _completed(node, most)
@@ -33,12 +34,13 @@ def bounded(node: Node, least: int, most: int | None) -> Node | None:
         return None
     try:
         return _bounded(whole, least, most)
-    except _Unsaid:
+    except _NotExpressible:
         return None
 
 
 def _completed(node: Node, most: int | None) -> Node | None:
-    """With the text before or behind it, where it has one edge, or no text has room around it."""
+    """Return the pattern of the whole text: with the text before or after a pattern with one anchor, or
+    with anchors if `most` leaves no other characters. None for other patterns."""
     parts = node.parts if isinstance(node, Series) else (node,)
     if _num_edges(node) == 0 and most == _own_lengths(node)[0]:
         return Series((Edge(is_end=False), *parts, Edge(is_end=True)))
@@ -61,7 +63,7 @@ def _num_edges(node: Node) -> int:
 
 
 def _bounded(node: Node, least: int, most: int | None) -> Node | None:
-    """None where no text is so long."""
+    """Return the pattern with limited counts; None if no text has such a length."""
     low, high = _own_lengths(node)
     if (most is not None and low > most) or (high is not None and high < least):
         return None
@@ -93,11 +95,11 @@ def _bounded(node: Node, least: int, most: int | None) -> Node | None:
                 if least > 0:
                     return once
                 return Series(()) if once is None else Repeat(once, 0, 1)
-    raise _Unsaid
+    raise _NotExpressible
 
 
 def rotated(node: Node) -> Node:
-    """(XY)*X as X(YX)*, which leaves the backend no choice of what an X is part of."""
+    """Return (XY)*X as X(YX)*, so that each X is part of one repetition only."""
     match node:
         case Choice(options):
             return Choice(tuple(map(rotated, options)))
@@ -116,8 +118,8 @@ def rotated(node: Node) -> Node:
 
 
 def lengths(node: Node) -> tuple[int, int | None]:
-    """The least and the most characters of a text that a pattern matches; None is any number, as it is
-    where something may stand before or behind."""
+    """Return the minimum and maximum number of characters of a text that a pattern matches. None: no
+    maximum, as for patterns without anchors at both ends."""
     least, most = _own_lengths(node)
     return least, most if _is_whole(node) else None
 
@@ -146,12 +148,12 @@ def _or_any(combined: Callable[[Iterable[int]], int], counts: Sequence[int | Non
 
 
 def _is_whole(node: Node) -> bool:
-    """Does nothing stand before or behind?"""
+    """Whether a pattern is anchored at both ends."""
     return _has_edge(node, is_end=False) and _has_edge(node, is_end=True)
 
 
 def _has_edge(node: Node, *, is_end: bool) -> bool:
-    """Have all of its alternatives a ^ (or a $ at their end)?"""
+    """Whether all alternatives begin with ^ (or end with $)."""
     match node:
         case Edge():
             return node.is_end == is_end

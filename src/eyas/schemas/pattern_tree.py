@@ -1,6 +1,6 @@
-"""The tree of a pattern, and its text for the backend.
+"""The syntax tree of a pattern, and its text for the backend.
 
-Promises: plain data. Does not know: how people write patterns.
+Promises: plain data. Does not know: how users write patterns.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from eyas.schemas.charsets import Ranges
 
 
 class PatternFault(Exception):
-    """What is wrong with a pattern; place: which of its characters."""
+    """An error in a pattern. position: the index of the character."""
 
-    def __init__(self, place: int, message: str, fault: GrammarFault = "unsupported") -> None:
-        super().__init__(f"position {place}: {message}")
-        self.place = place
+    def __init__(self, position: int, message: str, fault: GrammarFault = "unsupported") -> None:
+        super().__init__(f"position {position}: {message}")
+        self.position = position
         self.message = message
         self.fault: GrammarFault = fault
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character. ranges: None where the set is the backend's to know. text: as the backend takes
-    it; it can be repeated."""
+    """One character. ranges: the set, or None if only the backend knows it. text: the set in the
+    backend's syntax, which a count may follow."""
 
     ranges: Ranges | None
     text: str
@@ -32,29 +32,29 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """^ or $. place: among the pattern's characters."""
+    """^ or $. position: index in the pattern."""
 
     is_end: bool
-    place: int = field(default=0, compare=False)
+    position: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One after the other."""
+    """The parts in sequence."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of them."""
+    """One of the options."""
 
     options: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """most: None is any number."""
+    """A repetition of `least` to `most` times (None: unbounded)."""
 
     part: Node
     least: int
@@ -65,7 +65,8 @@ Node = Chars | Edge | Series | Choice | Repeat
 
 
 def written(node: Node) -> str:
-    """For the backend. Groups capture nothing, since it would not merge alternatives beside them."""
+    """Return the text for the backend. Groups do not capture, because the backend does not merge
+    alternatives beside capturing groups."""
     match node:
         case Chars():
             return node.text
@@ -92,15 +93,15 @@ def _count(least: int, most: int | None) -> str:
 
 
 def check_edges(node: Node, *, at_start: bool, at_end: bool) -> None:
-    """^ and $ where the backend can tell what they mean."""
+    """Raise PatternFault for ^ and $ at positions that the backend does not support."""
     match node:
-        case Edge(is_end, place):
+        case Edge(is_end, position):
             if not (at_end if is_end else at_start):
                 sign = "$" if is_end else "^"
                 message = (
                     f"{sign} is supported at the ends of a pattern and of its alternatives only"
                 )
-                raise PatternFault(place, message)
+                raise PatternFault(position, message)
         case Choice(options):
             for option in options:
                 check_edges(option, at_start=at_start, at_end=at_end)

@@ -1,6 +1,6 @@
-"""In which language a grammar is written.
+"""Detection of the language that a grammar is written in.
 
-Promises: what is no grammar is refused with the field's name. Does not know: grammars' meaning.
+Promises: refuses a text that is not a grammar with the field's name. Does not know: what grammars mean.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ _EBNF_RULE = re.compile(r"^[ \t]*[\w<>.\-]+[ \t]*::=", re.MULTILINE)
 
 
 def grammar_source(text: str, param: str) -> Source:
-    """A grammar, its language found by how it looks: llguidance's JSON, EBNF (also GBNF), or Lark.
-    GrammarError for an empty one, and for JSON that is none of llguidance's."""
+    """Return a grammar with its language, detected from the text: llguidance (JSON), EBNF or Lark.
+
+    GrammarError (invalid) for an empty text, and for JSON without llguidance's `grammars`.
+    """
     if text.lstrip().startswith("{"):
         value = read(text, param)
         if not (isinstance(value, dict) and isinstance(value.get("grammars"), list)):
