@@ -104,9 +104,9 @@ def own_head(name: str, directory: Path) -> str | None:
     """The kind of the head that a model brings along, if it does."""
     from eyas.builtin import head_path
     from eyas.models import read_spec
-    from eyas.models.heads import has_mtp, read_head
+    from eyas.models.heads import has_supported_mtp, read_head
 
-    if has_mtp(directory):
+    if has_supported_mtp(directory):
         return "mtp"
     head = head_path() if name == "builtin" else None
     if head is None:

@@ -44,8 +44,8 @@ from eyas.models import Decoder, ModelFiles, ModelSpec, Progress
 from eyas.models.heads import (
     DraftHead,
     HeadSpec,
-    brings_layers,
-    has_mtp,
+    has_mtp_layers,
+    has_supported_mtp,
     is_head,
     load_head,
     locate_head,
@@ -157,13 +157,15 @@ def _find(config: EngineConfig, directory: Path, spec: ModelSpec) -> Path | None
     if config.model.path == "builtin":
         return builtin.head_path()
     is_asked = "head" in draft.names  # reading it then says what is wrong with it
-    if has_mtp(directory) or (is_asked and brings_layers(directory, spec)):
+    if has_supported_mtp(directory) or (is_asked and has_mtp_layers(directory, spec)):
         return directory
     return None
 
 
 def _is_head(found: Path, directory: Path) -> bool:
-    return is_head(found) or (found.resolve() == directory.resolve() and has_mtp(directory))
+    return is_head(found) or (
+        found.resolve() == directory.resolve() and has_supported_mtp(directory)
+    )
 
 
 def _open_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> ModelFiles:

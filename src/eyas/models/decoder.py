@@ -1,10 +1,10 @@
-"""The one dense decoder: rows of tokens in, hidden states, tapped residual streams and logits out.
+"""The dense decoder of every family: token rows in; hidden states, tapped residual streams, logits out.
 
-Promises: a row's numbers depend on its token, its position and what `attend` lets it see, never on
-the other rows; the number of rows must be one that `order.pad` returns.
-Does not know: sequences, trees, slots; which family it is running.
+Promises: the numbers of a row depend on its token, its position and the keys that `attend` lets it
+see, never on other rows. Every call takes a number of rows that `order.pad` returns.
+Does not know: sequences, trees, slots, which family it runs.
 
-Legend: T rows of a forward, R rows that want logits, D hidden size, I input size of attention,
+Legend: T rows of a forward pass, R logits rows, D hidden size, I input size of attention,
 V vocabulary, H head dim.
 """
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer:
-    """Attention and feed-forward, each added to the residual stream.
+    """Attention and feed-forward block, each added to the residual stream.
 
-    input_size: of what attention reads, where that is not the stream. norms_input: attention reads the
-    stream normalised.
+    index: of the layer; `attend` gets it. input_size: width of the input of attention; None is the
+    hidden size. norms_input: whether the layer normalises the residual stream before attention.
     """
 
     def __init__(
@@ -77,13 +77,17 @@ class DecoderLayer:
         )
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        found = {"mlp_norm.weight": self._mlp_norm.parameter()}
+        """Return the tensors to fill, by name within the layer."""
+        tensors = {"mlp_norm.weight": self._mlp_norm.parameter()}
         if self._attention_norm is not None:
-            found["attention_norm.weight"] = self._attention_norm.parameter()
-        found |= {f"attention.{name}": view for name, view in self._attention.parameters().items()}
-        return found | {f"mlp.{name}": view for name, view in self._mlp.parameters().items()}
+            tensors["attention_norm.weight"] = self._attention_norm.parameter()
+        tensors |= {
+            f"attention.{name}": view for name, view in self._attention.parameters().items()
+        }
+        return tensors | {f"mlp.{name}": view for name, view in self._mlp.parameters().items()}
 
     def seal(self) -> None:
+        """Prepare the filled weights for running."""
         self._attention.seal()
         self._mlp.seal()
 
@@ -95,9 +99,13 @@ class DecoderLayer:
         attend: Attend,
         input_TI: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """parts: what the layer before made, to be added to the stream first. input_TI: what attention
-        reads; None is the stream. Returns the stream as it came in, with the parts; the stream after
-        attention; and the parts of the feed-forward block, not added yet."""
+        """Run the layer, leaving the sum of its feed-forward block to the next norm.
+
+        parts: the output of the layer before, as parts of a sum that are not yet added to `stream_TD`.
+        input_TI: the input of attention; None is the (normalised) stream.
+        Returns the stream at the layer's input, with `parts` added [T, D]; the stream after attention
+        [T, D]; and the parts of the feed-forward output, not yet added.
+        """
         if self._attention_norm is not None:
             stream_TD, normed_TD = self._attention_norm.add(stream_TD, parts)
             input_TI = normed_TD if input_TI is None else input_TI
@@ -110,7 +118,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A model with room for its weights: fill `parameters()`, call `seal()`, then only run it."""
+    """A model: allocates its weights; fill `parameters()`, call `seal()` once, then only run it."""
 
     def __init__(
         self,
@@ -121,7 +129,11 @@ class Decoder:
         max_model_len: int | None = None,
         order: RowOrder | None = None,
     ) -> None:
-        """max_model_len: positions to prepare angles for; None is the checkpoint's own limit."""
+        """Allocate the weights on `device`.
+
+        max_model_len: number of positions to prepare rope angles for; None is `spec.max_position`.
+        order: the row counts that are run; None pads to the default ones.
+        """
         self.spec = spec
         self.dtype = dtype
         self.device = torch.device(device)
@@ -141,18 +153,22 @@ class Decoder:
         self._rope = RopeTable(spec.rope, self.max_model_len, dtype=dtype, device=self.device)
 
     def parameters(self) -> dict[str, list[torch.Tensor]]:
-        """What a loader must fill, by name: consecutive blocks of the parameter's rows."""
-        found = {"embedding.weight": [self.embedding.weight_VD]}
+        """Return the tensors that a loader fills, by parameter name.
+
+        Each parameter is a list of tensors, consecutive blocks of its rows. A tied logits head is not
+        among them; `seal` copies it from the embedding.
+        """
+        tensors = {"embedding.weight": [self.embedding.weight_VD]}
         for index, layer in enumerate(self._layers):
             for name, view in layer.parameters().items():
-                found[f"layers.{index}.{name}"] = [view]
-        found["norm.weight"] = [self._norm.parameter()]
+                tensors[f"layers.{index}.{name}"] = [view]
+        tensors["norm.weight"] = [self._norm.parameter()]
         if not self.spec.tie_embeddings:
-            found["head.weight"] = self.head.parameters()
-        return found
+            tensors["head.weight"] = self.head.parameters()
+        return tensors
 
     def seal(self) -> None:
-        """Ready the filled weights for running; once, after the last parameter is filled."""
+        """Prepare the filled weights for running; call once, after the last parameter is filled."""
         if self.spec.tie_embeddings:
             start = 0
             for block_VD in self.head.parameters():
@@ -170,9 +186,14 @@ class Decoder:
         attend: Attend,
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Hidden states after the final norm [T, D], and for each k of `taps`, in that order, the
-        residual stream [T, D] after k layers (0 is the embedding; one more than there are layers is
-        the final norm's output)."""
+        """Run all layers.
+
+        tokens_T, positions_T: token ids and 0-based positions of the rows; T is a count that
+        `order.pad` returns. attend: stores keys and values, and computes attention.
+        taps: numbers of layers after which to return the residual stream; 0 is the embedding, the
+        number of layers plus 1 is the output of the final norm.
+        Returns the output of the final norm [T, D], and a tensor [T, D] for each of `taps`, in order.
+        """
         num_rows = tokens_T.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
         stream_TD, parts = self.embedding(tokens_T), None
@@ -187,8 +208,10 @@ class Decoder:
         return normed_TD, [streams[tap] for tap in taps]
 
     def logits(self, hidden_RD: torch.Tensor, out_RV: torch.Tensor | None = None) -> torch.Tensor:
-        """Final hidden states [R, D] -> float32 [R, V], on a device in `out_RV` where it is given; R is
-        padded by `order.pad` too."""
+        """Return the float32 logits [R, V] of final hidden states [R, D].
+
+        R is a count that `order.pad` returns. out_RV: where to write them; used on a CUDA device alone.
+        """
         num_rows = hidden_RD.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
         return self.head(hidden_RD, out_RV)

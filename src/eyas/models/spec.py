@@ -1,7 +1,7 @@
-"""What a model is, family-neutral: `ModelSpec`.
+"""`ModelSpec`: the facts of a model that the decoder needs, the same for every family.
 
-Promises: plain frozen facts; nothing here touches weights or devices.
-Does not know: how a family writes its configuration (`config_file` and the family files do).
+Promises: plain frozen data; nothing here touches weights or devices.
+Does not know: how a family writes its configuration (`config_file` and the family modules do).
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from eyas.models.layer_products import layer_products
 class ModelSpec:
     """The facts of one dense decoder.
 
-    windows: per layer, how many positions back a query sees (its own included); None is all.
-    max_position: positions the checkpoint was made for, rope scaling included. eos_token_ids: every id
-    that ends a text.
+    family: name of the module of `eyas.models` that read it.
+    qkv_bias, output_bias, mlp_bias: whether these projections have a bias. qk_norm: whether each query
+    and key head is RMS-normalised. tie_embeddings: the logits head uses the embedding's weights.
+    windows: for each layer, the number of latest positions that a query attends to, its own included;
+    None is all. max_position: the context length of the checkpoint in tokens, rope scaling included.
+    bos_token_id: None where a prompt has no start token, or where only the tokenizer names it.
+    eos_token_ids: every id that ends a text.
     """
 
     architecture: str
@@ -46,7 +50,7 @@ class ModelSpec:
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
-        """What each layer keeps per token."""
+        """The key and value storage that each layer needs for a token."""
         return tuple(
             LayerStore(self.num_query_heads, self.num_kv_heads, self.head_dim, window)
             for window in self.windows
@@ -54,17 +58,20 @@ class ModelSpec:
 
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:
-        """The distinct (out, in) of the layers' products, fused as they run; without the head."""
+        """The distinct (output size, input size) of the layers' matrix products, fused as they run.
+
+        The logits head is not included.
+        """
         return tuple(dict.fromkeys(layer_products(self, self.hidden_size)))
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        """(vocabulary, hidden size) of the logits head."""
+        """(vocabulary size, hidden size) of the logits head."""
         return (self.vocab_size, self.hidden_size)
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the checkpoint; a tied embedding counts once."""
+        """The number of weights; a tied embedding counts once."""
         query_width = self.num_query_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
         attention = self.hidden_size * 2 * (query_width + kv_width)
@@ -78,9 +85,11 @@ class ModelSpec:
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
-    """Those of generation_config.json beside `config`, and those of `config` itself."""
+    """Return the ids in generation_config.json beside `config`, then those in `config`."""
     path = config.path.with_name("generation_config.json")
-    advice = ConfigFile.read(path) if path.is_file() else ConfigFile(path, {})
-    places = (advice, config)
-    found = [token for place in places for token in place.token_ids("eos_token_id", vocab_size)]
-    return tuple(dict.fromkeys(found))
+    generation = ConfigFile.read(path) if path.is_file() else ConfigFile(path, {})
+    token_ids = [
+        *generation.token_ids("eos_token_id", vocab_size),
+        *config.token_ids("eos_token_id", vocab_size),
+    ]
+    return tuple(dict.fromkeys(token_ids))
