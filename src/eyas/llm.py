@@ -32,8 +32,8 @@ from eyas.engine.build import build_engine
 from eyas.grammar import Node, OutputSpec
 from eyas.models import Progress, locate_model
 from eyas.outputs import Choice, GenerationOutput, PartialOutput
-from eyas.peers.offline import blamed, our_keywords
-from eyas.peers.sampling import fields_of, in_their_words
+from eyas.peers.offline import keyword_error, translate_keywords
+from eyas.peers.sampling import errors_with_sglang_names, fields_of
 from eyas.settings import engine_config
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template, template_text
@@ -579,7 +579,7 @@ class LLM:
     ) -> tuple[SamplingParams, OutputSpec | None]:
         """SGLang's parameters, and what they or `output` say that the text must be."""
         fields, constraints = fields_of(params)
-        with in_their_words(""):
+        with errors_with_sglang_names(""):
             sampling = self.default_params(**fields)
         if not constraints:
             return sampling, asked.output
@@ -664,13 +664,13 @@ class LLM:
 
 def _config(own: Mapping[str, Any], others: Mapping[str, Any]) -> EngineConfig:
     """own: settings by our names. ValueError names a keyword that cannot be."""
-    settings, said = our_keywords(own, others, "LLM()")
-    for note in said.notes:
+    settings, translation = translate_keywords(own, others, "LLM()")
+    for note in translation.notes:
         log.info("%s", note)
     try:
         return engine_config(**settings)
     except ValueError as error:
-        raise blamed(error, said.flags) from error
+        raise keyword_error(error, translation.flags) from error
 
 
 def _nth_seed(seed: int, number: int) -> int:

@@ -11,7 +11,7 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.options import MODEL, engine_config
-from eyas.cli.results import Output, run_facts, tell
+from eyas.cli.results import Output, report_result, run_facts
 
 if TYPE_CHECKING:
     from eyas_bench.builtin import BuiltinReport
@@ -39,7 +39,7 @@ def builtin(
         report = evaluate(engine_answers(llm), num_per_family, seed)
     measured = {**asdict(report), "misses": [asdict(miss) for miss in report.misses[:20]]}
     result = {**run_facts(), **measured}
-    tell(result, output, as_json, lambda _: _show(report, show_misses))
+    report_result(result, output, as_json, lambda _: _show(report, show_misses))
 
 
 def _show(report: BuiltinReport, num_misses: int) -> None:

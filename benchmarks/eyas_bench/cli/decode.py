@@ -16,7 +16,7 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
-from eyas.cli.results import Output, run_facts, tell
+from eyas.cli.results import Output, report_result, run_facts
 from eyas_bench.cli.measuring import (
     TASKS_OF_A_ROUND,
     Workload,
@@ -260,7 +260,7 @@ def decode(
         "results": results,
     }
     say("")
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     if failed:
         raise CheckFailed("a drafter changed tokens; please report it with this command")
 

@@ -13,7 +13,7 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.results import Output, run_facts, status, tell
+from eyas.cli.results import Output, report_result, run_facts, status
 from eyas_bench.cli.measuring import prefixed
 
 
@@ -62,7 +62,7 @@ def grammar(
         "folder": folder.name,
         **summary(measured),
     }
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     if result["invalid_accepted"]:
         names = sorted({entry["file"] for entry in result["accepted"]})
         raise CheckFailed(f"invalid instances were let through: {', '.join(names[:8])}")

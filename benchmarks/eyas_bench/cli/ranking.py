@@ -12,7 +12,7 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, engine_config
-from eyas.cli.results import Output, run_facts, status, tell
+from eyas.cli.results import Output, report_result, run_facts, status
 from eyas_bench.cli.measuring import prefixed
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def ranking(
             },
             "results": results,
         }
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     if any(entry["changed_answers"] for entry in results):
         raise CheckFailed("a ranking changed tokens; please report it with this command")
 

@@ -15,7 +15,7 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.options import DraftOptions, ResourceOptions, engine_config, flattened
-from eyas.cli.results import Output, run_facts, tell
+from eyas.cli.results import Output, report_result, run_facts
 from eyas_bench.cli.measuring import narrator
 from eyas_bench.cli.shape_options import SHAPE_PANEL, DummyOptions, unpaced, with_aliases
 
@@ -206,7 +206,7 @@ def serve(
         ),
     }
     say("")
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
 
 
 def _check_together(load: LoadOptions, shaped: DummyOptions, tokenizer: Path | None) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.results import Output, run_facts, tell
+from eyas.cli.results import Output, report_result, run_facts
 
 SOAK_SLOTS = 16384
 """Few enough that the prefix cache is full long before memory is compared."""
@@ -48,6 +48,6 @@ def serve_soak(
     result = {**run_facts(), **json.loads(printed.getvalue())}
     del result["machine"]["threads"]  # those of this process, not the server's
     printed_again = json.dumps(result, indent=1, ensure_ascii=False)
-    tell(result, output, False, lambda _: print(printed_again))
+    report_result(result, output, False, lambda _: print(printed_again))
     if status:
         raise CheckFailed("the soak did not hold; its report says where")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DraftOptions
-from eyas.cli.results import tell
+from eyas.cli.results import report_result
 from eyas_bench.cli.measuring import narrator, number
 from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config
 from eyas_bench.cli.shape_results import finish, result_of, title_of, turns
@@ -79,7 +79,7 @@ def decode_shape(
     }
     result = result_of(engine, shape.name, drafting, protocol, settings, results)
     finish(engine, say)
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
 
 
 def _acceptance(options: ShapeOptions) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DraftOptions
-from eyas.cli.results import tell
+from eyas.cli.results import report_result
 from eyas_bench.cli.measuring import narrator, number
 from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config
 from eyas_bench.cli.shape_results import finish, result_of, title_of, turns
@@ -108,7 +108,7 @@ def schema_steps(
         if not as_json:
             print(_ratios(entry), file=sys.stderr, flush=True)
     finish(engine, say)
-    tell(result, output, as_json, _show_steps)
+    report_result(result, output, as_json, _show_steps)
     failed = sum(entry[one]["failed"] for entry in results for one in ("with_schemas", "without"))
     if failed or any(entry["refused"] for entry in results):
         raise CheckFailed(f"{failed} requests failed; instances' tokens were refused")
@@ -170,7 +170,7 @@ def prefill(
     }
     result = result_of(engine, options.shape, drafting, protocol, settings, [entry])
     finish(engine, say)
-    tell(result, output, as_json, _show_prefill)
+    report_result(result, output, as_json, _show_prefill)
 
 
 def _show_steps(result: dict[str, Any]) -> None:

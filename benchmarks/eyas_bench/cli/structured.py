@@ -13,7 +13,7 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, engine_config
-from eyas.cli.results import Output, run_facts, status, tell
+from eyas.cli.results import Output, report_result, run_facts, status
 from eyas_bench.cli.measuring import place, prefixed
 
 
@@ -96,7 +96,7 @@ def structured(
             },
             "groups": reports,
         }
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     _check(reports)
 
 

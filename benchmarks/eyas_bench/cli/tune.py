@@ -16,7 +16,7 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, engine_config
-from eyas.cli.results import Output, run_facts, tell
+from eyas.cli.results import Output, report_result, run_facts
 from eyas_bench.cli.measuring import TASKS_OF_A_ROUND, Workload, place, read_inputs, round_name
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def tune(
         }
     if plot is not None:
         plots.draw_sweep(result, plot)
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     changed = {name for entry in results for name in entry["changed_tokens"]}
     if changed:
         raise CheckFailed(

@@ -2,7 +2,7 @@
 
 Promises: data and rules alone. All variants of our kernels give a row the same bits, those by
 warpgroups where a device adds up alike; the library's may be others (`products.Products` decides who
-may take part). Does not know: which variant is the fastest. """
+may take part). Does not know: which variant is the fastest."""
 
 from __future__ import annotations
 

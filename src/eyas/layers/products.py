@@ -6,7 +6,7 @@ does not split a sum, which is seen by trying, at every start: for a shape where
 takes no part. Tiles by warpgroups take part where the matrix instruction adds up alike on both its
 sides, which is tried once for a type. Among the variants that may, the fastest is measured (`search`),
 or taken from an earlier start, which can cost speed but no bit. Plans are kept for the life of the
-engine. Does not know: what the products are for. """
+engine. Does not know: what the products are for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Products:
     """Plans by product, made when first asked for, which must not be while a graph is captured.
 
     max_rows: of a forward. search: finds the fastest variants; None is the device's own search, and
-    where kernels do not run, the usual variants. """
+    where kernels do not run, the usual variants."""
 
     exact: bool
     device: torch.device

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
-from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, in_their_words
+from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, errors_with_sglang_names
 from eyas.server.fields import prompts_in
 from eyas.server.formats import Choice, encoded, finite, token_text
 from eyas.server.sampling import check_alternatives, sampling_params
@@ -47,11 +47,11 @@ def generate_requests(
         )
     param = "input_ids" if body.text is None else "text"
     prompts = prompts_in(getattr(body, param), param, asked.n or 1)
-    with in_their_words(_PREFIX):
+    with errors_with_sglang_names(_PREFIX):
         params = _params(body, asked, texts)
     constraint = constraint_of(asked, texts.spelling, _PREFIX)
     output = whole_output(constraint, ignore_eos=params.ignore_eos)
-    with in_their_words(_PREFIX):
+    with errors_with_sglang_names(_PREFIX):
         return texts.raw_requests(prompts, params, output, request_id, cache_salt)
 
 
