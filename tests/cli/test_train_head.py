@@ -117,9 +117,9 @@ def test_where_every_prompt_is_refused_the_reason_is_told(tmp_path: Path) -> Non
     [
         (b"", ["p.jsonl", "holds no prompts"]),
         (b"\n \n", ["p.jsonl", "holds no prompts"]),
-        (b'{"prompt": "a"}\n\n{"promp\n', ["p.jsonl:3", "is no JSON"]),
+        (b'{"prompt": "a"}\n\n{"promp\n', ["p.jsonl:3", "is not JSON"]),
         (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', ["p.jsonl:2", "UTF-8"]),
-        (b"[" * 100_000 + b"\n", ["p.jsonl:1", "is no JSON"]),
+        (b"[" * 100_000 + b"\n", ["p.jsonl:1", "is not JSON"]),
         (b'{"conversations": []}\n', ["p.jsonl:1", "'conversations' is unknown"]),
     ],
 )
@@ -210,16 +210,16 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     file, run = write(tmp_path / "talk.jsonl", chat("a", "b"), chat("c", "d")), tmp_path / "run"
     arguments = ("train", "head", "--conversations", file, "-o", str(run), *SMALL)
     arguments = (*arguments, "--max-steps", "9", "--log-every", "1", "--no-evaluate")
-    said = RunDisplay.say
+    print_line = RunDisplay.print_line
 
     def interrupted(self: RunDisplay, line: str) -> None:
-        said(self, line)
+        print_line(self, line)
         if line.startswith("step 3/"):
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patched:
-        patched.setattr(RunDisplay, "say", interrupted)
+        patched.setattr(RunDisplay, "print_line", interrupted)
         done = eyas(*arguments)
     assert done.returncode == 130, done.stdout + done.stderr
     assert "run the same command again to continue" in done.stdout
@@ -227,7 +227,7 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     other = eyas(*arguments, "--loss-decay", "0.5")
     assert_one_clear_line(other, ["--output", "loss_decay 0.8, not 0.5", "state.pt"])
     out = ok(*arguments)
-    assert "training: going on from step 3" in out
+    assert "training: continuing from step 3" in out
     assert report_of(run)["steps"] == 9
 
 
