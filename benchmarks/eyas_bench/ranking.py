@@ -1,15 +1,15 @@
 """Does it pay to rank draft candidates with the target's own noise? Accepted tokens, counted.
 
 Promises: every ranking grows the same shapes with the same head over the same prompts, seeds and
-settings, so that what differs is the ranking alone; answers are compared with plain decoding's. Counts
-are exact and repeatable: nothing is timed. An interval says how far another draw of prompts could move
-a gain.
+settings, so that what differs is the ranking alone; answers are compared with plain decoding's.
+Counts are exact and repeatable: nothing is timed. An interval says how far another draw of prompts
+could move a gain.
 Does not know: how results are shown.
 
 Rankings: "top-k" takes the head's likeliest tokens, as if there were no noise; "noise" ranks by
 beta * (q / T + g) with the beta that the head's training fitted for the nearest temperature;
-"noise, beta 1" is the same without that, for trees alone: beta changes no order among the children of
-one node, so a chain is the same with any.
+"noise, beta 1" is the same without that, for trees alone: beta changes no order among the children
+of one node, so a chain is the same with any.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eyas.verify.lineup import FixedDrafter, Lineup, Stage
 TOPK, NOISE, UNFITTED = "top-k", "noise", "noise, beta 1"
 NUM_RESAMPLES = 1000
 
-Say = Callable[[str], None]
+ShowStatus = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,20 @@ def measure(
     *,
     num_seeds: int,
     max_tokens: int,
-    say: Say,
+    show_status: ShowStatus,
 ) -> list[dict[str, Any]]:
     """One entry for each setting, shape and ranking. stage: made with a head or a draft model."""
     drafters = rankings(stage)
     results: list[dict[str, Any]] = []
     for setting in settings:
-        say(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: plain")
+        show_status(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: plain")
         plain = _answers(stage, stage.plain(), prompts, setting, num_seeds, max_tokens)
         for shape in shapes:
             base: list[Choice] = []
             for name, drafter in drafters.items():
                 if name == UNFITTED and shape.topk == 1:
                     continue
-                say(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: {name}")
+                show_status(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: {name}")
                 lineup = Lineup(name, FixedDrafter(drafter, shape), shape)
                 given = _answers(stage, lineup, prompts, setting, num_seeds, max_tokens)
                 base = base or given

@@ -1,9 +1,9 @@
 """What a schema costs and what forced spans yield: the same prompts with a schema and without.
 
 Promises: one engine, one request at a time; every prompt is answered by all contestants, one after
-the other, and who is first changes from prompt to prompt and from round to round. Grammars, also those
-that forced spans are taken from, are compiled before anything is timed. Tokens are exact, and so are
-steps of fixed shapes where no mask is late; ratios of speeds are taken within a round.
+the other, and who is first changes from prompt to prompt and from round to round. Grammars, also
+those that forced spans are taken from, are compiled before anything is timed. Tokens are exact, and
+so are steps of fixed shapes where no mask is late; ratios of speeds are taken within a round.
 Does not know: how results are shown.
 """
 
@@ -47,7 +47,7 @@ CANONICAL_SECONDS = 10.0
 """Forced spans wait so long for their grammars, and do without them after that."""
 
 Message = Mapping[str, Any]
-Say = Callable[[str], None]
+ShowStatus = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +200,12 @@ def measure(
     *,
     max_tokens: int,
     repeats: int,
-    say: Say,
+    show_status: ShowStatus,
 ) -> dict[str, list[Round]]:
     """`repeats` rounds of every contestant by name, after one to warm up."""
     rounds: dict[str, list[Round]] = {each.name: [] for each in lineup}
     for turn in range(repeats + 1):
-        say(f"round {turn}" if turn else "warm-up")
+        show_status(f"round {turn}" if turn else "warm-up")
         current = {each.name: Round() for each in lineup}
         for number, one in enumerate(asked):
             first = (turn + number) % len(lineup)
@@ -266,8 +266,8 @@ def report(
     rounds: Mapping[str, Sequence[Round]],
     compile_seconds: Sequence[float],
 ) -> dict[str, Any]:
-    """What a group of tasks gave: every contestant, and the ratios between them. compile_ms: None where
-    an earlier group had the same schemas."""
+    """What a group of tasks gave: every contestant, and the ratios between them. compile_ms: None
+    where an earlier group had the same schemas."""
     runs = {name: [each.run for each in own] for name, own in rounds.items()}
     counts = {name: _counts(own) for name, own in rounds.items()}
     plain = runs[PLAIN]
@@ -307,8 +307,8 @@ def _counts(rounds: Sequence[Round]) -> list[tuple[int, int]]:
 
 
 def _summary(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Counts are the same in every round, but for a drafter that goes by what time it takes, and where
-    a busy machine makes masks or forced spans late."""
+    """Counts are the same in every round, but for a drafter that goes by what time it takes, and
+    where a busy machine makes masks or forced spans late."""
     runs = [each.run for each in rounds]
     num_tokens, num_steps = sum(run.num_tokens for run in runs), sum(run.num_steps for run in runs)
     later = [max(1, each.run.num_steps - len(each.choices)) for each in rounds]
@@ -343,8 +343,8 @@ def _summary(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def _judged(asked: Sequence[Asked], rounds: Sequence[Round]) -> dict[str, Any]:
-    """valid: share of the answers that jsonschema accepts. broken: titles of tasks whose answer came to
-    its end and is not accepted."""
+    """valid: share of the answers that jsonschema accepts. broken: titles of tasks whose answer
+    came to its end and is not accepted."""
     accepts = [
         accepted(one.task.schema, choice.content)
         for one, choice in zip(asked, rounds[0].choices, strict=True)

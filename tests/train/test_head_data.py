@@ -58,7 +58,7 @@ def test_an_empty_or_missing_source_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"prompts: .*write builtin:N"):
             check_source(wrong, "prompts")
     with pytest.raises(
-        ValueError, match=r"conversations: builtin:641: there are 640 built-in ones; .* FILE N"
+        ValueError, match=r"builtin:641: there are 640 built-in ones; .* FILE N"
     ):
         check_source("builtin:641", "conversations")
 
