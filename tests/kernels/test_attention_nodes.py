@@ -32,7 +32,7 @@ def attend(scene: Scene, **options: object) -> torch.Tensor:
     attention = TritonAttention(scene.kv, **options)  # type: ignore[arg-type]
     with poisoned():
         plan = attention.plan(scene.layout, scene.write_slots_T)
-        scene.store(plan.room(0))
+        scene.store(plan.destination(0))
         out_TNH = plan(0, scene.q_TNH)
     assert out_TNH.shape == scene.q_TNH.shape and out_TNH.dtype == scene.q_TNH.dtype
     assert bool(out_TNH[len(scene.seen) :].isfinite().all())
@@ -174,7 +174,7 @@ def test_layers_of_one_model_may_differ() -> None:
         plan = TritonAttention(kv).plan(scenes[0].layout, scenes[0].write_slots_T)
         for layer, (scene, store) in enumerate(zip(scenes, stores, strict=True)):
             scene.layout = scenes[0].layout
-            scene.store(plan.room(layer))
+            scene.store(plan.destination(layer))
             out = plan(layer, scene.q_TNH)[: len(scene.seen)].double()
             assert (out - dense(scene, store)).abs().max().item() < 3e-6
 

@@ -57,9 +57,7 @@ def test_an_empty_or_missing_source_is_refused(tmp_path: Path) -> None:
     for wrong in ("builtin:many", "builtin:0", "builtin:9:seed"):
         with pytest.raises(ValueError, match=r"prompts: .*write builtin:N"):
             check_source(wrong, "prompts")
-    with pytest.raises(
-        ValueError, match=r"builtin:641: there are 640 built-in ones; .* FILE N"
-    ):
+    with pytest.raises(ValueError, match=r"builtin:641: there are 640 built-in ones; .* FILE N"):
         check_source("builtin:641", "conversations")
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from eyas.layers.rope import ROPE_KINDS, RopeSpec
 
-UNSCALED_ROPE_KINDS = ("default", "dynamic")
+UNSCALED_ROPE_KINDS = ("default", "dynamic", "mrope")
 """Rope types without scaling. With "dynamic" the angles change only beyond max_position_embeddings,
-and no more positions than that are served."""
+and no more positions than that are served; with "mrope" they differ for images alone."""
+ROPE_ALIASES = {"su": "longrope"}
 MAX_VALUES = {
     "num_hidden_layers": 4096,
     "num_attention_heads": 65536,
@@ -27,7 +28,21 @@ MAX_VALUES = {
     "head_dim": 65536,
 }
 """The largest value of a field; far above any model, so that a wrong file is refused quickly."""
-REFUSED_ROPE_KINDS = {"longrope": "its angles depend on how long the text has become"}
+
+
+_OTHER_MODALITIES = frozenset(
+    (
+        *(
+            "text_config",
+            "vision_config",
+            "mm_tokens_per_image",
+            "image_token_id",
+            "video_token_id",
+        ),
+        *("image_token_index", "boi_token_index", "eoi_token_index", "vision_token_id"),
+        *("vision_start_token_id", "vision_end_token_id"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,18 @@ class ConfigFile:
                 "(config.json, tokenizer.json, *.safetensors)"
             )
         return cls.read(path)
+
+    def text_config(self) -> ConfigFile:
+        """Return the fields of the text model inside a model of images.
+
+        Fields that stand beside `text_config` count where it does not have them; old files have no
+        `text_config` and all fields side by side.
+        """
+        outer = {k: v for k, v in self.values.items() if k not in _OTHER_MODALITIES}
+        inner = self.nested("text_config").values
+        return ConfigFile(
+            self.path, {**outer, **inner, "architectures": self.values["architectures"]}
+        )
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFile:
         """Return a copy with these values for the fields that are absent."""
@@ -174,23 +201,29 @@ class ConfigFile:
                 )
         return tuple(window if kind == "sliding_attention" else None for kind in types)
 
-    def rope(self, head_dim: int) -> RopeSpec:
+    def rope(
+        self, head_dim: int, *, may_be_partial: bool = False, is_interleaved: bool = False
+    ) -> RopeSpec:
         """Return the rope facts, from `rope_parameters` or from `rope_scaling` and `rope_theta`.
 
+        may_be_partial: whether the family can rotate a part of each head. is_interleaved: whether it
+        pairs neighbours.
         ValueError: the type is not supported, a number is invalid, or the file has both forms and they
         differ (libraries differ in which one they read).
         """
         fields = [name for name in ("rope_parameters", "rope_scaling") if self.values.get(name)]
-        specs = [self._rope(field, head_dim) for field in fields or ["rope_parameters"]]
+        specs = [
+            self._rope(field, head_dim, may_be_partial) for field in fields or ["rope_parameters"]
+        ]
         if specs[0] != specs[-1]:
             raise self.error(
                 "rope_scaling",
                 "and rope_parameters differ; keep one of them (for scaled positions "
                 "write the fields of rope_scaling, with rope_theta, into rope_parameters)",
             )
-        return specs[0]
+        return replace(specs[0], is_interleaved=is_interleaved)
 
-    def _rope(self, field: str, head_dim: int) -> RopeSpec:
+    def _rope(self, field: str, head_dim: int, may_be_partial: bool) -> RopeSpec:
         rope = self.nested(field)
         by_layer_type = [value for value in rope.values.values() if isinstance(value, dict)]
         if by_layer_type:
@@ -198,16 +231,15 @@ class ConfigFile:
                 raise self.error(field, "differs between layer types, which is not supported")
             rope = ConfigFile(self.path, by_layer_type[0])
         kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
+        kind = ROPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
         if not isinstance(kind, str) or kind not in (*ROPE_KINDS, *UNSCALED_ROPE_KINDS):
-            kind = str(kind)
-            reason = REFUSED_ROPE_KINDS.get(kind, "no rule for it is known here")
             raise self.error(
                 field,
-                f"asks for rope type {kind!r}, which is not supported: {reason}; "
+                f"asks for rope type {kind!r}, which is not supported: no rule for it is known here; "
                 f"use a checkpoint with {', '.join(ROPE_KINDS)}",
             )
         partial = rope.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
-        if partial != 1.0:
+        if partial != 1.0 and not may_be_partial:
             raise self.error(
                 "partial_rotary_factor",
                 f"{partial} is not supported: this family rotates whole heads; leave the field out, or "
@@ -215,6 +247,24 @@ class ConfigFile:
             )
         if head_dim % 2:
             raise self.error("head_dim", f"must be even, not {head_dim}")
+        rotary_dim = int(head_dim * partial)
+        if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+            raise self.error(
+                "partial_rotary_factor",
+                f"{partial} must make an even number of rotated dimensions, 2 to {head_dim}",
+            )
+        spec = self._rope_of_kind(field, rope, kind, head_dim, rotary_dim, bool(by_layer_type))
+        return replace(spec, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
+
+    def _rope_of_kind(
+        self,
+        field: str,
+        rope: ConfigFile,
+        kind: str,
+        head_dim: int,
+        rotary_dim: int,
+        is_nested: bool,
+    ) -> RopeSpec:
         theta = rope.number("rope_theta", self.number("rope_theta", 10000.0))
         if theta <= 1:
             raise self.error("rope_theta", f"must be above 1, not {theta}")
@@ -222,7 +272,9 @@ class ConfigFile:
             return RopeSpec("default", theta, head_dim)
         if kind == "linear":
             return RopeSpec("linear", theta, head_dim, self._rope_factor(field, rope))
-        original = self._original_max_position(rope, is_nested=bool(by_layer_type))
+        original = self._original_max_position(rope, is_nested=is_nested)
+        if kind == "longrope":
+            return self._longrope(field, rope, theta, head_dim, rotary_dim, original)
         if kind == "llama3":
             low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
             if not 0 < low < high:
@@ -251,6 +303,37 @@ class ConfigFile:
             beta_slow=rope.number("beta_slow", 1.0) or 1.0,
             truncate="truncate" not in rope.values or rope.flag("truncate"),
             attention_factor=_yarn_attention_factor(rope, factor),
+        )
+
+    def _longrope(
+        self,
+        field: str,
+        rope: ConfigFile,
+        theta: float,
+        head_dim: int,
+        rotary_dim: int,
+        original: int,
+    ) -> RopeSpec:
+        factors: dict[str, tuple[float, ...]] = {}
+        for name in ("short_factor", "long_factor"):
+            values = rope.values.get(name)
+            if not isinstance(values, list) or len(values) != rotary_dim // 2:
+                raise self.error(field, f"{name} must list {rotary_dim // 2} numbers")
+            if not all(isinstance(x, (int, float)) and 0 < x < math.inf for x in values):
+                raise self.error(field, f"{name} must hold numbers above 0")
+            factors[name] = tuple(map(float, values))
+        stretch = self.count("max_position_embeddings", original) / original
+        factor = rope.number("factor", stretch)
+        usual = math.sqrt(1 + math.log(factor) / math.log(max(2, original))) if factor > 1 else 1.0
+        return RopeSpec(
+            "longrope",
+            theta,
+            head_dim,
+            factor,
+            original,
+            attention_factor=rope.number("attention_factor", usual),
+            short_factors=factors["short_factor"],
+            long_factors=factors["long_factor"],
         )
 
     def _rope_factor(self, field: str, rope: ConfigFile, default: float | None = None) -> float:

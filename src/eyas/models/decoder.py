@@ -23,7 +23,7 @@ from eyas.layers.mlp import GatedMlp
 from eyas.layers.norm import RMSNorm, added
 from eyas.layers.rope import Angles, RopeTable
 from eyas.layers.row_order import RowOrder
-from eyas.models.spec import ModelSpec
+from eyas.models.spec import LLAMA, LayerTraits, ModelSpec
 
 if TYPE_CHECKING:
     from eyas.models.heads.spec import HeadSpec
@@ -33,7 +33,8 @@ class DecoderLayer:
     """Attention and feed-forward block, each added to the residual stream.
 
     index: of the layer; `attend` gets it. input_size: width of the input of attention; None is the
-    hidden size. norms_input: whether the layer normalises the residual stream before attention.
+    hidden size. norms_input: whether the layer normalises the residual stream before attention, where
+    its family does. traits: of the family.
     """
 
     def __init__(
@@ -46,13 +47,18 @@ class DecoderLayer:
         order: RowOrder,
         input_size: int | None = None,
         norms_input: bool = True,
+        traits: LayerTraits = LLAMA,
     ) -> None:
+        def norm() -> RMSNorm:
+            offset = traits.norm_offset
+            size, epsilon = spec.hidden_size, spec.norm_epsilon
+            return RMSNorm(size, epsilon, dtype=dtype, device=device, offset=offset)
+
         self._index = index
-        self._attention_norm: RMSNorm | None = None
-        if norms_input:
-            self._attention_norm = RMSNorm(
-                spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device
-            )
+        self._attention_norm = norm() if norms_input and traits.norms_input else None
+        self._attention_output_norm = norm() if traits.norms_output else None
+        self._mlp_norm = norm() if traits.norms_input else None
+        self._mlp_output_norm = norm() if traits.norms_output else None
         self._attention = SelfAttention(
             spec.hidden_size,
             spec.num_query_heads,
@@ -65,8 +71,10 @@ class DecoderLayer:
             device=device,
             order=order,
             input_size=input_size,
+            norms_projections=traits.norms_projections,
+            qk_norm_offset=traits.norm_offset,
+            head_layout=spec.rope.head_layout,
         )
-        self._mlp_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device)
         self._mlp = GatedMlp(
             spec.hidden_size,
             spec.intermediate_size,
@@ -74,13 +82,22 @@ class DecoderLayer:
             dtype=dtype,
             device=device,
             order=order,
+            activation=traits.activation,
         )
+
+    @property
+    def _norms(self) -> dict[str, RMSNorm]:
+        norms = {
+            "attention_norm": self._attention_norm,
+            "attention_output_norm": self._attention_output_norm,
+            "mlp_norm": self._mlp_norm,
+            "mlp_output_norm": self._mlp_output_norm,
+        }
+        return {name: norm for name, norm in norms.items() if norm is not None}
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Return the tensors to fill, by name within the layer."""
-        tensors = {"mlp_norm.weight": self._mlp_norm.parameter()}
-        if self._attention_norm is not None:
-            tensors["attention_norm.weight"] = self._attention_norm.parameter()
+        tensors = {f"{name}.weight": norm.parameter() for name, norm in self._norms.items()}
         tensors |= {
             f"attention.{name}": view for name, view in self._attention.parameters().items()
         }
@@ -88,6 +105,8 @@ class DecoderLayer:
 
     def seal(self) -> None:
         """Prepare the filled weights for running."""
+        for norm in self._norms.values():
+            norm.seal()
         self._attention.seal()
         self._mlp.seal()
 
@@ -99,7 +118,7 @@ class DecoderLayer:
         attend: Attend,
         input_TI: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Run the layer, leaving the sum of its feed-forward block to the next norm.
+        """Run the layer, leaving the sum of its feed-forward block to the next norm of the stream.
 
         parts: the output of the layer before, as parts of a sum that are not yet added to `stream_TD`.
         input_TI: the input of attention; None is the (normalised) stream.
@@ -113,8 +132,16 @@ class DecoderLayer:
             stream_TD = added(stream_TD, parts)
             input_TI = stream_TD if input_TI is None else input_TI
         attended = self._attention(self._index, input_TI, angles, attend)
-        after_TD, normed_TD = self._mlp_norm.add(stream_TD, attended)
-        return stream_TD, after_TD, self._mlp(normed_TD)
+        if self._attention_output_norm is not None:
+            attended = self._attention_output_norm.of_parts(attended)
+        if self._mlp_norm is not None:
+            after_TD, normed_TD = self._mlp_norm.add(stream_TD, attended)
+        else:
+            after_TD = normed_TD = added(stream_TD, attended)
+        parts = self._mlp(normed_TD)
+        if self._mlp_output_norm is not None:
+            parts = self._mlp_output_norm.of_parts(parts)
+        return stream_TD, after_TD, parts
 
 
 class Decoder:
@@ -140,17 +167,34 @@ class Decoder:
         self.max_model_len = max_model_len or spec.max_position
         self.order = order or RowOrder()
         self.embedding = Embedding(
-            spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device
+            spec.vocab_size,
+            spec.hidden_size,
+            dtype=dtype,
+            device=self.device,
+            scale=spec.embedding_scale,
         )
         self._layers = [
-            DecoderLayer(spec, index, dtype=dtype, device=self.device, order=self.order)
+            DecoderLayer(
+                spec, index, dtype=dtype, device=self.device, order=self.order, traits=spec.traits
+            )
             for index in range(spec.num_layers)
         ]
-        self._norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=self.device)
+        self._norm = RMSNorm(
+            spec.hidden_size,
+            spec.norm_epsilon,
+            dtype=dtype,
+            device=self.device,
+            offset=spec.traits.norm_offset,
+        )
         self.head = LogitsHead(
             spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device, order=self.order
         )
         self._rope = RopeTable(spec.rope, self.max_model_len, dtype=dtype, device=self.device)
+        self._window_rope: RopeTable | None = None
+        if spec.window_rope is not None:
+            self._window_rope = RopeTable(
+                spec.window_rope, self.max_model_len, dtype=dtype, device=self.device
+            )
 
     def parameters(self) -> dict[str, list[torch.Tensor]]:
         """Return the tensors that a loader fills, by parameter name.
@@ -177,6 +221,7 @@ class Decoder:
                 start = stop
         for layer in self._layers:
             layer.seal()
+        self._norm.seal()
         self.head.seal()
 
     def forward(
@@ -197,10 +242,15 @@ class Decoder:
         num_rows = tokens_T.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
         stream_TD, parts = self.embedding(tokens_T), None
-        angles = self._rope.at(positions_T)
+        angles = window_angles = self._rope.at(positions_T)
+        if self._window_rope is not None:
+            window_angles = self._window_rope.at(positions_T)
         streams: dict[int, torch.Tensor] = {}
         for depth, layer in enumerate(self._layers):
-            before_TD, stream_TD, parts = layer(stream_TD, parts, angles, attend)
+            has_window = self.spec.windows[depth] is not None
+            before_TD, stream_TD, parts = layer(
+                stream_TD, parts, window_angles if has_window else angles, attend
+            )
             if depth in taps:
                 streams[depth] = before_TD
         stream_TD, normed_TD = self._norm.add(stream_TD, parts)

@@ -7,6 +7,7 @@ Does not know: which biases, norms and windows a family has; the family module p
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from eyas.models.config_file import ConfigFile
 from eyas.models.spec import ModelSpec, read_eos_token_ids
@@ -40,6 +41,29 @@ CHECKPOINT_NAMES = {
 `ModelSpec`."""
 
 
+def names_with(changes: Mapping[str, str], *without: str) -> dict[str, str]:
+    """Return CHECKPOINT_NAMES of a family whose layers differ from Llama's.
+
+    changes: by the parameter's name within a layer, the tensor's name within its layer.
+    without: parameters within a layer that the family does not have.
+    """
+    kept = {
+        parameter: name
+        for parameter, name in CHECKPOINT_NAMES.items()
+        if parameter.removeprefix("layers.{layer}.") not in without
+    }
+    return kept | {
+        f"layers.{{layer}}.{parameter}": f"model.layers.{{layer}}.{name}"
+        for parameter, name in changes.items()
+    }
+
+
+FUSED_QKV = {"attention.qkv.weight": "self_attn.qkv_proj.weight"}
+FUSED_GATE_UP = {"mlp.gate_up.weight": "mlp.gate_up_proj.weight"}
+QKV = ("attention.q.weight", "attention.k.weight", "attention.v.weight")
+GATE_UP = ("mlp.gate.weight", "mlp.up.weight")
+
+
 def read_dense(
     config: ConfigFile,
     *,
@@ -51,16 +75,21 @@ def read_dense(
     qk_norm: bool,
     window: int | None,
     first_windowed_layer: int = 0,
+    has_partial_rope: bool = False,
+    is_interleaved: bool = False,
+    checks_activation: bool = True,
 ) -> ModelSpec:
     """Return the facts of a dense model from its config.json.
 
     head_dim: the family's default where the file has none; None is hidden_size / num_attention_heads.
     window: number of positions that sliding-window layers attend to; None where the model has no such
     layers. first_windowed_layer: the layers from this one on have the window, unless `layer_types`
-    lists which layers do.
+    lists which layers do. has_partial_rope, is_interleaved: as in `ConfigFile.rope`. checks_activation:
+    hidden_act must be silu.
     ValueError: a field is missing or invalid, or its value is not supported.
     """
-    config.require_silu()
+    if checks_activation:
+        config.require_silu()
     config.require("is_causal", True, True, "an encoder's text cannot be continued")
     if config.nested("per_layer_config").values:
         raise config.error("per_layer_config", "is not supported: all layers must be alike")
@@ -73,7 +102,7 @@ def read_dense(
             "num_key_value_heads", f"{num_kv_heads} must divide {num_query_heads} attention heads"
         )
     head_dim = config.count("head_dim", head_dim or max(1, hidden_size // num_query_heads))
-    rope = config.rope(head_dim)
+    rope = config.rope(head_dim, may_be_partial=has_partial_rope, is_interleaved=is_interleaved)
     if config.values.get("layer_types") is not None:
         windows = config.layer_windows(num_layers, window)
     else:

@@ -17,13 +17,14 @@ from eyas.config import DtypeName
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
-from eyas.models.registry import family_of, read_spec
+from eyas.models.registry import family_of, ignored_tensors, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import (
     Checkpoint,
     Progress,
     check_sizes,
     fill,
+    fused,
     has_own_head,
     stored_names,
     wanted_tensors,
@@ -36,11 +37,13 @@ log = logging.getLogger(__name__)
 class ModelFiles:
     """A checkpoint whose configuration and tensor headers were checked; its weights are not loaded yet.
 
-    wanted: tensor name -> the parameter of `Decoder.parameters` that it fills.
+    names: from `weights.stored_names`. wanted: tensor name -> the parameter of `weights.fused` that it
+    fills.
     """
 
     spec: ModelSpec
     checkpoint: Checkpoint
+    names: Mapping[str, str]
     wanted: Mapping[str, str]
 
     @classmethod
@@ -58,7 +61,14 @@ class ModelFiles:
             )
             spec = replace(spec, tie_embeddings=False)
         shapes = Decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1).parameters()
-        return cls(spec, checkpoint, wanted_tensors(shapes, checkpoint, names, spec.tie_embeddings))
+        wanted = wanted_tensors(
+            fused(shapes, names),
+            checkpoint,
+            names,
+            spec.tie_embeddings,
+            ignored_tensors(spec.architecture),
+        )
+        return cls(spec, checkpoint, names, wanted)
 
     def load(
         self,
@@ -93,7 +103,8 @@ class ModelFiles:
                 max_model_len=max_model_len,
                 order=order,
             )
-            fill(decoder.parameters(), self.checkpoint, self.wanted, progress)
+            parameters = fused(decoder.parameters(), self.names)
+            fill(parameters, self.checkpoint, self.wanted, progress)
             decoder.seal()
         return decoder
 

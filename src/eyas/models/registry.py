@@ -8,6 +8,7 @@ To add a family, write one module with the members of `Family` and add a line to
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -23,20 +24,32 @@ class Architecture:
     """A supported value of `architectures[0]` in config.json.
 
     family: module of `eyas.models` that reads it. model_type: the value that `model_type` must have
-    where the file has that field.
+    where the file has that field. has_vision: the text model is inside a model of images, whose other
+    parts are not loaded.
     """
 
     family: str
     model_type: str
+    has_vision: bool = False
 
 
 ARCHITECTURES = {
+    "Gemma3ForCausalLM": Architecture("gemma3", "gemma3_text"),
+    "Gemma3ForConditionalGeneration": Architecture("gemma3", "gemma3", has_vision=True),
+    "Glm4ForCausalLM": Architecture("glm4", "glm4"),
+    "GlmForCausalLM": Architecture("glm4", "glm"),
     "LlamaForCausalLM": Architecture("llama", "llama"),
     "MiMoForCausalLM": Architecture("mimo", "mimo"),
     "MistralForCausalLM": Architecture("llama", "mistral"),
+    "Olmo2ForCausalLM": Architecture("olmo2", "olmo2"),
+    "Phi3ForCausalLM": Architecture("phi3", "phi3"),
     "Qwen2ForCausalLM": Architecture("qwen2", "qwen2"),
+    "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2", "qwen2_5_vl", has_vision=True),
     "Qwen3ForCausalLM": Architecture("qwen3", "qwen3"),
 }
+_VISION_TENSORS = re.compile(
+    r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."
+)
 
 
 class Family(Protocol):
@@ -64,6 +77,11 @@ def supported_architectures() -> tuple[str, ...]:
 def family_of(architecture: str) -> Family:
     """Import and return the family module of a supported architecture."""
     return cast(Family, import_module(f"eyas.models.{ARCHITECTURES[architecture].family}"))
+
+
+def ignored_tensors(architecture: str) -> re.Pattern[str] | None:
+    """Return the names of tensors that belong to parts which are not loaded."""
+    return _VISION_TENSORS if ARCHITECTURES[architecture].has_vision else None
 
 
 def _is_draft_head(config: ConfigFile, architecture: str) -> bool:
@@ -110,6 +128,8 @@ def read_spec(directory: Path | str) -> ModelSpec:
             f"{config.path}: the checkpoint is quantised ({method}), which is not supported; "
             "use the unquantised checkpoint of the same model"
         )
+    if ARCHITECTURES[architecture].has_vision:
+        config = config.text_config()
     family = family_of(architecture)
     check_unread(config, family.FIELDS)
     return family.read(config)

@@ -267,15 +267,52 @@ def checkpoint_name(parameter: str, names: Mapping[str, str]) -> str:
     return names[pattern].replace("{layer}", layer.group(1))
 
 
-def stored_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the family's CHECKPOINT_NAMES as this checkpoint spells them.
+_PREFIXES = (
+    ("model.", ""),
+    ("", ""),
+    ("model.language_model.", ""),
+    ("language_model.model.", "language_model."),
+)
+"""Prefixes of the decoder and of its logits head: as usual; saved without the head; the text models
+inside models of images, as transformers 5 and older releases save them."""
 
-    A checkpoint saved from the model without its logits head has no "model." prefix.
+
+def stored_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the family's CHECKPOINT_NAMES as this checkpoint spells them."""
+    for decoder, head in _PREFIXES:
+        spelled = {
+            parameter: decoder + name.removeprefix("model.")
+            if name.startswith("model.")
+            else head + name
+            for parameter, name in names.items()
+        }
+        if spelled["embedding.weight"] in checkpoint.tensors:
+            return spelled
+    return names
+
+
+_FUSED = re.compile(
+    r"(layers\.(?:\d+|\{layer\})\.)(attention\.[qkv]|mlp\.(?:gate|up))\.(weight|bias)"
+)
+
+
+def fused(
+    parameters: Mapping[str, list[torch.Tensor]], names: Mapping[str, str]
+) -> dict[str, list[torch.Tensor]]:
+    """Return parameters grouped as a checkpoint stores them.
+
+    A family that names "attention.qkv" or "mlp.gate_up" in its CHECKPOINT_NAMES stores the rows of q, k
+    and v, or of gate and up, one after the other in one tensor.
     """
-    if names["embedding.weight"] in checkpoint.tensors:
-        return names
-    bare = {parameter: name.removeprefix("model.") for parameter, name in names.items()}
-    return bare if bare["embedding.weight"] in checkpoint.tensors else names
+    grouped: dict[str, list[torch.Tensor]] = {}
+    for parameter, blocks in parameters.items():
+        match = _FUSED.fullmatch(parameter)
+        pattern = re.sub(r"layers\.\d+\.", "layers.{layer}.", parameter, count=1)
+        if match is not None and pattern not in names:
+            whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
+            parameter = f"{match[1]}{whole}.{match[3]}"
+        grouped.setdefault(parameter, []).extend(blocks)
+    return grouped
 
 
 def has_own_head(checkpoint: Checkpoint, names: Mapping[str, str]) -> bool:
@@ -299,7 +336,9 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
     names: from `stored_names`. Missing tensors are left to `wanted_tensors`.
     ValueError: a size differs; the text names the field and both numbers.
     """
-    query = names["layers.{layer}.attention.q.weight"]
+    query_name = "layers.{layer}.attention.q.weight"
+    has_fused_rows = query_name not in names
+    query = names["layers.{layer}.attention.qkv.weight" if has_fused_rows else query_name]
     query_pattern = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
     layers = [
         int(match[1])
@@ -326,13 +365,26 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             f"num_key_value_heads x head_dim ({spec.num_kv_heads} x {spec.head_dim})",
             spec.num_kv_heads * spec.head_dim,
         ),
+        "fused": (
+            "(num_attention_heads + 2 x num_key_value_heads) x head_dim "
+            f"(({spec.num_query_heads} + 2 x {spec.num_kv_heads}) x {spec.head_dim})",
+            (spec.num_query_heads + 2 * spec.num_kv_heads) * spec.head_dim,
+        ),
+        "fused inner": (
+            f"2 x intermediate_size (2 x {spec.intermediate_size})",
+            2 * spec.intermediate_size,
+        ),
     }
     for parameter, rows in (
         ("embedding.weight", "vocab"),
         ("layers.{layer}.attention.q.weight", "query"),
         ("layers.{layer}.attention.k.weight", "kv"),
+        ("layers.{layer}.attention.qkv.weight", "fused"),
         ("layers.{layer}.mlp.gate.weight", "inner"),
+        ("layers.{layer}.mlp.gate_up.weight", "fused inner"),
     ):
+        if parameter not in names:
+            continue
         tensor = checkpoint.tensors.get(names[parameter].format(layer=0))
         if tensor is None:
             continue
@@ -353,10 +405,12 @@ def wanted_tensors(
     checkpoint: Checkpoint,
     names: Mapping[str, str],
     tie_embeddings: bool,
+    ignored: re.Pattern[str] | None = None,
 ) -> dict[str, str]:
     """Return tensor name -> parameter name for every tensor that is to be read.
 
-    parameters: consecutive row blocks by parameter name. names: from `stored_names`.
+    parameters: consecutive row blocks by parameter name, from `fused`. names: from `stored_names`.
+    ignored: tensors of other parts of the model.
     ValueError: a tensor is missing, unknown, or of another shape or type.
     """
     tied_head = names["head.weight"] if tie_embeddings else None
@@ -364,7 +418,7 @@ def wanted_tensors(
     embedding = names["embedding.weight"]
     if tied_head in checkpoint.tensors and embedding not in checkpoint.tensors:
         wanted[tied_head] = wanted.pop(embedding)  # the shared weights are stored as the head's
-    _check_names(wanted, checkpoint, tied_head)
+    _check_names(wanted, checkpoint, tied_head, ignored)
     for name, parameter in wanted.items():
         blocks = parameters[parameter]
         shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
@@ -411,7 +465,12 @@ def _as_type(block: torch.Tensor, stored: torch.Tensor) -> str:
     return f" as {str(block.dtype).removeprefix('torch.')}" if is_converted else ""
 
 
-def _check_names(wanted: Mapping[str, str], checkpoint: Checkpoint, tied_head: str | None) -> None:
+def _check_names(
+    wanted: Mapping[str, str],
+    checkpoint: Checkpoint,
+    tied_head: str | None,
+    ignored: re.Pattern[str] | None,
+) -> None:
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
         raise ValueError(
@@ -428,6 +487,7 @@ def _check_names(wanted: Mapping[str, str], checkpoint: Checkpoint, tied_head: s
         and not HARMLESS.search(name)
         and not MTP_NAMES.search(name)
         and not name.startswith(mtp_layers)
+        and not (ignored is not None and ignored.search(name))
     ]
     if unknown:
         raise ValueError(

@@ -26,6 +26,7 @@ from eyas.models.heads.vocabulary import read_draft_ids, read_token_map
 from eyas.models.registry import family_of, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import Checkpoint, Progress, fill
+from eyas.models.weights import stored_names as target_names
 
 
 def is_head(directory: Path | str) -> bool:
@@ -165,8 +166,9 @@ def _fill_from_target(
         rows_VD = target.embedding.weight_VD
         _fill_rows(blocks, ids_V.to(rows_VD.device), rows_VD)
         return
-    name = family_of(target.spec.architecture).CHECKPOINT_NAMES["head.weight"]
-    for _, rows_VD in Checkpoint.open(target_directory).stream([name]):
+    checkpoint = Checkpoint.open(target_directory)
+    names = target_names(checkpoint, family_of(target.spec.architecture).CHECKPOINT_NAMES)
+    for _, rows_VD in checkpoint.stream([names["head.weight"]]):
         _fill_rows(blocks, ids_V, rows_VD)
 
 

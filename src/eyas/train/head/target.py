@@ -21,7 +21,7 @@ from eyas.attention.base import KVDestination
 from eyas.cache.store import LayerStore
 from eyas.models import Decoder
 from eyas.models.registry import family_of
-from eyas.models.weights import Checkpoint, checkpoint_name
+from eyas.models.weights import Checkpoint, stored_names
 
 _CHUNK_NUMBERS = 1 << 28
 """The maximum number of logits computed at a time where only the argmax is used."""
@@ -117,9 +117,9 @@ class Target:
         """Return the rows [C, D] of the target's logits head for these token ids."""
         if self.decoder.spec.tie_embeddings:
             return self.embedding_VD[ids_C.to(self.device)].clone()
-        names = family_of(self.decoder.spec.architecture).CHECKPOINT_NAMES
-        stored_name = checkpoint_name("head.weight", names)
         checkpoint = Checkpoint.open(self._directory)
+        names = family_of(self.decoder.spec.architecture).CHECKPOINT_NAMES
+        stored_name = stored_names(checkpoint, names)["head.weight"]
         for name, weight_VD in checkpoint.stream([stored_name]):
             assert name == stored_name
             return weight_VD[ids_C.to(weight_VD.device)].to(self.device, self.dtype)
