@@ -1,11 +1,11 @@
-"""Are tokens and logits the same bits, however they are computed? Counted over 100,000 rows.
+"""Check that tokens and logits have the same bits in every kind of computation, over 100,000 rows.
 
     python benchmarks/exact.py --shape llama-3.1-8b --rows 100000 --output exact.json
 
-Promises: the logits of each position of some texts, computed by plain decoding of one sequence, are the
-reference; every other way to compute them is compared with it, by a hash of all bits of a row, and for
-rows that differ the largest difference is told. Then an engine answers prompts alone and in every
-company, and echoes the answers. Exit status 1 if anything differs.
+Promises: the reference is the logits of each position of some texts by plain decoding of one
+sequence; every other computation is compared with it by a hash of all bits of a row, and for
+differing rows the largest difference is reported. Then an engine answers prompts alone and in
+different batches, and echoes the answers. The exit status is 1 if anything differs.
 Does not know: why something differs.
 
 Legend: R rows, V vocabulary, B sequences, W nodes, X texts, C columns (positions).
@@ -52,7 +52,10 @@ MAX_BATCH_TOKENS = 2048
 
 @dataclass
 class Way:
-    """What one way came to. num_rows: compared; num_different: of those; largest: of a logit."""
+    """The result of a comparison.
+
+    num_rows: compared. num_different: of them. largest: difference of a logit.
+    """
 
     name: str
     num_rows: int = 0
@@ -64,7 +67,7 @@ class Way:
 
 @dataclass
 class Work:
-    """One forward: roots (text, position) with a tree each, and chunks (text, first, rows)."""
+    """The input of a forward pass: roots (text, position) with trees, and chunks (text, first, rows)."""
 
     roots: list[tuple[int, int]] = field(default_factory=list)
     width: int = 1
@@ -75,7 +78,7 @@ class Work:
 
 
 class Rooms:
-    """Some texts, stored twice: by plain decoding (the reference), and by whatever way is tried."""
+    """Some texts, stored twice: by plain decoding (reference), and by the computation under test."""
 
     def __init__(self, parts: Parts, lengths: Sequence[int], seed: int = 0) -> None:
         spec, self.device = parts.spec, parts.model.device
@@ -105,14 +108,14 @@ class Rooms:
         self.hash_R = torch.zeros(total, dtype=torch.int64, device=self.device)
 
     def decode_all(self) -> None:
-        """The reference: every position by a step of one sequence."""
+        """Compute the reference: every position by a step of one sequence."""
         for x, length in enumerate(self.lengths):
             for position in range(length):
                 places, logits_RV = self.run(Work([(x, position)]), keeps=True)
                 self.hash_R[places] = self.hashed(logits_RV)
 
     def hashed(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """[R] 64 bits of all bits of a row; both zeros are one number."""
+        """Return a 64-bit hash of all bits of each row [R]; both zeros are the same number."""
         return torch.cat(
             [
                 ((part_RV + 0.0).view(torch.int32).long() * self.salt_V).sum(dim=1)
@@ -121,7 +124,10 @@ class Rooms:
         )
 
     def run(self, work: Work, *, keeps: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places in the reference [R] and logits [R, V]. keeps: roots go to the reference's slots."""
+        """Run a forward pass. Return the indices in the reference [R], and the logits [R, V].
+
+        keeps: whether roots are stored in the reference's slots.
+        """
         table, num, width = self.table, len(work.roots), work.width
         spans, rows, places, tokens_BW, parents_BW, last = [], [], [], [], [], 0
         self._seat(0, [x for x, _ in work.roots], work.copy)
@@ -159,7 +165,7 @@ class Rooms:
         return torch.tensor(places).to(self.device), logits_RV[picked_R]
 
     def _seat(self, first: int, texts: list[int], copy: int) -> None:
-        """Have seats read a copy of these texts."""
+        """Make seats use a copy of these texts."""
         if not texts:
             return
         which, columns = torch.tensor(texts).to(self.device), self.on_device.shape[2]
@@ -207,7 +213,7 @@ class Rooms:
             return self.runner.forward(pack(batch, tree)).logits_RV
 
     def compare(self, way: Way, work: Work) -> None:
-        """Do a piece of work and compare what it gives."""
+        """Run a forward pass and compare its logits with the reference."""
         places_R, logits_RV = self.run(work)
         if not len(places_R):
             return
@@ -228,7 +234,7 @@ class Rooms:
             way.first = way.first or f"text {x}, position {position}"
 
     def spread(self, num: int, width: int) -> list[tuple[int, int]]:
-        """Random places for roots, by length of the texts."""
+        """Return random positions for roots, in proportion to the lengths of the texts."""
         shares = np.maximum(np.array(self.lengths) - width + 1, 0)
         places = self.draw.integers(0, shares.sum(), size=num)
         ends = np.cumsum(shares)
@@ -236,7 +242,7 @@ class Rooms:
         return [(int(x), int(p - ends[x] + shares[x])) for x, p in zip(texts, places, strict=True)]
 
     def chunked(self, most: int, start_at: Sequence[int] | None = None) -> Iterator[list[Any]]:
-        """The chunks of forwards of at most so many rows, text after text."""
+        """Yield the chunks of forward passes of at most this many rows, one text after another."""
         chunks, room = [], most
         for x, length in enumerate(self.lengths):
             at = 0 if start_at is None else start_at[x]
@@ -252,7 +258,9 @@ class Rooms:
 
 
 def model_ways(rooms: Rooms, num_rows: int, quick: int) -> Iterator[Way]:
-    """quick: most forwards of a way that yields few rows each."""
+    """Yield the results of all comparisons of the model. quick: maximum number of forward passes of
+    comparisons with few rows each.
+    """
     total, draw = sum(rooms.lengths), rooms.draw
 
     def way(name: str, works: Iterator[Work] | list[Work]) -> Way:
@@ -298,7 +306,7 @@ def model_ways(rooms: Rooms, num_rows: int, quick: int) -> Iterator[Way]:
 
 
 def _prefix_hits(rooms: Rooms, draw: np.random.Generator) -> Iterator[Work]:
-    """What is before a chunk was stored by decoding, and the chunk by another sequence's slots."""
+    """Yield chunks in the slots of one sequence, after a prefix that another one stored by decoding."""
     for _ in range(3):
         starts = [int(draw.integers(0, length)) for length in rooms.lengths]
         before, own = rooms.on_device[0], rooms.on_device[1].clone()
@@ -313,7 +321,7 @@ def _prefix_hits(rooms: Rooms, draw: np.random.Generator) -> Iterator[Work]:
 
 
 def _medley(rooms: Rooms, num_rows: int) -> Iterator[Work]:
-    """Random batches of random trees, half of them on what chunks stored."""
+    """Yield random batches of random trees, half of them after positions that were stored as chunks."""
     draw, done = rooms.draw, 0
     while done < num_rows:
         w = int(draw.choice([1, 2, 3, 5, 6, 8, 16, 32, 64]))

@@ -1,6 +1,6 @@
-"""A draft head of your own, trained for some seconds: the same tokens as without it, in fewer steps.
+"""Train a draft head for a few seconds: it gives the same tokens in fewer steps.
 
-`python examples/train_a_head.py [SECONDS]`; a few minutes on a GPU make a good one.
+`python examples/train_a_head.py [SECONDS]`; a good head takes a few minutes on a GPU.
 """
 
 import sys
@@ -19,7 +19,7 @@ def main(seconds: str = "5") -> None:
         output = Path(directory) / "run"
         training = HeadTraining(
             output=output,
-            conversations="builtin:80",  # or a JSONL file; `prompts` are answered by the model
+            conversations="builtin:80",  # or a file; with `prompts` the model answers
             train_seconds=float(seconds),
             batch_tokens=1024,
             ttt_steps=3,

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from eyas.cli.demo import Shown, answer, answer_panel, compare, free_tasks, open_contestants
+from eyas.cli.demo import DemoDrafting, answer, answer_panel, compare, free_tasks, open_contestants
 
 PICTURE = Path(__file__).parents[1] / "docs" / "drafted-tokens.svg"
 TASKS = ("JSON by schema", "tool call", "word problem")
@@ -55,7 +55,7 @@ FORMAT = """\
 def main() -> None:
     console = Console(record=True, width=84, file=io.StringIO(), force_terminal=True)
     with ExitStack() as stack:
-        llms = open_contestants(stack, {"device": "cpu"}, Shown(), quiet=True)
+        llms = open_contestants(stack, {"device": "cpu"}, DemoDrafting(), quiet=True)
         for task in free_tasks():
             if task.task.title in TASKS:
                 answers = {name: answer(llm, task) for name, llm in llms.items()}

@@ -1,8 +1,8 @@
-"""What schemas cost: compiling them, masking along instances, masking whole draft trees.
+"""Measure the cost of schemas: compilation, masks along instances, and masks of draft trees.
 
-Promises: the way of a request: `schemas.prepare`, a backend, the automaton that an engine's step walks;
-every token of an instance is checked against its mask, so it is also counted which instances the
-grammar lets through. Trees of the same files are the same every time.
+Promises: uses the same functions as a request: `schemas.prepare`, a backend, the automaton of the
+engine; every token of an instance is checked against its mask, so accepted and rejected instances
+are counted too. Trees of the same files are the same in every run.
 Does not know: models, HTTP, how results are shown.
 """
 
@@ -34,9 +34,9 @@ from eyas_bench.load import percentile
 
 NUM_NODES = 64
 _NUM_ALTERNATIVES = 3
-"""Beside each token of the instance that stands in a tree."""
+"""The number of alternatives to each token of the instance in a tree."""
 _REACH = 24
-"""Alternatives come from this many tokens on either side of the one that they replace."""
+"""Alternatives are chosen from this many tokens before and after the instance's token."""
 _KEYWORDS = (
     *("$ref", "oneOf", "anyOf", "allOf", "not", "if", "enum", "const", "type", "patternProperty"),
     *KEYWORD_TYPES,
@@ -45,7 +45,7 @@ _KEYWORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One schema and instances of it: (is valid, value)."""
+    """A schema and its tests, each (whether it is valid, value)."""
 
     name: str
     schema: Any
@@ -54,7 +54,11 @@ class Case:
 
 @dataclass(slots=True)
 class Measured:
-    """Times in seconds, one entry a schema (compile, first mask, prepare), a token (mask) or a tree."""
+    """The measured times in seconds, and counts.
+
+    prepare, compile, first_mask have an entry for each schema, mask for each token, tree_walk and
+    tree_fill for each tree. verdicts: counts of (is valid, was accepted).
+    """
 
     prepare: list[float] = field(default_factory=list)
     compile: list[float] = field(default_factory=list)
@@ -72,7 +76,7 @@ class Measured:
 
 
 def read_cases(folder: Path, limit: int | None = None) -> list[Case]:
-    """The files of a folder in the order of their names; ValueError where there is none."""
+    """Read the files of a directory in the order of their names. ValueError: there are none."""
     cases = []
     for file in sorted(folder.glob("*.json"))[:limit]:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -86,7 +90,7 @@ def read_cases(folder: Path, limit: int | None = None) -> list[Case]:
 
 
 def read_vocabulary(path: Path) -> tuple[Tokenizer, Vocabulary]:
-    """The tokenizer of a model directory or of a tokenizer.json."""
+    """Return the tokenizer of a model directory or of a tokenizer.json, and its vocabulary."""
     if path.is_dir():
         tokenizer = Tokenizer.from_directory(path)
     else:
@@ -110,7 +114,7 @@ def measure(
     cases: Sequence[Case],
     on_case: Callable[[str], None] = lambda name: None,
 ) -> Measured:
-    """All cases, one after the other."""
+    """Measure all cases, one after the other. on_case: called with the name of each."""
     measured = Measured()
     for case in cases:
         on_case(case.name)
@@ -135,7 +139,7 @@ def measure(
 
 
 def summary(measured: Measured) -> dict[str, Any]:
-    """Counts and percentiles as a result file has them; times are in milliseconds."""
+    """Return counts and percentiles for the result file; times are in milliseconds."""
     verdicts = measured.verdicts
     return {
         "schemas": len(measured.prepare),
@@ -197,7 +201,7 @@ def _refusal(case: Case, error: GrammarError) -> dict[str, str]:
 
 
 def _keyword(message: str) -> str:
-    """What a refusal is about: the last keyword of the place that it names, or of its words."""
+    """Return the keyword that a refusal is about: the last in the schema path, or one in the text."""
     place = next((word for word in message.split() if word.startswith("#/")), "")
     for step in (*reversed(place.rstrip(":").split("/")), *message.replace(":", " ").split()):
         if step in _KEYWORDS:
@@ -212,7 +216,7 @@ def _walk(
     tokens: Sequence[int],
     measured: Measured | None,
 ) -> int:
-    """How many tokens, the end counted as one, the masks let through."""
+    """Return the number of tokens that the masks accept, including the end token."""
     state: State | None = grammar.start()
     mask_NK = np.zeros((1, vocabulary.num_mask_words), dtype=np.int32)
     for position, token in enumerate((*tokens, vocabulary.eos_token_ids[0])):
@@ -236,7 +240,7 @@ def _walk_with_trees(
     draw: random.Random,
     measured: Measured,
 ) -> None:
-    """Once more with a tree at every step, as an engine does it."""
+    """Read the tokens again with a draft tree at every step, as an engine does."""
     automaton = Automaton(grammar)
     for position, token in enumerate(tokens):
         tokens_W, parents_W = _tree(tokens, position, draw)
@@ -261,8 +265,12 @@ def _walk_with_trees(
 
 
 def _tree(tokens: Sequence[int], position: int, draw: random.Random) -> tuple[list[int], list[int]]:
-    """The next tokens as a chain, each with alternatives beside it, the first of which goes on with the
-    token after; 64 nodes where the text is long enough."""
+    """Return the tokens and parents of a tree: the next tokens as a chain, with alternatives to
+    each.
+
+    The first alternative is followed by the next token. The tree has 64 nodes where the text is
+    long enough.
+    """
     nodes, parents = [0], [-1]
     above = 0
     for place in range(position, len(tokens)):

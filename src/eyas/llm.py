@@ -32,8 +32,8 @@ from eyas.engine.build import build_engine
 from eyas.grammar import Node, OutputSpec
 from eyas.models import Progress, locate_model
 from eyas.outputs import Choice, GenerationOutput, PartialOutput
-from eyas.peers.offline import blamed, our_keywords
-from eyas.peers.sampling import fields_of, in_their_words
+from eyas.peers.offline import keyword_error, translate_keywords
+from eyas.peers.sampling import errors_with_sglang_names, fields_of
 from eyas.settings import engine_config
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template, template_text
@@ -597,7 +597,7 @@ class LLM:
         """Convert parameters with SGLang's names. Returns them, and the output that they or `output`
         specify."""
         fields, constraints = fields_of(params)
-        with in_their_words(""):
+        with errors_with_sglang_names(""):
             sampling = self.default_params(**fields)
         if not constraints:
             return sampling, asked.output
@@ -689,13 +689,13 @@ def _config(changed: Mapping[str, Any], others: Mapping[str, Any]) -> EngineConf
     changed: settings of eyas that are not the default. others: keywords that may be those of other
     engines.
     """
-    settings, translation = our_keywords(changed, others, "LLM()")
+    settings, translation = translate_keywords(changed, others, "LLM()")
     for note in translation.notes:
         log.info("%s", note)
     try:
         return engine_config(**settings)
     except ValueError as error:
-        raise blamed(error, translation.flags) from error
+        raise keyword_error(error, translation.flags) from error
 
 
 def _nth_seed(seed: int, number: int) -> int:

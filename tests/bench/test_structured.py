@@ -110,7 +110,7 @@ def test_all_answer_alike_under_a_schema_and_forced_spans_save_steps(stage: Stag
     lineup = contestants(stage, 2)
     asked, compile_seconds = ask(stage.llm, own_tasks(3))
     said: list[str] = []
-    rounds = measure(stage, lineup, asked, max_tokens=64, repeats=2, say=said.append)
+    rounds = measure(stage, lineup, asked, max_tokens=64, repeats=2, show_status=said.append)
     assert said == ["warm-up", "round 1", "round 2"]
     found = report(lineup, asked, rounds, compile_seconds)
     names = [PLAIN, HEAD, FORCED, AUTO, HEAD + FREE, AUTO + FREE]
@@ -139,7 +139,7 @@ def test_who_is_first_changes_from_prompt_to_prompt_and_from_round_to_round(
     )
     lineup = contestants(stage, 2)
     asked, _ = ask(stage.llm, own_tasks(3))
-    measure(stage, lineup, asked, max_tokens=8, repeats=1, say=lambda text: None)
+    measure(stage, lineup, asked, max_tokens=8, repeats=1, show_status=lambda text: None)
     names = [each.name for each in lineup]
     firsts = order[:: len(names)]
     assert firsts == [names[i] for i in (0, 1, 2, 1, 2, 3)]
@@ -150,7 +150,7 @@ def test_who_is_first_changes_from_prompt_to_prompt_and_from_round_to_round(
 def test_an_answer_that_is_cut_off_is_not_valid_but_not_broken(stage: Stage) -> None:
     lineup = contestants(stage, 2)
     asked, compile_seconds = ask(stage.llm, own_tasks(1))
-    rounds = measure(stage, lineup, asked, max_tokens=4, repeats=1, say=lambda text: None)
+    rounds = measure(stage, lineup, asked, max_tokens=4, repeats=1, show_status=lambda text: None)
     plain = report(lineup, asked, rounds, compile_seconds)["contestants"][PLAIN]
     assert plain["valid"] == plain["finished"] == 0 and not plain["broken"]
 
@@ -194,7 +194,7 @@ def test_the_command_writes_what_it_measured(
     result = json.loads(output.read_text())
     assert result["settings"]["draft_steps"] == 2 and list(result["groups"]) == ["few"]
     shown = capsys.readouterr().out
-    assert "tokens a step, head+forced / head" in shown and "few: 2 prompts" in shown
+    assert "tokens per step, head+forced / head" in shown and "few: 2 prompts" in shown
     assert run("--json") == 0
     shown = json.loads(capsys.readouterr().out)["groups"]["few"]
     assert next(iter(shown["contestants"])) == PLAIN

@@ -219,13 +219,13 @@ def test_the_command_names_what_it_drew_and_what_a_step_is_made_of(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--shape", "tiny"), "--shape: there are no weights of a shape; add --dummy-weights"),
-        (("--dummy-weights",), "--dummy-weights: goes with --shape"),
-        (("--synthetic-acceptance", "2"), "--synthetic-acceptance: goes with --shape"),
-        (("--profile",), "--profile: goes with --shape"),
+        (("--shape", "tiny"), "--shape: a shape has no weights; add --dummy-weights"),
+        (("--dummy-weights",), "--dummy-weights: needs --shape"),
+        (("--synthetic-acceptance", "2"), "--synthetic-acceptance: needs --shape"),
+        (("--profile",), "--profile: needs --shape"),
         (("--shape", "x", "--dummy-weights"), "--shape: 'x' is unknown; there are llama-3.1-8b"),
-        ((*TINY[2:], "--synthetic-acceptance", "2"), "nothing drafts; add --drafter eagle3"),
-        ((*TINY[2:], "--synthetic-alike"), "--synthetic-alike: goes with --synthetic-acceptance"),
+        ((*TINY[2:], "--synthetic-acceptance", "2"), "needs a drafter; add --drafter eagle3"),
+        ((*TINY[2:], "--synthetic-alike"), "--synthetic-alike: needs --synthetic-acceptance"),
         (
             (*TINY[2:], "--synthetic-acceptance", "9", "--drafter", "eagle3"),
             "--synthetic-acceptance: between 1 and 6 tokens",
@@ -234,8 +234,8 @@ def test_the_command_names_what_it_drew_and_what_a_step_is_made_of(
         ((*TINY[2:], "--drafter", "head", "--draft-nodes", "z"), "--draft-nodes: a whole number"),
         ((*TINY[2:], "--max-model-len", "100"), "--max-model-len: 100 is less than prompt and"),
         ((*TINY[2:], "--max-tokens", "1"), "--max-tokens: at least 2"),
-        ((*TINY[2:], "--refill"), "--refill: --shape has a protocol of its own"),
-        ((*TINY[2:], "--num-prompts", "3"), "--num-prompts: --shape has a protocol"),
+        ((*TINY[2:], "--refill"), "--refill: is not supported with --shape"),
+        ((*TINY[2:], "--num-prompts", "3"), "--num-prompts: is not supported with --shape"),
         ((*TINY[2:], "--batch", "0"), "--batch: whole numbers from 1"),
     ],
 )

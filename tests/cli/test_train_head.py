@@ -15,7 +15,7 @@ from rich.progress import Progress as Bars
 from rich.progress import TextColumn
 
 from eyas import builtin
-from eyas.cli.watching import Watching
+from eyas.cli.watching import RunDisplay
 from eyas.models import read_spec
 from eyas.models.heads import read_head
 from eyas.train.head import HeadTraining, Progress
@@ -117,9 +117,9 @@ def test_where_every_prompt_is_refused_the_reason_is_told(tmp_path: Path) -> Non
     [
         (b"", ["p.jsonl", "holds no prompts"]),
         (b"\n \n", ["p.jsonl", "holds no prompts"]),
-        (b'{"prompt": "a"}\n\n{"promp\n', ["p.jsonl:3", "is no JSON"]),
+        (b'{"prompt": "a"}\n\n{"promp\n', ["p.jsonl:3", "is not JSON"]),
         (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', ["p.jsonl:2", "UTF-8"]),
-        (b"[" * 100_000 + b"\n", ["p.jsonl:1", "is no JSON"]),
+        (b"[" * 100_000 + b"\n", ["p.jsonl:1", "is not JSON"]),
         (b'{"conversations": []}\n', ["p.jsonl:1", "'conversations' is unknown"]),
     ],
 )
@@ -210,24 +210,24 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     file, run = write(tmp_path / "talk.jsonl", chat("a", "b"), chat("c", "d")), tmp_path / "run"
     arguments = ("train", "head", "--conversations", file, "-o", str(run), *SMALL)
     arguments = (*arguments, "--max-steps", "9", "--log-every", "1", "--no-evaluate")
-    said = Watching.say
+    print_line = RunDisplay.print_line
 
-    def interrupted(self: Watching, line: str) -> None:
-        said(self, line)
+    def interrupted(self: RunDisplay, line: str) -> None:
+        print_line(self, line)
         if line.startswith("step 3/"):
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patched:
-        patched.setattr(Watching, "say", interrupted)
+        patched.setattr(RunDisplay, "print_line", interrupted)
         done = eyas(*arguments)
     assert done.returncode == 130, done.stdout + done.stderr
-    assert "run the same command again to go on" in done.stdout
+    assert "run the same command again to continue" in done.stdout
     assert signal.getsignal(signal.SIGINT) is before
     other = eyas(*arguments, "--loss-decay", "0.5")
     assert_one_clear_line(other, ["--output", "loss_decay 0.8, not 0.5", "state.pt"])
     out = ok(*arguments)
-    assert "training: going on from step 3" in out
+    assert "training: continuing from step 3" in out
     assert report_of(run)["steps"] == 9
 
 
@@ -241,10 +241,10 @@ def test_lines_are_plain_where_there_is_no_terminal_and_a_bar_stands_below_where
         console = Console(file=file, force_terminal=is_terminal, width=100)
         columns = (TextColumn("{task.description}"), TextColumn("{task.fields[note]}"))
         with Bars(*columns, console=console, disable=not is_terminal) as bars:
-            run = Watching(console, bars)
-            run.say("features: 10/10 tokens [bold]")
-            run.watch(Progress("features", 10, 10))
-            run.watch(step)
+            run = RunDisplay(console, bars)
+            run.print_line("features: 10/10 tokens [bold]")
+            run.show_progress(Progress("features", 10, 10))
+            run.show_progress(step)
         return file.getvalue()
 
     assert shown(is_terminal=False).strip() == ""

@@ -76,7 +76,7 @@ class DenseAttend:
         keys_SNH = keys_SGH.repeat_interleave(per_kv, 1)
         values_SNH = values_SGH.repeat_interleave(per_kv, 1)
         scores_NTS = torch.einsum("tnh,snh->nts", q_TNH[: self.num_rows], keys_SNH)
-        scores_NTS = scores_NTS * store.head_dim**-0.5
+        scores_NTS = scores_NTS * (store.head_dim**-0.5 if store.scale is None else store.scale)
         hidden_TS = torch.ones(self.num_rows, keys_SGH.shape[0], dtype=torch.bool)
         for row in range(self.num_rows):
             entry = self.first + row

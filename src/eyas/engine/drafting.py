@@ -44,8 +44,8 @@ from eyas.models import Decoder, ModelFiles, ModelSpec, Progress
 from eyas.models.heads import (
     DraftHead,
     HeadSpec,
-    brings_layers,
-    has_mtp,
+    has_mtp_layers,
+    has_supported_mtp,
     is_head,
     load_head,
     locate_head,
@@ -160,14 +160,14 @@ def _locate_network(config: EngineConfig, directory: Path, spec: ModelSpec) -> P
     if config.model.path == "builtin":
         return builtin.head_path()
     wants_own_head = "head" in draft.names  # reading it reports what is wrong with it
-    if has_mtp(directory) or (wants_own_head and brings_layers(directory, spec)):
+    if has_supported_mtp(directory) or (wants_own_head and has_mtp_layers(directory, spec)):
         return directory
     return None
 
 
 def _is_head(source: Path, directory: Path) -> bool:
     """Whether `source` holds a draft head. directory: of the target, which may have MTP layers."""
-    return is_head(source) or (source.resolve() == directory.resolve() and has_mtp(directory))
+    return is_head(source) or (source.resolve() == directory.resolve() and has_supported_mtp(directory))
 
 
 def _open_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> ModelFiles:

@@ -24,7 +24,8 @@ class SelfAttention:
     """Grouped-query attention with rotary positions and, optionally, RMS-normalised q and k.
 
     input_size: features that q, k and v are made of; None is hidden_size, which is always the
-    output's.
+    output's. norms_projections: q and k are normalised over all heads together, not head by head.
+    qk_norm_offset: added to the weights of these norms. head_layout: as `RopeSpec.head_layout`.
     """
 
     def __init__(
@@ -41,7 +42,12 @@ class SelfAttention:
         device: torch.device,
         order: RowOrder,
         input_size: int | None = None,
+        norms_projections: bool = False,
+        qk_norm_offset: float = 0.0,
+        head_layout: tuple[int, ...] | None = None,
     ) -> None:
+        self._head_layout = head_layout
+        self._qk_norm_offset = qk_norm_offset
         self._qk_heads = num_query_heads + num_kv_heads
         self._all_heads = num_query_heads + 2 * num_kv_heads
         self._qk_sizes = (num_query_heads, num_kv_heads)
@@ -78,7 +84,13 @@ class SelfAttention:
         self._qk_norm: RMSNorm | None = None
         self._q_weight_H: torch.Tensor | None = None
         self._k_weight_H: torch.Tensor | None = None
-        if qk_norm_epsilon is not None:
+        self._projection_norms: tuple[RMSNorm, RMSNorm] | None = None
+        if qk_norm_epsilon is not None and norms_projections:
+            self._projection_norms = (
+                RMSNorm(parts["q"], qk_norm_epsilon, dtype=dtype, device=device),
+                RMSNorm(parts["k"], qk_norm_epsilon, dtype=dtype, device=device),
+            )
+        elif qk_norm_epsilon is not None:
             self._qk_norm = RMSNorm(
                 head_dim, qk_norm_epsilon, dtype=dtype, device=device, has_weight=False
             )
@@ -90,11 +102,27 @@ class SelfAttention:
         if self._q_weight_H is not None and self._k_weight_H is not None:
             found["q_norm.weight"] = self._q_weight_H
             found["k_norm.weight"] = self._k_weight_H
+        if self._projection_norms is not None:
+            found["q_norm.weight"], found["k_norm.weight"] = (
+                norm.parameter() for norm in self._projection_norms
+            )
         return found
 
+    def _lay_out_heads(self, layout: tuple[int, ...]) -> None:
+        """Reorder the dimensions of query and key heads."""
+        for name, tensor in self.parameters().items():
+            if name.startswith(("q.", "k.", "q_norm.", "k_norm.")):
+                heads = tensor.view(-1, self._head_dim, *tensor.shape[1:])
+                heads.copy_(heads[:, layout])
+
     def seal(self) -> None:
+        if self._head_layout is not None:
+            self._lay_out_heads(self._head_layout)
         self._qkv.seal()
         self._o.seal()
+        if self._qk_norm_offset and self._q_weight_H is not None and self._k_weight_H is not None:
+            self._q_weight_H += self._qk_norm_offset
+            self._k_weight_H += self._qk_norm_offset
         if self._q_weight_H is not None and self._k_weight_H is not None:
             num_query_heads, num_kv_heads = self._qk_sizes
             rows = [self._q_weight_H] * num_query_heads + [self._k_weight_H] * num_kv_heads
@@ -112,6 +140,11 @@ class SelfAttention:
         self, heads_TX: torch.Tensor, angles: Angles, destination: KVDestination
     ) -> torch.Tensor:
         """Normalise and rotate queries and keys; keys and values go to their slots. Returns q."""
+        if self._projection_norms is not None:
+            widths = [heads * self._head_dim for heads in (*self._qk_sizes, self._num_kv_heads)]
+            q_TX, k_TX, v_TX = heads_TX.split(widths, dim=1)
+            q_norm, k_norm = self._projection_norms
+            heads_TX = torch.cat([q_norm(q_TX), k_norm(k_TX), v_TX], dim=1)
         if self._rotate_and_store is not None:
             return self._rotate_and_store(
                 heads_TX,

@@ -1,6 +1,7 @@
 """Token embedding: rows of a table.
 
-Promises: exact copies of the checkpoint's rows. Does not know: the tokenizer.
+Promises: copies of the checkpoint's rows, times a factor where the model has one. Does not know: the
+tokenizer.
 
 Legend: T rows, D hidden size, V vocabulary.
 """
@@ -11,12 +12,20 @@ import torch
 
 
 class Embedding:
-    """weight_VD[token]; the weight stays readable for a head that shares it."""
+    """weight_VD[token] * scale; the weight stays readable for a head that shares it."""
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        scale: float = 1.0,
     ) -> None:
+        self._scale = None if scale == 1 else torch.tensor(scale, dtype=dtype, device=device)
         self.weight_VD = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
 
     def __call__(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        return self.weight_VD.index_select(0, tokens_T)
+        rows_TD = self.weight_VD.index_select(0, tokens_T)
+        return rows_TD if self._scale is None else rows_TD * self._scale

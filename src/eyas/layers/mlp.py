@@ -1,4 +1,4 @@
-"""The gated feed-forward block: down(silu(gate(x)) * up(x)).
+"""The gated feed-forward block: down(activation(gate(x)) * up(x)).
 
 Promises: the activation of a row has the same bits in any call. torch's CPU kernels use vector
 code for most elements and scalar code for the last few of each run, and the two differ in the last
@@ -11,6 +11,9 @@ Legend: T rows, D hidden size, F feed-forward size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
@@ -21,20 +24,38 @@ SERIAL_ELEMENTS = 32768
 """torch runs elementwise CPU kernels of up to this many elements on one thread (its grain size)."""
 
 
+Activation = Literal["silu", "gelu_tanh"]
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": _gelu_tanh,
+}
+
+
 def gated_silu(gate_up_T2F: torch.Tensor) -> torch.Tensor:
     """silu of the first half of the columns times the second half."""
+    return gated(gate_up_T2F, "silu")
+
+
+def gated(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """The activation of the first half of the columns times the second half."""
     num_rows, num_columns = gate_up_T2F.shape
     size = num_columns // 2
     if gate_up_T2F.device.type == "cpu" and num_rows * size > SERIAL_ELEMENTS:
         rows = max(1, SERIAL_ELEMENTS // size)
-        pieces = [_gated_silu_serial(piece) for piece in gate_up_T2F.split(rows)]
+        pieces = [_gated_serial(piece, activation) for piece in gate_up_T2F.split(rows)]
         return torch.cat(pieces)
-    return _gated_silu_serial(gate_up_T2F)
+    return _gated_serial(gate_up_T2F, activation)
 
 
-def _gated_silu_serial(gate_up_T2F: torch.Tensor) -> torch.Tensor:
+def _gated_serial(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
     gate_TF, up_TF = gate_up_T2F.chunk(2, -1)
-    return F.silu(gate_TF).mul_(up_TF)
+    return _ACTIVATIONS[activation](gate_TF).mul_(up_TF)
 
 
 class GatedMlp:
@@ -49,7 +70,9 @@ class GatedMlp:
         dtype: torch.dtype,
         device: torch.device,
         order: RowOrder,
+        activation: Activation = "silu",
     ) -> None:
+        self._activation: Activation = activation
         gate_up = {"gate": intermediate_size, "up": intermediate_size}
         self._gate_up = Linear(
             hidden_size, gate_up, bias=bias, dtype=dtype, device=device, order=order
@@ -72,7 +95,7 @@ class GatedMlp:
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
         """[T, D] -> the parts of the block's output (`Linear.parts`)."""
-        gated_TF = self._gate_up.gated(x_TD)
+        gated_TF = self._gate_up.gated(x_TD) if self._activation == "silu" else None
         if gated_TF is None:
-            gated_TF = gated_silu(self._gate_up(x_TD))
+            gated_TF = gated(self._gate_up(x_TD), self._activation)
         return self._down.parts(gated_TF)

@@ -18,9 +18,10 @@ from eyas.kernels import usable
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension.
+    """x / sqrt(mean(x^2) + epsilon) * (offset + weight) over the last dimension.
 
-    has_weight: whether the last dimension has a weight to fill and to multiply by.
+    has_weight: whether the last dimension has a weight to fill and to multiply by. offset: added to the
+    weight by `seal`.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class RMSNorm:
         dtype: torch.dtype,
         device: torch.device,
         has_weight: bool = True,
+        offset: float = 0.0,
     ) -> None:
         self._epsilon = epsilon
+        self._offset = offset
         self._is_mirrored = device.type == "cpu"
         self._shape = (2, size) if self._is_mirrored else (size,)
         self._signs_21 = torch.tensor([[1.0], [-1.0]], dtype=dtype, device=device)
@@ -49,6 +52,16 @@ class RMSNorm:
         """The weight to fill [D]."""
         assert self._weight is not None, "this norm has no weight"
         return self._weight[0] if self._is_mirrored else self._weight
+
+    def seal(self) -> None:
+        """Prepare the filled weight for running."""
+        if self._offset:
+            self.parameter().add_(self._offset)
+
+    def of_parts(self, parts: torch.Tensor) -> torch.Tensor:
+        """Return the norm [T, D] of the sum of a product's parts (`Linear.parts`)."""
+        dtype = self._signs_21.dtype
+        return self(parts if parts.dim() == 2 else parts.sum(dim=0).to(dtype))
 
     def add(
         self, stream_TD: torch.Tensor, parts: torch.Tensor | None

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
-from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, in_their_words
+from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, errors_with_sglang_names
 from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
 from eyas.server.formats import ChoiceOutput, finite, to_raw_json, token_text
@@ -49,11 +49,11 @@ def generate_requests(
         )
     param = "input_ids" if body.text is None else "text"
     prompts = prompts_in(getattr(body, param), param, sampling_fields.n or 1)
-    with in_their_words(_PREFIX):
+    with errors_with_sglang_names(_PREFIX):
         params = _params(body, sampling_fields, processor)
     constraint = constraint_of(sampling_fields, processor.splitter, _PREFIX)
     output = constrained_output(constraint, ignore_eos=params.ignore_eos)
-    with in_their_words(_PREFIX):
+    with errors_with_sglang_names(_PREFIX):
         return processor.make_requests(prompts, params, output, request_id, cache_salt)
 
 

@@ -18,8 +18,8 @@ from eyas.server.free_text import (
     ControlTokenSplitter,
     FreeTextBuilder,
     choice_of,
-    has_open_end,
     concat,
+    has_open_end,
 )
 from eyas.server.json_schema import schema_node
 from eyas.server.json_text import json_object

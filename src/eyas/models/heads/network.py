@@ -1,11 +1,11 @@
-"""The one draft head: features of the target and tokens in, logits and features for the next level out.
+"""The network of every draft head: features and tokens in; logits and the next level's features out.
 
-Promises: a row's numbers depend on its token, its position, its feature and what `attend` lets it see,
-never on the other rows; the wiring is read from the spec, no kind of head has a path of its own.
+Promises: the numbers of a row depend on its token, its position, its feature and the keys that `attend`
+lets it see, never on other rows; the spec alone selects the wiring.
 Does not know: trees, slots, which file the weights came from.
 
-Legend: T rows of a forward, R rows that want logits, D hidden size of the head, F feature size,
-S tapped states side by side, V draft vocabulary, H head dim.
+Legend: T rows of a forward pass, R logits rows, D hidden size of the head, F feature size,
+S concatenated tapped states, V draft vocabulary, H head dim.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from eyas.models.heads.spec import HeadSpec
 
 
 class DraftHead:
-    """A head with room for its weights: fill `parameters()`, call `seal()`, then only run it.
+    """A draft head: allocates its weights; fill `parameters()`, call `seal()` once, then only run it.
 
-    The first layer of an EAGLE-3 head attends with embedding and feature side by side, the first of
-    an EAGLE-1 head with the stream as it is; every other layer is a plain pre-norm layer. (For
-    further EAGLE-3 layers engines differ: this is the rule of vLLM and of speculators, the one
-    trainer that makes such heads.)
-    embedding, head: the target's, for a head that brings none. target_ids_V: int64, the target's id
-    of each draft id; None where the vocabularies are equal.
+    Attention of the first layer reads the concatenated embedding and feature in an EAGLE-3 head, and
+    the unnormalised stream in an EAGLE-1 head; every other layer is a plain pre-norm layer. (Engines
+    differ in further EAGLE-3 layers; this is the rule of vLLM and of speculators, which trains them.)
+    embedding, head: the target's, for a head that has none. target_ids_V: int64 [V], the target's token
+    id of each draft id; None where the vocabularies are equal.
     """
 
     def __init__(
@@ -87,28 +86,28 @@ class DraftHead:
             )
             for index in range(spec.num_layers)
         ]
-        # A row is turned as the position before it, whose feature it reads.
+        # A row has the rope angles of the position before it, whose feature it reads.
         self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device, lag=1)
 
     def parameters(self) -> dict[str, list[torch.Tensor]]:
-        """What a loader must fill, by name: consecutive blocks of the parameter's rows.
+        """Return the tensors that a loader fills, by name: consecutive blocks of the parameter's rows.
 
-        Those of `spec.parameter_shapes`, and "head.weight" too where it is made of the target's
-        rows.
+        The names are those of `spec.parameter_shapes`, and "head.weight" where the output layer is a
+        selection of the target's rows.
         """
-        found = {f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()}
+        tensors = {f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()}
         if self.spec.own_embedding:
-            found["embedding.weight"] = [self._embedding.weight_VD]
+            tensors["embedding.weight"] = [self._embedding.weight_VD]
         if self._owns_head:
-            found["head.weight"] = self._head.parameters()
-        found |= {name: [view] for name, view in self._fc.parameters().items()}
+            tensors["head.weight"] = self._head.parameters()
+        tensors |= {name: [view] for name, view in self._fc.parameters().items()}
         for index, layer in enumerate(self._layers):
             for name, view in layer.parameters().items():
-                found[f"layers.{index}.{name}"] = [view]
-        return found
+                tensors[f"layers.{index}.{name}"] = [view]
+        return tensors
 
     def seal(self) -> None:
-        """Ready the filled weights for running; once, after the last parameter is filled."""
+        """Prepare the filled weights for running; call once, after the last parameter is filled."""
         for layer in self._layers:
             layer.seal()
         self._fc.seal()
@@ -116,8 +115,10 @@ class DraftHead:
             self._head.seal()
 
     def combine(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The feature [T, F] that a slot keeps, from the target's states [T, D] in the order of
-        `spec.taps`; T may be any count."""
+        """Return the features [T, F] that slots store, from the target's states [T, D].
+
+        taps: one tensor for each of `spec.taps`, in that order; T may be any number.
+        """
         assert len(taps) == len(self.spec.taps)
         if not self.spec.fuses_states:
             return taps[0]
@@ -139,10 +140,11 @@ class DraftHead:
         features_TF: torch.Tensor,
         attend: Attend,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input of `logits` [T, D], and the features [T, F] of the next level's rows.
+        """Return the input of `logits` [T, D], and the features [T, F] of the next level's rows.
 
-        positions_T: of the tokens in their sequence. features_TF: of `combine` at the position
-        before, or what the level above returned. T is padded by `order.pad`.
+        positions_T: 0-based positions of the tokens. features_TF: from `combine` for the position
+        before the token, or returned by this method for the token's parent. T is a count that
+        `order.pad` returns.
         """
         spec, num_rows = self.spec, tokens_T.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
@@ -167,7 +169,7 @@ class DraftHead:
     def _joined(
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, features_TF: torch.Tensor
     ) -> torch.Tensor:
-        """Embedding and feature of each row side by side, as the head's weights want them."""
+        """Concatenate the embedding and the feature of each row, normalised where the spec says so."""
         spec = self.spec
         if usable(self.device):
             from eyas.kernels.join import join
@@ -200,7 +202,7 @@ class DraftHead:
         return torch.cat(pair, -1)
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, D] -> float32 [R, V]; R is padded by `order.pad`."""
+        """Return float32 logits [R, V] of hidden states [R, D]; `order.pad` must return R."""
         num_rows = hidden_RD.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
         return self._head(hidden_RD)

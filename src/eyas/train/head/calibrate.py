@@ -1,9 +1,9 @@
-"""How much a server should trust sampling noise when it ranks what a head proposes.
+"""Fit the weight of the sampling noise in the ranking of a head's candidates.
 
-Promises: for each temperature the weight beta that makes softmax(beta * (q / T + noise)) likeliest,
-where q are the head's logits, the noise is the Gumbel noise that the target's choice is drawn with,
-and the choice is the one the target makes with it. Rows whose choice lies outside the draft
-vocabulary are left out. Does not know: training.
+Promises: for each temperature T, the weight beta that maximises the likelihood of the target's
+choices under softmax(beta * (q / T + noise)), where q are the head's logits and noise is the Gumbel
+noise that the target's choice is drawn with. Rows whose choice is outside the draft vocabulary are
+omitted. Does not know: training.
 
 Legend: R rows, C draft vocabulary, V vocabulary.
 """
@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 TEMPERATURES = (0.6, 1.0)
-_MOST_NUMBERS = 1 << 26
+_MAX_SCORES = 1 << 26
 _LOWEST, _HIGHEST = 1e-3, 64.0
 
 
 def fit_beta(scores_RC: Tensor, choice_R: Tensor) -> float:
-    """The beta that makes the choices likeliest: where the mean score of the model, which rises with
-    beta, is that of the choices."""
+    """Return the beta of the highest likelihood, by bisection.
+
+    There the mean score under the model, which rises with beta, equals the mean score of the
+    choices.
+    """
     chosen = scores_RC.gather(1, choice_R[:, None]).mean()
     low, high = _LOWEST, _HIGHEST
     for _ in range(40):
@@ -39,7 +42,11 @@ def fit_beta(scores_RC: Tensor, choice_R: Tensor) -> float:
 def calibrate(
     rows: Callable[[], Iterator[tuple[Tensor, Tensor]]], draft_of_V: Tensor, seed: int
 ) -> dict[float, float]:
-    """Temperature to beta. rows: pairs of the head's logits [R, C] and the target's [R, V]."""
+    """Return temperature -> beta.
+
+    rows: yields pairs of the head's logits [R, C] and the target's [R, V]. draft_of_V: draft id of
+    each target id, -1 for none.
+    """
     betas: dict[float, float] = {}
     ids_C = torch.nonzero(draft_of_V >= 0).squeeze(1)
     for temperature in TEMPERATURES:
@@ -54,7 +61,7 @@ def calibrate(
             kept_scores.append(scores_RC[is_kept])
             kept_choices.append(choice_R[is_kept])
             used += kept_scores[-1].numel()
-            if used > _MOST_NUMBERS:
+            if used > _MAX_SCORES:
                 break
         choices = torch.cat(kept_choices) if kept_choices else torch.empty(0)
         if len(choices):

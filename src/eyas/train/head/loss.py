@@ -1,11 +1,13 @@
-"""What a head is trained for: the target's distribution at every level, and how it is judged.
+"""The loss of a head: divergence from the target's distribution at every level of training-time
+test.
 
-Promises: the loss of a level is the mean divergence from the target's softmax over the draft
-vocabulary, over rows where the target's own choice is in that vocabulary; a level counts `decay`
-times the one before. Accuracy and run lengths count every answer row.
-Does not know: batches' origin, optimizers.
+Promises: the loss of a level is the mean KL divergence from the target's softmax over the draft
+vocabulary, over rows where the target's choice is in that vocabulary; the weight of a level is
+`decay` times that of the level before. Accuracy and acceptance length count every answer row.
+Does not know: where batches come from, optimizers.
 
-Legend: R trained rows, P positions with a target distribution, C draft vocabulary, K levels.
+Legend: R trained rows, P positions whose target distribution is used, C draft vocabulary, D hidden
+size, V vocabulary, K levels.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ from eyas.train.head.features import States
 from eyas.train.head.network import TrainableHead
 from eyas.train.head.target import float_logits
 
-_MOST_KEPT_LOGITS = 1 << 28
-"""Logits of one level above which they are computed again on the way back."""
+_MAX_STORED_LOGITS = 1 << 28
+"""If a level has more logits than this, the backward pass computes them again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """Sums over a batch, still on the device. total: the loss. divergence_K and rows_K: by level.
-    hits_K: rows whose likeliest token is the target's. run: hits in a row from level 0 on."""
+class LossSums:
+    """Sums over a batch, on the device.
+
+    total: the loss. divergence_K: by level, over rows_K rows whose target choice is in the draft
+    vocabulary. counted_K: trained rows. hits_K: trained rows whose most likely token is the
+    target's choice. run: consecutive hits from level 0 on, summed over rows.
+    """
 
     total: Tensor
     divergence_K: Tensor
@@ -39,9 +45,12 @@ class Judged:
     run: Tensor
 
 
-class Judge:
-    """target_CD: the target's logits rows of the draft vocabulary. draft_of_V: draft id of each
-    target id, -1 for those that have none."""
+class HeadLoss:
+    """The loss function.
+
+    target_CD: rows of the target's logits head for the draft vocabulary. draft_of_V: draft id of
+    each target id, -1 for none. decay: weight of a level relative to the level before.
+    """
 
     def __init__(
         self, target_CD: Tensor, draft_of_V: Tensor, decay: float, num_levels: int
@@ -51,8 +60,8 @@ class Judge:
         scale_K = torch.tensor([decay**level for level in range(num_levels)])
         self._scale_K = scale_K.to(target_CD.device)
 
-    def __call__(self, head: TrainableHead, batch: Batch, states: States) -> Judged:
-        """One pass of training-time test."""
+    def __call__(self, head: TrainableHead, batch: Batch, states: States) -> LossSums:
+        """Run all levels of training-time test on a batch, and return the sums."""
         with torch.no_grad(), torch.autocast(self.target_CD.device.type, enabled=False):
             final_PD = states.final_PD.to(self.target_CD.dtype)
             logits_PC = float_logits(final_PD, self.target_CD)
@@ -67,7 +76,7 @@ class Judge:
             choice_R = choice_P[at_R]
             keep_R = (is_trained_R & (choice_R >= 0)).float()
             arguments = (hidden_RD, head.head.weight, chances_PC, at_R, keep_R)
-            if len(at_R) * len(self.target_CD) > _MOST_KEPT_LOGITS and torch.is_grad_enabled():
+            if len(at_R) * len(self.target_CD) > _MAX_STORED_LOGITS and torch.is_grad_enabled():
                 summed, best_R = checkpoint(_level, *arguments, use_reentrant=False)
             else:
                 summed, best_R = _level(*arguments)
@@ -80,7 +89,7 @@ class Judge:
             run = run + running_R.sum()
         divergence_K, rows_K = torch.stack(losses), torch.stack(counts)
         total = (self._scale_K * divergence_K / rows_K.clamp(min=1)).sum()
-        return Judged(
+        return LossSums(
             total,
             divergence_K.detach(),
             rows_K,
@@ -93,7 +102,7 @@ class Judge:
 def _level(
     hidden_RD: Tensor, weight_CD: Tensor, chances_PC: Tensor, at_R: Tensor, keep_R: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(sum of divergences over kept rows, likeliest draft ids)."""
+    """Return the sum of divergences over the rows of `keep_R`, and the most likely draft ids [R]."""
     logits_RC = F.linear(hidden_RD, weight_CD).float()
     own_RC = logits_RC.log_softmax(-1)
     wanted_RC = chances_PC[at_R]

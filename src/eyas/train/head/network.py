@@ -1,17 +1,17 @@
-"""The head as it is trained: training-time test over padded texts, in plain torch modules.
+"""The trainable head: training-time test over padded texts, in plain torch modules.
 
-Promises: level i gives a row what serving gives it after i drafted tokens: the target's features for
-the committed part, its own states for the drafted part (the serve-equals-train test compares the
-two); the names of `state_dict` are those of `DraftHead.parameters`. The embedding is the target's
-and is not trained.
+Promises: at level i a row has the same inputs as in serving after i drafted tokens: the target's
+features for committed tokens, the head's own states for drafted tokens (the serve-equals-train test
+compares both); the names of `state_dict` are those of `DraftHead.parameters`. The embedding is the
+target's and is not trained.
 Does not know: losses, data.
 
-At level i a row attends to the level-0 keys at or before its own place, and to its own keys of levels
-1 to i: those are the drafted tokens between.
+At level i a row attends to the level-0 keys at or before its own position, and to its own keys of
+levels 1 to i, which are the drafted tokens.
 
-Legend: B texts, L places, A trained rows of a text at most, R trained rows in all, S tapped states
-side by side, D hidden size, E twice that, N query heads, G key/value heads, M query heads a key/value
-head, H head dim, I levels so far, C draft vocabulary.
+Legend: B texts, L padded length, A trained rows of a text at most, R trained rows in all, T = B * L
+rows, S concatenated tapped states, D hidden size, E = 2 * D, N query heads, G key/value heads, M
+query heads per key/value head, H head dim, I levels so far, C draft vocabulary.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from eyas.layers.rope import rope_frequencies
 from eyas.models.heads.spec import HeadSpec
 from eyas.train.head.batches import Batch
 
-_MOST_KEPT_SCORES = 1 << 28
-"""Attention weights of one level above which they are computed again on the way back."""
+_MAX_STORED_SCORES = 1 << 28
+"""If a level has more attention weights than this, the backward pass computes them again."""
 
 
 class _Norm(nn.Module):
@@ -76,8 +76,9 @@ class _Layer(nn.Module):
 class TrainableHead(nn.Module):
     """An EAGLE-3 head of one layer.
 
-    embedding_VD: the target's, frozen. head_CD: its logits rows of the draft vocabulary, where the
-    head's own start.
+    embedding_VD: the target's, frozen. head_CD: rows of the target's logits head for the draft
+    vocabulary, with which the head's output layer is initialised. num_levels: of training-time
+    test.
     """
 
     def __init__(
@@ -101,12 +102,15 @@ class TrainableHead(nn.Module):
         self.register_buffer("_embedding_VD", embedding_VD, persistent=False)
         frequencies = rope_frequencies(spec.rope)
         self.register_buffer("_frequencies", frequencies, persistent=False)
-        self._start(head_CD)
+        self._initialise(head_CD)
 
     @torch.no_grad()
-    def _start(self, head_CD: Tensor | None) -> None:
-        """Small random matrices; what leaves the layer starts near nothing, so that the head starts
-        as a linear map of the last tapped state."""
+    def _initialise(self, head_CD: Tensor | None) -> None:
+        """Initialise matrices with small random numbers.
+
+        The outputs of the layer start near zero, so that the head starts as a linear map of the
+        last tapped state.
+        """
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
                 scale = 0.1 if name.endswith(("o.weight", "down.weight")) else 1.0
@@ -119,7 +123,7 @@ class TrainableHead(nn.Module):
             self.head.weight.copy_(head_CD)
 
     def combine(self, tapped_TS: Tensor) -> Tensor:
-        """The features of level 0."""
+        """Return the features [T, D] of level 0."""
         if self.spec.fc_norm:
             parts = tapped_TS.split(self.spec.target_hidden_size, -1)
             normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
@@ -127,7 +131,7 @@ class TrainableHead(nn.Module):
         return self.fc(tapped_TS.to(self.fc.weight.dtype))
 
     def levels(self, batch: Batch, tapped_TS: Tensor) -> Iterator[Tensor]:
-        """The input of `head` [R, D] at each level, for the trained rows."""
+        """Yield the input of `head` [R, D] of each level, for the trained rows."""
         layer = cast(_Layer, self.layers[0])
         attention = layer.attention
         num_texts, num_places = batch.tokens_BL.shape
@@ -180,7 +184,7 @@ class TrainableHead(nn.Module):
     ) -> Tensor:
         arguments = (batch.cell_R, batch.cell_time_BA, q_RNH, stem_k, stem_v, *own_k, *own_v)
         scores = batch.cell_time_BA.numel() * stem_k.shape[1] * self.spec.num_query_heads
-        if scores * self.num_levels > _MOST_KEPT_SCORES and torch.is_grad_enabled():
+        if scores * self.num_levels > _MAX_STORED_SCORES and torch.is_grad_enabled():
             return checkpoint(_attend, *arguments, use_reentrant=False)
         return _attend(*arguments)
 
@@ -193,7 +197,7 @@ def _attend(
     stem_v_BLGH: Tensor,
     *own: Tensor,
 ) -> Tensor:
-    """Softmax over the stem's keys and the row's own of further levels; [R, N, H]."""
+    """Return attention [R, N, H] over the text's level-0 keys and the row's keys of later levels."""
     own_k, own_v = own[: len(own) // 2], own[len(own) // 2 :]
     num_texts, width = cell_time_BA.shape
     num_places, num_kv, head_dim = stem_k_BLGH.shape[1:]
@@ -229,7 +233,7 @@ def _attend(
 
 
 def _rotated(x_TNH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Halves of each head turned, in float32; the result in the type products are made in."""
+    """Apply rotary embedding in float32, and return the result in the type of the input."""
     cosine, sine = rope
     first, second = x_TNH.float().chunk(2, dim=-1)
     turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
