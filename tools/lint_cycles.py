@@ -1,8 +1,8 @@
-"""Refuses modules that import one another in a circle: `python tools/lint_cycles.py PACKAGE...`
+"""Find import cycles between the modules of a package: `python tools/lint_cycles.py PACKAGE...`
 
-Imports for type checkers and inside of functions count. Promises: one line a package, which names a
-circle where there is one; exit status 1 then. Does not know: which rooms may import which
-(import-linter does).
+Imports for type checkers and imports inside functions count as well. Promises: prints a line for
+each package, which names a cycle if there is one; the exit status is then 1. Does not know: which
+rooms may import which (import-linter does).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from grimp import build_graph
 
 
 def circle(package: str) -> list[str]:
-    """Modules each of which is imported by the next, the first one again at the end; none is empty."""
+    """Return the modules of a cycle, each imported by the next, with the first one again at the
+    end; [] if there is none.
+    """
     graph = build_graph(package)
     imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
     try:
@@ -25,7 +27,7 @@ def circle(package: str) -> list[str]:
 
 
 def main(packages: list[str]) -> int:
-    """Look at each package; any circle decides the exit status."""
+    """Check each package. Return 1 if any has a cycle, else 0."""
     found = {package: circle(package) for package in packages}
     for package, modules in found.items():
         print(f"{package}: {' <- '.join(modules) or 'no circle of imports'}")
