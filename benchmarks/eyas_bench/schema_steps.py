@@ -131,18 +131,18 @@ def take_turns(
     prompt_tokens: int,
     tokens_per_step: float,
     repeats: int,
-    tell: Callable[[int], None] = lambda turn: None,
+    on_round: Callable[[int], None] = lambda turn: None,
 ) -> tuple[list[Round], list[Round]]:
     """Run rounds with and without schemas in turn. Return (rounds with schemas, rounds without).
 
-    tell: called with the number of the pair; numbers below 1 are warm-up rounds, of which only
+    on_round: called with the number of the pair; numbers below 1 are warm-up rounds, of which only
     errors count.
     """
     numbers = plan_round(texts, batch, tokens_per_step)
     runs: dict[bool, list[Round]] = {True: [], False: []}
     early: dict[bool, list[str]] = {True: [], False: []}
     for turn in range(1 - WARM_UPS, repeats + 1):
-        tell(turn)
+        on_round(turn)
         for has_schema in (True, False) if turn % 2 else (False, True):
             name = f"schema-{batch}-{turn}-{has_schema}"
             run = run_round(

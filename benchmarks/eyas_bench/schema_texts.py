@@ -88,7 +88,7 @@ def read_texts(
     longest: int,
     *,
     topk: int = 1,
-    tell: Callable[[int], None] = lambda number: None,
+    on_text: Callable[[int], None] = lambda number: None,
 ) -> Texts:
     """Return valid instances of LEAST_TOKENS to `longest` tokens, with their grammars compiled.
 
@@ -125,7 +125,7 @@ def read_texts(
             found.refused.append(case.name)
             continue
         found.texts.append(Text(case.name, output, grammar, tokens, others))
-        tell(len(found.texts))
+        on_text(len(found.texts))
     if not found.texts:
         raise ValueError(
             f"--schemas: {folder} has no instance of {LEAST_TOKENS} to {longest} tokens that its "
