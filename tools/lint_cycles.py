@@ -13,12 +13,13 @@ from graphlib import CycleError, TopologicalSorter
 from grimp import build_graph
 
 
-def circle(package: str) -> list[str]:
-    """Return the modules of a cycle, each imported by the next, with the first one again at the
-    end; [] if there is none.
+def find_cycle(package: str) -> list[str]:
+    """Return the modules of an import cycle; [] if there is none.
+
+    Each module is imported by the next; the first one is repeated at the end.
     """
     graph = build_graph(package)
-    imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -28,10 +29,10 @@ def circle(package: str) -> list[str]:
 
 def main(packages: list[str]) -> int:
     """Check each package. Return 1 if any has a cycle, else 0."""
-    found = {package: circle(package) for package in packages}
-    for package, modules in found.items():
-        print(f"{package}: {' <- '.join(modules) or 'no circle of imports'}")
-    return int(any(found.values()))
+    cycles = {package: find_cycle(package) for package in packages}
+    for package, modules in cycles.items():
+        print(f"{package}: {' <- '.join(modules) or 'no import cycle'}")
+    return int(any(cycles.values()))
 
 
 if __name__ == "__main__":

@@ -55,26 +55,26 @@ def findings(source: str, file: str) -> Iterator[str]:
     """Yield the findings of a source text."""
     tree = ast.parse(source, file)
     names = _imported_names(tree)
-    is_test = "tests" in Path(file).parts  # whose patterns are its own
+    is_test = "tests" in Path(file).parts  # a test chooses its own patterns
     for node in ast.walk(tree):
-        for what in _judge(node, names):
+        for what in _check_node(node, names):
             yield f"{file}:{getattr(node, 'lineno', 0)}: {what}"
         if isinstance(node, ast.Call) and not is_test and _runs_a_variable(node, names):
             what = "a pattern from a variable may never end: write it here, or name a constant"
             yield f"{file}:{node.lineno}: {what}"
 
 
-def _judge(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
+def _check_node(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
     match node:
         case ast.Import(names=aliases):
             yield from (_bad_module(alias.name) for alias in aliases if _is_bad(alias.name))
         case ast.ImportFrom(module=str(module), level=0) if _is_bad(module):
             yield _bad_module(module)
         case ast.Call():
-            yield from _judge_call(node, names)
+            yield from _check_call(node, names)
 
 
-def _judge_call(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
+def _check_call(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
     called = _dotted(call.func, names)
     arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     if called in FORBIDDEN_BUILTINS:
@@ -148,7 +148,7 @@ def main(paths: list[str]) -> int:
     """Check files and directories. Return 1 if there are findings, else 0."""
     files = [f for path in paths for f in sorted(Path(path).rglob("*.py")) or [Path(path)]]
     found = [line for file in files for line in findings(file.read_text(), str(file))]
-    print("\n".join(found) or f"{len(files)} files: nothing that runs what a stranger sent")
+    print("\n".join(found) or f"{len(files)} files: no code that could run untrusted data")
     return 1 if found else 0
 
 

@@ -102,7 +102,7 @@ def read_vocabulary(path: Path) -> tuple[Tokenizer, Vocabulary]:
     if end is None:
         if not tokenizer.control_ids:
             raise ValueError(f"--tokenizer: {path} has no token that could end a text")
-        end = min(tokenizer.control_ids)  # any will do: nothing but the end depends on it
+        end = min(tokenizer.control_ids)  # only the end of a text depends on the choice
     size = -(-tokenizer.vocab_size // 128) * 128
     return tokenizer, Vocabulary.of(tokenizer, size, (end,))
 
@@ -122,7 +122,7 @@ def measure(
         grammar = None if spec is None else _compile(backend, spec, case, measured)
         if spec is None or grammar is None:
             continue
-        second = backend.compile(spec)  # with caches of its own
+        second = backend.compile(spec)  # has its own caches
         for is_valid, value in case.tests:
             text = json.dumps(value, ensure_ascii=False)
             tokens = tokenizer.encode_text(text)

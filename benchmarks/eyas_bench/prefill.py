@@ -71,7 +71,7 @@ def longest(num_tokens: int, prompt_tokens: int, others: int, rows: int, nodes: 
     free = rows - 2 * others * nodes
     if free < 1:
         raise ValueError(
-            f"--max-batch-tokens: {rows} rows leave too few for a prompt beside {others} drafts of "
+            f"--max-batch-tokens: {rows} rows leave too few for a prompt and {others} drafts of "
             f"{nodes} nodes; give more than {2 * others * nodes}"
         )
     num_steps = CALM_STEPS + 2 * num_chunks(num_tokens, free) + SLACK
@@ -240,7 +240,7 @@ def _drain(engine: Engine, num_failed: int) -> None:
     while engine.has_work():
         engine.step()
     if engine.metrics.num_failed_steps > num_failed:
-        raise RuntimeError("a step failed while it was measured; the log says how")
+        raise RuntimeError("a step failed during the measurement; see the log")
 
 
 def _ms(seconds: float) -> float:

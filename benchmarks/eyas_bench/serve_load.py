@@ -231,8 +231,8 @@ async def _stream(
     body = _body(outcome.arrival, model, temperature)
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
-            told = (await response.aread())[:300]
-            raise RuntimeError(f"status {response.status_code}: {told!r}")
+            body = (await response.aread())[:300]
+            raise RuntimeError(f"status {response.status_code}: {body!r}")
         async for line in response.aiter_lines():
             if not line.startswith("data:"):
                 continue

@@ -133,8 +133,8 @@ def groups(count: int) -> dict[str, list[Task]]:
 def _messages(form: Form, facts: str, shows_schema: bool) -> tuple[Message, ...]:
     if not shows_schema:
         return ({"role": "user", "content": f"{facts}\n\nWrite this as a JSON object."},)
-    told = f"Answer with a JSON object that follows this schema:\n{json.dumps(form.schema)}"
-    return ({"role": "system", "content": told}, {"role": "user", "content": facts})
+    instruction = f"Answer with a JSON object that follows this schema:\n{json.dumps(form.schema)}"
+    return ({"role": "system", "content": instruction}, {"role": "user", "content": facts})
 
 
 def schema_of(value: Any) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def run_together(engine: Engine, batch: Sequence[Request]) -> TogetherRun:
     while engine.has_work():
         engine.step()
     if engine.metrics.num_failed_steps > num_failed:
-        raise RuntimeError("a step failed while it was measured; the log says how")
+        raise RuntimeError("a step failed during the measurement; see the log")
     return run
 
 
