@@ -150,7 +150,7 @@ Result = tuple[str, int, int, float, float]
 """Name, number compared, number different, largest difference of a log-probability, seconds."""
 
 
-def engine_ways(parts: Parts, config: EngineConfig, place: Device) -> Iterator[Result]:
+def engine_comparisons(parts: Parts, config: EngineConfig, place: Device) -> Iterator[Result]:
     """Yield the results of all comparisons, token by token."""
     cache = CacheConfig(num_slots=NUM_PROMPTS * (max(LENGTHS) + 200))
     first = assemble(msgspec.structs.replace(config, cache=cache), place, parts)
@@ -168,7 +168,7 @@ def engine_ways(parts: Parts, config: EngineConfig, place: Device) -> Iterator[R
         return KnowingDrafter(texts, width, vocab, device, is_chain=is_chain)
 
     few = max(len(text) for text in texts) + 200
-    ways: list[tuple[str, Drafter, dict[str, int], int | None]] = [
+    variants: list[tuple[str, Drafter, dict[str, int], int | None]] = [
         ("together", RootDrafter(), {}, None),
         ("together, log-probabilities", RootDrafter(), {}, 0),
         ("chains", knowing(6, is_chain=True), {}, None),
@@ -181,7 +181,7 @@ def engine_ways(parts: Parts, config: EngineConfig, place: Device) -> Iterator[R
         ("chains, preempted", knowing(4, is_chain=True), {"slots": few, "rows": 64}, None),
         ("trees of a random head", head, {}, None),
     ]
-    for name, drafter, settings, logprobs in ways:
+    for name, drafter, settings, logprobs in variants:
         started = time.perf_counter()
         engine = _engine(config, runner, drafter, info, **settings)
         params = [sampling(i, logprobs=logprobs) for i in range(NUM_PROMPTS)]

@@ -1,8 +1,8 @@
-"""Draws docs/drafted-tokens.svg: answers of the built-in model, drafted tokens in green.
+"""Draw docs/drafted-tokens.svg: answers of the built-in model, with accepted draft tokens in green.
 
 `python tools/make_picture.py`
 
-Promises: what is drawn is what `eyas demo` shows; the picture loads nothing from elsewhere.
+Promises: the picture shows the same as `eyas demo`, and loads nothing from other places.
 Does not know: how tokens are drafted.
 """
 
@@ -49,7 +49,7 @@ FORMAT = """\
 </g>
 </svg>
 """
-"""rich's own picture, without a font from a server."""
+"""rich's SVG format without a font from a server."""
 
 
 def main() -> None:

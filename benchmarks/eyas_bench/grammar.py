@@ -53,7 +53,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurements:
     """The measured times in seconds, and counts.
 
     prepare, compile, first_mask have an entry for each schema, mask for each token, tree_walk and
@@ -102,7 +102,7 @@ def read_vocabulary(path: Path) -> tuple[Tokenizer, Vocabulary]:
     if end is None:
         if not tokenizer.control_ids:
             raise ValueError(f"--tokenizer: {path} has no token that could end a text")
-        end = min(tokenizer.control_ids)  # any will do: nothing but the end depends on it
+        end = min(tokenizer.control_ids)  # only the end of a text depends on the choice
     size = -(-tokenizer.vocab_size // 128) * 128
     return tokenizer, Vocabulary.of(tokenizer, size, (end,))
 
@@ -113,16 +113,16 @@ def measure(
     vocabulary: Vocabulary,
     cases: Sequence[Case],
     on_case: Callable[[str], None] = lambda name: None,
-) -> Measured:
+) -> Measurements:
     """Measure all cases, one after the other. on_case: called with the name of each."""
-    measured = Measured()
+    measured = Measurements()
     for case in cases:
         on_case(case.name)
         spec = _spec(case, measured)
         grammar = None if spec is None else _compile(backend, spec, case, measured)
         if spec is None or grammar is None:
             continue
-        second = backend.compile(spec)  # with caches of its own
+        second = backend.compile(spec)  # has its own caches
         for is_valid, value in case.tests:
             text = json.dumps(value, ensure_ascii=False)
             tokens = tokenizer.encode_text(text)
@@ -138,7 +138,7 @@ def measure(
     return measured
 
 
-def summary(measured: Measured) -> dict[str, Any]:
+def summary(measured: Measurements) -> dict[str, Any]:
     """Return counts and percentiles for the result file; times are in milliseconds."""
     verdicts = measured.verdicts
     return {
@@ -169,7 +169,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _spec(case: Case, measured: Measured) -> OutputSpec | None:
+def _spec(case: Case, measured: Measurements) -> OutputSpec | None:
     begin = time.perf_counter()
     try:
         return OutputSpec(root=Json(prepare(case.schema, param="schema")), param="schema")
@@ -180,7 +180,9 @@ def _spec(case: Case, measured: Measured) -> OutputSpec | None:
         measured.prepare.append(time.perf_counter() - begin)
 
 
-def _compile(backend: Backend, spec: OutputSpec, case: Case, measured: Measured) -> Grammar | None:
+def _compile(
+    backend: Backend, spec: OutputSpec, case: Case, measured: Measurements
+) -> Grammar | None:
     begin = time.perf_counter()
     try:
         grammar = backend.compile(spec)
@@ -214,7 +216,7 @@ def _walk(
     vocabulary: Vocabulary,
     grammar: Grammar,
     tokens: Sequence[int],
-    measured: Measured | None,
+    measured: Measurements | None,
 ) -> int:
     """Return the number of tokens that the masks accept, including the end token."""
     state: State | None = grammar.start()
@@ -238,7 +240,7 @@ def _walk_with_trees(
     grammar: Grammar,
     tokens: Sequence[int],
     draw: random.Random,
-    measured: Measured,
+    measured: Measurements,
 ) -> None:
     """Read the tokens again with a draft tree at every step, as an engine does."""
     automaton = Automaton(grammar)

@@ -32,7 +32,7 @@ TFLOP/s."""
 CALM_STEPS = 64
 """The number of steps before a prompt arrives, in each round."""
 
-Tell = Callable[[int], None]
+OnRound = Callable[[int], None]
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ def longest(num_tokens: int, prompt_tokens: int, others: int, rows: int, nodes: 
     free = rows - 2 * others * nodes
     if free < 1:
         raise ValueError(
-            f"--max-batch-tokens: {rows} rows leave too few for a prompt beside {others} drafts of "
+            f"--max-batch-tokens: {rows} rows leave too few for a prompt and {others} drafts of "
             f"{nodes} nodes; give more than {2 * others * nodes}"
         )
     num_steps = CALM_STEPS + 2 * num_chunks(num_tokens, free) + SLACK
@@ -79,12 +79,12 @@ def longest(num_tokens: int, prompt_tokens: int, others: int, rows: int, nodes: 
 
 
 def time_prompts(
-    engine: Engine, num_tokens: int, repeats: int, tell: Tell = lambda turn: None
+    engine: Engine, num_tokens: int, repeats: int, on_round: OnRound = lambda turn: None
 ) -> list[float]:
     """Return the time to first token of prompts that run alone, in seconds, one for each round."""
     found = []
     for turn in range(1 - WARM_UPS, repeats + 1):
-        tell(turn)
+        on_round(turn)
         request = _request(f"prompt-{num_tokens}-{turn}", _tokens(engine, num_tokens, turn), 1)
         num_failed = engine.metrics.num_failed_steps
         begin = time.perf_counter()
@@ -103,12 +103,12 @@ def interfere(
     prompt_tokens: int,
     num_tokens: int,
     repeats: int,
-    tell: Tell = lambda turn: None,
+    on_round: OnRound = lambda turn: None,
 ) -> Interference:
     """Measure gaps of `num_sequences` sequences while a prompt of `num_tokens` tokens arrives."""
     found = Interference()
     for turn in range(1 - WARM_UPS, repeats + 1):
-        tell(turn)
+        on_round(turn)
         run = _interfered(engine, num_sequences, prompt_tokens, num_tokens, turn)
         if turn > 0:
             found.calm += run.calm
@@ -126,7 +126,7 @@ def _interfered(
     last: dict[str, float] = {}
     num_failed = engine.metrics.num_failed_steps
 
-    def hear(deltas: Sequence[Delta], gaps: list[float] | None) -> None:
+    def record(deltas: Sequence[Delta], gaps: list[float] | None) -> None:
         now = time.perf_counter()
         for delta in deltas:
             if delta.request_id not in others:
@@ -146,14 +146,14 @@ def _interfered(
             prompt = _tokens(engine, prompt_tokens, 1000 * turn + i)
             engine.add(_request(name, prompt, room))
         while len(last) < num_sequences:
-            hear(engine.step(), None)
+            record(engine.step(), None)
         for _ in range(CALM_STEPS):
-            hear(engine.step(), run.calm)
+            record(engine.step(), run.calm)
         name = f"arrival-{num_sequences}-{turn}"
         request = _request(name, _tokens(engine, num_tokens, -turn - 1000), 1)
         begin = time.perf_counter()
         engine.add(request)
-        _until_first(engine, name, lambda deltas: hear(deltas, run.during))
+        _until_first(engine, name, lambda deltas: record(deltas, run.during))
         run.first_tokens.append(time.perf_counter() - begin)
     finally:
         for name in ids:
@@ -223,11 +223,11 @@ def _request(name: str, prompt: list[int], max_tokens: int) -> Request:
     return Request(id=name, prompt_token_ids=prompt, params=params)
 
 
-def _until_first(engine: Engine, name: str, hear: Callable[[Sequence[Delta]], None]) -> None:
+def _until_first(engine: Engine, name: str, record: Callable[[Sequence[Delta]], None]) -> None:
     """Step until this request, which has a limit of one token, ends."""
     while True:
         deltas = engine.step()
-        hear(deltas)
+        record(deltas)
         for delta in deltas:
             if delta.request_id != name or delta.finish_reason is None:
                 continue
@@ -240,7 +240,7 @@ def _drain(engine: Engine, num_failed: int) -> None:
     while engine.has_work():
         engine.step()
     if engine.metrics.num_failed_steps > num_failed:
-        raise RuntimeError("a step failed while it was measured; the log says how")
+        raise RuntimeError("a step failed during the measurement; see the log")
 
 
 def _ms(seconds: float) -> float:

@@ -149,7 +149,7 @@ def _answers(
     ]
     choices = [output.choices[0] for output in stage.llm.generate(asked, params)]
     if metrics.num_failed_steps > before:
-        raise RuntimeError(f"a step failed with {lineup.name}; the log says how")
+        raise RuntimeError(f"a step failed with {lineup.name}; see the log")
     return choices
 
 

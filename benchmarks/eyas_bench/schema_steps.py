@@ -59,7 +59,9 @@ class Round:
 def plan_round(texts: Sequence[Text], batch: int, tokens_per_step: float) -> list[int]:
     """Return the indices of the instances of a round, for about STEPS steps with a full batch."""
     wanted = batch * (STEPS + SETTLING) * tokens_per_step
-    wanted += batch * max(len(text.tokens) for text in texts)  # the last ones leave gaps
+    wanted += batch * max(
+        len(text.tokens) for text in texts
+    )  # the last instances leave gaps in the batch
     numbers: list[int] = []
     while wanted > 0:
         number = len(numbers) % len(texts)
@@ -120,7 +122,7 @@ def run_round(
         while engine.has_work():
             engine.step()
     if engine.metrics.num_failed_steps > num_failed:
-        raise RuntimeError("a step failed while it was measured; the log says how")
+        raise RuntimeError("a step failed during the measurement; see the log")
     return run
 
 
@@ -131,25 +133,25 @@ def take_turns(
     prompt_tokens: int,
     tokens_per_step: float,
     repeats: int,
-    tell: Callable[[int], None] = lambda turn: None,
+    on_round: Callable[[int], None] = lambda turn: None,
 ) -> tuple[list[Round], list[Round]]:
     """Run rounds with and without schemas in turn. Return (rounds with schemas, rounds without).
 
-    tell: called with the number of the pair; numbers below 1 are warm-up rounds, of which only
+    on_round: called with the number of the pair; numbers below 1 are warm-up rounds, of which only
     errors count.
     """
     numbers = plan_round(texts, batch, tokens_per_step)
     runs: dict[bool, list[Round]] = {True: [], False: []}
     early: dict[bool, list[str]] = {True: [], False: []}
     for turn in range(1 - WARM_UPS, repeats + 1):
-        tell(turn)
+        on_round(turn)
         for has_schema in (True, False) if turn % 2 else (False, True):
             name = f"schema-{batch}-{turn}-{has_schema}"
             run = run_round(
                 engine, texts, numbers, batch, prompt_tokens, name, has_schema=has_schema
             )
             early[has_schema] += run.errors if turn <= 0 else []
-            if turn == 1:  # an error of a warm-up is one as well
+            if turn == 1:  # errors of the warm-up count as well
                 run.errors += early[has_schema]
             if turn > 0:
                 runs[has_schema].append(run)

@@ -88,7 +88,7 @@ def read_texts(
     longest: int,
     *,
     topk: int = 1,
-    tell: Callable[[int], None] = lambda number: None,
+    on_text: Callable[[int], None] = lambda number: None,
 ) -> Texts:
     """Return valid instances of LEAST_TOKENS to `longest` tokens, with their grammars compiled.
 
@@ -125,7 +125,7 @@ def read_texts(
             found.refused.append(case.name)
             continue
         found.texts.append(Text(case.name, output, grammar, tokens, others))
-        tell(len(found.texts))
+        on_text(len(found.texts))
     if not found.texts:
         raise ValueError(
             f"--schemas: {folder} has no instance of {LEAST_TOKENS} to {longest} tokens that its "
@@ -174,7 +174,7 @@ def _others(
 ) -> list[int]:
     drawn = [int(legal[draw.randrange(len(legal))]) for _ in range(_TRIES * num) if len(legal)]
     first = next((other for other in drawn[:_TRIES] if _goes_on(state, other, later)), None)
-    # Where hardly anything is legal the wrong guesses are refused.
+    # If few tokens are legal, the grammar refuses the wrong guesses.
     refused = ((token + step) % vocab_size for step in range(-1, -vocab_size, -1))
     found = dict.fromkeys(drawn if first is None else [first, *drawn])
     while len(found) < num:
@@ -218,7 +218,7 @@ class Teacher:
 
     def __init__(self, prompt_tokens: int, mean: float | None, steps: int, topk: int = 1) -> None:
         if mean is not None:
-            continuation(mean, steps)  # what cannot be is refused before any work
+            continuation(mean, steps)  # raises for an impossible mean before any work
         self._prompt_tokens = prompt_tokens
         self._mean, self._steps, self._topk = mean, steps, topk
         self._forms: dict[int, Form] = {}
@@ -244,7 +244,7 @@ class Teacher:
         if self._mean is not None:
             accepted_AC = draw_lengths(self._mean, self._steps, num_seats, num_positions)
         self._accepted_AC = accepted_AC.to(device)
-        self._nobody = engine.table.padding_seat
+        self._padding_seat = engine.table.padding_seat
         self.num_2 = torch.zeros(2, dtype=torch.int64, device=device)
         self._before_2 = torch.zeros_like(self.num_2)
         self._propose: Propose = engine.drafter.propose
@@ -267,7 +267,7 @@ class Teacher:
     def _taught(self, batch: Batch, tree: DraftTree, form: Form) -> DraftTree:
         """Give first children the text's tokens, up to the last one to be accepted."""
         wanted_B1 = self._accepted_AC[batch.seats_B, batch.roots_B].unsqueeze(1)
-        # Where the first is wrong its siblings are, too.
+        # If the first child is wrong, so are its siblings.
         is_wrong_BW = form.follows_main_W & (form.depths_W - 1 == wanted_B1)
         names_B1, places_BW = self._places(batch, form.depths_W - 1)
         ranks_BW = form.ranks_W - 1 + is_wrong_BW.to(torch.int64)
@@ -325,7 +325,7 @@ class Teacher:
         """Add to the counts; sequences that have already ended do not count."""
         place_B = batch.roots_B + (1 - self._prompt_tokens) + accepted_B
         is_faulty_B = ~has_last_B & (place_B <= self._ends_I[names_B])
-        is_faulty_B &= batch.seats_B != self._nobody
+        is_faulty_B &= batch.seats_B != self._padding_seat
         at_root_B = accepted_B == 0
         faulty_2B = torch.stack([is_faulty_B & at_root_B, is_faulty_B & ~at_root_B])
         # Not added to itself: a stage runs twice when it is captured.

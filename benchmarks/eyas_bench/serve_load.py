@@ -31,20 +31,24 @@ FEW = 8
 """The number of warm-up requests on a device where nothing is prepared for each batch size."""
 WARM_UP_SCHEMA = '{"type":"string"}'
 
-Tell = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 _FAULTS = (httpx.HTTPError, RuntimeError, ValueError, LookupError)
 
 
 class EngineLoad:
-    """A load on an engine. tell: called with (arrived, ended) after steps."""
+    """A load on an engine. on_progress: called with (arrived, ended) after steps."""
 
     def __init__(
-        self, engine: Engine, arrivals: Sequence[Arrival], temperature: float, tell: Tell | None
+        self,
+        engine: Engine,
+        arrivals: Sequence[Arrival],
+        temperature: float,
+        on_progress: OnProgress | None,
     ) -> None:
         self._engine = engine
         self._temperature = temperature
-        self._tell = tell
+        self._on_progress = on_progress
         self._due = list(arrivals)[::-1]
         self._outcomes = {self._id(arrival): Outcome(arrival) for arrival in arrivals}
         self._compiling: list[tuple[Request, Future[Grammar]]] = []
@@ -75,8 +79,8 @@ class EngineLoad:
                 now = time.perf_counter() - started
                 for delta in deltas:
                     self._hear(delta, now)
-                if deltas and self._tell is not None:
-                    self._tell(len(self._outcomes) - len(self._due), self._num_ended)
+                if deltas and self._on_progress is not None:
+                    self._on_progress(len(self._outcomes) - len(self._due), self._num_ended)
             else:
                 rest = self._due[-1].at - now if self._due else IDLE_SECONDS
                 time.sleep(max(0.0, min(IDLE_SECONDS, rest)))
@@ -148,12 +152,12 @@ def run_on_engine(
     engine: Engine,
     arrivals: Sequence[Arrival],
     temperature: float,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[list[Outcome], Queue]:
     """Warm the engine up, and run the load."""
     for _ in range(WARM_UPS):
         EngineLoad(engine, to_warm_up(engine, arrivals), temperature, None).run()
-    return EngineLoad(engine, arrivals, temperature, tell).run()
+    return EngineLoad(engine, arrivals, temperature, on_progress).run()
 
 
 def to_warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> list[Arrival]:
@@ -178,7 +182,7 @@ def to_warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 async def run_on_server(
-    url: str, arrivals: Sequence[Arrival], temperature: float, tell: Tell | None = None
+    url: str, arrivals: Sequence[Arrival], temperature: float, on_progress: OnProgress | None = None
 ) -> tuple[list[Outcome], Queue]:
     """Stream completions of the server's first model.
 
@@ -205,8 +209,8 @@ async def run_on_server(
                 outcome.error = f"{type(error).__name__}: {error}"
             outcome.ended = time.perf_counter() - started
             num_ended += 1
-            if tell is not None:
-                tell(len(tasks), num_ended)
+            if on_progress is not None:
+                on_progress(len(tasks), num_ended)
 
         tasks: list[asyncio.Task[None]] = []
         for outcome in outcomes:
@@ -227,8 +231,8 @@ async def _stream(
     body = _body(outcome.arrival, model, temperature)
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
-            told = (await response.aread())[:300]
-            raise RuntimeError(f"status {response.status_code}: {told!r}")
+            body = (await response.aread())[:300]
+            raise RuntimeError(f"status {response.status_code}: {body!r}")
         async for line in response.aiter_lines():
             if not line.startswith("data:"):
                 continue

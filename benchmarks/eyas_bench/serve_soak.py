@@ -265,7 +265,7 @@ class Soak:
             text = (await fetch(self._url, "GET", "/metrics")).decode()
             values = [re.search(rf"^eyas_{name}\{{.*\}} (\S+)$", text, re.M) for name in wanted]
             if all(value is not None and float(value[1]) == 0 for value in values):
-                # The engine checks its own books once it has been idle for a second.
+                # The engine checks its cache after one second without work.
                 await asyncio.sleep(2.5)
                 await fetch(self._url, "GET", "/ready")
                 return True
@@ -275,7 +275,7 @@ class Soak:
 
 async def _sample(process_id: int | None, started: float, samples: list[tuple[float, int]]) -> None:
     while process_id is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # children come and go
+        with contextlib.suppress(psutil.NoSuchProcess):  # a child process may end
             total = sum(process.memory_info().rss for process in _family(process_id))
             samples.append((time.monotonic() - started, total))
         await asyncio.sleep(SAMPLE_SECONDS)

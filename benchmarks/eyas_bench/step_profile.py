@@ -75,7 +75,7 @@ MOST_NAMES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class KernelRun:
     """A kernel or operator: its own seconds, and when it ran."""
 
     name: str
@@ -104,7 +104,7 @@ def own_kernels() -> dict[str, str]:
     return found
 
 
-def busy_seconds(ran: Sequence[Ran]) -> float:
+def busy_seconds(ran: Sequence[KernelRun]) -> float:
     """Return the time in seconds during which at least one of them ran."""
     total, until = 0.0, float("-inf")
     for each in sorted(ran, key=lambda each: each.start):
@@ -142,7 +142,11 @@ def profile_steps(engine: Engine, batch: Sequence[Request]) -> dict[str, Any]:
 
 
 def summarise(
-    ran: Sequence[Ran], parts: dict[str, float], busy: float, step_seconds: float, num_steps: int
+    ran: Sequence[KernelRun],
+    parts: dict[str, float],
+    busy: float,
+    step_seconds: float,
+    num_steps: int,
 ) -> dict[str, Any]:
     """Summarise a profile per step, in milliseconds.
 
@@ -208,7 +212,7 @@ def _refuse_an_end(delta: Delta) -> None:
         )
 
 
-def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[Ran], dict[str, float]]:
+def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[KernelRun], dict[str, float]]:
     """Return what ran in STEPS steps, and the seconds of each part."""
     on_gpu = engine.table.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
@@ -219,7 +223,7 @@ def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[Ran], dict
     marks = [e for e in events if e.name in PARTS and e.device_type == DeviceType.CPU]
     if on_gpu:
         ran = [
-            Ran(event.name, event.time_range.start / 1e6, event.time_range.elapsed_us() / 1e6)
+            KernelRun(event.name, event.time_range.start / 1e6, event.time_range.elapsed_us() / 1e6)
             for event in events
             if event.device_type == DeviceType.CUDA and event.name not in PARTS
         ]
@@ -227,7 +231,7 @@ def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[Ran], dict
     else:
         operators = [e for e in events if e.name not in PARTS and e.self_cpu_time_total > 0]
         ran = [
-            Ran(event.name, event.time_range.start / 1e6, event.self_cpu_time_total / 1e6)
+            KernelRun(event.name, event.time_range.start / 1e6, event.self_cpu_time_total / 1e6)
             for event in operators
         ]
         spent = [(mark.name, mark.cpu_time_total / 1e6) for mark in marks]

@@ -61,7 +61,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PreparedTask:
     """A tokenized task with its compiled schema."""
 
     task: Task
@@ -133,8 +133,8 @@ def groups(count: int) -> dict[str, list[Task]]:
 def _messages(form: Form, facts: str, shows_schema: bool) -> tuple[Message, ...]:
     if not shows_schema:
         return ({"role": "user", "content": f"{facts}\n\nWrite this as a JSON object."},)
-    told = f"Answer with a JSON object that follows this schema:\n{json.dumps(form.schema)}"
-    return ({"role": "system", "content": told}, {"role": "user", "content": facts})
+    instruction = f"Answer with a JSON object that follows this schema:\n{json.dumps(form.schema)}"
+    return ({"role": "system", "content": instruction}, {"role": "user", "content": facts})
 
 
 def schema_of(value: Any) -> dict[str, Any]:
@@ -176,12 +176,12 @@ def contestants(stage: Stage, steps: int) -> list[Contestant]:
     ]
 
 
-def ask(llm: LLM, tasks: Sequence[Task]) -> tuple[list[Asked], list[float]]:
+def prepare_tasks(llm: LLM, tasks: Sequence[Task]) -> tuple[list[PreparedTask], list[float]]:
     """Tokenize the tasks and compile their schemas.
 
     Returns the tasks, and the compile time of each schema in seconds, including the first mask.
     """
-    asked: list[Asked] = []
+    prepared: list[PreparedTask] = []
     grammars = []
     seconds: list[float] = []
     for task in tasks:
@@ -189,7 +189,7 @@ def ask(llm: LLM, tasks: Sequence[Task]) -> tuple[list[Asked], list[float]]:
         wanted = Wanted(answer=Json(prepare(task.schema, param="schema")))
         output = llm.dialect.output(wanted, prompt)
         assert output is not None
-        asked.append(Asked(task, prompt, wanted, output))
+        prepared.append(PreparedTask(task, prompt, wanted, output))
         num_compiled = llm.engine.stats().grammar.num_compiled
         before = time.perf_counter()
         grammars.append(llm.engine.compile(output).result())
@@ -199,13 +199,13 @@ def ask(llm: LLM, tasks: Sequence[Task]) -> tuple[list[Asked], list[float]]:
     deadline = time.monotonic() + CANONICAL_SECONDS
     while not all(grammar.canonical for grammar in grammars) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return asked, seconds
+    return prepared, seconds
 
 
 def measure(
     stage: Stage,
     lineup: Sequence[Contestant],
-    asked: Sequence[Asked],
+    prepared: Sequence[PreparedTask],
     *,
     max_tokens: int,
     repeats: int,
@@ -219,7 +219,7 @@ def measure(
     for turn in range(repeats + 1):
         show_status(f"round {turn}" if turn else "warm-up")
         current = {each.name: Round() for each in lineup}
-        for number, one in enumerate(asked):
+        for number, one in enumerate(prepared):
             first = (turn + number) % len(lineup)
             for each in [*lineup[first:], *lineup[:first]]:
                 _answer(stage, each, one, max_tokens, current[each.name])
@@ -230,16 +230,16 @@ def measure(
 
 
 def _answer(
-    stage: Stage, contestant: Contestant, asked: Asked, max_tokens: int, done: Round
+    stage: Stage, contestant: Contestant, prepared: PreparedTask, max_tokens: int, done: Round
 ) -> None:
     """Generate an answer, timed from the request to its last token."""
     stage.use(contestant.lineup)
     engine, llm = stage.llm.engine, stage.llm
     request = Request(
         id="structured",
-        prompt_token_ids=asked.prompt,
+        prompt_token_ids=prepared.prompt,
         params=llm.default_params(temperature=0.0, seed=0, max_tokens=max_tokens),
-        output=asked.output if contestant.has_schema else None,
+        output=prepared.output if contestant.has_schema else None,
         with_marks=True,
     )
     deltas: list[Delta] = []
@@ -254,9 +254,9 @@ def _answer(
     now = time.perf_counter()
     usage = deltas[-1].usage
     if deltas[-1].finish_reason == "error" or usage is None:
-        raise RuntimeError(f"{asked.task.title}: a measured request failed: {deltas[-1].error}")
-    answer = GenerationOutput(asked.prompt, [Choice(0)])
-    segmenter = llm.dialect.segmenter(asked.wanted, asked.prompt)
+        raise RuntimeError(f"{prepared.task.title}: a measured request failed: {deltas[-1].error}")
+    answer = GenerationOutput(prepared.prompt, [Choice(0)])
+    segmenter = llm.dialect.segmenter(prepared.wanted, prepared.prompt)
     for delta in deltas:
         events = segmenter.push(delta.text, delta.marks)
         answer.absorb(delta, events + (segmenter.finish() if delta.finish_reason else []))
@@ -274,7 +274,7 @@ def _answer(
 
 def report(
     lineup: Sequence[Contestant],
-    asked: Sequence[Asked],
+    prepared: Sequence[PreparedTask],
     rounds: Mapping[str, Sequence[Round]],
     compile_seconds: Sequence[float],
 ) -> dict[str, Any]:
@@ -286,8 +286,8 @@ def report(
     counts = {name: _counts(own) for name, own in rounds.items()}
     plain = runs[PLAIN]
     return {
-        "num_tasks": len(asked),
-        "num_schemas": len({one.output.key for one in asked}),
+        "num_tasks": len(prepared),
+        "num_schemas": len({one.output.key for one in prepared}),
         "compile_ms": {
             "median": round(1000 * median(compile_seconds), 2),
             "max": round(1000 * max(compile_seconds), 2),
@@ -298,7 +298,7 @@ def report(
             each.name: {
                 "has_schema": each.has_schema,
                 **_summary(rounds[each.name]),
-                **(_judged(asked, rounds[each.name]) if each.has_schema else {}),
+                **(_validated(prepared, rounds[each.name]) if each.has_schema else {}),
                 **({"same_tokens": same_tokens(runs[each.name], plain)} if each.has_schema else {}),
             }
             for each in lineup
@@ -359,19 +359,19 @@ def _summary(rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def _judged(asked: Sequence[Asked], rounds: Sequence[Round]) -> dict[str, Any]:
+def _validated(prepared: Sequence[PreparedTask], rounds: Sequence[Round]) -> dict[str, Any]:
     """Return `valid`, the fraction of answers that jsonschema accepts, and `broken`, the titles of
     finished but invalid answers.
     """
     accepts = [
         accepted(one.task.schema, choice.content)
-        for one, choice in zip(asked, rounds[0].choices, strict=True)
+        for one, choice in zip(prepared, rounds[0].choices, strict=True)
     ]
     return {
         "valid": _share(accepts),
         "broken": [
             one.task.title
-            for one, choice, is_valid in zip(asked, rounds[0].choices, accepts, strict=True)
+            for one, choice, is_valid in zip(prepared, rounds[0].choices, accepts, strict=True)
             if choice.finish_reason == "stop" and not is_valid
         ],
     }

@@ -95,7 +95,7 @@ class SyntheticAcceptance:
     """
 
     def __init__(self, mean: float, steps: int, *, alike: bool = False) -> None:
-        continuation(mean, steps)  # what cannot be is refused before any work
+        continuation(mean, steps)  # raises for an impossible mean before any work
         self._mean, self._steps, self._alike = mean, steps, alike
         self._lengths_AC: torch.Tensor | None = None
         self.num_calls = 0
@@ -142,7 +142,7 @@ def accept_tree(verdict: Verdict, tree: DraftTree, wanted_B: torch.Tensor, steps
     """Make the verdict follow first children this far down, or to the end of the tree."""
     num, width = tree.tokens_BW.shape
     nodes_W = torch.arange(width, device=wanted_B.device)
-    # Column `width` stands for no node: padding counts as its child, and it is its own.
+    # Column `width` is no node; it is the parent of padding and of itself.
     above_BW = torch.where(nodes_W < tree.sizes_B.unsqueeze(1), tree.parents_BW, width)
     above_BW[:, 0] = width
     first_BW = above_BW.new_full((num, width + 1), width)

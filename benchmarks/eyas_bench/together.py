@@ -132,7 +132,7 @@ def run_together(engine: Engine, batch: Sequence[Request]) -> TogetherRun:
     while engine.has_work():
         engine.step()
     if engine.metrics.num_failed_steps > num_failed:
-        raise RuntimeError("a step failed while it was measured; the log says how")
+        raise RuntimeError("a step failed during the measurement; see the log")
     return run
 
 
@@ -143,16 +143,16 @@ def repeat(
     max_tokens: int,
     temperature: float,
     repeats: int,
-    tell: Callable[[int], None] | None = None,
+    on_round: Callable[[int], None] | None = None,
 ) -> list[TogetherRun]:
     """Run the same batch `repeats` times after the warm-up.
 
-    tell: called with the number of the run; numbers below 1 are warm-up runs.
+    on_round: called with the number of the run; numbers below 1 are warm-up runs.
     """
     runs = []
     for turn in range(1 - WARM_UPS, repeats + 1):
-        if tell is not None:
-            tell(turn)
+        if on_round is not None:
+            on_round(turn)
         batch = requests(prompts, max_tokens, temperature, f"together-{len(prompts)}-{turn}")
         run = run_together(engine, batch)
         if turn > 0:

@@ -26,7 +26,7 @@ AUTO_WITHIN = 1.03
 """`auto` is recommended unless another contestant is faster by this factor, since it adapts to
 other loads."""
 
-Told = Callable[[int, str, int], None]
+OnRun = Callable[[int, str, int], None]
 """Called before a run with the batch size, the contestant and the round (0 is the warm-up)."""
 
 
@@ -79,7 +79,7 @@ def sweep(
     temperature: float,
     repeats: int,
     stops_at_eos: bool = False,
-    on_run: Told,
+    on_run: OnRun,
 ) -> list[dict[str, Any]]:
     """Measure all contestants at each batch size. Return an entry for each: medians and the fastest
     contestant.
@@ -136,5 +136,5 @@ def options_of(name: str, entry: dict[str, Any]) -> list[str]:
     return ["--draft-steps", steps, "--draft-topk", topk, "--draft-nodes", nodes]
 
 
-def _of_size(on_run: Told, size: int) -> Callable[[str, int], None]:
+def _of_size(on_run: OnRun, size: int) -> Callable[[str, int], None]:
     return lambda name, turn: on_run(size, name, turn)

@@ -17,7 +17,7 @@ from eyas_bench import together
 from eyas_bench.step_profile import (
     OTHERS,
     OWN_FILES,
-    Ran,
+    KernelRun,
     busy_seconds,
     kind_of,
     own_kernels,
@@ -95,7 +95,7 @@ def test_plain_decoding_counts_all_but_the_first_tokens() -> None:
     assert run.num_tokens == 80 - 4 and run.num_steps == 19, "(tokens - batch) / (t_n - t_1)"
     assert run.tokens_per_step == 1 and run.summary()["tokens_per_draft"] is None
     told: list[int] = []
-    runs = repeat(engine, [[1, 2]], max_tokens=4, temperature=0.0, repeats=2, tell=told.append)
+    runs = repeat(engine, [[1, 2]], max_tokens=4, temperature=0.0, repeats=2, on_round=told.append)
     assert [one.num_tokens for one in runs] == [3, 3] and told == [-1, 0, 1, 2]
     engine.check()
     engine.shutdown()
@@ -155,7 +155,8 @@ def test_own_kernels_have_the_kinds_of_their_files() -> None:
 
 
 def test_busy_time_counts_once_what_overlaps() -> None:
-    ran = [Ran("a", 0.0, 2.0), Ran("b", 1.0, 0.5), Ran("c", 1.5, 1.0), Ran("d", 5.0, 1.0)]
+    times = {"a": (0.0, 2.0), "b": (1.0, 0.5), "c": (1.5, 1.0), "d": (5.0, 1.0)}
+    ran = [KernelRun(name, *time) for name, time in times.items()]
     assert busy_seconds(ran) == pytest.approx(3.5)
     assert busy_seconds([]) == 0
     found = summarise(ran, {"draft": 1.0, "forward": 0.0}, 3.5, 4.0, 2)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import signal
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from huggingface_hub import ModelCard
@@ -15,6 +16,7 @@ from rich.progress import Progress as Bars
 from rich.progress import TextColumn
 
 from eyas import builtin
+from eyas.cli import train_head
 from eyas.cli.watching import RunDisplay
 from eyas.models import read_spec
 from eyas.models.heads import read_head
@@ -39,6 +41,25 @@ SMALL = (
     *("--batch-tokens", "512", "--num-heads", "2", "--num-kv-heads", "1"),
     *("--intermediate-size", "64", "--draft-vocab-size", "600"),
 )
+
+
+def test_the_help_gives_the_defaults_of_the_settings() -> None:
+    """The command does not import the settings, which would import torch."""
+    hints = get_type_hints(train_head.head, include_extras=True)
+    constants = [
+        field
+        for field in fields(HeadTraining)
+        if type(field.default) in (int, float, str) and f"{field.default}" != "inf"
+    ]
+    shown = {field.name: f"Default: {field.default:{_form(field.default)}}." for field in constants}
+    options = {name: hint for name, hint in hints.items() if name in shown and name != "model"}
+    assert len(options) > 12
+    for name, hint in options.items():
+        assert hint.__metadata__[0].help.endswith(shown[name]), name
+
+
+def _form(default: Any) -> str:
+    return "g" if isinstance(default, float) else ""
 
 
 def chat(*contents: str) -> dict[str, Any]:

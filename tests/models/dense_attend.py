@@ -60,7 +60,7 @@ class DenseAttend:
         return torch.tensor(self.cache.positions[self.first :] + [0] * self.num_padding)
 
     def destination(self, layer: int) -> KVDestination:
-        """A place of this forward's own; `__call__` takes from there what is not padding."""
+        """Allocate the keys and values of a layer; `__call__` appends all but padding."""
         store, num = self.cache.stores[layer], self.num_rows + self.num_padding
         shape = (num, 2, store.num_kv_heads, store.head_dim)
         self._placed = torch.zeros(shape, dtype=self.cache.dtype, device=self.cache.device)

@@ -423,7 +423,7 @@ TENSOR_CASES: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = 
         "a quantised layer is not supported",
     ),
     "unknown": (add("surprise.weight", 2), r"'surprise\.weight', which a head of its config\.json"),
-    "twice": (add("layers.0.hidden_norm.weight", 64), "which are one"),
+    "twice": (add("layers.0.hidden_norm.weight", 64), "which name the same parameter"),
     "missing": (
         lambda tensors: tensors.pop("fc.weight"),
         r"lacks tensor 'fc\.weight'; the head is",

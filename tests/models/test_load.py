@@ -522,7 +522,7 @@ def test_a_head_of_its_own_is_used_whatever_the_config_says(
     with caplog.at_level(logging.WARNING, logger="eyas.models"):
         found = load_model(copy, dtype="float32")
     assert torch.equal(run(found), expected) and not found.spec.tie_embeddings
-    assert "its files hold others for it" in caplog.text
+    assert "the files hold other weights for lm_head" in caplog.text
 
 
 def test_a_single_file_counts_where_old_shards_lie_beside_it(

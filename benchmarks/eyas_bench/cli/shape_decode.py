@@ -56,7 +56,7 @@ def decode_shape(
             max_tokens=protocol.max_tokens,
             temperature=protocol.temperature,
             repeats=protocol.repeats,
-            tell=show_rounds(show_status, f"batch {size}"),
+            on_round=show_rounds(show_status, f"batch {size}"),
         )
         _check_drawn(drawn)
         entry: dict[str, Any] = {

@@ -63,7 +63,7 @@ def schema_steps(
         options.schemas,
         protocol.max_tokens,
         topk=shape[1],
-        tell=lambda number: show_status(f"{number} instances"),
+        on_text=lambda number: show_status(f"{number} instances"),
     )
     teacher.teach(engine, found.texts)
     lengths = sorted(len(text.tokens) for text in found.texts)
@@ -88,7 +88,7 @@ def schema_steps(
             protocol.prompt_tokens,
             accepted or 1.0,
             protocol.repeats,
-            tell=show_rounds(show_status, f"batch {size}"),
+            on_round=show_rounds(show_status, f"batch {size}"),
         )
         refused, late = (
             now - then for now, then in zip(teacher.num_2.tolist(), before, strict=True)

@@ -79,17 +79,17 @@ def structured(
         stage = Stage(llm, with_grammars=True)
         lineup = bench.contestants(stage, draft_steps)
         for name, tasks in groups.items():
-            asked, compile_seconds = bench.ask(llm, tasks)
-            check_lengths(Inputs(name, [one.prompt for one in asked]), llm, max_tokens)
+            prepared, compile_seconds = bench.prepare_tasks(llm, tasks)
+            check_lengths(Inputs(name, [one.prompt for one in prepared]), llm, max_tokens)
             rounds = bench.measure(
                 stage,
                 lineup,
-                asked,
+                prepared,
                 max_tokens=max_tokens,
                 repeats=repeats,
                 show_status=prefixed(show_status, name),
             )
-            reports[name] = bench.report(lineup, asked, rounds, compile_seconds)
+            reports[name] = bench.report(lineup, prepared, rounds, compile_seconds)
         result = {
             **run_facts(),
             "model": about(llm),

@@ -209,7 +209,7 @@ def generate(
     from eyas.cli.loading import open_model
     from eyas.core import SamplingParams
 
-    params_given = {
+    params_given: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,

@@ -157,7 +157,7 @@ Threads = Annotated[
     int | None,
     typer.Option(
         "--threads",
-        help="Number of CPU threads. Default: the number of cores minus one.",
+        help="Number of CPU threads. Default: the number of physical cores minus one.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -182,7 +182,7 @@ MemoryFraction = Annotated[
     float,
     typer.Option(
         "--memory-fraction",
-        help="Fraction of the device's memory to use for weights and cache, from 0 to 1.",
+        help="Fraction of the device's memory to use for weights and cache, 0.05 to 0.98.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]

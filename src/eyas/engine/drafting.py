@@ -167,7 +167,9 @@ def _locate_network(config: EngineConfig, directory: Path, spec: ModelSpec) -> P
 
 def _is_head(source: Path, directory: Path) -> bool:
     """Whether `source` holds a draft head. directory: of the target, which may have MTP layers."""
-    return is_head(source) or (source.resolve() == directory.resolve() and has_supported_mtp(directory))
+    return is_head(source) or (
+        source.resolve() == directory.resolve() and has_supported_mtp(directory)
+    )
 
 
 def _open_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> ModelFiles:

@@ -159,7 +159,7 @@ class Decoder:
         """Allocate the weights on `device`.
 
         max_model_len: number of positions to prepare rope angles for; None is `spec.max_position`.
-        order: the row counts that are run; None pads to the default ones.
+        order: the row counts to run; None runs every count as it is, and makes no promise about bits.
         """
         self.spec = spec
         self.dtype = dtype

@@ -1,4 +1,4 @@
-"""The table of supported architectures, and the family module that reads each of them.
+"""The table of supported architectures; for each of them, the family module that reads it.
 
 Promises: a family module is imported on first use; an unsupported architecture is a ValueError that
 lists the supported ones. Does not know: what a family reads.
