@@ -1,7 +1,8 @@
-"""What every test shares: one thread, since many on a busy machine have a terrible tail.
+"""Settings that all tests share.
 
-Without a device kernels run in triton's interpreter, which must be known before anybody imports triton
-(xgrammar does).
+torch computes with one thread, because several threads are slow on a busy machine. Without a CUDA
+device kernels run in triton's interpreter, which must be chosen before triton is imported (xgrammar
+imports it).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import httpx
 import pytest
 import torch
 
-# Where it is not told otherwise httpx gives up after five seconds, which a busy machine may need.
+# The default timeout of httpx is five seconds; answers may take longer on a busy machine.
 _PATIENCE = inspect.signature(httpx.get).parameters["timeout"].default
 for _phase in ("connect", "read", "write", "pool"):
     setattr(_PATIENCE, _phase, 300.0)
@@ -37,7 +38,8 @@ _SAFE_PATH_AT_FIRST = os.environ.get(SAFE_PATH)
 
 @pytest.fixture(autouse=True)
 def _safe_path_is_left_as_it_was() -> Iterator[None]:
-    """Commands set it for their children; scripts of other tests would not find their modules."""
+    """Restore PYTHONSAFEPATH after each test. Commands set it for their child processes, but scripts
+    that other tests run would not find their modules with it."""
 
     def restore() -> None:
         if _SAFE_PATH_AT_FIRST is None:
@@ -58,9 +60,9 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _orders_are_found_once() -> Iterator[None]:
-    """At which row counts products of some shapes keep their bits is a fact of this machine: engines
-    that are built alike need not measure it again. Its own tests measure it themselves."""
+def _row_orders_are_measured_once() -> Iterator[None]:
+    """Measure the row order of each set of shapes once. It depends on the machine alone, so engines of
+    the same shapes share it; the tests of the measurement call it directly."""
     from eyas.engine import build
 
     find = build.find_row_order
@@ -79,7 +81,7 @@ def _orders_are_found_once() -> Iterator[None]:
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """The types this processor computes exactly in."""
+    """Each type in which this processor computes exactly."""
     chosen: torch.dtype = getattr(torch, request.param)
     from eyas.models import cpu_has_bfloat16
 

@@ -147,7 +147,9 @@ def test_masks_are_those_of_the_tokens_before_them(
     """share: of the looks at whether copies are dear that say so."""
     draw = random.Random(f"{share} {num_threads}")
     dear = random.Random(share)
-    monkeypatch.setattr(CopyCost, "is_dear", property(lambda place: dear.random() < share))
+    monkeypatch.setattr(
+        CopyCost, "is_expensive_to_copy", property(lambda place: dear.random() < share)
+    )
     truth, letters = Truth(vocabulary), letters_of(tokenizer, "athcoei")
     others = [*letters, tokenizer.eos_id, -1, 2**31 - 1]
     backend: Any = build_backend("llguidance", vocabulary, num_threads)

@@ -38,7 +38,9 @@ def dear_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Copies count as dear then."""
     draw = random.Random(5)
     share = {"always": 1.0, "at times": 0.5, "hardly": 0.05}[request.param]
-    monkeypatch.setattr(CopyCost, "is_dear", property(lambda place: draw.random() < share))
+    monkeypatch.setattr(
+        CopyCost, "is_expensive_to_copy", property(lambda place: draw.random() < share)
+    )
 
 
 @pytest.fixture

@@ -15,16 +15,11 @@ from eyas import LLM
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import DraftTree, SamplingParams
 from eyas.engine.build import captured_sizes
-from eyas.runner import graphs
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.graphs import Captured, Stages
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, RowSource
 from tests.laws.captures import UnkindGraphs
-
-
-def make() -> UnkindGraphs:
-    return UnkindGraphs()
 
 
 def step(stages: Stages, number: torch.Tensor) -> int:
@@ -36,12 +31,10 @@ def step(stages: Stages, number: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("most", [3, 4, 5, 7, 8, 11, 100])
-def test_a_stage_reads_what_the_stage_before_it_filled_in_this_step(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_reads_what_the_stage_before_it_filled_in_this_step(most: int) -> None:
     """Shapes come and go in any order, with room for any number of stages."""
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", most)
-    steps, number, draw = make(), torch.zeros((), dtype=torch.int64), random.Random(most)
+    steps, draw = UnkindGraphs(max_graphs=most), random.Random(most)
+    number = torch.zeros((), dtype=torch.int64)
     for _ in range(300):
         number.fill_(draw.randrange(1000))
         stages = steps.of(draw.randrange(6))
@@ -55,9 +48,8 @@ def test_a_stage_reads_what_the_stage_before_it_filled_in_this_step(
         assert steps.num_captured > 30  # room was made
 
 
-def test_a_shape_is_dropped_as_a_whole_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 6)
-    steps, number = make(), torch.tensor(4)
+def test_a_shape_is_dropped_as_a_whole_the_oldest_first() -> None:
+    steps, number = UnkindGraphs(max_graphs=6), torch.tensor(4)
     for shape in ("a", "b", "a", "c"):
         assert step(steps.of(shape), number) == 15
     assert steps.num_captured == 9
@@ -65,11 +57,8 @@ def test_a_shape_is_dropped_as_a_whole_the_oldest_first(monkeypatch: pytest.Monk
     assert len(steps.of("b")) == 0
 
 
-def test_who_has_the_stages_of_a_dropped_shape_can_still_run_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
-    steps, number = make(), torch.tensor(4)
+def test_who_has_the_stages_of_a_dropped_shape_can_still_run_them() -> None:
+    steps, number = UnkindGraphs(max_graphs=3), torch.tensor(4)
     mine = steps.of("mine")
     step(mine, number)
     for other in range(3):
@@ -80,9 +69,8 @@ def test_who_has_the_stages_of_a_dropped_shape_can_still_run_them(
     assert steps.of("mine") is not mine
 
 
-def test_the_shape_of_a_step_that_begins_is_never_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 1)
-    steps, number = make(), torch.tensor(4)
+def test_the_shape_of_a_step_that_begins_is_never_dropped() -> None:
+    steps, number = UnkindGraphs(max_graphs=1), torch.tensor(4)
     for _ in range(3):
         step(steps.of("a"), number)
     assert steps.num_captured == 3
@@ -96,7 +84,7 @@ def tree(tokens: list[int]) -> DraftTree:
 
 
 def test_a_tree_that_no_stage_made_is_held_at_one_address() -> None:
-    steps = make()
+    steps = UnkindGraphs()
     stages = steps.of("a")
     first = stages.to_static(tree([1, 2, 3]))
     again = steps.of("b").to_static(tree([4, 5, 6]))
@@ -108,7 +96,7 @@ def test_a_tree_that_no_stage_made_is_held_at_one_address() -> None:
 
 
 def test_a_tree_that_a_stage_filled_is_held_as_it_is() -> None:
-    steps = make()
+    steps = UnkindGraphs()
     stages = steps.of("a")
     made = tree([1, 2, 3])
     filled = stages.run("draft", "", lambda: made)
@@ -200,7 +188,7 @@ def test_steps_of_more_sequences_than_asked_for_are_not_captured(
     params = SamplingParams(max_tokens=6, seed=1, ignore_eos=True)
     with LLM(config=config) as llm:
         expected = [one.token_ids for one in llm.generate(["The", "Hello"], params)]
-        kept = llm.engine.launcher.graphs = make()
+        kept = llm.engine.launcher.graphs = UnkindGraphs()
         met: set[int] = set()
 
         def of(shape: Any) -> Stages:

@@ -12,7 +12,7 @@ from eyas import LLM, SamplingParams
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, SchedulerConfig
 from eyas.core import TokenLogprob
 from eyas.outputs import GenerationOutput
-from eyas.runner import graphs
+from eyas.runner.graphs import StepGraphs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -131,11 +131,8 @@ def test_the_self_check_gives_its_verdict_on_this_gpu() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["root", "head chain", "head tree", "blend"])
-def test_shapes_of_steps_that_make_room_for_others_change_nothing(
-    drafter: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shapes_of_steps_that_make_room_for_others_change_nothing(drafter: str) -> None:
     """Batches of many sizes and lengths, with graphs for two or three shapes of them kept."""
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 11)
     config = EngineConfig(
         model=ModelConfig(path="builtin"),
         device=DeviceConfig(device="cuda", num_threads=4),
@@ -143,6 +140,7 @@ def test_shapes_of_steps_that_make_room_for_others_change_nothing(
         scheduler=SchedulerConfig(max_num_seqs=6),
     )
     llm = LLM(config=config)
+    llm.engine.launcher.graphs = StepGraphs(llm.engine.table.device, max_graphs=11)
     padding = "Here is a list of words: " + "green boat, " * 180
     texts = [*QUESTIONS, padding + QUESTIONS[1]]
     chats = [[{"role": "user", "content": text}] for text in texts]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from eyas.engine.engine import Engine
-from eyas.runner.graphs import Captured, StepGraphs
+from eyas.runner.graphs import MAX_GRAPHS, Captured, StepGraphs
 from eyas.transfer import HostCopy, Outbox
 
 SPOILT = 3
@@ -66,8 +66,8 @@ class Replay:
 class UnkindGraphs(StepGraphs):
     """num_spoilt: results that were."""
 
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
+    def __init__(self, max_graphs: int = MAX_GRAPHS) -> None:
+        super().__init__(torch.device("cpu"), max_graphs)
         self._namesakes: dict[Hashable, list[Replay]] = {}
         self.num_spoilt = 0
 
@@ -127,8 +127,8 @@ class LateOutbox(Outbox):
         self._pending.clear()
 
 
-def make_unkind(engine: Engine) -> UnkindGraphs:
-    """Have an engine step like that from now on."""
-    graphs = engine.launcher.graphs = UnkindGraphs()
+def make_unkind(engine: Engine, max_graphs: int = MAX_GRAPHS) -> UnkindGraphs:
+    """Let an engine run its steps from such graphs from now on."""
+    graphs = engine.launcher.graphs = UnkindGraphs(max_graphs)
     engine.launcher._outbox = LateOutbox()
     return graphs

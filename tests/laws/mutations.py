@@ -1,8 +1,8 @@
-"""Slips of one line, each with the test that must notice it; and how they are tried.
+"""Mutations of the package, each with the test that must fail for it; and the command that tries them.
 
-`python -m tests.laws.mutations 0 2` tries the first of two shares: the package is copied, one slip is
-made in the copy, and its test runs against the copy in a process of its own (forked, so that torch
-is loaded once). A slip must fail its test; the copy without a slip must pass them all.
+`python -m tests.laws.mutations 0 2` tries the first of two shares: it copies the package, makes one
+mutation in the copy, and runs the test against the copy in a forked process (so that torch is loaded
+once). Each mutation must fail its test; the copy without a mutation must pass all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import traceback
 from dataclasses import dataclass
 from importlib.util import cache_from_source
 from pathlib import Path
+
+from tests.laws.anchors import AnchorError, replace
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "eyas"
@@ -50,47 +52,63 @@ ARGMAX = VERIFIER + "a_token_is_the_argmax_of_logits_and_the_noise_of_its_positi
 
 @dataclass(frozen=True)
 class Mutation:
-    """In `file`, `old` (which stands there once) becomes `new`; then `test` must fail."""
+    """In `function` of `file` the syntax `old`, which occurs there once, becomes `new`; then `test`
+    must fail.
+
+    function: the qualified name of a function, method or class. old, new: an expression or statements.
+    """
 
     name: str
     file: str
+    function: str
     old: str
     new: str
     test: str
 
+    def apply(self, package: Path) -> str:
+        """Return the text of `file` below `package` with the mutation. Raises AnchorError, or
+        FileNotFoundError where the file is gone."""
+        source = (package / self.file).read_text()
+        return replace(source, self.function, self.old, self.new)
+
 
 MUTATIONS = [
     Mutation(
-        "the noise of the position after",
+        "noise is keyed by the next position",
         "sampling/choose.py",
-        "keys = (params.seed_B[sequence_R], position_R, params.choice_B[sequence_R])",
-        "keys = (params.seed_B[sequence_R], position_R + 1, params.choice_B[sequence_R])",
+        "_best_with_noise",
+        "(params.seed_B[sequence_R], position_R, params.choice_B[sequence_R])",
+        "(params.seed_B[sequence_R], position_R + 1, params.choice_B[sequence_R])",
         ARGMAX + "[0.8-root]",
     ),
     Mutation(
-        "all choices share their noise",
+        "all choices of a request share their noise",
         "sampling/params.py",
-        "[_signed(s.seed), s.choice, ",
-        "[_signed(s.seed), 0, ",
+        "BatchParams.__init__",
+        "s.choice",
+        "0",
         NAMED + "choices_have_noise_of_their_own",
     ),
     Mutation(
-        "the noise of a neighbouring token",
+        "noise is that of the next token id",
         "sampling/noise.py",
-        "        id_RQ,\n        choices_R",
-        "        id_RQ + 1,\n        choices_R",
+        "philox",
+        "shape = (len(seeds_R), id_RQ.shape[1])",
+        "shape, id_RQ = (len(seeds_R), id_RQ.shape[1]), id_RQ + 1",
         NOISE + "philox_is_the_published_function_of_seed_position_token_and_choice",
     ),
     Mutation(
         "a sibling's token is penalised",
         "runner/rows.py",
-        "is_ancestor_RW = ancestors(tree.parents_BW)[sequence_R, node_R]",
-        "is_ancestor_RW = (tree.parents_BW >= 0)[sequence_R]",
+        "_sampling_rows",
+        "ancestors(tree.parents_BW)[sequence_R, node_R]",
+        "(tree.parents_BW >= 0)[sequence_R]",
         NAMED + "penalties_are_those_of_a_nodes_own_path[oracle tree]",
     ),
     Mutation(
         "a chain's later tokens are penalised",
         "runner/rows.py",
+        "_sampling_rows",
         "(columns_W <= node_R.unsqueeze(1)) & (columns_W > 0)",
         "(columns_W <= node_R.unsqueeze(1) + 1) & (columns_W > 0)",
         NAMED + "penalties_are_those_of_a_nodes_own_path[oracle chain]",
@@ -98,69 +116,79 @@ MUTATIONS = [
     Mutation(
         "penalties forget the ancestors",
         "sampling/process.py",
+        "_penalise",
         "rows.is_ancestor_RD[picked].to(torch.float32)",
         "0 * rows.is_ancestor_RD[picked].to(torch.float32)",
         PROCESS + "penalties_count_the_ancestors_and_no_other_node",
     ),
     Mutation(
-        "every node has the root's mask",
+        "every branch has the root's mask",
         "engine/masks.py",
-        "branch.point, branch.tokens, at, keeps",
-        "self.branches[0].point, run.tokens, at, keeps",
+        "_Walked.ask",
+        "MaskRequest(branch.point, branch.tokens, at, keeps, self.is_lazy and room > 1)",
+        "MaskRequest(self.branches[0].point, branch.tokens, at, keeps, self.is_lazy and room > 1)",
         NAMED + "each_node_has_its_own_mask[oracle tree]",
     ),
     Mutation(
-        "runs stay where they were filled",
+        "mask rows of branches stay in the order they were filled",
         "engine/branches.py",
+        "in_node_order",
         "rows_WK[order] = rows_WK[: len(order)].copy()",
         "rows_WK[: len(order)] = rows_WK[: len(order)].copy()",
         RUNS + "rows_of_runs_go_where_their_nodes_are",
     ),
     Mutation(
-        "a run begins at the root",
+        "a branch starts at the root",
         "constraint/automaton.py",
-        "point = _try_all(point, (*way, tokens_W[first]), shared=self.is_forked)",
-        "point = _try_all(point, (tokens_W[first],), shared=self.is_forked)",
+        "Automaton.heads",
+        "_try_all(point, (*way, tokens_W[first]), shared=self.is_forked)",
+        "_try_all(point, (tokens_W[first],), shared=self.is_forked)",
         "tests/constraint/test_heads.py::test_runs_begin_where_a_walk_comes_by[False]",
     ),
     Mutation(
-        "an automaton is not told what was chosen",
+        "an automaton advances by the first chosen token only",
         "engine/commit.py",
+        "Committer._move",
         "advance(sequence, tokens, self._metrics.grammar)",
         "advance(sequence, tokens[:1], self._metrics.grammar)",
         NAMED + "each_node_has_its_own_mask[oracle chain]",
     ),
     Mutation(
-        "the first slots are kept, not the accepted ones",
+        "the first slots are committed, not the accepted ones",
         "engine/commit.py",
+        "Committer._commit_slots",
         "span.node_slots[nodes]",
         "span.node_slots[: len(nodes)]",
         NAMED + "accepted_nodes_are_stored_where_later_requests_look",
     ),
     Mutation(
-        "accepted nodes stay in the wrong columns",
+        "slots of accepted nodes are not reordered",
         "runner/table.py",
+        "SequenceTable.advance",
         "node_slots_BW.gather(1, verdict.nodes_BW)",
         "node_slots_BW",
         NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle tree]",
     ),
     Mutation(
-        "a tree's nodes stand one position too far",
+        "positions of a tree's nodes are one too high",
         "runner/rows.py",
-        "positions_BW = batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW)",
-        "positions_BW = batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW) + 1",
+        "_node_rows",
+        "batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW)",
+        "batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW) + 1",
         ARGMAX + "[0.8-random trees]",
     ),
     Mutation(
         "the walk follows the first child",
         "engine/verifier.py",
+        "_walk_tree",
         "(tree.parents_BW == at_B.unsqueeze(1)) & (tree.tokens_BW == token_B1)",
         "(tree.parents_BW == at_B.unsqueeze(1))",
         NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle tree]",
     ),
     Mutation(
-        "a chain's walk jumps over a refusal",
+        "the walk of a chain continues after a rejected token",
         "engine/verifier.py",
+        "_walk_chain",
         "agrees.to(torch.int64).cumprod(dim=1).sum(dim=1)",
         "agrees.to(torch.int64).sum(dim=1)",
         NAMED + "a_walk_goes_to_the_child_that_was_chosen_and_no_other[oracle chain]",
@@ -168,6 +196,7 @@ MUTATIONS = [
     Mutation(
         "sequences share the scratch slots of their inner nodes",
         "draft/tree.py",
+        "TreeDrafter._level",
         "self._first_scratch + batch.seats_B.unsqueeze(1) * self._per_seat",
         "self._first_scratch + 0 * batch.seats_B.unsqueeze(1) * self._per_seat",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
@@ -175,20 +204,23 @@ MUTATIONS = [
     Mutation(
         "a drafter reads the noise one position early",
         "draft/tree.py",
-        "position_R=(batch.roots_B + depth)",
-        "position_R=(batch.roots_B + depth - 1)",
+        "TreeDrafter._sampling_rows",
+        "batch.roots_B + depth",
+        "batch.roots_B + depth - 1",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(
-        "inner nodes stand one position early",
+        "positions of inner nodes are one too low",
         "draft/tree.py",
-        "positions_B = batch.roots_B + depth\n",
-        "positions_B = batch.roots_B + depth - 1\n",
+        "TreeDrafter._level",
+        "batch.roots_B + depth",
+        "batch.roots_B + depth - 1",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-1]",
     ),
     Mutation(
         "a node is expanded below its neighbour's parent",
         "draft/tree.py",
+        "TreeDrafter._below",
         "parents.append(inner_BK.gather(1, parent_BK))",
         "parents.append(inner_BK.gather(1, parent_BK.flip(1)))",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-3]",
@@ -196,62 +228,71 @@ MUTATIONS = [
     Mutation(
         "a head reads the feature of its own position",
         "draft/catch_up.py",
+        "_previous_slots",
         "table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]",
         "table.slots_AC[seats_T, positions_T]",
         HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[eagle3-1-roomy]",
     ),
     Mutation(
-        "the first accepted token gets no row",
+        "the draft row of the first accepted token is skipped",
         "draft/catch_up.py",
-        "batch.rooted[b].root_low + 1)",
-        "batch.rooted[b].root_low + 2)",
+        "RowTracker.step",
+        "batch.rooted[b].root_low + 1",
+        "batch.rooted[b].root_low + 2",
         HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[eagle-1-roomy]",
     ),
     Mutation(
-        "a head sees a row at position 0",
+        "a head attends to position 0",
         "attention/reference.py",
-        "seen &= (columns_L >= store.first_position)",
-        "seen &= (columns_L >= 0)",
+        "_Tiles.__init__",
+        "columns_L >= store.first_position",
+        "columns_L >= 0",
         HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[mtp-1-roomy]",
     ),
     Mutation(
-        "slots that change hands keep the rows of their last owner",
+        "reused slots still count as filled",
         "draft/catch_up.py",
-        "                self._is_made_S[span.node_slots] = False\n",
-        "                self._is_made_S[span.node_slots] = True\n",
+        "RowTracker.forget",
+        "self._is_made_S[np.concatenate(written)] = False",
+        "self._is_made_S[np.concatenate(written)] = True",
         TREES + "what_it_shares_is_right_to_the_last_slot[0]",
     ),
     Mutation(
-        "a grown node hangs below the one beside its parent",
+        "a grown node gets its parent's left neighbour as parent",
         "draft/grow.py",
+        "Pool.tree",
         "torch.searchsorted(kept_BW, above_BW.clamp(min=0)) + 1",
         "torch.searchsorted(kept_BW, above_BW.clamp(min=0))",
         GROW + "a_tree_is_what_eagle_2_defines[5-4-16-False]",
     ),
     Mutation(
-        "scores do not add up along a path",
+        "scores are not summed along a path",
         "draft/grow.py",
+        "Pool.add",
         "(frontier.score_BK.unsqueeze(2) + scores_BKC)",
         "(0 * frontier.score_BK.unsqueeze(2) + scores_BKC)",
         GROW + "a_tree_is_what_eagle_2_defines[5-4-8-False]",
     ),
     Mutation(
-        "a blend hangs every node below the root",
+        "a blend makes every node a child of the root",
         "draft/blend.py",
+        "merge",
         "parents_BW.scatter_(1, at_B1, above_B1.clamp(min=0))",
         "parents_BW.scatter_(1, at_B1, 0 * above_B1)",
         BLEND + "a_blend_is_the_union_of_its_trees",
     ),
     Mutation(
-        "a prefix match takes the root too",
+        "a prefix match includes the root",
         "cache/manager.py",
-        "context = np.asarray(tokens[:-1], dtype=np.int64)",
-        "context = np.asarray(tokens, dtype=np.int64)",
+        "CacheManager.admit",
+        "np.asarray(tokens[:-1], dtype=np.int64)",
+        "np.asarray(tokens, dtype=np.int64)",
         MANAGER + "a_match_stops_short_of_the_root",
     ),
     Mutation(
-        "refused slots do not return",
+        "rejected slots are not returned",
         "cache/manager.py",
+        "CacheManager.commit",
         "self._pool.give(np.array(rejected, dtype=np.int64))",
         "self._pool.give(reserved[len(kept) :])",
         MANAGER + "kept_slots_stay_where_they_are_and_the_others_return",
@@ -259,32 +300,36 @@ MUTATIONS = [
     Mutation(
         "a locked prefix may be evicted",
         "cache/radix.py",
-        "if parent is None or node.num_locks or node.children",
-        "if parent is None or node.children",
+        "RadixTree.evict",
+        "parent is None or node.num_locks or node.children or node.last_used != last_used",
+        "parent is None or node.children or node.last_used != last_used",
         "tests/cache/test_radix_law.py::test_a_locked_leaf_is_passed_over_however_old_it_is",
     ),
     Mutation(
-        "min_tokens holds the end back once too often",
+        "min_tokens bars the end one token too long",
         "sampling/process.py",
-        "params.num_prompt_B[b] + 1 < min_tokens",
-        "params.num_prompt_B[b] + 1 <= min_tokens",
+        "_bar",
+        "rows.position_R - params.num_prompt_B[b] + 1 < min_tokens",
+        "rows.position_R - params.num_prompt_B[b] + 1 <= min_tokens",
         PROCESS + "no_end_before_min_tokens_and_none_barred_after[3]",
     ),
     Mutation(
-        "the filters do not see the temperature",
+        "filters run before the temperature",
         "sampling/process.py",
-        "        x = x / torch.where(temperature_R1 > 0, temperature_R1, 1.0)\n"
-        "        if any(params.filtered):\n"
-        "            _filter(x, rows, params)\n",
-        "        x = x.clone()\n"
-        "        if any(params.filtered):\n"
-        "            _filter(x, rows, params)\n"
-        "        x = x / torch.where(temperature_R1 > 0, temperature_R1, 1.0)\n",
+        "process",
+        "x = x / torch.where(temperature_R1 > 0, temperature_R1, 1.0)\n"
+        "if any(params.filtered):\n"
+        "    _filter(x, rows, params)",
+        "x = x.clone()\n"
+        "if any(params.filtered):\n"
+        "    _filter(x, rows, params)\n"
+        "x = x / torch.where(temperature_R1 > 0, temperature_R1, 1.0)",
         PROCESS + "filters_see_the_temperature",
     ),
     Mutation(
         "a tie at the top-k threshold is cut",
         "sampling/process.py",
+        "_filter",
         "(logits < threshold) & (top_k_R1 > 0)",
         "(logits <= threshold) & (top_k_R1 > 0)",
         PROCESS + "ties_at_the_top_k_threshold_are_all_kept",
@@ -292,13 +337,15 @@ MUTATIONS = [
     Mutation(
         "the text is cut after the stop string, not before",
         "engine/stops.py",
-        "if self._params.include_stop_str_in_output else start\n",
-        "if not self._params.include_stop_str_in_output else start\n",
+        "StopChecker._append",
+        "start + len(text) if self._params.include_stop_str_in_output else start",
+        "start if self._params.include_stop_str_in_output else start + len(text)",
         NAMED + "a_stop_inside_a_draft_ends_the_text_there",
     ),
     Mutation(
         "the beginning of a stop string is shown",
         "engine/stops.py",
+        "StopChecker._show",
         "end -= self._held_back()",
         "end -= 0",
         STREAM + "the_stop_that_completes_first_wins",
@@ -306,6 +353,7 @@ MUTATIONS = [
     Mutation(
         "a stop string across two tokens is missed",
         "engine/stops.py",
+        "StopChecker._find_stop",
         "max(0, self._num_searched - len(stop) + 1)",
         "self._num_searched",
         STREAM + "the_stop_that_completes_first_wins",
@@ -313,139 +361,159 @@ MUTATIONS = [
     Mutation(
         "a query does not see itself",
         "attention/reference.py",
-        "seen = columns_L <= positions_CQ1\n",
-        "seen = columns_L < positions_CQ1\n",
+        "_Tiles.__init__",
+        "columns_L <= positions_CQ1",
+        "columns_L < positions_CQ1",
         ATTENTION + "a_scale_of_the_layer_is_used",
     ),
     Mutation(
-        "a flight ahead plans without the one before it",
+        "a step is planned without the one in flight",
         "engine/scheduler.py",
-        "sequence.num_tokens + sequence.num_in_flight_tokens + 1 if has_root",
-        "sequence.num_tokens + 1 if has_root",
+        "Scheduler._add_span",
+        "sequence.num_tokens + sequence.num_in_flight_tokens + 1",
+        "sequence.num_tokens + 1",
         NAMED + "a_flight_ahead_sees_what_the_one_before_it_chose[1]",
     ),
     Mutation(
-        "a limit in a draft ends the step",
+        "a resource limit in a draft ends the step",
         "constraint/automaton.py",
-        "        return point.after(token)\n    except Exception:",
-        "        return point.after(token)\n    except ZeroDivisionError:",
+        "_try",
+        "Exception",
+        "ZeroDivisionError",
         FORCED + "a_branch_that_hits_a_limit_dies_alone",
     ),
     Mutation(
-        "points are not kept",
+        "grammar nodes are not cached",
         "constraint/automaton.py",
+        "GrammarNode.after",
         "point = self.later[token] = GrammarNode(state, budget)",
         "point = GrammarNode(state, budget)",
         FORCED + "moving_takes_up_the_points_of_the_walk",
     ),
     Mutation(
-        "who goes first takes the others' points away",
+        "the first fork to advance drops the shared nodes",
         "constraint/automaton.py",
-        "                self._passed.append(self.root)\n",
-        "                self.root.later = {}\n",
+        "Automaton.advance",
+        "self._passed.append(self.root)",
+        "self.root.later = {}",
         FORCED + "forks_share_their_points_as_long_as_they_go_together",
     ),
     Mutation(
-        "who waits keeps all that the others said",
+        "a fork that stays keeps all later nodes",
         "constraint/automaton.py",
-        "            passed.later = {}",
-        "            passed.ahead = None",
+        "Automaton.advance",
+        "passed.later = {}",
+        "passed.ahead = None",
         FORCED + "one_who_stays_keeps_little_of_what_follows",
     ),
     Mutation(
-        "choices share the list of their tokens",
+        "forks share one list of tokens",
         "constraint/automaton.py",
+        "Automaton.fork",
         "twin._tokens, twin._passed = list(self._tokens), []",
         "twin._tokens, twin._passed = self._tokens, []",
         FORCED + "a_fork_goes_its_own_way",
     ),
     Mutation(
-        "a replay forgets a token",
+        "a replay skips a token",
         "constraint/automaton.py",
-        "        for token in self._tokens:\n",
-        "        for token in self._tokens[1:]:\n",
+        "Automaton.replay",
+        "self._tokens",
+        "self._tokens[1:]",
         FORCED + "a_replay_stands_at_the_same_place",
     ),
     Mutation(
-        "a draft goes past its budget",
+        "a draft exceeds its budget",
         "constraint/automaton.py",
-        "if only is not None and token != only:",
-        "if only is not None and token == -1:",
+        "GrammarNode.after",
+        "only is not None and token != only",
+        "only is not None and token == -1",
         FORCED + "a_budget_closes_whatever_the_grammar_would_take",
     ),
     Mutation(
-        "a budget closes a token late",
+        "a budget closes one token late",
         "constraint/budget.py",
+        "BudgetPoint.must_follow",
         "self.num_tokens < self.budget.max_tokens",
         "self.num_tokens <= self.budget.max_tokens",
         FORCED + "a_closing_that_was_begun_goes_on",
     ),
     Mutation(
-        "an end that two tokens spell is overlooked",
+        "an end marker that spans two tokens is missed",
         "constraint/budget.py",
-        "tail = self.tail + self.token_bytes(token)",
-        "tail = self.token_bytes(token)",
+        "BudgetPoint.after",
+        "self.tail + self.token_bytes(token)",
+        "self.token_bytes(token)",
         FORCED + "an_end_in_time_leaves_the_budget_out",
     ),
     Mutation(
-        "a row that failed passes for a mask",
+        "a mask that failed counts as filled",
         "constraint/mask_batch.py",
+        "MaskRequest.note",
         "filled or (0, 0)",
         "filled or (0, 1)",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs",
     ),
     Mutation(
-        "one that fails takes the others with it",
+        "a failure in a batch of masks fails the others",
         "constraint/mask_batch.py",
+        "MaskBatch.settle",
         "[_fill_alone(each, self.mask_RK) for each in self.requests]",
         "[None for each in self.requests]",
         FORCED + "a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs[True]",
     ),
     Mutation(
-        "nobody looks at the clock",
+        "the deadline of masks is ignored",
         "constraint/filling.py",
-        "if time.perf_counter() > self._deadline:",
-        "if time.perf_counter() < 0:",
+        "Filling._run",
+        "time.perf_counter() > self._deadline",
+        "time.perf_counter() < 0",
         FILLING + "roots_are_filled_first_and_the_rest_while_there_is_time[here]",
     ),
     Mutation(
-        "a matcher that has gone back keeps its last mask",
+        "a matcher keeps its cached mask after a rollback",
         "constraint/llguidance_masks.py",
-        "each.matcher for each in asked if self._moves(each, RollbackMatcher.takes_detour)",
-        "each.matcher for each in asked[:0]",
+        "LlguidanceMasks._stand",
+        "[each.matcher for each in asked if self._moves(each, RollbackMatcher.takes_detour)]",
+        "[]",
         "tests/constraint/test_readers.py::test_a_mask_of_a_draft_is_not_taken_for_another_texts",
     ),
     Mutation(
-        "roots do not wait for their masks",
+        "masks of roots obey the deadline",
         "constraint/filling.py",
-        "        self._first.run()\n",
-        "        if time.perf_counter() < self._deadline:\n            self._first.run()\n",
+        "Filling._run",
+        "self._first.run()",
+        "if time.perf_counter() < self._deadline:\n    self._first.run()",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),
     Mutation(
-        "a draft's masks are waited for",
+        "masks of drafts ignore the deadline",
         "engine/masks.py",
-        "first = [each.requests[0] for _, each in live]",
-        "first = [request for _, each in live for request in each.requests]",
+        "TreeMasks.begin",
+        "[each.requests[0] for _, each in live]",
+        "[request for _, each in live for request in each.requests]",
         FORCED + "a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft",
     ),
     Mutation(
-        "pruned nodes keep their parents' old numbers",
+        "parents are not renumbered after pruning",
         "engine/prune.py",
-        "above = [number[parents[b][node]] for node in left[1:]]",
-        "above = [parents[b][node] for node in left[1:]]",
+        "_kept",
+        "[number[parents[b][node]] for node in left[1:]]",
+        "[parents[b][node] for node in left[1:]]",
         PRUNE + "a_branch_goes_and_its_neighbours_move_up",
     ),
     Mutation(
-        "pruned nodes take over others' sources",
+        "sources are not reordered after pruning",
         "engine/prune.py",
+        "_kept",
         "tree.source_BW.gather(1, order_BW)",
         "tree.source_BW[:, : order_BW.shape[1]]",
         PRUNE + "a_branch_goes_and_its_neighbours_move_up",
     ),
     Mutation(
-        "a drafter hears of nodes that it did not propose",
+        "a drafter is credited with forced nodes",
         "draft/forced.py",
+        "ForcedDrafter.learn",
         "1 + sum(source != forced for source in path)",
         "1 + sum(source >= 0 for source in path)",
         FORCED + "the_inner_drafter_hears_of_its_own_nodes_alone",
@@ -453,97 +521,111 @@ MUTATIONS = [
     Mutation(
         "forced nodes have no limit",
         "draft/forced.py",
+        "_extend",
         "min(batch.width, size + most)",
         "batch.width",
         FORCED + "room_is_kept_to[2-32-4]",
     ),
     Mutation(
-        "forced nodes pass for another drafter's",
+        "forced nodes are counted as another drafter's",
         "draft/forced.py",
-        "columns_W < tree.sizes_B.unsqueeze(1), tree.source_BW",
-        "columns_W < width, tree.source_BW",
+        "_extend",
+        "columns_W < tree.sizes_B.unsqueeze(1)",
+        "columns_W < width",
         FORCED + "chains_with_spans_stay_chains",
     ),
     Mutation(
-        "who starts takes the start along",
+        "the first move takes the shared start matcher",
         "constraint/llguidance_states.py",
-        "is_shared = self._grammar.is_first(self.matcher)",
-        "is_shared = self.matcher is None",
+        "LlguidanceState._moved",
+        "self._grammar.is_first(self.matcher)",
+        "self.matcher is None",
         FILLING + "a_state_that_is_given_up_leads_where_it_would_have_led[llguidance-regex]",
     ),
     Mutation(
-        "twins lose their place",
+        "forks move the shared state in place",
         "constraint/automaton.py",
+        "Automaton._is_alone",
         "return not (self.is_forked or self.root.budget is not None)",
         "return self.root.budget is None",
         FILLING + "twins_that_move_over_the_same_tokens_stay_together",
     ),
     Mutation(
-        "a text may end behind a root that rests",
+        "draft rows behind a lazy root are not cleared",
         "constraint/mask_batch.py",
+        "MaskRequest.wipe",
         "max(len(self.tokens), self.has_room)",
         "len(self.tokens)",
         FILLING + "what_a_broken_call_leaves_behind_a_root_is_wiped[here]",
     ),
     Mutation(
-        "a text may end anywhere",
+        "a text may end where the grammar cannot stop",
         "constraint/llguidance_states.py",
-        "if token in backend.eos_token_ids and matcher.is_accepting():",
-        "if token in backend.eos_token_ids:",
+        "LlguidanceState._after",
+        "token in backend.eos_token_ids and matcher.is_accepting()",
+        "token in backend.eos_token_ids",
         BACKENDS + "the_end_comes_once_and_nothing_after_it[llguidance]",
     ),
     Mutation(
-        "a state moves when one looks ahead",
+        "a draft moves the state it was copied from",
         "constraint/llguidance_rollback.py",
-        "copy = when_free(matcher.deep_copy)",
-        "copy = matcher",
+        "CopyCost.copied",
+        "when_free(matcher.deep_copy)",
+        "matcher",
         BACKENDS + "what_is_walked_through_is_allowed_by_the_mask_before[llguidance-schema]",
     ),
     Mutation(
-        "two drafts share a reader",
+        "two drafts share a rollback matcher",
         "constraint/llguidance_masks.py",
-        "if reader is None or reader in taken:",
-        "if reader is None:",
+        "LlguidanceMasks.__init__",
+        "reader is None or reader in taken",
+        "reader is None",
         "tests/constraint/test_readers.py::test_drafts_of_one_state_in_one_call_do_not_meet",
     ),
     Mutation(
-        "who has failed on the way goes on",
+        "a rollback matcher is used after a failure",
         "constraint/llguidance_masks.py",
-        "if error[0] is not None:",
-        "if error[0] is KeyError:",
+        "_let_go",
+        "error[0] is not None",
+        "error[0] is KeyError",
         "tests/constraint/test_readers.py::test_who_has_failed_on_the_way_is_copied_anew",
     ),
     Mutation(
         "the beginning of a marker is shown",
         "dialect/segment.py",
-        "if any(marker.text.startswith(tail) for marker in spelled):",
-        "if any(marker.text == tail for marker in spelled):",
+        "_length_of_beginning",
+        "any(marker.text.startswith(tail) for marker in spelled)",
+        "any(marker.text == tail for marker in spelled)",
         EVENTS + "one_character_a_push_gives_the_same_events[generic]",
     ),
     Mutation(
-        "a control token of which half has come is lost",
+        "text before a half received control token is lost",
         "dialect/segment.py",
+        "StreamReader.feed",
         "self._add_control(token_id, shown + text[:begin], num_missing - begin)",
         "self._add_control(token_id, shown, num_missing - begin)",
         EVENTS + "any_cut_gives_the_same_events[qwen3]",
     ),
     Mutation(
-        "a mark's text is shown before it",
+        "text is shown before its mark",
         "engine/stops.py",
-        "end = min(end, self._marks[0].offset)",
-        "end = max(end, self._num_shown)",
+        "StopChecker._show",
+        "min(end, self._marks[0].offset)",
+        "max(end, self._num_shown)",
         MARKS + "a_marks_text_is_never_shown_without_it",
     ),
     Mutation(
-        "marks stay where forgotten text was",
+        "marks do not move when shown text is dropped",
         "engine/stops.py",
+        "StopChecker._drop_shown",
         "Mark(m.offset - num_dropped, m.token_id, m.length)",
         "Mark(m.offset, m.token_id, m.length)",
         MARKS + "a_mark_that_waits_moves_with_the_text_that_is_forgotten",
     ),
     Mutation(
-        "all stages share their memory",
+        "graphs of all stages share their memory",
         "runner/graphs.py",
+        "Stages.run",
         "known = self._captured[name, key] = self.graphs.capture(name, stage)",
         'known = self._captured[name, key] = self.graphs.capture("all", stage)',
         CAPTURES,
@@ -551,29 +633,39 @@ MUTATIONS = [
     Mutation(
         "graphs of greedy steps serve sampled ones",
         "runner/batch.py",
-        "stages = self._graphs.of((num_rows, width, self._max_length, params.signature))",
-        "stages = self._graphs.of((num_rows, width, self._max_length))",
+        "PlannedBatch.begin",
+        "self._graphs.of((num_rows, width, self._max_length, params.signature))",
+        "self._graphs.of((num_rows, width, self._max_length))",
         CAPTURES,
     ),
 ]
 
 
 def misplaced() -> list[str]:
-    """The mutations whose text does not stand in its file exactly once."""
-    return [m.name for m in MUTATIONS if (PACKAGE / m.file).read_text().count(m.old) != 1]
+    """Return the names of the mutations whose `old` does not occur exactly once in its function, or
+    whose `new` reads a name that the function does not."""
+    return [mutation.name for mutation in MUTATIONS if not _is_placed(mutation)]
+
+
+def _is_placed(mutation: Mutation) -> bool:
+    try:
+        mutation.apply(PACKAGE)
+    except (AnchorError, FileNotFoundError):
+        return False
+    return True
 
 
 def copy_package(directory: Path) -> Path:
-    """The package without its model; returns what goes on the path."""
+    """Copy the package without its model; return the directory to put on `sys.path`."""
     ignored = shutil.ignore_patterns("__pycache__", "*.safetensors", "playground")
     shutil.copytree(PACKAGE, directory / "eyas", ignore=ignored)
     return directory
 
 
 def run_tests(path: Path, tests: list[str], *, keeps_bytecode: bool = False) -> int:
-    """pytest's exit status for these tests against the package at `path`, in a forked process.
+    """Return pytest's exit status for these tests against the package at `path`, in a forked process.
 
-    keeps_bytecode: what is compiled is kept for later runs.
+    keeps_bytecode: whether compiled files are written for later runs.
     """
     for name in HEAVY:
         importlib.import_module(name)
@@ -609,7 +701,7 @@ def run_tests(path: Path, tests: list[str], *, keeps_bytecode: bool = False) -> 
 
 
 def survivors(share: int, num_shares: int) -> list[str]:
-    """What is wrong with this share of the list; empty when every slip was noticed."""
+    """Return a message for each mutation of this share that did not fail its test."""
     mine = MUTATIONS[share::num_shares]
     problems = []
     os.chdir(ROOT)
@@ -621,7 +713,7 @@ def survivors(share: int, num_shares: int) -> list[str]:
         for mutation in mine:
             file = path / "eyas" / mutation.file
             original = file.read_text()
-            file.write_text(original.replace(mutation.old, mutation.new))
+            file.write_text(mutation.apply(path / "eyas"))
             Path(cache_from_source(str(file))).unlink(missing_ok=True)
             status = run_tests(path, [mutation.test])
             if status != 1:
@@ -632,5 +724,5 @@ def survivors(share: int, num_shares: int) -> list[str]:
 
 if __name__ == "__main__":
     found = survivors(int(sys.argv[1]), int(sys.argv[2]))
-    print("\n".join(found) or "every slip was noticed")
+    print("\n".join(found) or "every mutation failed its test")
     sys.exit(bool(found))

@@ -22,7 +22,6 @@ from eyas.draft import tree as trees
 from eyas.engine.masks import Masking
 from eyas.grammar import Json, Regex
 from eyas.outputs import Choice
-from eyas.runner import graphs
 from eyas.runner import rows as rows_of_a_step
 from eyas.runner import runner as runners
 from eyas.schemas import prepare
@@ -81,14 +80,12 @@ def plumbing_of_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_a_model_of_two_layers_says_the_same_from_graphs(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_a_model_of_two_layers_says_the_same_from_graphs(request: pytest.FixtureRequest) -> None:
     setting = Setting(max_model_len=100, flights=1)
 
     def answers(*, unkind: bool) -> list[Answers]:
         engine = new_engine(setting, RootDrafter())
-        kept = make_unkind(engine) if unkind else None
+        kept = make_unkind(engine, max_graphs=9) if unkind else None
         found = []
         for num, temperature in itertools.product((1, 3, 2), TEMPERATURES):
             requests = [
@@ -106,7 +103,6 @@ def test_a_model_of_two_layers_says_the_same_from_graphs(
 
     expected = answers(unkind=False)
     request.getfixturevalue("plumbing_of_a_device")
-    monkeypatch.setattr(graphs, "MAX_GRAPHS", 9)
     assert answers(unkind=True) == expected
 
 
@@ -115,10 +111,7 @@ def test_a_model_of_two_layers_says_the_same_from_graphs(
     [("root", 9), ("chain", 9), ("chain", 640), ("tree", 9), ("blend", 9)],
 )
 def test_steps_from_graphs_choose_what_others_choose(
-    drafter: str,
-    most: int,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    drafter: str, most: int, request: pytest.FixtureRequest
 ) -> None:
     """With room for all shapes of steps, and for two or three."""
     config = EngineConfig(
@@ -132,8 +125,7 @@ def test_steps_from_graphs_choose_what_others_choose(
             for number, temperature in itertools.product(range(len(ASKED)), TEMPERATURES)
         }
         request.getfixturevalue("plumbing_of_a_device")
-        monkeypatch.setattr(graphs, "MAX_GRAPHS", most)
-        kept = make_unkind(llm.engine)
+        kept = make_unkind(llm.engine, max_graphs=most)
         for temperature, numbers in itertools.product(TEMPERATURES, ROUNDS):
             for number, choice in zip(numbers, ask(llm, numbers, temperature), strict=True):
                 assert (choice.token_ids, choice.error) == (alone[number, temperature], None)

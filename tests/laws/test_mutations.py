@@ -1,4 +1,4 @@
-"""The laws have teeth: each listed slip of one line makes its named test fail."""
+"""The laws have teeth: each listed mutation makes its named test fail."""
 
 from __future__ import annotations
 
@@ -7,21 +7,76 @@ import sys
 
 import pytest
 
+from tests.laws.anchors import AnchorError, replace
 from tests.laws.mutations import MUTATIONS, ROOT, misplaced
 
 NUM_SHARES = 2
 
 
-def test_every_slip_stands_in_the_code_exactly_once() -> None:
+def test_every_mutation_finds_its_place_in_the_code() -> None:
     assert misplaced() == []
     assert len({m.name for m in MUTATIONS}) == len(MUTATIONS) >= 12
     assert all(m.old != m.new for m in MUTATIONS)
 
 
 @pytest.mark.parametrize("share", range(NUM_SHARES))
-def test_every_slip_is_noticed(share: int) -> None:
+def test_every_mutation_fails_its_test(share: int) -> None:
     command = [sys.executable, "-m", "tests.laws.mutations", str(share), str(NUM_SHARES)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+SOURCE = '''
+def total(values):
+    """The sum."""
+    kept = [value for value in values if value > 0]
+    return sum(kept)
+
+class Counter:
+    if True:
+        def add(self, value):
+            self.total = self.total + value  # a comment
+            self.count += 1
+            return self.total
+'''
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "expected"),
+    [
+        ("total", "value > 0", "value >= 0", "if value >= 0]"),
+        ("total", "sum(\n  kept\n)", "sum(kept, 1)", "return sum(kept, 1)"),
+        ("Counter.add", "self.total+value", "value", "self.total = value\n"),
+        ("Counter.add", "self.count += 1", "self.count += 2", "self.count += 2\n"),
+        (
+            "Counter.add",
+            "self.count += 1\nreturn self.total",
+            "return self.total\nself.count += 1",
+            "return self.total\n            self.count += 1",
+        ),
+        ("Counter", "self.total + value", "value", "self.total = value\n"),
+    ],
+)
+def test_syntax_is_replaced_however_it_is_laid_out(
+    function: str, old: str, new: str, expected: str
+) -> None:
+    assert expected in replace(SOURCE, function, old, new)
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "message"),
+    [
+        ("total", "value < 0", "value", "0 times"),
+        ("total", "value", "0", "2 times"),
+        ("add", "self.count += 1", "pass", "0 times"),
+        ("Counter.add", "self.total", "0", "2 times"),
+        ("Counter.add", "self.total + value", "self.total + other", "does not know"),
+    ],
+)
+def test_a_piece_that_is_not_there_once_is_refused(
+    function: str, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(AnchorError, match=message):
+        replace(SOURCE, function, old, new)

@@ -27,16 +27,26 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 @cache
 def names_in(file: Path) -> set[str]:
-    """Functions, classes and methods of a module, as `name` or `Class.name`."""
+    """Return what a module defines: `name` or `Class.name` of functions, classes, methods, fields and
+    constants."""
     names: set[str] = set()
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names.add(node.name)
+        names.update(_defined(node))
         if isinstance(node, ast.ClassDef):
-            names.add(node.name)
-            inner = (n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-            names.update(f"{node.name}.{method.name}" for method in inner)
+            inner = (name for each in node.body for name in _defined(each))
+            names.update(f"{node.name}.{name}" for name in inner)
     return names
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [node.name]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+    return []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -44,10 +54,6 @@ def test_every_station_exists(page: Path) -> None:
     for file, name in STATION.findall(page.read_text()):
         assert (ROOT / "src" / file).is_file(), f"{file} is gone"
         assert name in names_in(ROOT / "src" / file), f"{file} has no {name}"
-
-
-def test_life_of_a_request_has_stations() -> None:
-    assert len(STATION.findall((ROOT / "docs/life-of-a-request.md").read_text())) >= 30
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -60,16 +66,18 @@ def test_every_path_and_link_exists(page: Path) -> None:
         assert (page.parent / link).exists(), f"the link to {link} leads nowhere"
 
 
+def test_the_glossary_gives_each_term_one_meaning() -> None:
+    terms = re.findall(r"^\*\*(.+?)\*\*: ", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert terms
+    assert [term for term in set(terms) if terms.count(term) > 1] == []
+
+
 def test_every_law_names_tests_that_exist() -> None:
     text = (ROOT / "docs/laws.md").read_text()
     files = re.findall(r"`(tests/[\w/]+\.py)`", text)
-    assert len(files) >= 8
+    assert files
     for file in files:
         assert "def test_" in (ROOT / file).read_text() or "TestCase" in (ROOT / file).read_text()
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_changelog_project_and_package_agree_on_the_version() -> None:
@@ -90,9 +98,7 @@ def test_every_dependency_has_a_tested_version() -> None:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     }
-    # torch for CUDA wants the one triton it was built with; only where it brings none, make chooses.
-    assert re.search(r'^TRITON := "triton==', (ROOT / "Makefile").read_text(), re.MULTILINE)
-    pinned.add("triton")
+    pinned.add("triton")  # torch for CUDA wants the one that it was built with
     for requirement in wanted:
         name = re.split(r"[<>=\[]", requirement)[0].lower().replace("_", "-")
         assert name == "eyas" or name in pinned, f"{name} is not in constraints.txt"
@@ -114,12 +120,6 @@ def test_the_tables_are_made_from_the_results() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_make_knows_the_promised_targets() -> None:
-    text = (ROOT / "Makefile").read_text()
-    for target in ("setup", "demo", "test", "check", "gpu", "bench", "docs"):
-        assert re.search(rf"^{target}:", text, re.MULTILINE), target
 
 
 def measurements() -> Any:

@@ -1,4 +1,4 @@
-"""Every example runs, with the built-in model, and stays short."""
+"""Every example runs with the built-in model."""
 
 from __future__ import annotations
 
@@ -66,22 +66,8 @@ def server_url() -> Iterator[str]:
         process.stdout.close()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_example_is_under_60_lines(name: str) -> None:
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
-
-
 def test_every_example_is_run_here() -> None:
-    assert NAMES == [
-        "chat_stream",
-        "custom_drafter",
-        "generate",
-        "openai_client",
-        "structured_client",
-        "structured_output",
-        "tokens_identical",
-        "train_a_head",
-    ]
+    assert [name for name in NAMES if f"test_{name}" not in globals()] == []
 
 
 def test_generate() -> None:

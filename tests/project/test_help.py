@@ -1,8 +1,10 @@
-"""The options of every command are pinned: `python -m tests.project.test_help` writes them anew."""
+"""Help is quick to show; that of `eyas` and `eyas serve` is pinned (`python -m tests.project.test_help`
+writes it anew)."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +29,7 @@ COMMANDS = {
     "train": ["train"],
     "train_head": ["train", "head"],
 }
+PINNED = ("eyas", "serve")
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -42,7 +45,7 @@ def help_text(name: str) -> str:
     return "\n".join(line.rstrip() for line in done.stdout.splitlines()) + "\n"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", PINNED)
 def test_help_is_as_pinned(name: str) -> None:
     assert help_text(name) == (GOLDEN / f"{name}.txt").read_text()
 
@@ -83,16 +86,11 @@ def assert_light(done: subprocess.CompletedProcess[str]) -> set[str]:
     return imported
 
 
-def test_eyas_alone_says_what_to_do_next() -> None:
+def test_eyas_alone_names_commands_to_begin_with() -> None:
     done = run()
     assert_light(done)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 5 and "eyas --help" in lines[-1]
-    first_steps = [line.split() for line in lines[1:-1]]
-    assert [words[:2] for words in first_steps] == [
-        ["eyas", name] for name in ("demo", "serve", "generate")
-    ]
-    assert all(len(words) > 4 for words in first_steps)
+    named = re.findall(r"^ *eyas (\w+)", done.stdout, re.MULTILINE)
+    assert named and set(named) <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize(
@@ -118,5 +116,5 @@ def test_the_script_of_a_shell_is_shown() -> None:
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    for each in COMMANDS:
+    for each in PINNED:
         (GOLDEN / f"{each}.txt").write_text(help_text(each))

@@ -119,11 +119,12 @@ class Stages:
 
 
 class StepGraphs:
-    """Stages by shape, and what they read. num_captured: graphs made so far; num_replays: stages run
-    from one."""
+    """Stages by shape, and what they read. max_graphs: how many graphs are kept, at least those of one
+    shape. num_captured: graphs made so far; num_replays: stages run from one."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, max_graphs: int = MAX_GRAPHS) -> None:
         self._device = device
+        self._max_graphs = max_graphs
         self._shapes: OrderedDict[Hashable, Stages] = OrderedDict()
         self._own = self.new_stages()
         self._inputs: dict[tuple[int, int], StepInputs] = {}
@@ -152,7 +153,7 @@ class StepGraphs:
         """After a capture: shapes that were met longest ago go, but for the last one. A batch that is
         still under way has its own."""
         num_kept = sum(map(len, self._shapes.values()))
-        while num_kept > MAX_GRAPHS and len(self._shapes) > 1:
+        while num_kept > self._max_graphs and len(self._shapes) > 1:
             _, dropped = self._shapes.popitem(last=False)
             num_kept -= len(dropped)
 
