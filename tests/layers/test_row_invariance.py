@@ -9,10 +9,12 @@ import torch
 
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
-from eyas.layers.mlp import GatedMlp, gated_silu
+from eyas.layers.mlp import GatedMlp
 from eyas.layers.norm import RMSNorm
-from eyas.layers.rope import RopeSpec, RopeTable, rotate
+from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.layers.row_probe import find_row_order
+from eyas.ops.gated_silu import gated_silu
+from eyas.ops.rotate_and_store import rotate
 
 NUM_ROWS = 300
 CPU = torch.device("cpu")
@@ -74,7 +76,7 @@ def test_the_rotation_is_row_invariant(threads: int, head_dim: int, dtype: torch
     x[:, -1] = torch.arange(NUM_ROWS) % 200
 
     def operation(rows: torch.Tensor) -> torch.Tensor:
-        angles = table.gather(rows[:, -1].long())
+        angles = table.at(rows[:, -1].long()).rows()
         return rotate(rows[:, :-1].unflatten(1, (8, head_dim)), *angles)
 
     assert_rows_are_independent(operation, x, ALL_COUNTS)
@@ -141,7 +143,7 @@ def test_elementwise_layers_are_row_invariant_on_a_gpu(dtype: torch.dtype) -> No
     norm = RMSNorm(1001, 1e-6, dtype=dtype, device=gpu)
     table = RopeTable(RopeSpec("default", 1e4, 64), 512, dtype=dtype, device=gpu)
     x = random(NUM_ROWS, 2048, dtype=dtype).to(gpu)
-    angles = table.gather(torch.zeros(1, dtype=torch.int64, device=gpu) + 7)
+    angles = table.at(torch.zeros(1, dtype=torch.int64, device=gpu) + 7).rows()
     counts = list(range(1, NUM_ROWS + 1, 7))
     assert_rows_are_independent(gated_silu, x, counts, minimum=1)
     assert_rows_are_independent(norm, x[:, :1001].contiguous(), counts, minimum=1)
