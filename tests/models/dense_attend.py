@@ -59,7 +59,7 @@ class DenseAttend:
     def positions(self) -> torch.Tensor:
         return torch.tensor(self.cache.positions[self.first :] + [0] * self.num_padding)
 
-    def room(self, layer: int) -> KVDestination:
+    def destination(self, layer: int) -> KVDestination:
         """A place of this forward's own; `__call__` takes from there what is not padding."""
         store, num = self.cache.stores[layer], self.num_rows + self.num_padding
         shape = (num, 2, store.num_kv_heads, store.head_dim)
@@ -103,7 +103,7 @@ class RowByRow:
         self._answer = answer
         self._placed = torch.zeros(num_rows, 2, store.num_kv_heads, store.head_dim, dtype=dtype)
 
-    def room(self, layer: int) -> KVDestination:
+    def destination(self, layer: int) -> KVDestination:
         return KVDestination.of(self._placed, torch.arange(len(self._placed)))
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
