@@ -539,8 +539,8 @@ MUTATIONS = [
     Mutation(
         "all stages share their memory",
         "runner/graphs.py",
-        "known = self._captured[name, key] = self.graphs.capture(name, stage)",
-        'known = self._captured[name, key] = self.graphs.capture("all", stage)',
+        "captured = self._captured[name, key] = self.graphs.capture(name, stage)",
+        'captured = self._captured[name, key] = self.graphs.capture("all", stage)',
         CAPTURES,
     ),
     Mutation(

@@ -11,7 +11,7 @@ import torch
 
 
 class Embedding:
-    """weight_VD[token]; the weight stays readable for a head that shares it."""
+    """The table of token embeddings; a head that shares the weight reads `weight_VD`."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
