@@ -1,7 +1,7 @@
 """Lanes: the keys of one sequence, or of one root-to-leaf path, in the columns of their positions.
 
-Promises: a tree is answered as the chains it consists of, so one causal rule serves prompts, chains
-and trees; each node is a query of exactly one lane. Columns past a lane's last query point at the
+Promises: a tree is treated as its root-to-leaf chains, so prompts, chains and trees have the same
+causal mask; each node is a query of exactly one lane. Columns past a lane's last query refer to the
 null slot: they are masked, but a stale slot may hold another sequence's infinities, and 0 times
 infinity is not 0.
 Does not know: heads, layers, data types.
@@ -25,7 +25,7 @@ NARROW_WIDTHS = (192, 384)
 
 
 def key_width(position: int) -> int:
-    """How many key columns the query at `position` is computed with: a function of it alone."""
+    """Return the number of key columns of the query at `position`, which depends on nothing else."""
     for width in NARROW_WIDTHS:
         if position < width:
             return width
@@ -34,7 +34,7 @@ def key_width(position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Lanes of one key width. rows_CQ: row of each query in the forward (-1 padding)."""
+    """Lanes of one key width. rows_CQ: row of each query in the forward pass, -1 for padding."""
 
     slots_CL: torch.Tensor
     rows_CQ: torch.Tensor
@@ -42,7 +42,7 @@ class Lanes:
 
 
 def context_lanes(layout: Layout) -> list[Lanes]:
-    """One lane for each stretch of a prompt chunk whose queries have the same width."""
+    """Return the lanes of prompt chunks: one for each run of queries with the same key width."""
     lanes: list[Lanes] = []
     device = layout.slots_AC.device
     for run in layout.contexts:
@@ -60,7 +60,10 @@ def context_lanes(layout: Layout) -> list[Lanes]:
 
 
 def node_lanes(layout: Layout, nodes: NodeGrid) -> Lanes:
-    """One lane a sequence for chains, one a leaf for trees, all as wide as the longest may need."""
+    """Return the lanes of tree nodes: one a sequence for chains, one a leaf for trees.
+
+    All are as wide as the longest sequence may need.
+    """
     rows_BW, roots_B = nodes.rows_BW, nodes.roots_B
     width = key_width(layout.max_position)
     slots_BL = layout.slots_AC[layout.seats_B[: rows_BW.shape[0]], : layout.max_position + 1]
@@ -93,8 +96,8 @@ def node_lanes(layout: Layout, nodes: NodeGrid) -> Lanes:
 
 
 def split_by_width(lanes: Lanes) -> list[Lanes]:
-    """Lanes by the key width of their queries; one whose queries straddle a border is answered in
-    two."""
+    """Return the lanes grouped by the key width of their queries; a lane with queries of two widths is
+    split."""
     rows, positions = lanes.rows_CQ.tolist(), lanes.positions_CQ.tolist()
     picked: dict[int, dict[int, list[int]]] = {}
     for c, (row_Q, position_Q) in enumerate(zip(rows, positions, strict=True)):
@@ -108,7 +111,7 @@ def split_by_width(lanes: Lanes) -> list[Lanes]:
 
 
 def _pick(lanes: Lanes, width: int, queries: dict[int, list[int]]) -> Lanes:
-    """The given queries of the given lanes, `width` columns wide."""
+    """Return the given queries of the given lanes, `width` columns wide."""
     most = max(map(len, queries.values()))
     lane_C = torch.tensor(list(queries))
     query_CQ = torch.tensor([q + [-1] * (most - len(q)) for q in queries.values()])
@@ -120,7 +123,7 @@ def _pick(lanes: Lanes, width: int, queries: dict[int, list[int]]) -> Lanes:
 
 
 def _up_to(slots_CL: torch.Tensor, last_C1: torch.Tensor) -> torch.Tensor:
-    """The slots, with the null slot in the columns past `last_C1`."""
+    """Return the slots, with the null slot in the columns past `last_C1`."""
     columns_L = torch.arange(slots_CL.shape[1], device=slots_CL.device)
     return torch.where(columns_L <= last_C1, slots_CL, NULL_SLOT)
 
@@ -128,7 +131,7 @@ def _up_to(slots_CL: torch.Tensor, last_C1: torch.Tensor) -> torch.Tensor:
 def _leaf_paths(
     parents_BW: torch.Tensor, rows_BW: torch.Tensor
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
-    """Root-to-leaf paths as (sequence, nodes), and the nodes whose query each path answers."""
+    """Return root-to-leaf paths as (sequence, nodes), and the nodes that are queries of each path."""
     paths: list[tuple[int, list[int]]] = []
     owned: list[list[int]] = []
     for b, (parents, rows) in enumerate(zip(parents_BW.tolist(), rows_BW.tolist(), strict=True)):

@@ -1,10 +1,10 @@
-"""Attention in plain torch: the oracle of every other backend, and the CPU's path.
+"""Attention by torch operations: the CPU's backend, and the reference of every other one.
 
-Promises: a row's result depends on its own prefix alone, bit for bit on the CPU. Every sequence, and
-every root-to-leaf path of a tree, becomes a *lane*: its keys gathered into the columns of their
-positions. How many columns a query sees is a function of its position alone (`key_width`), and tiles
-of queries have heights that were seen to agree on this machine, so a row meets the same products in
-the same reduction order whatever the batch looks like (docs/facts.md has the measurement).
+Promises: a row's result depends on its own prefix alone, bit for bit on the CPU. Every sequence,
+and every root-to-leaf path of a tree, becomes a *lane*: its keys gathered into the columns of their
+positions. The number of columns of a query depends on its position alone (`key_width`), and tiles
+of queries have heights that give the same bits on this machine. So a row has the same products in
+the same reduction order in every batch (docs/facts.md has the measurement).
 Does not know: models, which rows are prompts and which are drafts.
 
 Legend: N query heads, G key/value heads, P query heads a key/value head, H head dim, C lanes, L key
@@ -38,7 +38,7 @@ class ReferenceAttention:
         }
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
-        """Lanes for the prompt chunks (one each) and for the trees (one a leaf)."""
+        """Plan the forward pass as lanes of prompt chunks and of trees."""
         groups = context_lanes(layout)
         if layout.nodes is not None:
             groups.extend(split_by_width(node_lanes(layout, layout.nodes)))
@@ -46,10 +46,10 @@ class ReferenceAttention:
 
 
 def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
-    """Tile heights that give a row the same bits here, smallest first.
+    """Return the tile heights that give a row the same bits on this machine, smallest first.
 
-    All are tried on random data, and the first is kept alone where another disagrees with it, and
-    for head dims that are no multiple of 16, whose rare differences random data may not show.
+    All are tried on random data. If one disagrees with the smallest, only the smallest is used. So
+    it is for head dims that are no multiple of 16, whose rare differences random data may not show.
     """
     per_kv = store.num_query_heads // store.num_kv_heads
     heights = sorted(
@@ -114,9 +114,9 @@ class _Plan:
 
 
 class _Answers:
-    """All tiles of a forward for layers of one kind, and where each row's answer stands in them.
+    """All tiles of a forward pass for layers of one kind, and the place of each row's output in them.
 
-    Rows that no lane asks for (padding) get some other row's answer, a finite one.
+    Padding rows, which are in no lane, get the output of another row, which is finite.
     """
 
     def __init__(
@@ -141,16 +141,16 @@ class _Answers:
         self._index_T = index[:num_rows]
 
     def run(self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor) -> torch.Tensor:
-        """[T, N, H] the answers of all rows."""
+        """Return the outputs [T, N, H] of all rows."""
         answers = [tiles.run(q_TNH, kv_S2GH) for tiles in self._tiles]
         flat = answers[0] if len(answers) == 1 else torch.cat(answers)
         return flat[: self._num_rows] if self._index_T is None else flat[self._index_T]
 
 
 class _Tiles:
-    """Lanes cut into tiles of one height, with their masks: what all layers alike can share.
+    """Lanes cut into tiles of one height, with their masks; shared by all layers of one kind.
 
-    rows: row of the forward for each place of the tiles in order, -1 for padding.
+    rows: row of the forward pass for each place of the tiles in order, -1 for padding.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class _Tiles:
         )
 
     def run(self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor) -> torch.Tensor:
-        """[places, N, H] the answers in tile order."""
+        """Return the outputs [places, N, H] in tile order."""
         num_kv, head_dim = kv_S2GH.shape[2:]
         kv = kv_S2GH.index_select(0, self._slots)
         kv = kv.view(self._num_lanes, self._num_columns, 2, num_kv, head_dim)

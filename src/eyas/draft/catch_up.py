@@ -21,9 +21,9 @@ import torch
 
 from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.cache.slots import NULL_SLOT
-from eyas.kernels import usable
+from eyas.ops.tail_rows import tail_rows as tail_rows_of_table
 from eyas.runner.batch import Batch, Span
-from eyas.runner.rows import ForwardRows, ragged_rows
+from eyas.runner.rows import ForwardRows
 from eyas.runner.table import SequenceTable
 from eyas.transfer import send
 
@@ -71,12 +71,8 @@ class MissingRows:
 
 @dataclass(slots=True, eq=False)
 class CatchUpRows:
-    """The rows of one forward pass of the network.
-
-    previous_slots_T: the slot of the position before each row; None if features are not read.
-    root_rows_B: for tails, the rows of the roots. root_tokens_B: tokens of the roots, and sequence_B:
-    0, 1, ...; both only set if a kernel computed them.
-    """
+    """rows: a forward. previous_slots_T: the slot before each row's, None where features are not read.
+    root_rows_B, root_tokens_B, sequence_B: the roots' rows and tokens, and 0, 1, ...; for tails."""
 
     rows: ForwardRows
     previous_slots_T: torch.Tensor | None
@@ -207,7 +203,10 @@ def run_rows(tracker: RowTracker, batch: Batch, runs: list[MissingRun]) -> Catch
         layout=layout,
         logits_rows_R=None,
     )
-    return CatchUpRows(rows, _previous_slots(tracker, table, seats_T, positions_T))
+    previous_slots_T = None
+    if tracker.reads_features:
+        previous_slots_T = table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]
+    return CatchUpRows(rows, previous_slots_T)
 
 
 def tail_rows(
@@ -220,49 +219,7 @@ def tail_rows(
     has the row of its root only, which is written to the null slot.
     """
     table = batch.table
-    if usable(table.device):
-        return _tail_rows_by_kernel(tracker, batch, longest, drafts_B)
-    seats_B, roots_B = batch.seats_B, batch.roots_B
-    made_A = tracker.next_rows(table)
-    starts_B = torch.minimum(made_A[seats_B], roots_B)
-    if drafts_B is not None:
-        starts_B = torch.where(drafts_B, starts_B, roots_B)
-    table.place_nodes(seats_B, roots_B, batch.node_slots_BW[:, :1])
-    positions_BP = starts_B.unsqueeze(1) + torch.arange(longest, device=table.device)
-    real_BP = positions_BP <= roots_B.unsqueeze(1)
-    positions_BP = torch.where(real_BP, positions_BP, 0)
-    grid_BP, picked = ragged_rows(real_BP)
-    last_B = (roots_B - starts_B).clamp(max=longest - 1)
-    root_rows_B = grid_BP.gather(1, last_B.unsqueeze(1)).squeeze(1)
-    leaves_trace_BP = real_BP if drafts_B is None else real_BP & drafts_B.unsqueeze(1)
-    slots_BP = table.slots_AC[seats_B.unsqueeze(1), positions_BP]
-    write_slots_T = torch.where(leaves_trace_BP, slots_BP, NULL_SLOT).view(-1)
-    seats_T = seats_B.unsqueeze(1).expand_as(positions_BP).reshape(-1)
-    positions_T = positions_BP.view(-1)
-    if picked is not None:
-        seats_T, positions_T = seats_T[picked], positions_T[picked]
-        write_slots_T = write_slots_T[picked]
-    nodes = NodeGrid(grid_BP, slots_BP, starts_B)
-    layout = Layout(table.slots_AC, seats_B, batch.max_length - 1, nodes=nodes)
-    rows = ForwardRows(
-        tokens_T=table.tokens_AC[seats_T, positions_T],
-        positions_T=positions_T.clamp(max=table.last_position),
-        write_slots_T=write_slots_T,
-        layout=layout,
-        logits_rows_R=root_rows_B,
-    )
-    next_B = roots_B + 1
-    made_A[seats_B] = next_B if drafts_B is None else torch.where(drafts_B, next_B, made_A[seats_B])
-    return CatchUpRows(rows, _previous_slots(tracker, table, seats_T, positions_T), root_rows_B)
-
-
-def _tail_rows_by_kernel(
-    tracker: RowTracker, batch: Batch, longest: int, drafts_B: torch.Tensor | None
-) -> CatchUpRows:
-    from eyas.kernels import tails
-
-    table, shape = batch.table, (batch.num_rows, longest)
-    made, roots = tails.tail_rows(
+    tails = tail_rows_of_table(
         batch.seats_B,
         batch.roots_B,
         tracker.next_rows(table),
@@ -273,25 +230,16 @@ def _tail_rows_by_kernel(
         longest,
         table.last_position,
         NULL_SLOT,
-        pdl=table.device.type == "cuda",
     )
-    nodes = NodeGrid(made.rows_T.view(shape), made.slots_T.view(shape), roots.starts_B)
-    layout = Layout(table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes)
+    nodes = NodeGrid(tails.grid_BP, tails.slots_BP, tails.starts_B)
     rows = ForwardRows(
-        tokens_T=made.tokens_T,
-        positions_T=made.positions_T,
-        write_slots_T=made.write_slots_T,
-        layout=layout,
-        logits_rows_R=roots.root_rows_B,
+        tokens_T=tails.tokens_T,
+        positions_T=tails.positions_T,
+        write_slots_T=tails.write_slots_T,
+        layout=Layout(table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes),
+        logits_rows_R=tails.root_rows_B,
     )
-    previous_T = made.previous_slots_T if tracker.reads_features else None
-    return CatchUpRows(rows, previous_T, roots.root_rows_B, roots.root_tokens_B, roots.sequence_B)
-
-
-def _previous_slots(
-    tracker: RowTracker, table: SequenceTable, seats_T: torch.Tensor, positions_T: torch.Tensor
-) -> torch.Tensor | None:
-    """Return the slot of the position before each row; None if features are not read."""
-    if not tracker.reads_features:
-        return None
-    return table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]
+    previous_slots_T = tails.previous_slots_T if tracker.reads_features else None
+    return CatchUpRows(
+        rows, previous_slots_T, tails.root_rows_B, tails.root_tokens_B, tails.sequence_B
+    )

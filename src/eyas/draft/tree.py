@@ -15,7 +15,7 @@ U draft vocabulary, W nodes, D draft tokens from the root to a node.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -23,10 +23,9 @@ import torch
 
 from eyas.attention.base import Layout, NodeGrid
 from eyas.core import DraftTree, Verdict
-from eyas.draft.base import Drafter, TreeShape, root_tokens, roots_alone
+from eyas.draft.base import Drafter, TreeShape, roots_alone
 from eyas.draft.catch_up import (
     LONGEST_TAIL,
-    CatchUpRows,
     MissingRun,
     RowTracker,
     run_rows,
@@ -34,7 +33,7 @@ from eyas.draft.catch_up import (
 )
 from eyas.draft.grow import Frontier, Pool, rank
 from eyas.draft.network import DraftNetwork
-from eyas.kernels import usable
+from eyas.ops.level_rows import level_rows
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows, committed
 from eyas.runner.runner import Output
@@ -43,19 +42,18 @@ from eyas.sampling.process import SamplingRows
 
 @dataclass(slots=True)
 class _Growth:
-    """The state of growing the trees of one batch.
+    """The state of growing the trees of a batch.
 
-    tails: the rows of the first pass. parents: [B, 1] of the roots, then [B, K] of each expanded level;
-    with kernels one grid [B, W] of all levels so far. places_R: sequence and position of each node of
-    the frontier, if a kernel computed them.
+    places_R: sequence and position of the frontier's nodes. parents_BW: of all inner nodes so far; None
+    while there are none below the roots, and for chains.
     """
 
     batch: Batch
     shape: TreeShape
     beta_B: torch.Tensor | None
-    tails: CatchUpRows
-    parents: list[torch.Tensor] = field(default_factory=list)
-    places_R: tuple[torch.Tensor, torch.Tensor] | None = None
+    places_R: tuple[torch.Tensor, torch.Tensor]
+    root_tokens_B: torch.Tensor
+    parents_BW: torch.Tensor | None = None
 
 
 class TreeDrafter(Drafter):
@@ -159,7 +157,14 @@ class TreeDrafter(Drafter):
         assert logits_BU is not None and tails.root_rows_B is not None
         states_BF = None if states_TF is None else states_TF[tails.root_rows_B]
         topk = min(shape.topk, self._network.draft_vocab_size)
-        growth = _Growth(batch, TreeShape(shape.steps, topk, shape.nodes), beta_B, tails)
+        assert tails.sequence_B is not None and tails.root_tokens_B is not None
+        growth = _Growth(
+            batch,
+            TreeShape(shape.steps, topk, shape.nodes),
+            beta_B,
+            (tails.sequence_B, batch.roots_B),
+            tails.root_tokens_B,
+        )
         tree = self._grow(growth, logits_BU, states_BF)
         if drafts_B is not None:
             tree.sizes_B = torch.where(drafts_B, tree.sizes_B, 1)
@@ -173,7 +178,7 @@ class TreeDrafter(Drafter):
         frontier = Frontier.of_roots(num, logits_RU.device)
         pool = Pool(shape.num_candidates)
         for depth in range(shape.steps):
-            rows = self._sampling_rows(growth, frontier, depth)
+            rows = self._sampling_rows(growth, frontier)
             ids_RC, scores_RC = rank(
                 logits_RU,
                 self._network.target_ids_U,
@@ -191,14 +196,11 @@ class TreeDrafter(Drafter):
             )
             if depth + 1 == shape.steps:
                 break
-            rows_of_level, states_RF = self._below(
-                growth, frontier, parent_BK, states_RF, depth + 1
-            )
+            rows_of_level, states_RF = self._below(growth, frontier, parent_BK, states_RF)
             logits, states_RF = self._network.forward(rows_of_level, states_RF)
             assert logits is not None
             logits_RU = logits
-        token_B = growth.tails.root_tokens_B
-        root_B1 = root_tokens(growth.batch) if token_B is None else token_B.unsqueeze(1)
+        root_B1 = growth.root_tokens_B.unsqueeze(1)
         return pool.tree(root_B1, shape.nodes, is_chain=shape.topk == 1)
 
     def _below(
@@ -207,127 +209,55 @@ class TreeDrafter(Drafter):
         frontier: Frontier,
         parent_BK: torch.Tensor,
         states_RF: torch.Tensor | None,
-        depth: int,
     ) -> tuple[ForwardRows, torch.Tensor | None]:
-        """Return the rows of the frontier at `depth`, and the states of their parents, one a row.
-
-        parent_BK: indices of the parents in the last frontier. states_RF: states of the last frontier.
-        """
-        if usable(parent_BK.device):
-            return self._below_by_kernel(growth, frontier, parent_BK, states_RF)
-        parents, (num, topk), device = growth.parents, parent_BK.shape, parent_BK.device
-        if depth == 1:
-            parents.append(torch.full((num, 1), -1, dtype=torch.int64, device=device))
-            inner_BK = torch.zeros((num, 1), dtype=torch.int64, device=device)
-        else:  # node ids of the last frontier
-            first = 1 + (depth - 2) * topk
-            inner_BK = torch.arange(first, first + topk, device=device).expand(num, -1)
-        parents.append(inner_BK.gather(1, parent_BK))
-        if states_RF is not None:
-            size = states_RF.shape[1]
-            states_RF = (
-                states_RF.view(num, inner_BK.shape[1], size)
-                .gather(1, parent_BK.unsqueeze(2).expand(-1, -1, size))
-                .flatten(0, 1)
-            )
-        return self._level(growth, frontier, torch.cat(parents, dim=1), depth), states_RF
-
-    def _level(
-        self, growth: _Growth, frontier: Frontier, parents_BW: torch.Tensor, depth: int
-    ) -> ForwardRows:
-        """Return the rows of the frontier at `depth`.
-
-        parents_BW: of all expanded nodes, the frontier's last.
-        """
-        batch, topk = growth.batch, growth.shape.topk
-        num, width = parents_BW.shape
-        device = parents_BW.device
-        first_B1 = self._first_scratch + batch.seats_B.unsqueeze(1) * self._per_seat
-        scratch_BS = first_B1 + torch.arange(width - 1, device=device)
-        rows_BK = torch.arange(num * topk, device=device).view(num, topk)
-        root_slots_B1 = batch.node_slots_BW[:, :1]
-        slots_BW = torch.cat([root_slots_B1, scratch_BS], dim=1)
-        own_slots_BK = slots_BW[:, width - topk :]
-        positions_B = batch.roots_B + depth
-        if topk == 1:
-            batch.table.place_nodes(batch.seats_B, positions_B, own_slots_BK)
-            nodes = NodeGrid(rows_BK, own_slots_BK, positions_B)
-        else:
-            grid_BW = torch.full_like(parents_BW, -1)
-            grid_BW[:, width - topk :] = rows_BK
-            nodes = NodeGrid(grid_BW, slots_BW, batch.roots_B, parents_BW)
-        positions_T = positions_B.repeat_interleave(topk).clamp(max=batch.table.last_position)
-        return ForwardRows(
-            tokens_T=frontier.path_BKD[:, :, -1].reshape(-1),
-            positions_T=positions_T,
-            write_slots_T=own_slots_BK.reshape(-1),
-            layout=_layout(batch, nodes),
-            logits_rows_R=rows_BK.view(-1),
-            num_leading=num * topk,
-        )
-
-    def _below_by_kernel(
-        self,
-        growth: _Growth,
-        frontier: Frontier,
-        parent_BK: torch.Tensor,
-        states_RF: torch.Tensor | None,
-    ) -> tuple[ForwardRows, torch.Tensor | None]:
-        from eyas.kernels.levels import level_rows
-
+        """Return the rows of the frontier, and for each the state [F] of the node above it.
+        parent_BK: the index of that node in the last frontier, whose states are given."""
         batch, table = growth.batch, growth.batch.table
-        rows, grids, states_RF = level_rows(
+        level = level_rows(
             batch.seats_B,
             batch.roots_B,
             batch.node_slots_BW,
             frontier.path_BKD,
             parent_BK,
-            growth.parents[0] if growth.parents else None,
+            growth.parents_BW,
             states_RF,
             table.slots_AC,
             self._first_scratch,
             self._per_seat,
             table.last_position,
-            pdl=parent_BK.is_cuda,
         )
+        rows, inner = level.rows, level.inner
         growth.places_R = (rows.sequence_R, rows.position_R)
-        if grids is None:
-            own_slots_BK = rows.write_slots_R.view(parent_BK.shape)
-            nodes = NodeGrid(rows.rows_R.view(parent_BK.shape), own_slots_BK, rows.position_R)
+        if inner is None:
+            shape = parent_BK.shape
+            nodes = NodeGrid(
+                rows.rows_R.view(shape), rows.write_slots_R.view(shape), rows.position_R
+            )
         else:
-            growth.parents = [grids.parents_BW]
-            nodes = NodeGrid(grids.rows_BW, grids.slots_BW, batch.roots_B, grids.parents_BW)
+            growth.parents_BW = inner.parents_BW
+            nodes = NodeGrid(inner.rows_BW, inner.slots_BW, batch.roots_B, inner.parents_BW)
         rows_of_level = ForwardRows(
             tokens_T=rows.tokens_R,
-            positions_T=rows.positions_R,
+            positions_T=rows.model_position_R,
             write_slots_T=rows.write_slots_R,
             layout=_layout(batch, nodes),
             logits_rows_R=rows.rows_R,
             num_leading=len(rows.rows_R),
         )
-        return rows_of_level, states_RF
+        return rows_of_level, level.states_RF
 
-    def _sampling_rows(
-        self, growth: _Growth, frontier: Frontier, depth: int
-    ) -> SamplingRows | None:
-        """Return the sampling rows of the frontier; None if no sampling parameter has an effect."""
+    def _sampling_rows(self, growth: _Growth, frontier: Frontier) -> SamplingRows | None:
+        """Return where the frontier's nodes stand; None where no parameter of sampling acts."""
         if growth.batch.params.is_plain:
             return None
-        batch, width = growth.batch, frontier.pool_BK.shape[1]
+        batch = growth.batch
         history_BL, length_B = committed(batch)
-        if depth == 0 and growth.tails.sequence_B is not None:
-            growth.places_R = (growth.tails.sequence_B, batch.roots_B)
-        if growth.places_R is not None and not any(batch.params.penalised):
-            return SamplingRows(*growth.places_R, None, None, history_BL, length_B)
-        path_RD = frontier.path_BKD.flatten(0, 1)
-        return SamplingRows(
-            sequence_R=torch.arange(len(path_RD), device=path_RD.device) // width,
-            position_R=(batch.roots_B + depth).repeat_interleave(width),
-            tokens_RD=path_RD if depth else None,
-            is_ancestor_RD=torch.ones_like(path_RD, dtype=torch.bool) if depth else None,
-            history_BL=history_BL,
-            length_B=length_B,
-        )
+        sequence_R, position_R = growth.places_R
+        path_RD = is_ancestor_RD = None
+        if frontier.path_BKD.shape[2] and any(batch.params.penalised):
+            path_RD = frontier.path_BKD.flatten(0, 1)
+            is_ancestor_RD = torch.ones_like(path_RD, dtype=torch.bool)
+        return SamplingRows(sequence_R, position_R, path_RD, is_ancestor_RD, history_BL, length_B)
 
 
 def _layout(batch: Batch, nodes: NodeGrid) -> Layout:

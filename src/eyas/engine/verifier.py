@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.core import DraftTree, Verdict
-from eyas.kernels import usable
+from eyas.ops.walk import walk
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
 from eyas.sampling import sample
@@ -47,7 +47,9 @@ def verify(
     """
     params = batch.params
     chosen_R = sample(logits_RV, rows.sampling, params, mask_RK)
-    verdict = _walk(_to_grid(chosen_R, tree, rows, fill=-1), tree)
+    chosen_BW = _to_grid(chosen_R, tree, rows, fill=-1)
+    parents_BW = None if tree.is_chain else tree.parents_BW
+    verdict = Verdict(walk(chosen_BW, tree.tokens_BW, parents_BW, tree.sizes_B))
     if params.num_logprobs is not None:
         _attach_logprobs(verdict, logits_RV, chosen_R, tree, rows, params.num_logprobs)
     return verdict
@@ -102,62 +104,6 @@ def _to_grid(
     grid = values_R.new_full(shape, fill)
     grid[rows.sampling.sequence_R, rows.node_R] = values_R
     return grid
-
-
-def _walk(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
-    if usable(chosen_BW.device):
-        from eyas.kernels.walk import walk
-
-        parents_BW = None if tree.is_chain else tree.parents_BW
-        return Verdict(walk(chosen_BW, tree.tokens_BW, parents_BW, tree.sizes_B))
-    return _walk_chain(chosen_BW, tree) if tree.is_chain else _walk_tree(chosen_BW, tree)
-
-
-def _walk_chain(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
-    """Walk chains: accept draft tokens up to the first that was not chosen."""
-    width = tree.width
-    nodes_W = torch.arange(width, device=chosen_BW.device)
-    nodes_BW = nodes_W.expand_as(chosen_BW)
-    if width == 1:
-        return verdict_of(chosen_BW, nodes_BW, torch.where(chosen_BW[:, 0] >= 0, 1, -1))
-    agrees = (chosen_BW[:, :-1] == tree.tokens_BW[:, 1:]) & (
-        nodes_W[1:] < tree.sizes_B.unsqueeze(1)
-    )
-    accepted_B = agrees.to(torch.int64).cumprod(dim=1).sum(dim=1)
-    return _up_to_faults(chosen_BW, nodes_BW, accepted_B + 1)
-
-
-def _walk_tree(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
-    """Walk trees: from the root go to the child whose token was chosen, until there is none."""
-    num, width = chosen_BW.shape
-    device = chosen_BW.device
-    columns_W = torch.arange(width, device=device)
-    real_BW = columns_W < tree.sizes_B.unsqueeze(1)
-    at_B = torch.zeros(num, dtype=torch.int64, device=device)
-    walking_B = torch.ones(num, dtype=torch.bool, device=device)
-    tokens_BW = torch.full_like(chosen_BW, -1)
-    nodes_BW = torch.zeros_like(chosen_BW)
-    counts_B = torch.zeros_like(at_B)
-    for step in range(width):
-        token_B1 = chosen_BW.gather(1, at_B.unsqueeze(1))
-        tokens_BW[:, step] = torch.where(walking_B, token_B1.squeeze(1), -1)
-        nodes_BW[:, step] = at_B
-        counts_B += walking_B
-        is_next_BW = (tree.parents_BW == at_B.unsqueeze(1)) & (tree.tokens_BW == token_B1) & real_BW
-        walking_B = walking_B & is_next_BW.any(dim=1)
-        at_B = torch.where(walking_B, is_next_BW.to(torch.int64).argmax(dim=1), at_B)
-        if device.type == "cpu" and not bool(walking_B.any()):
-            break
-    return _up_to_faults(tokens_BW, nodes_BW, counts_B)
-
-
-def _up_to_faults(
-    tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.Tensor
-) -> Verdict:
-    """Cut the walk before a row that could not choose (token -1); count -1 if that is the root."""
-    last_B1 = (counts_B - 1).unsqueeze(1)
-    counts_B = counts_B - (tokens_BW.gather(1, last_B1).squeeze(1) < 0).to(torch.int64)
-    return verdict_of(tokens_BW, nodes_BW, torch.where(counts_B == 0, -1, counts_B))
 
 
 def _attach_logprobs(

@@ -1,13 +1,14 @@
-"""Attention of tree nodes over slots: partial softmaxes, and in a second launch their merging in order.
+"""Attention of tree nodes over slots: partial softmaxes, which a second launch merges in order.
 
 Promises: a row's bits depend on its own prefix alone, whatever the batch, the tree around it, the
-height of tiles and how keys are shared out to programs (`kernels.softmax`). What all nodes of a
-sequence see is read once a tile; of the splits that hold nodes each reads its own path. Every size of
-a launch comes from shapes and from the host's upper bound of positions, so launches can be captured.
-Does not know: layouts, what is stored by whom.
+height of tiles and how keys are divided among programs (`kernels.softmax`). Keys that all nodes of
+a sequence see are read once a tile; in the splits that hold nodes, each node reads its own path.
+Launch sizes depend on shapes and on the host's upper bound of positions, so launches can be
+captured.
+Does not know: layouts, which forward pass stored a key.
 
-Legend: T rows, N query heads, G key/value heads, P query heads a key/value head, H head dim,
-B sequences, W nodes, D steps up a path, A seats, C columns (positions), S slots, U partial results of
+Legend: T rows, N query heads, G key/value heads, P query heads a key/value head, H head dim, B
+sequences, W nodes, D steps up a path, A seats, C columns (positions), S slots, U partial results of
 a row, M rows of a tile (queries times P).
 """
 
@@ -42,7 +43,8 @@ TAIL_NODES = 4
 MERGED_A_WARP = 256
 """Numbers of a row that a warp merges."""
 PROGRAMS = 2048
-"""How many programs of a launch are enough; beyond, each does several units of keys."""
+"""The programs of a launch up to which each processes one unit of keys; beyond, each processes
+several."""
 
 
 @triton.jit
@@ -68,7 +70,7 @@ def _group(
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
 ):
-    """What the rows of a tile see of splits [begin, end) of one group, merged in order."""
+    """The partial softmax of a tile over splits [begin, end) of one group, merged in order."""
     top_M, sum_M, value_MH = empty(HEIGHT, INNER)
     for split in tl.range(begin, end, num_stages=STAGES):
         own_top_M, own_sum_M, own_value_MH = attend_split(
@@ -223,7 +225,7 @@ def attend_splits_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The rows of a forward that are nodes: what `node_paths` says of them, and the work as it is cut.
+    """The node rows of a forward pass: the results of `node_paths`, and how the work is divided.
 
     unit: splits a program does at once, 1 or GROUP. num_units: partial results of a row, `tails` of its
     own among them. is_full: every row is a node.
@@ -246,7 +248,7 @@ class Nodes:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a row's one partial result is its answer."""
+        """Whether a row has one partial result, which is its output."""
         return self.num_units == 1 and self.is_full
 
 
@@ -261,7 +263,8 @@ def attend_nodes(
     sinks_N: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Answers of the rows of `nodes.nodes_T` into the first rows of out_TNH; zeros where it is -1.
+    """Write the outputs of the rows of `nodes.nodes_T` to the first rows of out_TNH; zeros where it
+    is -1.
 
     Reference: `dense` in tests/attention/scenes.py.
     """
@@ -358,7 +361,7 @@ def attend_nodes(
 
 
 def _tail_nodes(shape: HeadShape) -> int:
-    """Nodes of a tree whose own splits one program does: a power of two."""
+    """Return the number of nodes whose own splits one program processes: a power of two."""
     if shape.keys < SPLIT:
         return 1
     return min(TAIL_NODES, 1 << (max(1, TAIL_LINES // shape.per_kv).bit_length() - 1))

@@ -1,7 +1,7 @@
-"""Partial results of rows become their answers.
+"""Merge the partial results of rows into their outputs.
 
 Promises: a row's partial results are merged in order: splits within their group, groups one after the
-other; rows that are no nodes get zeros. The bits are those of one program that had done all of it.
+other. Rows that are not nodes get zeros. The bits are those of one program that computes everything.
 Does not know: which program made which partial result.
 
 Legend: T rows, N query heads, G key/value heads, P query heads a key/value head, H head dim,

@@ -1,12 +1,12 @@
-"""What the nodes of a tree see of the splits that hold their own paths.
+"""Attention of tree nodes over the splits that hold their own paths.
 
-Promises: a node's partial results are those that a chain, or a prompt, has at the same positions, bit
-for bit. Several nodes share a program, and so what they have in common, where their paths are short;
-a tile with a longer one does its nodes one after the other.
+Promises: a node's partial results are those that a chain, or a prompt, has at the same positions,
+bit for bit. Nodes with short paths share a program, and so the loads of common keys; a tile with a
+longer path processes its nodes one after the other.
 Does not know: the splits before the root's, how results are merged.
 
-Legend: M rows of a tile (nodes times query heads a key/value head), H head dim, W nodes, D steps up a
-path, A seats, C columns, U partial results of a row.
+Legend: M rows of a tile (nodes times query heads a key/value head), H head dim, W nodes, D steps up
+a path, A seats, C columns, U partial results of a row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The choice of every row, straight from its logits: mask, temperature, keyed noise, argmax.
+"""The kernels of `ops.choose`: mask, temperature, keyed noise and argmax in one pass over the logits.
 
-Promises: the logits are read once; the noise is that of `sampling.noise` (Philox4x32-10, the same
+Promises: the logits are read once; the noise is that of `ops.noise` (Philox4x32-10, the same
 words; the transform to float32 within a few units in the last place); lowest id wins a tie; a row that
 cannot choose gives -1. A row's choice does not depend on the rows beside it. (Work is cut along the
 vocabulary, and a maximum has no order, so the cut may follow the number of rows.)
@@ -19,16 +19,16 @@ import triton.language as tl
 from eyas.kernels.launch import enter, launch_options
 
 TILE = 1024
-"""Ids a program works on at a time."""
+"""Ids that a program processes at a time."""
 _MANY_ROWS = 16
 _HIGHEST_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
 _NO_ID = tl.constexpr(2**31 - 1)
 COLUMNS = ("sequence", "position", "temperature", "seed", "choice", "top_k", "top_p", "min_p")
-"""Read one number at a time: wherever they lie, the compiled kernel is the same."""
+"""Arguments that are read one number at a time, so their alignment needs no kernel of its own."""
 
 
 def tiles_of_a_program(num_rows: int) -> int:
-    """Few rows are spread over all of the device, many rows are read in longer runs."""
+    """Return the tiles of a program: few rows are spread over more programs than many rows."""
     return 1 if num_rows < _MANY_ROWS else 4
 
 
@@ -90,7 +90,7 @@ def _partial_kernel(
     HAS_MASK: tl.constexpr, HAS_FLOOR: tl.constexpr, ANY_NOISE: tl.constexpr,
     NUM_TILES: tl.constexpr, NUM_COUNTERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The best of one chunk of one row: its value (infinite for not a number) and its lowest id."""
+    """The best token of one chunk of one row: its value (infinite for NaN) and its lowest id."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     enter(PDL)
     warmth, least = 0.0, 0.0
@@ -131,7 +131,7 @@ def _partial_kernel(
 
 @triton.jit
 def _combine_kernel(values, ids, chosen, num_chunks, BLOCK_C: tl.constexpr, PDL: tl.constexpr):
-    """One row's choice from the best of its chunks."""
+    """Choose a row's token from the best tokens of its chunks."""
     row = tl.program_id(0)
     enter(PDL)
     chunk_C = tl.arange(0, BLOCK_C)
@@ -163,7 +163,7 @@ def choose(
     float32, logits over the temperature that are below it are not allowed. any_noise: whether any
     temperature may be above 0; without it the parameters are not read (but for the temperature where
     there are floors).
-    Torch: `choose(process(...))` of `eyas.sampling`.
+    Torch: `ops.choose.by_torch`.
     """
     num_rows, vocab = logits_RV.shape
     chosen_R = torch.empty(num_rows, dtype=torch.int64, device=logits_RV.device)

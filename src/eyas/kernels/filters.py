@@ -44,7 +44,7 @@ _RELATIVE = tl.constexpr(2.0**24)
 _ABSOLUTE = tl.constexpr(2.0**16)
 """A coarse bin's sum to units of 2^-40 of the best one's probability."""
 _SLACK = tl.constexpr(1.0 - 2.0**-21)
-"""What was reached but for the rounding of float32 was reached."""
+"""A goal counts as reached if only float32 rounding separates a sum from it."""
 _NONE = tl.constexpr(-1)
 _UNKNOWN = tl.constexpr(-1)
 _NUM_FACTS = 4
@@ -73,7 +73,7 @@ def _best_kernel(
     HAS_MASK: tl.constexpr, HAS_BINS: tl.constexpr, NUM_TILES: tl.constexpr,
     NUM_COUNTERS: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The best of one chunk of one row; the row's bins are emptied on the way."""
+    """The best logit of one chunk of one row; also sets the row's bins to zero."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     enter(PDL)
     b = tl.load(sequence + row)
@@ -160,7 +160,7 @@ def _masses(word_N, bin_N):
 
 @triton.jit
 def _before(amount_N, goal):
-    """(how many leading entries do not reach `goal` together, their sum)."""
+    """The number of leading entries whose sum is below `goal`, and that sum."""
     met_N = tl.cumsum(amount_N, 0)
     is_short_N = met_N < goal
     return tl.sum(is_short_N.to(tl.int32)), tl.max(tl.where(is_short_N, met_N, 0))
@@ -283,7 +283,7 @@ def floors(
     min-p of what they left keep; -inf where a row keeps all that could be chosen.
 
     any_top_k, any_top_p: whether any sequence has one at all; without it, fewer kernels are launched.
-    Torch: `_filter` of `eyas.sampling.process`, whose kept ids are those not below the floor.
+    Torch: `ops.scale_and_filter.by_torch`, which keeps the ids that are not below the floor.
     """
     num_rows = len(logits_RV)
     floor_R = torch.empty(num_rows, dtype=torch.float32, device=logits_RV.device)

@@ -1,11 +1,11 @@
-"""Products with weights, y = x @ w.T, whose reduction order is one whatever the number of rows.
+"""Products with weights, y = x @ w.T, with one reduction order for every number of rows.
 
-Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of `tiles`
-(with those by warpgroups where a device adds up alike, `gemm_warpgroups`). The weights stand on the M
-side of the matrix instruction and the rows on its N side, so the row count chooses nothing but a tile's
-width; sums run over ascending columns in float32, within each of `num_splits` ranges of columns whose
-borders follow from the weight's shape alone. With `pdl` weights are read while the kernel ahead still
-runs, so it must not be the one that writes them.
+Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of
+`tiles` (with those by warpgroups where a device adds up alike, `gemm_warpgroups`). The weights are
+on the M side of the matrix instruction and the rows on its N side, so the row count selects only a
+tile's width; sums run over ascending columns in float32, within each of `num_splits` ranges of
+columns whose borders follow from the weight's shape alone. With `pdl` weights are read while the
+kernel before still runs, so that kernel must not write them.
 Does not know: layers, what a row is.
 
 Legend: T rows, O output features, K input features (the contraction), S splits of K, F feed-forward
@@ -26,13 +26,13 @@ from eyas.kernels.launch import launch_options
 from eyas.kernels.tiles import LEAST_OUT, Tile, folded_tiles_for, gated_tiles_for, tiles_for
 
 COMPILER = f"triton {triton.__version__}"
-"""What made these kernels; their speed depends on it."""
+"""The compiler's version, on which the kernels' speed depends."""
 SPLIT_MULTIPLE = 256
-"""Splits begin at multiples of so many columns, and so at borders of every tile's blocks."""
+"""Splits begin at multiples of this many columns, which are borders of every tile's blocks."""
 GROUP_ROW_TILES = 8
 """Row tiles that run next to each other, so that they share a tile of weights in the L2 cache."""
 PREFETCH = 512
-"""Columns of a program's weights that are on their way before the kernel before has ended."""
+"""Columns of a program's weights that are prefetched before the kernel before has ended."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "group_tiles", "num_groups"])
@@ -181,9 +181,9 @@ def product(
     """`F.linear(x_TK, weight_OK, bias_O)`, the bias added before the one rounding.
 
     One split: [T, O] in `out_dtype`, by default x's, or in `out_TO`, a tensor without gaps. More:
-    float32 sums of the splits [S, T, O], to be added in order by who reads them; no bias then. folded:
-    [1, T, O], the splits' sums already added in that order, which for many rows costs less than to
-    write them all.
+    float32 sums of the splits [S, T, O], which the reader adds in order; no bias then. folded: [1,
+    T, O], the splits' sums added in that order, which for many rows costs less than writing all of
+    them.
     """
     num_rows, num_out = len(x_TK), len(weight_OK)
     _check(x_TK, weight_OK)

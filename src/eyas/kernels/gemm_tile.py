@@ -1,7 +1,7 @@
-"""What a program of a product does with a tile: sum it up, and put it in its place.
+"""The steps of a product's program: sum a tile and store it.
 
-Promises: sums run over ascending columns in float32, whatever the tile and the way it is loaded.
-Does not know: which tile is whose (`gemm.product_kernel`).
+Promises: sums run over ascending columns in float32, whatever the tile and however it is loaded.
+Does not know: which tile a program has (`gemm.product_kernel`).
 
 Legend: T rows, O output features, K input features (the contraction), S splits of K.
 """
@@ -27,7 +27,7 @@ def prefetch_lines(pointers):
 
 @triton.jit
 def zeros(BLOCK_OUT: tl.constexpr, ROWS: tl.constexpr):
-    """A sum to begin with; of no rows it is one that nobody looks at."""
+    """The initial sum; with no rows a dummy that is not read."""
     rows: tl.constexpr = ROWS if ROWS > 0 else 1
     return tl.zeros((BLOCK_OUT, rows), dtype=tl.float32)
 
@@ -120,7 +120,7 @@ def store(
     ROWS: tl.constexpr,
     OUT: tl.constexpr,
 ):
-    """float32 [OUT, ROWS] to its place."""
+    """Store float32 [OUT, ROWS] to the rows and columns of the tile."""
     row_T, out_O = first_row + tl.arange(0, ROWS), first_out + tl.arange(0, OUT)
     out_row_T = (split.to(tl.int64) * num_rows + row_T) * num_out
     out_TO = out_STO + out_row_T[:, None] + out_O[None, :]

@@ -1,6 +1,6 @@
-"""Where the last tokens of a text stood before, and what followed: prompt lookup in two launches.
+"""The kernels of `ops.lookup`: prompt lookup in two launches.
 
-Promises: the same proposals as draft/ngram.py finds with torch operations: of all earlier places the
+Promises: the same proposals as `ops.lookup.by_torch`: of all earlier places the
 longest match wins, then the latest. Texts are read where they are, and past a text's end nothing is.
 Does not know: drafters, what a proposal is good for.
 
@@ -81,7 +81,7 @@ def propose(
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens [B, W], parents [B, W] and sizes [B] (1 or W) of the chains that prompt lookup proposes.
-    Reference: draft/ngram.py, `NgramDrafter.propose` on a CPU.
+    Reference: `ops.lookup.by_torch`.
 
     num_columns: bound of all lengths. roots_B: position of each sequence's last token.
     """

@@ -1,7 +1,7 @@
-"""Partial results of rows: in memory between the launch that makes them and their merging.
+"""Partial results of rows, in memory between the launch that writes them and the one that merges them.
 
-Promises: a line of a tile that is nobody's is neither stored nor loaded.
-Does not know: which keys a partial result is of, in what order they are merged.
+Promises: a line of a tile without a row is neither stored nor loaded.
+Does not know: the keys of a partial result, the order of merging.
 
 Legend: T rows, N query heads, H head dim, U partial results of a row, M lines of a tile.
 """
@@ -46,7 +46,7 @@ def merge_kept(
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """A partial result merged into what came before it; none where it is not there."""
+    """Merge a stored partial result into the one before it, where there is one."""
     inner_1H = tl.arange(0, INNER)[None, :]
     is_wanted = is_there[:, None] & (inner_1H < HEAD_DIM)
     place_MH = values_TNUH + place_M[:, None] * HEAD_DIM + inner_1H

@@ -1,7 +1,7 @@
-"""What all layers of a forward share: where its rows stand in their trees.
+"""Positions and paths of tree nodes, which all layers of a forward pass share.
 
-Promises: one launch a forward. Slots of a node's path are kept backwards, its own first: the key at
-position p of a node at position n stands at n - p, however deep the node is.
+Promises: one launch a forward pass. Slots of a node's path are stored backwards, its own first: the
+key at position p of a node at position n is at n - p, however deep the node is.
 Does not know: heads, layers.
 
 Legend: B sequences, W nodes of a tree, D steps up a path, T rows of the forward.

@@ -1,4 +1,4 @@
-"""The best next tokens of logits rows, by probability or by probability and the target's noise.
+"""The kernels of `ops.rank`: the best next tokens, by probability or by probability and noise.
 
 Promises: best first, ties to the lowest id; a row's result depends on its logits, its sequence's
 parameters and its position, whatever else is in the call; ids are always ids of the vocabulary.
@@ -27,7 +27,8 @@ _LARGEST = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit
 def key_of(score, index):
-    """int64 by whose size scores are ordered, of equal ones the lower index first."""
+    """int64 keys that are ordered as the scores are; of equal scores the lower index has the larger
+    key."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
@@ -35,20 +36,20 @@ def key_of(score, index):
 
 @triton.jit
 def score_of(key):
-    """The score that a key was made of."""
+    """The score of a key."""
     ordered = (key >> 32).to(tl.int32)
     return tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def index_of(key):
-    """The index that a key was made of."""
+    """The index of a key."""
     return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit
 def largest(keys_E, NUM: tl.constexpr, NUM_PADDED: tl.constexpr):
-    """The NUM largest of different keys, in order, then the lowest number there is."""
+    """The NUM largest of distinct keys in descending order, padded with LOWEST."""
     column = tl.arange(0, NUM_PADDED)
     found = tl.full((NUM_PADDED,), LOWEST, tl.int64)
     for i in range(NUM):
@@ -202,10 +203,10 @@ def top(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `num` best of each row: float32 log-probabilities [R, C] and target ids [R, C].
 
-    Reference: draft/grow.py, `rank` on a CPU. Rows of sequences with a temperature above 0 are divided
+    Reference: `ops.rank.by_torch`. Rows of sequences with a temperature above 0 are divided
     by it, and with beta_B scored log_softmax(beta * (x / T + noise)) over all U; the reference adds
-    noise to a shortlist alone, which is the same without the cut. Other rows, and all where no
-    temperature is given: log_softmax(x). num: at most U, and meant to be small.
+    noise to a shortlist alone. Other rows, and all rows if no temperature is given: log_softmax(x).
+    num: at most U; the time grows with it.
     """
     num_rows, num_candidates = logits_RU.shape
     device = logits_RU.device

@@ -1,8 +1,8 @@
-"""Softmax in pieces: what a tile of queries sees of one split of the keys, and how pieces are merged.
+"""Softmax in parts: the result of a tile of queries over one split of the keys, and how results merge.
 
 Keys are cut at absolute multiples of SPLIT positions, and splits gathered in groups of GROUP. A split
 gives (maximum, sum, weighted values) by matrix products of one shape; splits are merged in order within
-their group, groups in order. Which program does how much of this changes no bit: one may do a split
+their group, groups in order. How this is divided among programs changes no bit: one may do a split
 or a group (`kernels.attention`), and a prompt's rows all of it (`kernels.attention_prefill`).
 
 Promises: the row sum is taken by the matrix unit as well, so neither the height of a tile nor the
@@ -26,19 +26,21 @@ SPLIT = 128
 GROUP = 4
 """Splits of a group."""
 UNFUSED = {"enable_fp_fusion": False}
-"""The compiler would fuse products in one kernel that another, reading them from memory, cannot."""
+"""Fusing products would give other bits than a kernel that reads the products from memory."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 MATRIX_DEPTH = tl.constexpr(16)
-"""Columns that the matrix unit adds up at once; a column's place within them has a say in the bits."""
+"""Columns that the matrix unit adds at once; a column's place among them affects the bits."""
 PRECISION = tl.constexpr("tf32x3")
-"""Of float32 products: three of the matrix unit's, whose error is float32's own."""
+"""The precision of float32 products: three products of the matrix unit, with float32's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What a kind of layer is compiled for. inner: head_dim, padded to a power of 2. keys: of a block,
-    a divisor of SPLIT. scale: of dot products, for powers of 2. stages: blocks whose loads are under
-    way at a time, for nodes."""
+    """The constants that attention of one kind of layer is compiled for.
+
+    inner: head_dim, padded to a power of 2. keys: of a block, a divisor of SPLIT. scale: of dot
+    products, for powers of 2. stages: blocks that are loaded at a time, for nodes.
+    """
 
     num_kv_heads: int
     per_kv: int
@@ -77,7 +79,7 @@ class HeadShape:
         )
 
     def num_warps(self, height: int) -> int:
-        """Of a program whose tile has so many lines; it has no say in what is computed."""
+        """Return the warps of a program whose tile has `height` lines; they do not affect the bits."""
         is_small = self.inner <= 128 and self.keys >= SPLIT // 2 and height <= 32
         return 4 if is_small else 8
 
@@ -94,7 +96,7 @@ def first_seen(position, window, first_position, HAS_WINDOW: tl.constexpr):
 
 @triton.jit
 def merge(top_M, sum_M, value_MH, other_top_M, other_sum_M, other_value_MH):
-    """Two partial softmaxes as one, the first standing before the other."""
+    """Merge two partial softmaxes, the first of which precedes the other."""
     merged_top_M = tl.maximum(top_M, other_top_M)
     finite_top_M = tl.where(merged_top_M == float("-inf"), 0.0, merged_top_M)
     scale_M = tl.exp2(top_M - finite_top_M)
@@ -113,7 +115,7 @@ def empty(HEIGHT: tl.constexpr, INNER: tl.constexpr):
 
 @triton.jit
 def finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS: tl.constexpr):
-    """The answer of rows whose keys have all been merged; zeros for rows that saw none."""
+    """The output of rows whose keys are all merged; zeros for rows without keys."""
     if HAS_SINKS:
         last_M = tl.maximum(top_M, sink_M * LOG2_E)
         scale_M = tl.exp2(top_M - last_M)
@@ -132,7 +134,7 @@ def _stored(
     INNER: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """[K, H] what `side` keeps in these slots; zeros where nothing is stored."""
+    """[K, H] the keys or values of these slots; zeros where nothing is stored."""
     inner_1H = tl.arange(0, INNER)[None, :]
     source_KH = side + slot_K[:, None] * (2 * SIDE) + inner_1H
     is_inner = inner_1H < HEAD_DIM
@@ -236,7 +238,7 @@ def _attend_keys(
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
 ):
-    """What the rows of a tile see of one block of keys, as in `attend_split`."""
+    """The partial softmax of a tile over one block of keys, as in `attend_split`."""
     is_stored = column_K < stop
     if HAS_PATH:
         slot_K = tl.load(table + column_K, mask=is_stored & (column_K < root), other=0)
@@ -281,7 +283,7 @@ def attend_split(
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
 ):
-    """The split at `start`: what the rows of a tile see of it before `stop`.
+    """The partial softmax of a tile over the keys of the split at `start` that are before `stop`.
 
     kv: the head's keys in slot 0; a slot is 2 * SIDE numbers, values SIDE after keys. table: slots by
     position; from `root` on, where HAS_PATH, they stand at path[-position]. position_M: -1 is no row.

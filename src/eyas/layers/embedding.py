@@ -1,7 +1,6 @@
 """Token embedding: rows of a table.
 
-Promises: copies of the checkpoint's rows, times a factor where the model has one. Does not know: the
-tokenizer.
+Promises: exact copies of the checkpoint's rows. Does not know: the tokenizer.
 
 Legend: T rows, D hidden size, V vocabulary.
 """
@@ -12,7 +11,10 @@ import torch
 
 
 class Embedding:
-    """weight_VD[token] * scale; the weight stays readable for a head that shares it."""
+    """The table of token embeddings; a head that shares the weight reads `weight_VD`.
+
+    scale: multiplies the rows.
+    """
 
     def __init__(
         self,

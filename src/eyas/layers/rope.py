@@ -1,11 +1,10 @@
-"""Rotary position embedding: a table of angles, and the rotation of heads by them.
+"""Rotary position embedding: frequencies, and a table of angles (`ops.rotate_and_store` applies them).
 
 Promises: frequencies equal transformers' for the kinds in `ROPE_KINDS`; a row's angles depend on
-its position alone (so kinds that look at the sequence's length are refused); halves of a head are
-paired, as in Hugging Face checkpoints.
+its position alone, so kinds that depend on the sequence's length are refused.
 Does not know: configuration files.
 
-Legend: T rows, P positions, N heads, H head dim, F = H / 2 frequencies.
+Legend: T rows, P positions, H head dim, F = H / 2 frequencies.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.kernels import usable
+from eyas.ops.rotate_and_store import Angles
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
@@ -124,16 +123,6 @@ def _yarn_frequencies(spec: RopeSpec, exponents_F: torch.Tensor) -> torch.Tensor
     return (1.0 / (spec.factor * powers_F)) * (1 - kept_F) + (1.0 / powers_F) * kept_F
 
 
-@dataclass(frozen=True, slots=True)
-class Angles:
-    """Of the rows of one forward, for all its layers. rows: cosine and signed sine, [T, 1, H] each;
-    None where a kernel reads the table [P, 2, 1, H] itself."""
-
-    table_P2H: torch.Tensor
-    positions_T: torch.Tensor
-    rows: tuple[torch.Tensor, torch.Tensor] | None
-
-
 class RopeTable:
     """Cosine and signed sine of every position below max_positions, computed once in float32.
 
@@ -164,19 +153,5 @@ class RopeTable:
         self._table_P2H = table_P2H.to(device)
 
     def at(self, positions_T: torch.Tensor) -> Angles:
-        """The angles of rows at these positions."""
-        if usable(positions_T.device):
-            return Angles(self._table_P2H, positions_T, None)
-        return Angles(self._table_P2H, positions_T, self.gather(positions_T))
-
-    def gather(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and signed sine of these rows, each [T, 1, H]."""
-        cosine_T1H, sine_T1H = self._table_P2H.index_select(0, positions_T).unbind(1)
-        return cosine_T1H, sine_T1H
-
-
-def rotate(x_TNH: torch.Tensor, cosine_T1H: torch.Tensor, sine_T1H: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (h, h + H/2) by its angle. Products and sums only: each is rounded correctly,
-    so no row sees its neighbours."""
-    swapped_TNH = x_TNH.roll(x_TNH.shape[-1] // 2, -1)
-    return (x_TNH * cosine_T1H).add_(swapped_TNH.mul_(sine_T1H))
+        """Return the angles of rows at these positions."""
+        return Angles(self._table_P2H, positions_T)

@@ -20,10 +20,11 @@ from eyas.layers.attention import SelfAttention
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp
-from eyas.layers.norm import RMSNorm, added
+from eyas.layers.norm import RMSNorm
 from eyas.layers.rope import Angles, RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models.spec import LLAMA, LayerTraits, ModelSpec
+from eyas.ops.add_norm import added
 
 if TYPE_CHECKING:
     from eyas.models.heads.spec import HeadSpec

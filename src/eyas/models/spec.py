@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eyas.cache.store import LayerStore
-from eyas.layers.mlp import Activation
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
 from eyas.models.layer_products import layer_products
+from eyas.ops.gate import Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,15 @@ from collections.abc import Sequence
 import torch
 
 from eyas.attention.base import Attend
-from eyas.kernels import usable
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
-from eyas.layers.norm import RMSNorm, added
+from eyas.layers.norm import RMSNorm
 from eyas.layers.rope import RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import DecoderLayer
 from eyas.models.heads.spec import HeadSpec
+from eyas.ops.add_norm import added
+from eyas.ops.join import join
 
 
 class DraftHead:
@@ -171,35 +172,21 @@ class DraftHead:
     ) -> torch.Tensor:
         """Concatenate the embedding and the feature of each row, normalised where the spec says so."""
         spec = self.spec
-        if usable(self.device):
-            from eyas.kernels.join import join
-
-            embedding_weight_D = feature_weight_F = None
-            if spec.entry_norms:
-                embedding_weight_D = self._norms["embedding_norm"].parameter()
-                feature_weight_F = self._norms["feature_norm"].parameter()
-            width = self._embedding.weight_VD.shape[1] + features_TF.shape[1]
-            return join(
-                tokens_T,
-                self._embedding.weight_VD,
-                features_TF,
-                embedding_weight_D,
-                feature_weight_F,
-                spec.norm_epsilon,
-                out_TW=features_TF.new_empty((len(tokens_T), width)),
-                positions_T=positions_T,
-                zero_first=spec.zero_first_embedding,
-                embedding_first=spec.embedding_first,
-                pdl=True,
-            )
-        embedded_TD = self._embedding(tokens_T)
-        if spec.zero_first_embedding:
-            embedded_TD = embedded_TD.masked_fill((positions_T <= 1).unsqueeze(-1), 0)
+        embedding_weight = feature_weight = None
         if spec.entry_norms:
-            embedded_TD = self._norms["embedding_norm"](embedded_TD)
-            features_TF = self._norms["feature_norm"](features_TF)
-        pair = (embedded_TD, features_TF) if spec.embedding_first else (features_TF, embedded_TD)
-        return torch.cat(pair, -1)
+            embedding_weight = self._norms["embedding_norm"].weight
+            feature_weight = self._norms["feature_norm"].weight
+        return join(
+            tokens_T,
+            positions_T,
+            self._embedding.weight_VD,
+            features_TF,
+            embedding_weight,
+            feature_weight,
+            spec.norm_epsilon,
+            spec.zero_first_embedding,
+            spec.embedding_first,
+        )
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [R, V] of hidden states [R, D]; `order.pad` must return R."""

@@ -1,8 +1,8 @@
 """Keyed Gumbel noise: what makes a chosen token a function of (prefix, parameters, seed, position).
 
-Promises: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011); key =
-the 64-bit seed, counter = (position, token id // 4, choice index, 0), lane = id % 4. The same counter
-gives the same float32 on any call of the same machine, whatever else is in the call.
+Promises: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011); key
+= the 64-bit seed, counter = (position, token id // 4, choice index, 0), lane = id % 4. The same
+counter gives the same float32 on any call of the same machine, whatever else is in the call.
 Does not know: logits, drafters.
 
 Legend: R rows, V vocabulary, Q counters a row (V / 4).
@@ -22,8 +22,8 @@ _HIGHEST_UNIFORM = 1.0 - 2.0**-24
 
 
 GUMBEL_SPAN = 26.0
-"""More than the largest value of the noise less the smallest: a logit that is further below the best
-one than this cannot win."""
+"""More than the largest value of the noise less the smallest: a logit that is further below the
+best one than this cannot win."""
 
 
 def philox(
