@@ -275,8 +275,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a blend makes every node a child of the root",
-        "draft/blend.py",
-        "merge",
+        "ops/merge_trees.py",
+        "merge_trees",
         "parents_BW.scatter_(1, at_B1, above_B1.clamp(min=0))",
         "parents_BW.scatter_(1, at_B1, 0 * above_B1)",
         BLEND + "a_blend_is_the_union_of_its_trees",
