@@ -430,6 +430,7 @@ def test_a_step_out_of_time_has_the_roots_branches_and_no_others() -> None:
     engine = new_engine(Setting(), ForcedDrafter(RandomTrees(12, 1), 12))
     engine.launcher.masking.time_limit = -1.0
     in_time = new_engine(Setting(), ForcedDrafter(RandomTrees(12, 1), 12))
+    in_time.launcher.masking.time_limit = 60.0
     assert run(engine, asked) == run(in_time, asked) == plain
     hurried, whole = engine.stats(), in_time.stats()
     assert hurried.num_draft_tokens > 0 and hurried.grammar.num_replays == 0
