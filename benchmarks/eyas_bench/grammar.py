@@ -23,9 +23,9 @@ import numpy as np
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import Backend, ConstraintFailure, Grammar, State
 from eyas.constraint.filling import Filling
-from eyas.constraint.mask_batch import MaskRequest
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
+from eyas.engine.branches import requested
 from eyas.grammar import Json, OutputSpec
 from eyas.schemas import prepare
 from eyas.schemas.keywords import KEYWORD_TYPES
@@ -247,18 +247,20 @@ def _walk_with_trees(
     for position, token in enumerate(tokens):
         tokens_W, parents_W = _tree(tokens, position, draw)
         begin = time.perf_counter()
-        points = automaton.walk(tokens_W, parents_W)
+        legal = automaton.legal(tokens_W, parents_W)
         walked = time.perf_counter()
-        legal = [point for point in points if point is not None]
-        mask_RK = np.zeros((len(legal), vocabulary.num_mask_words), dtype=np.int32)
-        requests = [MaskRequest(point, (), row) for row, point in enumerate(legal)]
-        Filling(requests, (), mask_RK, math.inf).wait()
+        branches = requested(automaton.root, tokens_W, parents_W, legal, 0)
+        num_rows = sum(len(branch.nodes) for branch in branches)
+        mask_RK = np.zeros((num_rows, vocabulary.num_mask_words), dtype=np.int32)
+        first, *later = [branch.request for branch in branches]
+        filling = Filling([first], [[request] for request in later], mask_RK, math.inf)
+        filling.wait()
         if len(tokens_W) == NUM_NODES:
             measured.tree_walk.append(walked - begin)
             measured.tree_fill.append(time.perf_counter() - walked)
-            measured.num_nodes += len(points)
-            measured.num_legal_nodes += len(legal)
-        measured.num_failures += sum(not request.num_masks for request in requests)
+            measured.num_nodes += len(legal)
+            measured.num_legal_nodes += sum(legal)
+        measured.num_failures += sum(legal) - filling.num_masks
         try:
             automaton.advance([token])
         except ConstraintFailure:

@@ -61,10 +61,10 @@ def written(backend: Any, automaton: Automaton, draw: random.Random, num_tokens:
     mask_1K = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
     for _ in range(num_tokens):
         mask_1K[:] = 0
-        if backend.fill([automaton.root.state], mask_1K):
+        if backend.fill([automaton.root], mask_1K):
             automaton.replay()
             mask_1K[:] = 0
-            backend.fill([automaton.root.state], mask_1K)
+            backend.fill([automaton.root], mask_1K)
         bits = np.unpackbits(mask_1K.view(np.uint8), axis=1, bitorder="little")[0]
         legal = [i for i in np.nonzero(bits)[0].tolist() if i not in backend.eos_token_ids]
         if not legal:

@@ -187,28 +187,7 @@ def test_what_a_library_cannot_go_on_with_ends_with_an_error() -> None:
     assert answers["free", 0].finish_reason == "length"
 
 
-# What is shared
-
-
-@pytest.mark.parametrize("drafter", ["root", "blend"])
-def test_choices_that_go_together_share_their_masks(drafter: str) -> None:
-    """The first one, which stores the prompt, is a step ahead of the others."""
-    llm = engine(drafter)
-    ids = llm.encode_chat([{"role": "user", "content": "Extract: Maria is 34."}])
-
-    def num_masks(n: int, temperature: float) -> int:
-        before = llm.engine.stats().grammar.num_masks
-        params = SamplingParams(temperature=temperature, seed=1, n=n, max_tokens=60)
-        asked = Request(id="x", prompt_token_ids=ids, params=params, output=OutputSpec(root=OBJECT))
-        llm.engine.add(asked)
-        while llm.engine.has_work():
-            llm.engine.step()
-        return llm.engine.stats().grammar.num_masks - before
-
-    one, four = num_masks(1, 0.0), num_masks(4, 0.0)
-    assert one > 4
-    assert four <= 2.2 * one, f"{four} masks for four greedy choices, {one} for one"
-    assert num_masks(4, 1.0) < 4 * 1.5 * one
+# Counters
 
 
 def test_an_engine_that_is_hurried_only_drafts_less() -> None:

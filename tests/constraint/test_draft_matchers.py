@@ -1,7 +1,8 @@
-"""Who goes through drafts and comes back sees what a fresh copy sees."""
+"""A matcher that goes through drafts and comes back gives the masks of fresh copies."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -9,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from eyas.constraint import build_backend, llguidance_rollback
-from eyas.constraint.llguidance_rollback import CopyCost
+from eyas.constraint import build_backend
+from eyas.constraint.automaton import Automaton
+from eyas.constraint.filling import Filling
 from eyas.constraint.llguidance_states import LlguidanceState
+from eyas.engine.branches import requested
 from eyas.engine.exactness import random_tree
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
@@ -27,33 +30,17 @@ MORE_ALIKE = Source(
 )
 
 
-@pytest.fixture(autouse=True)
-def dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every copy counts as dear."""
-    monkeypatch.setattr(llguidance_rollback, "SURE", 0)
-
-
-@pytest.fixture(params=["always", "at times", "hardly"])
-def dear_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies count as dear then."""
-    draw = random.Random(5)
-    share = {"always": 1.0, "at times": 0.5, "hardly": 0.05}[request.param]
-    monkeypatch.setattr(
-        CopyCost, "is_expensive_to_copy", property(lambda place: draw.random() < share)
-    )
-
-
 @pytest.fixture
 def num_copies(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How often a matcher was copied since it was asked for."""
+    """Returns how many matchers were copied since it was called last."""
     copies: list[int] = []
-    copied = CopyCost.copied
+    copy = LlguidanceState.copy
 
-    def counted(place: CopyCost, matcher: Any) -> Any:
+    def counted(state: LlguidanceState) -> Any:
         copies.append(1)
-        return copied(place, matcher)
+        return copy(state)
 
-    monkeypatch.setattr(CopyCost, "copied", counted)
+    monkeypatch.setattr(LlguidanceState, "copy", counted)
 
     def since() -> int:
         num = len(copies)
@@ -123,7 +110,6 @@ def some_token(draw: random.Random, tokenizer: Tokenizer, ahead: Sequence[int], 
     return ahead[place] if is_right else draw.choice([*ahead, *others])  # type: ignore[list-item]
 
 
-@pytest.mark.usefixtures("dear_at")
 def test_masks_are_those_of_a_walk_however_many_drafts_came_before(
     scene: Scene, tokenizer: Tokenizer
 ) -> None:
@@ -142,56 +128,59 @@ def test_masks_are_those_of_a_walk_however_many_drafts_came_before(
             place += num
 
 
-@pytest.mark.usefixtures("dear_at")
 def test_masks_of_trees_are_those_of_their_paths(scene: Scene, tokenizer: Tokenizer) -> None:
-    """Of two outputs at once, a few nodes at a time, in any order; some steps have chains."""
+    """Of two outputs at once, branch by branch; some steps have chains as well."""
     name, backend, grammar, text = scene
     num_words, num_nodes = backend.vocabulary.num_mask_words, 0
     for seed in range(3):
         draw = random.Random(f"{name} {seed}")
-        states, befores = [grammar.start(), grammar.start()], [[], []]  # type: list[Any], list[list[int]]
-        while any(state.matcher is not None for state in states):
-            nodes: list[tuple[Any, np.ndarray]] = []
-            for state, before in zip(states, befores, strict=True):
-                if state.matcher is None:
+        automata, befores = [Automaton(grammar), Automaton(grammar)], [[], []]  # type: list[Automaton], list[list[int]]
+        while any(len(before) < len(text) for before in befores):
+            trees = []
+            num_rows = 0
+            for automaton, before in zip(automata, befores, strict=True):
+                if len(before) == len(text):
                     continue
                 ahead = text[len(before) : len(before) + 6]
                 if draw.random() < 0.2:
                     assert np.array_equal(
-                        masks_of(backend, state, ahead),
+                        masks_of(backend, automaton.root, ahead),
                         plain_masks(backend, grammar, before, ahead),
                     )
                 parents, _ = random_tree(np.random.default_rng(draw.randrange(99)), 12)
-                at: list[tuple[Any, list[int]] | None] = [(state, [])]
+                paths: list[list[int]] = [[]]
                 for above in parents[1:]:
-                    place = at[above]
-                    after = None
-                    if place is not None:
-                        token = some_token(draw, tokenizer, ahead, len(place[1]))
-                        path = [*place[1], token]
-                        reached = place[0].after(token)
-                        is_legal = grammar.start().after_all([*before, *path]) is not None
-                        assert (reached is not None) == is_legal, (before, path)
-                        after = None if reached is None else (reached, path)
-                    at.append(after)
-                nodes += [
-                    (reached, plain_masks(backend, grammar, [*before, *path], [])[0])
-                    for reached, path in filter(None, at)
-                ]
-            draw.shuffle(nodes)
-            mask_RK = np.zeros((len(nodes), num_words), dtype=np.int32)
-            rows = [range(first, min(first + 7, len(nodes))) for first in range(0, len(nodes), 7)]
-            jobs = [backend.job([nodes[i][0] for i in piece], mask_RK, piece) for piece in rows]
-            for job in jobs:
-                job.run()
-            for job in jobs:
-                job.settle()
-            num_nodes += len(nodes)
-            assert np.array_equal(mask_RK, np.stack([mask_K for _, mask_K in nodes]))
-            for i, before in enumerate(befores):
-                num = draw.randrange(1, 5)
-                states[i] = states[i].become(text[len(before) : len(before) + num])
-                before += text[len(before) : len(before) + num]
+                    token = some_token(draw, tokenizer, ahead, len(paths[above]))
+                    paths.append([*paths[above], token])
+                tokens = [0, *(path[-1] for path in paths[1:])]
+                legal = automaton.legal(tokens, list(parents))
+                for path, is_legal in zip(paths, legal, strict=True):
+                    reached = grammar.start().after_all([*before, *path])
+                    assert is_legal == (reached is not None), (before, path)
+                branches = requested(automaton.root, tokens, list(parents), legal, num_rows)
+                num_rows += max(2, sum(len(branch.nodes) for branch in branches))
+                trees.append((branches, before, paths, legal))
+            rows_RK = np.zeros((num_rows, num_words), dtype=np.int32)
+            branches = [branches for branches, *_ in trees]
+            turns = itertools.zip_longest(*([b.request for b in each[1:]] for each in branches))
+            later = [[request for request in turn if request is not None] for turn in turns]
+            filling = Filling([each[0].request for each in branches], later, rows_RK, 60.0)
+            assert filling.wait()
+            for each, before, paths, legal in trees:
+                mask_WK = np.zeros((len(paths), num_words), dtype=np.int32)
+                for branch in each:
+                    branch.put(rows_RK, mask_WK)
+                for node, path in enumerate(paths):
+                    expected_K = np.zeros(num_words, dtype=np.int32)
+                    if legal[node]:
+                        expected_K = plain_masks(backend, grammar, [*before, *path], [])[0]
+                        num_nodes += 1
+                    assert np.array_equal(mask_WK[node], expected_K), (before, path)
+            for automaton, before in zip(automata, befores, strict=True):
+                step = text[len(before) : len(before) + draw.randrange(1, 5)]
+                if step:
+                    automaton.advance(step)
+                    before += step
     assert num_nodes > 40
 
 
@@ -202,7 +191,7 @@ def test_a_text_is_copied_once_however_long_it_gets(
     state, step = grammar.start(), tokens_of(tokenizer, "ab")
     masks_of(llguidance_backend, state, step)
     state = state.become(step)
-    assert num_copies() == 2, "the start is everybody's, and one for its draft"
+    assert num_copies() == 2, "the start is shared, and one for its draft"
     for _ in range(40):
         masks_of(llguidance_backend, state, tokens_of(tokenizer, "acab"))
         state = state.become(step)
@@ -217,61 +206,72 @@ def test_a_mask_of_a_draft_is_not_taken_for_another_texts(
     one, two, t = (tokens_of(tokenizer, text) for text in "act")
     assert all(len(tokens_of(tokenizer, text)) == 1 for text in ("th", "to"))
     for draft, text in ((one, two), (two, one)):
-        state = grammar.start()
+        state = grammar.start(fresh=True)
         masks_of(llguidance_backend, state, draft)
         num_copies()
         state = state.become(text)
         found_LK = masks_of(llguidance_backend, state, t)
-        assert num_copies() == 1, "of the start that all share, and not for the draft"
+        assert num_copies() == 0, "the same matcher goes through this draft"
         assert np.array_equal(found_LK, plain_masks(llguidance_backend, grammar, text, t))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 2, 0)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 2, 0), (2, 0, 3, 1)])
 def test_a_mask_of_one_branch_is_not_taken_for_anothers(
     llguidance_backend: Any, tokenizer: Tokenizer, order: Sequence[int]
 ) -> None:
+    """In whatever order paths from one state are asked for."""
     grammar = compiled(llguidance_backend, ALIKE)
     state = grammar.start()
-    texts = ["a", "at", "c", "ct"]
-    places = []
-    for text in texts:
-        place = state
-        for token in (tokens_of(tokenizer, letter)[0] for letter in text):
-            place = place.after(token)
-        places.append(place)
+    paths = [
+        [tokens_of(tokenizer, letter)[0] for letter in text] for text in ("a", "at", "c", "ct")
+    ]
     mask_RK = np.zeros((4, llguidance_backend.vocabulary.num_mask_words), dtype=np.int32)
-    for row in order:  # in calls of their own, then all at once
-        assert llguidance_backend.fill([places[row]], mask_RK, [row]) == []
-    again_RK = np.zeros_like(mask_RK)
-    assert llguidance_backend.fill(places, again_RK) == []
-    for row, text in enumerate(texts):
-        letters = [tokens_of(tokenizer, letter)[0] for letter in text]
-        expected_K = plain_masks(llguidance_backend, grammar, letters, [])[0]
-        assert np.array_equal(mask_RK[row], expected_K), text
-        assert np.array_equal(again_RK[row], expected_K), text
+    for row in order:
+        assert llguidance_backend.fill([state], mask_RK, [row], paths=[paths[row]]) == []
+    for row, path in enumerate(paths):
+        expected_K = plain_masks(llguidance_backend, grammar, path, [])[0]
+        assert np.array_equal(mask_RK[row], expected_K), path
     assert not np.array_equal(mask_RK[0], mask_RK[2])
 
 
-def test_a_draft_and_a_place_in_another_are_asked_for_in_one_call(
-    llguidance_backend: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_two_drafts_of_one_state_in_one_call_have_a_matcher_each(
+    llguidance_backend: Any, tokenizer: Tokenizer
 ) -> None:
-    """Also where copies are no longer dear."""
     grammar = compiled(llguidance_backend, ALIKE)
     one, two = (tokens_of(tokenizer, letter) for letter in "ac")
-    for is_expensive_to_copy in (True, False):
-        monkeypatch.setattr(llguidance_rollback, "SURE", 0)
-        state = grammar.start()
-        place = state.after(two[0])
-        monkeypatch.setattr(llguidance_rollback, "SURE", 0 if is_expensive_to_copy else 10**9)
-        mask_RK = np.zeros((4, llguidance_backend.vocabulary.num_mask_words), dtype=np.int32)
-        job = llguidance_backend.job([state, place], mask_RK, [0, 3], [one, ()])
+    state = grammar.start()
+    mask_RK = np.zeros((4, llguidance_backend.vocabulary.num_mask_words), dtype=np.int32)
+    assert llguidance_backend.fill([state] * 2, mask_RK, [0, 3], [one, ()], [(), two]) == []
+    assert np.array_equal(mask_RK[3], plain_masks(llguidance_backend, grammar, two, [])[0])
+    assert np.array_equal(mask_RK[:2], plain_masks(llguidance_backend, grammar, [], one))
+
+
+def test_a_matcher_that_is_still_at_another_step_is_not_waited_for(
+    llguidance_backend: Any, tokenizer: Tokenizer, num_copies: Callable[[], int]
+) -> None:
+    """Nor taken along; what it writes later is not read."""
+    grammar = compiled(llguidance_backend, ALIKE)
+    state = grammar.start(fresh=True)
+    one, t = (tokens_of(tokenizer, text) for text in ("a", "t"))
+    num_words = llguidance_backend.vocabulary.num_mask_words
+    late = llguidance_backend.job([state], np.zeros((2, num_words), dtype=np.int32), None, [one])
+    assert num_copies() == 1
+    assert masks_of(llguidance_backend, state, one).any() and num_copies() == 1
+    late_again = llguidance_backend.job(
+        [state], np.zeros((2, num_words), dtype=np.int32), None, [one]
+    )
+    state = state.become(one)
+    assert np.array_equal(
+        masks_of(llguidance_backend, state, t), plain_masks(llguidance_backend, grammar, one, t)
+    )
+    for job in (late, late_again):
         job.run()
-        job.settle()
-        assert np.array_equal(mask_RK[3], plain_masks(llguidance_backend, grammar, two, [])[0])
-        assert np.array_equal(mask_RK[:2], plain_masks(llguidance_backend, grammar, [], one))
+    assert np.array_equal(
+        masks_of(llguidance_backend, state, t), plain_masks(llguidance_backend, grammar, one, t)
+    )
 
 
-def test_who_has_failed_on_the_way_is_copied_anew(
+def test_a_matcher_that_has_failed_on_the_way_is_copied_anew(
     llguidance_backend: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammar = compiled(llguidance_backend, ALIKE)
@@ -304,26 +304,24 @@ def test_an_end_alone_and_nothing_are_asked_for_in_one_call(
     assert np.array_equal(mask_RK[0], mask_RK[4]) and mask_RK[0].any()
 
 
-@pytest.mark.parametrize("is_tree", [False, True])
-def test_who_has_hit_a_limit_in_a_draft_goes_as_far_as_a_copy_the_next_time(
-    llguidance_backend: Any, tokenizer: Tokenizer, is_tree: bool
+@pytest.mark.parametrize("is_path", [False, True])
+def test_a_limit_that_a_draft_has_hit_is_no_limit_of_its_root(
+    llguidance_backend: Any, tokenizer: Tokenizer, is_path: bool
 ) -> None:
-    """The lexer, which copies share, may be at its limit as well."""
+    """Unless the lexer, which copies share, is at its limit as well."""
     backend: Any = llguidance_backend
     grammar = compiled(backend, Regex("(.{1,1000}){1,1000}"))
     tokens = tokens_of(tokenizer, "abcdefghijklmnopqrstuvwxyz" * 3)
     num_failed = 0
     for size in range(1, len(tokens), 5):
         state: Any = grammar.start(fresh=True)
-        if is_tree:
-            reached = state
-            for token in tokens[:size]:
-                reached = reached.after(token)
+        if is_path:
             mask_LK = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
-            is_over = backend.fill([reached], mask_LK) == [0]
+            is_over = backend.fill([state], mask_LK, paths=[tokens[:size]]) == [0]
             assert is_over != mask_LK.any()
         else:
             mask_LK = masks_of(backend, state, tokens[:size])
+            assert mask_LK[0].any()
         num_failed += not mask_LK[-1].any()
         copy = LlguidanceState(grammar, state.copy())
         found_LK, copys_LK = (masks_of(backend, each, tokens[:1]) for each in (state, copy))
@@ -331,7 +329,7 @@ def test_who_has_hit_a_limit_in_a_draft_goes_as_far_as_a_copy_the_next_time(
     assert 0 < num_failed < len(tokens) // 5
 
 
-def test_who_cannot_go_back_does_not_come_back(
+def test_a_matcher_that_cannot_be_rolled_back_is_copied_anew(
     llguidance_backend: Any, tokenizer: Tokenizer
 ) -> None:
     grammar = compiled(
@@ -343,9 +341,9 @@ def test_who_cannot_go_back_does_not_come_back(
         draft = tokens[place:]
         expected_LK = plain_masks(llguidance_backend, grammar, tokens[:place], draft)
         assert np.array_equal(masks_of(llguidance_backend, state, draft), expected_LK)
-        for reached, row in ((state.after(draft[0]), 1), (state, 0), (state.after(draft[0]), 1)):
+        for path, row in ((draft[:1], 1), ((), 0), (draft[:1], 1)):
             mask_1K = np.zeros((1, expected_LK.shape[1]), dtype=np.int32)
-            assert llguidance_backend.fill([reached], mask_1K) == []
+            assert llguidance_backend.fill([state], mask_1K, paths=[path]) == []
             assert np.array_equal(mask_1K[0], expected_LK[row])
         state = state.become(tokens[place : place + 2])
         place += 2
@@ -354,7 +352,6 @@ def test_who_cannot_go_back_does_not_come_back(
 def test_drafts_of_one_state_in_one_call_do_not_meet(
     llguidance_backend: Any, tokenizer: Tokenizer
 ) -> None:
-    """As twins have them: one goes with the reader, another with a copy."""
     backend = llguidance_backend
     grammar = compiled(backend, Regex("(?:ab|ac){1,200}"))
     state = grammar.start().become(tokens_of(tokenizer, "ab"))
@@ -362,9 +359,7 @@ def test_drafts_of_one_state_in_one_call_do_not_meet(
     for _ in range(3):
         rows = [8 * i for i in range(len(drafts))]
         mask_RK = np.zeros((24, backend.vocabulary.num_mask_words), dtype=np.int32)
-        job = backend.job([state] * len(drafts), mask_RK, rows, drafts)
-        job.run()
-        job.settle()
+        assert backend.fill([state] * len(drafts), mask_RK, rows, drafts) == []
         for row, draft in zip(rows, drafts, strict=True):
             expected_LK = plain_masks(backend, grammar, tokens_of(tokenizer, "ab"), draft)
             assert np.array_equal(mask_RK[row : row + 1 + len(draft)], expected_LK)
