@@ -258,7 +258,7 @@ def slow(
             ours = [i for i, draft in enumerate(drafts or ()) if draft == tuple(slow_tokens)]
 
             def slowly() -> None:
-                job.branch()
+                job.run()
                 if ours and not go.is_set():
                     last = np.array([rows[i] + behind for i in ours for behind in (2, 3)])
                     found = mask_RK[last]
@@ -427,7 +427,7 @@ def test_behind_a_root_alone_nothing_is_legal(
         calls.append(job)
 
         def branch() -> None:
-            job.branch()
+            job.run()
             if is_broken and len(calls) == 1:
                 raise RuntimeError("on purpose")
 
@@ -455,7 +455,7 @@ def test_a_root_at_rest_is_not_to_blame_for_drafts_that_are_late(
             if any(len(draft) > 1 for draft in drafts or ()):
                 clock.start()
                 assert go.wait(300)
-            job.branch()
+            job.run()
 
         return MaskJob(branch, job.settle)
 
@@ -514,7 +514,7 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
 
         def slowly() -> None:
             time.sleep(seconds)
-            job.branch()
+            job.run()
 
         return MaskJob(slowly, job.settle)
 
