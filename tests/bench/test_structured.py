@@ -215,7 +215,7 @@ def test_the_command_writes_what_it_measured(
                 setattr(choice, "content", "{}"),
                 setattr(choice, "finish_reason", "stop"),
             ),
-            "answers broke their schemas",
+            "answers violate their schemas",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_failed_step_fails_the_measurement() -> None:
         return propose(batch)
 
     engine.drafter.propose = broken  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="a step failed while it was measured"):
+    with pytest.raises(RuntimeError, match="a step failed during the measurement"):
         run_together(engine, requests([[5, 6, 7]], 20, 0.0, "a"))
     engine.shutdown()
 

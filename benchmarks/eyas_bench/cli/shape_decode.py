@@ -99,7 +99,7 @@ def _show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(
-        *("batch", "drafter", "tokens/s", "step\nms", "synthetic\ntokens\nper step"),
+        *("batch", "drafter", "tokens/s", "step\nms", "target\ntokens\nper step"),
         *("tokens\nper step", "tokens\nper draft", "first\ntokens ms", "tokens/s of every round"),
         title=title_of(result),
         padding=(0, 0),
