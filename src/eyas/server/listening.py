@@ -107,7 +107,7 @@ class Acceptor:
             self._pause()
             self._connections.close_idle()
             self._warn_rarely(
-                "the limit of open connections is reached; idle ones are closed for new ones"
+                "as many connections are open as are allowed; idle ones are closed for new ones"
             )
             return
         for _ in range(MAX_ACCEPTED_AT_ONCE):
