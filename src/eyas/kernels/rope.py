@@ -120,9 +120,9 @@ def rotate_and_store(
 
     heads_TX: query, key and value heads of each row next to each other; rows may stand apart.
     table_P2H: cosine and signed sine of each position [P, 2, 1, H], as `layers.rope.RopeTable`
-    makes them. q_weight_H, k_weight_H: both or neither; with them, heads are normalised first. The
-    reference is `ops.rotate_and_store.by_torch`. Rows that share a slot (the null slot) leave
-    it with one of their numbers.
+    makes them. q_weight_H, k_weight_H: both or neither; with them, heads are normalised first.
+    Reference: `ops.rotate_and_store.by_torch`. Rows that share a slot (the null slot) leave it with
+    one of their numbers.
     """
     num_rows = heads_TX.shape[0]
     assert heads_TX.shape[1] == (num_query_heads + 2 * num_kv_heads) * head_dim
