@@ -292,6 +292,34 @@ def test_a_matcher_that_has_failed_on_the_way_is_copied_anew(
     assert np.array_equal(masks_of(llguidance_backend, state, t), expected_LK)
 
 
+def test_a_matcher_that_breaks_in_one_call_is_copied_anew_for_the_next(
+    llguidance_backend: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = compiled(llguidance_backend, MORE_ALIKE)
+    one, two, t = (tokens_of(tokenizer, letter)[0] for letter in "act")
+    tokens, parents = [0, one, t, two, t], [-1, 0, 1, 0, 3]
+    automaton = Automaton(grammar)
+    legal = automaton.legal(tokens, parents)
+    fill, broken = type(llguidance_backend).fill_drafts, []
+
+    def breaks(backend: Any, asked: Any, mask_RK: np.ndarray) -> None:
+        if not broken:
+            broken.extend(asked)
+            for matcher, _, draft in asked:
+                matcher.try_consume_tokens(draft[:1])
+            raise RuntimeError("in the middle of a draft, on purpose")
+        fill(backend, asked, mask_RK)
+
+    monkeypatch.setattr(type(llguidance_backend), "fill_drafts", breaks)
+    branches = requested(automaton.root, tokens, parents, legal, 0)
+    rows_RK = np.zeros((6, llguidance_backend.vocabulary.num_mask_words), dtype=np.int32)
+    first, second = (branch.request for branch in branches)
+    assert Filling([first], [[second]], rows_RK, 60.0).wait() and broken
+    for request in (first, second):
+        expected_LK = plain_masks(llguidance_backend, grammar, [], request.tokens)
+        assert np.array_equal(request.rows(rows_RK), expected_LK)
+
+
 def test_an_end_alone_and_nothing_are_asked_for_in_one_call(
     llguidance_backend: Any, tokenizer: Tokenizer
 ) -> None:

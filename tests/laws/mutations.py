@@ -560,7 +560,7 @@ MUTATIONS = [
         "LlguidanceMasks.run",
         "drafts.is_fit = False",
         "drafts.is_fit = True",
-        "tests/engine/test_masks_of_branches.py::test_a_branch_whose_call_breaks_is_filled_by_itself[1-1]",
+        "tests/constraint/test_draft_matchers.py::test_a_matcher_that_breaks_in_one_call_is_copied_anew_for_the_next",
     ),
     Mutation(
         "the beginning of a marker is shown",
