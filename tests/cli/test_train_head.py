@@ -39,7 +39,7 @@ QUESTIONS = [
 SMALL = (
     *("--device", "cpu", "--max-steps", "2", "--max-tokens", "8", "--ttt-steps", "6"),
     *("--batch-tokens", "512", "--num-heads", "2", "--num-kv-heads", "1"),
-    *("--intermediate-size", "64", "--draft-vocab-size", "600"),
+    *("--intermediate-size", "64", "--draft-vocab-size", "600", "--optimizer", "adamw"),
 )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.server.conftest import serving
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -33,37 +32,11 @@ def run(name: str, *arguments: str, stdin: str = "") -> str:
     return done.stdout
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
     """A server of the built-in model on a free port."""
-    eyas = Path(sys.executable).with_name("eyas")
-    process = subprocess.Popen(
-        [str(eyas), "serve", "--port", "0", "--threads", "1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    overdue = threading.Timer(500, process.kill)
-    overdue.start()
-    url, log = "", []
-    try:
-        for line in process.stdout:
-            log.append(line)
-            found = re.search(r"listening on (http://\S+?);", line)
-            url = found[1] if found else url
-            if "ready:" in line:
-                break
-        assert url and process.poll() is None, "".join(log)
-        reader = threading.Thread(target=process.stdout.read, daemon=True)
-        reader.start()
+    with serving("--threads", "1") as url:
         yield f"{url}/v1"
-    finally:
-        overdue.cancel()
-        os.kill(process.pid, signal.SIGTERM)
-        process.wait(300)
-        reader.join()
-        process.stdout.close()
 
 
 def test_every_example_is_run_here() -> None:

@@ -79,7 +79,7 @@ def make_loop(
 
 
 def test_a_head_learns_a_few_texts_by_heart(target: Target, tmp_path: Path) -> None:
-    loop = make_loop(target, tmp_path, epochs=400, learning_rate=4e-3)
+    loop = make_loop(target, tmp_path, epochs=80, learning_rate=4e-3)
     before = loop.evaluate()
     assert loop.train(math.inf)
     after = loop.evaluations[-1]
@@ -95,7 +95,7 @@ def test_a_head_learns_a_few_texts_by_heart(target: Target, tmp_path: Path) -> N
 def test_a_run_that_was_stopped_ends_with_the_same_bits(
     target: Target, tmp_path: Path, optimizer: str
 ) -> None:
-    settings: dict[str, Any] = {"epochs": 40, "learning_rate": 1e-3, "optimizer": optimizer}
+    settings: dict[str, Any] = {"epochs": 20, "learning_rate": 1e-3, "optimizer": optimizer}
     straight = make_loop(target, tmp_path / "straight", **settings)
     assert straight.train(math.inf)
     stopped = tmp_path / "stopped"
@@ -103,7 +103,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(
     for _ in range(200):
         loop = make_loop(target, stopped, clock=count(), **settings)
         places.append(loop.step)
-        if loop.train(20):
+        if loop.train(10):
             break
     assert len(set(places)) > 2, "the run was never stopped on the way"
     ends = straight.head.state_dict()
