@@ -163,7 +163,7 @@ class Code(Enum):
     )
     ANSWER_LOST = (
         503,
-        "the engine process ended while it generated this answer",
+        "the engine process has ended before the answer was complete",
         "send the request again",
     )
     ANSWER_ENDED = (
