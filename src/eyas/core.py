@@ -390,13 +390,13 @@ class Verdict:
     the others up to the count are the accepted nodes, in order.
     counts_B: numbers of tokens; -1 if the row of the root could not choose (a logit was not a
     number, or no token was legal).
-    chosen_logprobs_BW, top_ids_BWN, top_logprobs_BWN: from raw logits; None if none were requested.
+    chosen_logprobs_BW, top_ids_BWE, top_logprobs_BWE: from raw logits; None if none were requested.
     """
 
     report_BX: torch.Tensor
     chosen_logprobs_BW: torch.Tensor | None = None
-    top_ids_BWN: torch.Tensor | None = None
-    top_logprobs_BWN: torch.Tensor | None = None
+    top_ids_BWE: torch.Tensor | None = None
+    top_logprobs_BWE: torch.Tensor | None = None
     tokens_BW: torch.Tensor = field(init=False)
     nodes_BW: torch.Tensor = field(init=False)
     counts_B: torch.Tensor = field(init=False)

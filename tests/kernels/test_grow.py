@@ -46,7 +46,7 @@ def grown(
     frontier, pool = Frontier.of_roots(num, device), Pool(capacity)
     for tokens, scores in levels:
         frontier, parents = pool.add(frontier, tokens.to(device), scores.to(device), topk)
-        said += [frontier.pool_BK, frontier.score_BK, frontier.path_BKD, parents]
+        said += [frontier.pool_BQ, frontier.score_BQ, frontier.path_BQP, parents]
     roots = torch.arange(7, 7 + num, device=device).unsqueeze(1)
     return said, pool.tree(roots, nodes, is_chain=topk == 1)
 

@@ -93,8 +93,8 @@ MUTATIONS = [
         "noise is that of the next token id",
         "ops/noise.py",
         "philox",
-        "shape = (len(seeds_R), id_RQ.shape[1])",
-        "shape, id_RQ = (len(seeds_R), id_RQ.shape[1]), id_RQ + 1",
+        "shape = (len(seeds_R), id_RX.shape[1])",
+        "shape, id_RX = (len(seeds_R), id_RX.shape[1]), id_RX + 1",
         NOISE + "philox_is_the_published_function_of_seed_position_token_and_choice",
     ),
     Mutation(
@@ -222,8 +222,8 @@ MUTATIONS = [
         "a node is expanded below its neighbour's parent",
         "ops/level_rows.py",
         "level_rows",
-        "nodes_BK.gather(1, above_BK)",
-        "nodes_BK.gather(1, above_BK.flip(1))",
+        "nodes_BQ.gather(1, above_BQ)",
+        "nodes_BQ.gather(1, above_BQ.flip(1))",
         TREES + "its_own_weights_draft_what_is_chosen[0.7-0-3]",
     ),
     Mutation(
@@ -270,8 +270,8 @@ MUTATIONS = [
         "scores are not summed along a path",
         "ops/add_level.py",
         "add_level",
-        "(frontier.score_BK.unsqueeze(2) + scores_BKC)",
-        "(0 * frontier.score_BK.unsqueeze(2) + scores_BKC)",
+        "(frontier.score_BQ.unsqueeze(2) + scores_BQJ)",
+        "(0 * frontier.score_BQ.unsqueeze(2) + scores_BQJ)",
         GROW + "a_tree_is_what_eagle_2_defines[5-4-8-False]",
     ),
     Mutation(
@@ -358,8 +358,8 @@ MUTATIONS = [
         "a query does not see itself",
         "attention/reference.py",
         "_Tiles.__init__",
-        "columns_L <= positions_CQ1",
-        "columns_L < positions_CQ1",
+        "columns_L <= positions_YQ1",
+        "columns_L < positions_YQ1",
         ATTENTION + "a_scale_of_the_layer_is_used",
     ),
     Mutation(

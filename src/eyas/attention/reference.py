@@ -7,8 +7,8 @@ of queries have heights that give the same bits on this machine. So a row has th
 the same reduction order in every batch (docs/facts.md has the measurement).
 Does not know: models, which rows are prompts and which are drafts.
 
-Legend: N query heads, G key/value heads, P query heads a key/value head, H head dim, C lanes, L key
-columns, Q queries of a lane, M tiles of a lane, U rows of a tile.
+Legend: N query heads, G key/value heads, J query heads a key/value head, H head dim, Y lanes, L key
+columns, Q queries of a lane, X tiles of a lane, M rows of a tile.
 """
 
 from __future__ import annotations
@@ -156,30 +156,30 @@ class _Tiles:
     def __init__(
         self, lanes: Lanes, store: LayerStore, heights: tuple[int, ...], dtype: torch.dtype
     ) -> None:
-        self._num_lanes, num_queries = lanes.rows_CQ.shape
+        self._num_lanes, num_queries = lanes.rows_YQ.shape
         self._scale = store.scale
         self._per_kv = per_kv = store.num_query_heads // store.num_kv_heads
         self._height = next((h for h in heights if h >= num_queries), heights[-1])
         self._num_tiles = -(-num_queries // self._height)
         missing = self._num_tiles * self._height - num_queries
-        positions_CQ, rows_CQ = lanes.positions_CQ, lanes.rows_CQ
+        positions_YQ, rows_YQ = lanes.positions_YQ, lanes.rows_YQ
         if missing:
-            positions_CQ = pad(positions_CQ, (0, missing))
-            rows_CQ = pad(rows_CQ, (0, missing), value=-1)
-        self.rows = rows_CQ.reshape(-1)
+            positions_YQ = pad(positions_YQ, (0, missing))
+            rows_YQ = pad(rows_YQ, (0, missing), value=-1)
+        self.rows = rows_YQ.reshape(-1)
         self._query_rows = self.rows.clamp(min=0)
-        self._slots = lanes.slots_CL.reshape(-1)
-        self._num_columns = lanes.slots_CL.shape[1]
+        self._slots = lanes.slots_YL.reshape(-1)
+        self._num_columns = lanes.slots_YL.shape[1]
         columns_L = torch.arange(self._num_columns, device=self.rows.device)
-        positions_CQ1 = positions_CQ.unsqueeze(-1)
-        seen = columns_L <= positions_CQ1
+        positions_YQ1 = positions_YQ.unsqueeze(-1)
+        seen = columns_L <= positions_YQ1
         if store.window is not None:
-            seen &= columns_L > positions_CQ1 - store.window
+            seen &= columns_L > positions_YQ1 - store.window
         if store.first_position:
-            seen &= (columns_L >= store.first_position) | (columns_L == positions_CQ1)
+            seen &= (columns_L >= store.first_position) | (columns_L == positions_YQ1)
         shown = torch.zeros((), dtype=dtype, device=self.rows.device)
         mask = torch.where(seen, shown, shown - torch.inf)
-        # [C * M, 1, P * U, L]: the query heads of a group are rows of a tile
+        # [Y * X, 1, J * M, L]: the query heads of a group are rows of a tile
         self._num_places = self._num_lanes * self._num_tiles
         mask = mask.view(self._num_places, 1, self._height, self._num_columns)
         self._mask = mask.expand(-1, per_kv, -1, -1).reshape(
@@ -191,23 +191,23 @@ class _Tiles:
         num_kv, head_dim = kv_S2GH.shape[2:]
         kv = kv_S2GH.index_select(0, self._slots)
         kv = kv.view(self._num_lanes, self._num_columns, 2, num_kv, head_dim)
-        k_CGLH, v_CGLH = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        k_YGLH, v_YGLH = kv.permute(2, 0, 3, 1, 4).unbind(0)
         q = q_TNH.index_select(0, self._query_rows)
         q = q.view(self._num_places, self._height, num_kv, self._per_kv, head_dim)
         q = q.permute(0, 2, 3, 1, 4).reshape(
             self._num_places, num_kv, self._per_kv * self._height, head_dim
         )
         if self._num_tiles == 1:
-            out = self._attend(q, k_CGLH, v_CGLH, self._mask)
+            out = self._attend(q, k_YGLH, v_YGLH, self._mask)
         elif self._num_lanes == 1:
             every = (self._num_tiles, -1, -1, -1)
-            out = self._attend(q, k_CGLH.expand(every), v_CGLH.expand(every), self._mask)
+            out = self._attend(q, k_YGLH.expand(every), v_YGLH.expand(every), self._mask)
         else:
             shape = (self._num_lanes, self._num_tiles)
             q_tiles = q.unflatten(0, shape).unbind(1)
             masks = self._mask.unflatten(0, shape).unbind(1)
             tiles = [
-                self._attend(q_tile, k_CGLH, v_CGLH, mask)
+                self._attend(q_tile, k_YGLH, v_YGLH, mask)
                 for q_tile, mask in zip(q_tiles, masks, strict=True)
             ]
             out = torch.stack(tiles, dim=1)

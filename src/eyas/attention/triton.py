@@ -150,7 +150,7 @@ class _Plan:
         backend, layout = self._backend, self._layout
         num, width = grid.rows_BW.shape
         num_rows, pdl = self._num_node_rows, backend.pdl
-        positions_BW, nodes_T, paths_BWD = node_paths(
+        positions_BW, nodes_T, paths_BWP = node_paths(
             grid.rows_BW, grid.roots_B, grid.parents_BW, grid.slots_BW, num_rows, pdl=pdl
         )
         limit = min(layout.max_position, layout.slots_AC.shape[1] - 1)
@@ -161,7 +161,7 @@ class _Plan:
         is_crowded = num * tiles * stores[0].num_kv_heads * num_groups >= MANY_PROGRAMS
         unit = GROUP if is_crowded else 1
         # The root's split, and the splits that a path as long as the tree is wide may reach.
-        tails = 0 if paths_BWD is None else 1 + -(-(width - 1) // SPLIT)
+        tails = 0 if paths_BWP is None else 1 + -(-(width - 1) // SPLIT)
         num_units = limit // (unit * SPLIT) + 1 + tails
         partials = num_rows * num_units
         heads = max(store.num_query_heads for store in stores)
@@ -171,7 +171,7 @@ class _Plan:
             rows_BW=grid.rows_BW.contiguous(),
             positions_BW=positions_BW,
             nodes_T=nodes_T,
-            paths_BWD=paths_BWD,
+            paths_BWP=paths_BWP,
             roots_B=grid.roots_B.contiguous(),
             seats_B=layout.seats_B,
             slots_AC=layout.slots_AC,

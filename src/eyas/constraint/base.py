@@ -4,7 +4,7 @@ Promises: a state never changes unless it is given up; what it allows depends on
 led to it.
 Does not know: models, drafters, sampling, requests.
 
-Legend: R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed), N drafts, D
+Legend: R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed), B drafts, L
 their most tokens.
 """
 
@@ -116,13 +116,13 @@ def num_legal(
     num, longest = len(drafts), max(map(len, drafts), default=0)
     if not longest:
         return [0] * num
-    tokens_ND = np.array([[*draft, *[-1] * (longest - len(draft))] for draft in drafts])
-    is_id_ND = (tokens_ND >= 0) & (tokens_ND < 32 * mask_RK.shape[1])
-    tokens_ND[~is_id_ND] = 0
-    rows_ND = np.array(rows)[:, None] + np.arange(longest)
-    words_ND = mask_RK[np.minimum(rows_ND, len(mask_RK) - 1), tokens_ND // 32]
-    is_legal_ND = is_id_ND & ((words_ND >> tokens_ND % 32 & 1) != 0)
-    counts: list[int] = np.logical_and.accumulate(is_legal_ND, axis=1).sum(axis=1).tolist()
+    tokens_BL = np.array([[*draft, *[-1] * (longest - len(draft))] for draft in drafts])
+    is_id_BL = (tokens_BL >= 0) & (tokens_BL < 32 * mask_RK.shape[1])
+    tokens_BL[~is_id_BL] = 0
+    rows_BL = np.array(rows)[:, None] + np.arange(longest)
+    words_BL = mask_RK[np.minimum(rows_BL, len(mask_RK) - 1), tokens_BL // 32]
+    is_legal_BL = is_id_BL & ((words_BL >> tokens_BL % 32 & 1) != 0)
+    counts: list[int] = np.logical_and.accumulate(is_legal_BL, axis=1).sum(axis=1).tolist()
     return counts
 
 

@@ -14,8 +14,8 @@ one or two launches that can be captured, and with noise all candidates are rank
 shortlist.
 Does not know: networks, caches, where logits come from.
 
-Legend: B sequences, K frontier nodes, C children a node, P pool entries, R rows, V vocabulary, U draft
-vocabulary, D draft tokens from the root to a node, W nodes of the tree.
+Legend: B sequences, Q frontier nodes, J children a node, X pool entries, R rows, V vocabulary, U draft
+vocabulary, P draft tokens from the root to a node, W nodes of the tree.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def rank(
     beta_B: torch.Tensor | None,
     num_children: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the best next tokens of each row: target ids [R, C] and scores [R, C], best first. The
+    """Return the best next tokens of each row: target ids [R, J] and scores [R, J], best first. The
     scores are log-probabilities; -inf for tokens that may not be chosen.
 
     target_ids_U: the target's token id of each draft id; None if they are the same. rows: None if no
@@ -77,17 +77,17 @@ class Pool:
         self._size = 0
 
     def add(
-        self, frontier: Frontier, tokens_BKC: torch.Tensor, scores_BKC: torch.Tensor, keep: int
+        self, frontier: Frontier, tokens_BQJ: torch.Tensor, scores_BQJ: torch.Tensor, keep: int
     ) -> tuple[Frontier, torch.Tensor]:
         """Add the children of a frontier. Returns the `keep` best of them as the next frontier, and
         [B, keep] the index of each one's parent in the old one."""
-        num, width, num_children = tokens_BKC.shape
+        num, width, num_children = tokens_BQJ.shape
         if self._storage is None:
-            self._storage = PoolStorage.new(num, self._capacity, tokens_BKC.device)
+            self._storage = PoolStorage.new(num, self._capacity, tokens_BQJ.device)
         start = self._size
         self._size += width * num_children
         assert self._size <= self._capacity, "more candidates than there is room for"
-        return add_level(tokens_BKC, scores_BKC, frontier, self._storage, start, keep)
+        return add_level(tokens_BQJ, scores_BQJ, frontier, self._storage, start, keep)
 
     def tree(self, roots_B1: torch.Tensor, nodes: int, *, is_chain: bool) -> DraftTree:
         """Return the trees of the root and the best of the pool, at most `nodes` nodes in all."""

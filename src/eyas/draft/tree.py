@@ -8,8 +8,8 @@ Promises: the network's rows are computed from committed tokens (for a head with
 never with its own). Inner nodes are stored in scratch slots, which no sequence owns.
 Does not know: the target, how a tree is verified.
 
-Legend: B sequences, P rows of a sequence in the first pass, K frontier nodes, T rows, F feature size,
-U draft vocabulary, W nodes, D draft tokens from the root to a node.
+Legend: B sequences, P rows of a sequence in the first pass, Q frontier nodes, T rows, F feature size,
+U draft vocabulary, W nodes, P draft tokens from the root to a node.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ class TreeDrafter(Drafter):
                 growth.beta_B,
                 shape.topk,
             )
-            width = frontier.pool_BK.shape[1]
-            frontier, parent_BK = pool.add(
+            width = frontier.pool_BQ.shape[1]
+            frontier, parent_BQ = pool.add(
                 frontier,
                 ids_RC.view(num, width, -1),
                 scores_RC.view(num, width, -1),
@@ -196,7 +196,7 @@ class TreeDrafter(Drafter):
             )
             if depth + 1 == shape.steps:
                 break
-            rows_of_level, states_RF = self._below(growth, frontier, parent_BK, states_RF)
+            rows_of_level, states_RF = self._below(growth, frontier, parent_BQ, states_RF)
             logits, states_RF = self._network.forward(rows_of_level, states_RF)
             assert logits is not None
             logits_RU = logits
@@ -207,18 +207,18 @@ class TreeDrafter(Drafter):
         self,
         growth: _Growth,
         frontier: Frontier,
-        parent_BK: torch.Tensor,
+        parent_BQ: torch.Tensor,
         states_RF: torch.Tensor | None,
     ) -> tuple[ForwardRows, torch.Tensor | None]:
         """Return the rows of the frontier, and for each the state [F] of the node above it.
-        parent_BK: the index of that node in the last frontier, whose states are given."""
+        parent_BQ: the index of that node in the last frontier, whose states are given."""
         batch, table = growth.batch, growth.batch.table
         level = level_rows(
             batch.seats_B,
             batch.roots_B,
             batch.node_slots_BW,
-            frontier.path_BKD,
-            parent_BK,
+            frontier.path_BQP,
+            parent_BQ,
             growth.parents_BW,
             states_RF,
             table.slots_AC,
@@ -229,7 +229,7 @@ class TreeDrafter(Drafter):
         rows, inner = level.rows, level.inner
         growth.places_R = (rows.sequence_R, rows.position_R)
         if inner is None:
-            shape = parent_BK.shape
+            shape = parent_BQ.shape
             nodes = NodeGrid(
                 rows.rows_R.view(shape), rows.write_slots_R.view(shape), rows.position_R
             )
@@ -253,11 +253,11 @@ class TreeDrafter(Drafter):
         batch = growth.batch
         history_BL, length_B = committed(batch)
         sequence_R, position_R = growth.places_R
-        path_RD = is_ancestor_RD = None
-        if frontier.path_BKD.shape[2] and any(batch.params.penalised):
-            path_RD = frontier.path_BKD.flatten(0, 1)
-            is_ancestor_RD = torch.ones_like(path_RD, dtype=torch.bool)
-        return SamplingRows(sequence_R, position_R, path_RD, is_ancestor_RD, history_BL, length_B)
+        path_RP = is_ancestor_RP = None
+        if frontier.path_BQP.shape[2] and any(batch.params.penalised):
+            path_RP = frontier.path_BQP.flatten(0, 1)
+            is_ancestor_RP = torch.ones_like(path_RP, dtype=torch.bool)
+        return SamplingRows(sequence_R, position_R, path_RP, is_ancestor_RP, history_BL, length_B)
 
 
 def _layout(batch: Batch, nodes: NodeGrid) -> Layout:

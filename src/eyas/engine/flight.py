@@ -3,7 +3,7 @@
 Promises: `Flight.read` is the only place that waits for a step's results, and waits once.
 Does not know: how results are applied to a sequence.
 
-Legend: B rooted sequences, W nodes, N top alternatives.
+Legend: B rooted sequences, W nodes, E top alternatives.
 """
 
 from __future__ import annotations
@@ -150,11 +150,11 @@ class Flight:
         if self.tree.source_BW is not None:
             tensors["sources"] = self.tree.source_BW
         if self.verdict.chosen_logprobs_BW is not None:
-            assert self.verdict.top_ids_BWN is not None
-            assert self.verdict.top_logprobs_BWN is not None
+            assert self.verdict.top_ids_BWE is not None
+            assert self.verdict.top_logprobs_BWE is not None
             tensors["own"] = self.verdict.chosen_logprobs_BW
-            tensors["top_ids"] = self.verdict.top_ids_BWN
-            tensors["top"] = self.verdict.top_logprobs_BWN
+            tensors["top_ids"] = self.verdict.top_ids_BWE
+            tensors["top"] = self.verdict.top_logprobs_BWE
         self._results = outbox.send(tensors)
 
     def note_masks(self) -> None:

@@ -8,7 +8,7 @@ many tokens one step yields. Log-probabilities are computed from raw logits, at 
 device with kernels the host does not wait for the device if the parameters are capturable.
 The verifier does not know what a drafter is.
 
-Legend: R rows, V vocabulary, B sequences, W nodes, N top alternatives, K mask words.
+Legend: R rows, V vocabulary, B sequences, W nodes, E top alternatives, K mask words.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def verdict_of(tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.
 def raw_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities [R] of the given tokens, and ids [R, N] and log-probabilities [R, N]
+    """Return the log-probabilities [R] of the given tokens, and ids [R, E] and log-probabilities [R, E]
     of the most likely ones, the lower id first among equal ones. Entries below 0 of tokens_R are read
     as 0."""
     vocab_size = logits_RV.shape[1]
@@ -79,7 +79,7 @@ def raw_logprobs(
 
 
 def _likeliest(x_RV: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids [R, N] and values [R, N] of the largest entries, the lower id first among equal ones,
+    """Return ids [R, E] and values [R, E] of the largest entries, the lower id first among equal ones,
     without sorting the other entries."""
     last_id = x_RV.shape[1] - 1
     least_R1 = x_RV.topk(num_top, dim=1).values[:, -1:]
@@ -87,10 +87,10 @@ def _likeliest(x_RV: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Te
     room_R1 = num_top - above_RV.sum(dim=1, keepdim=True)
     picked_RV = above_RV | (tied_RV & (tied_RV.cumsum(dim=1, dtype=torch.int32) <= room_R1))
     backwards_V = torch.arange(last_id, -1, -1, dtype=torch.int32, device=x_RV.device)
-    rank_RN = torch.where(picked_RV, backwards_V, -1).topk(num_top, dim=1).values
-    ids_RN = last_id - rank_RN.clamp(min=0).long()
-    ordered = x_RV.gather(1, ids_RN).sort(dim=1, descending=True, stable=True)
-    return ids_RN.gather(1, ordered.indices), ordered.values
+    rank_RE = torch.where(picked_RV, backwards_V, -1).topk(num_top, dim=1).values
+    ids_RE = last_id - rank_RE.clamp(min=0).long()
+    ordered = x_RV.gather(1, ids_RE).sort(dim=1, descending=True, stable=True)
+    return ids_RE.gather(1, ordered.indices), ordered.values
 
 
 def _to_grid(
@@ -115,9 +115,9 @@ def _attach_logprobs(
     num_top: int,
 ) -> None:
     """Set the log-probabilities of a verdict, of the rows that its tokens were chosen at."""
-    own_R, top_ids_RN, top_RN = raw_logprobs(logits_RV, chosen_R, num_top)
+    own_R, top_ids_RE, top_RE = raw_logprobs(logits_RV, chosen_R, num_top)
     nodes_BW = verdict.nodes_BW
-    picked_BWN = nodes_BW.unsqueeze(-1).expand(-1, -1, num_top)
+    picked_BWE = nodes_BW.unsqueeze(-1).expand(-1, -1, num_top)
     verdict.chosen_logprobs_BW = _to_grid(own_R, tree, rows, fill=0.0).gather(1, nodes_BW)
-    verdict.top_ids_BWN = _to_grid(top_ids_RN, tree, rows, fill=0).gather(1, picked_BWN)
-    verdict.top_logprobs_BWN = _to_grid(top_RN, tree, rows, fill=0.0).gather(1, picked_BWN)
+    verdict.top_ids_BWE = _to_grid(top_ids_RE, tree, rows, fill=0).gather(1, picked_BWE)
+    verdict.top_logprobs_BWE = _to_grid(top_RE, tree, rows, fill=0.0).gather(1, picked_BWE)

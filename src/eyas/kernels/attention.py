@@ -7,9 +7,9 @@ Launch sizes depend on shapes and on the host's upper bound of positions, so lau
 captured.
 Does not know: layouts, which forward pass stored a key.
 
-Legend: T rows, N query heads, G key/value heads, P query heads a key/value head, H head dim, B
-sequences, W nodes, D steps up a path, A seats, C columns (positions), S slots, U partial results of
-a row, M rows of a tile (queries times P).
+Legend: T rows, N query heads, G key/value heads, J query heads a key/value head, H head dim, B
+sequences, W nodes, P steps up a path, A seats, C columns (positions), S slots, Z partial results of
+a row, M rows of a tile (queries times J).
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def attend_splits_kernel(
     kv_S2GH,
     out_TNH,
     sinks_N,
-    states_TNU2,
-    values_TNUH,
+    states_TNZ2,
+    values_TNZH,
     rows_BW,
     positions_BW,
     roots_B,
     seats_B,
     slots_AC,
-    paths_BWD,
+    paths_BWP,
     q_stride,
     num_nodes,
     num_columns,
@@ -209,14 +209,14 @@ def attend_splits_kernel(
                         STAGES, HAS_WINDOW, HAS_FIRST,
                     )  # fmt: skip
                 keep(
-                    states_TNU2, values_TNUH, partial_M + unit, top_M, sum_M, value_MH, is_line,
+                    states_TNZ2, values_TNZH, partial_M + unit, top_M, sum_M, value_MH, is_line,
                     HEAD_DIM, INNER,
                 )  # fmt: skip
     elif TAILS > 0:
         g = program % NUM_KV_HEADS
         attend_tails(
-            program // NUM_KV_HEADS, g, q_TNH, kv_S2GH + g * HEAD_DIM, states_TNU2,
-            values_TNUH, rows_BW, positions_BW, roots_B, seats_B, slots_AC, paths_BWD, q_stride,
+            program // NUM_KV_HEADS, g, q_TNH, kv_S2GH + g * HEAD_DIM, states_TNZ2,
+            values_TNZH, rows_BW, positions_BW, roots_B, seats_B, slots_AC, paths_BWP, q_stride,
             num_nodes, num_columns, num_units, limit, window, first_position, scale, NUM_KV_HEADS,
             PER_KV, HEAD_DIM, INNER, TAIL_HEIGHT, KEYS, SPLIT, TAILS, TAIL_NODES, HAS_WINDOW,
             HAS_FIRST,
@@ -234,7 +234,7 @@ class Nodes:
     rows_BW: torch.Tensor
     positions_BW: torch.Tensor
     nodes_T: torch.Tensor
-    paths_BWD: torch.Tensor | None
+    paths_BWP: torch.Tensor | None
     roots_B: torch.Tensor
     seats_B: torch.Tensor
     slots_AC: torch.Tensor
@@ -276,7 +276,7 @@ def attend_nodes(
     num_shared = num_lanes * num_stripes
     window = 0 if shape.window is None else shape.window
     table = nodes.slots_AC
-    paths_BWD = table if nodes.paths_BWD is None else nodes.paths_BWD
+    paths_BWP = table if nodes.paths_BWP is None else nodes.paths_BWP
     tail_nodes = _tail_nodes(shape)
     num_tails = num * -(-width // tail_nodes) * heads if nodes.tails else 0
     sinks_or_none = nodes.states if sinks_N is None else sinks_N
@@ -292,7 +292,7 @@ def attend_nodes(
         nodes.roots_B,
         nodes.seats_B,
         table,
-        paths_BWD,
+        paths_BWP,
         q_TNH.stride(0),
         width,
         table.stride(0),

@@ -5,7 +5,7 @@ row has the bits that it would have as a node (`kernels.softmax`).
 Does not know: layouts, nodes.
 
 Legend: T rows, N query heads, G key/value heads, H head dim, S slots, B sequences, A seats, C
-columns (positions), X tiles, M rows of a tile (queries times query heads of a group), K keys of a
+columns (positions), X tiles, M rows of a tile (queries times query heads of a group), L keys of a
 block.
 """
 

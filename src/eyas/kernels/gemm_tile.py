@@ -3,7 +3,7 @@
 Promises: sums run over ascending columns in float32, whatever the tile and however it is loaded.
 Does not know: which tile a program has (`gemm.product_kernel`).
 
-Legend: T rows, O output features, K input features (the contraction), S splits of K.
+Legend: T rows, O output features, I input features (the contraction), Z splits of I.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def zeros(BLOCK_OUT: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def accumulate(
-    x_KT,
-    more_KT,
-    weight_OK,
+    x_IT,
+    more_IT,
+    weight_OI,
     is_row_1T,
     is_out_O1,
     first_row,
@@ -57,22 +57,22 @@ def accumulate(
     total, more = zeros(BLOCK_OUT, BLOCK_ROWS), zeros(BLOCK_OUT, MORE_ROWS)
     for start in tl.range(first, last, BLOCK_K):
         if BY_COPY_ENGINE:
-            x = x_KT.load([first_row, start]).T
-            weight = weight_OK.load([first_out, start])
+            x = x_IT.load([first_row, start]).T
+            weight = weight_OI.load([first_out, start])
         elif EVEN_K:
-            x = tl.load(x_KT + start, mask=is_row_1T, other=0.0)
+            x = tl.load(x_IT + start, mask=is_row_1T, other=0.0)
             if EVEN_OUT:
-                weight = tl.load(weight_OK + start)
+                weight = tl.load(weight_OI + start)
             else:
-                weight = tl.load(weight_OK + start, mask=is_out_O1, other=0.0)
+                weight = tl.load(weight_OI + start, mask=is_out_O1, other=0.0)
         else:
             is_column = start + tl.arange(0, BLOCK_K) < num_columns
-            x = tl.load(x_KT + start, mask=is_row_1T & is_column[:, None], other=0.0)
+            x = tl.load(x_IT + start, mask=is_row_1T & is_column[:, None], other=0.0)
             is_weight = is_out_O1 & is_column[None, :]
-            weight = tl.load(weight_OK + start, mask=is_weight, other=0.0)
+            weight = tl.load(weight_OI + start, mask=is_weight, other=0.0)
         total = tl.dot(weight, x, total, input_precision="ieee")
         if MORE_ROWS > 0:
-            more_x = more_KT.load([first_row + BLOCK_ROWS, start]).T
+            more_x = more_IT.load([first_row + BLOCK_ROWS, start]).T
             more = tl.dot(weight, more_x, more, input_precision="ieee")
     return total, more
 
@@ -111,7 +111,7 @@ def accumulate_pairs(
 @triton.jit
 def store(
     total,
-    out_STO,
+    out_ZTO,
     split,
     first_row,
     num_rows,
@@ -123,9 +123,9 @@ def store(
     """Store float32 [OUT, ROWS] to the rows and columns of the tile."""
     row_T, out_O = first_row + tl.arange(0, ROWS), first_out + tl.arange(0, OUT)
     out_row_T = (split.to(tl.int64) * num_rows + row_T) * num_out
-    out_TO = out_STO + out_row_T[:, None] + out_O[None, :]
+    out_TO = out_ZTO + out_row_T[:, None] + out_O[None, :]
     is_inside_TO = (row_T < num_rows)[:, None] & (out_O < num_out)[None, :]
-    tl.store(out_TO, tl.trans(total).to(out_STO.dtype.element_ty), mask=is_inside_TO)
+    tl.store(out_TO, tl.trans(total).to(out_ZTO.dtype.element_ty), mask=is_inside_TO)
 
 
 @triton.jit

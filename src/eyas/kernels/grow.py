@@ -4,8 +4,8 @@ Promises: the same candidates in the same order as the torch bodies of `ops` fin
 candidate that was found first; every entry of the results is written, padding included.
 Does not know: logits, networks, where the pool's storage comes from.
 
-Legend: B sequences, K frontier nodes, C children a node, E candidates of a level (K * C), P entries of
-a pool, D draft tokens from below the root to a node, W nodes of the tree.
+Legend: B sequences, Q frontier nodes, J children a node, E candidates of a level (Q * J), X entries of
+a pool, P draft tokens from below the root to a node, W nodes of the tree.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def keep_best(
 
 
 def extend(
-    tokens_BKC: torch.Tensor,
-    scores_BKC: torch.Tensor,
+    tokens_BQJ: torch.Tensor,
+    scores_BQJ: torch.Tensor,
     frontier: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     start: int,
@@ -159,14 +159,14 @@ def extend(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Children of a frontier into the pool. Reference: `ops.add_level.by_torch`.
 
-    frontier: places [B, K], scores [B, K], paths [B, K, D] as in `Frontier`; of roots (D = 0) only the
-    shapes count. pool: tokens, scores and parents [B, P], filled up to `start`. Returns the next
+    frontier: places [B, Q], scores [B, Q], paths [B, Q, P] as in `Frontier`; of roots (D = 0) only the
+    shapes count. pool: tokens, scores and parents [B, X], filled up to `start`. Returns the next
     frontier's three, and [B, keep] the index of each one's parent in the old frontier.
     """
-    num, width, num_children = tokens_BKC.shape
+    num, width, num_children = tokens_BQJ.shape
     above_places, above_scores, above_paths = frontier
     pool_tokens, pool_scores, pool_parents = pool
-    device, depth, entries = tokens_BKC.device, above_paths.shape[2], width * num_children
+    device, depth, entries = tokens_BQJ.device, above_paths.shape[2], width * num_children
     is_sorted = width == 1 and keep == num_children
     keep = min(keep, entries)
     places = torch.empty((num, keep), dtype=torch.int64, device=device)
@@ -177,7 +177,7 @@ def extend(
         padded = triton.next_power_of_2(entries)
         options = launch_options(pdl)
         add_level[(num,)](
-            tokens_BKC.contiguous(), scores_BKC.contiguous(), above_scores.contiguous(),
+            tokens_BQJ.contiguous(), scores_BQJ.contiguous(), above_scores.contiguous(),
             above_places.contiguous(), above_paths.contiguous(),
             pool_tokens, pool_scores, pool_parents, places, scores, parents, paths,
             start, pool_tokens.shape[1], depth,

@@ -4,8 +4,8 @@ Promises: one launch, one program a row. The inner nodes of a tree are numbered 
 of them each, the root first; their slots are the scratch slots of their seat, in that order.
 Does not know: how candidates were ranked, what a state is.
 
-Legend: B sequences, K nodes of a level, R rows (B * K), D draft tokens from below the root to a node, W
-inner nodes down to this level (1 + depth * K), F size of a state, A seats, C columns (positions), X
+Legend: B sequences, Q nodes of a level, R rows (B * Q), P draft tokens from below the root to a node, W
+inner nodes down to this level (1 + depth * Q), F size of a state, A seats, C columns (positions), X
 numbers.
 """
 
@@ -89,8 +89,8 @@ def level_rows(
     seats_B: torch.Tensor,
     roots_B: torch.Tensor,
     node_slots_BW: torch.Tensor,
-    paths_BKD: torch.Tensor,
-    above_BK: torch.Tensor,
+    paths_BQP: torch.Tensor,
+    above_BQ: torch.Tensor,
     parents_BW: torch.Tensor | None,
     states_RF: torch.Tensor | None,
     slots_AC: torch.Tensor,
@@ -102,8 +102,8 @@ def level_rows(
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
     """The fields of `LevelRows` and of `InnerNodes` (None for chains), and each row's state.
     Reference: `ops.level_rows.by_torch`, whose arguments these are."""
-    num, topk, depth = paths_BKD.shape
-    device = paths_BKD.device
+    num, topk, depth = paths_BQP.shape
+    device = paths_BQP.device
     num_rows, width, is_chain = num * topk, 1 + depth * topk, topk == 1
     numbers_XR = empty_numbers(_NUM_ROW_FIELDS, num_rows, device)
     grids, above_RF, below_RF, size = None, numbers_XR, states_RF, 0
@@ -115,8 +115,8 @@ def level_rows(
             below_RF = torch.empty((num_rows, size), dtype=states_RF.dtype, device=device)
     if num_rows:
         level_kernel[(num, topk)](
-            seats_B, roots_B, node_slots_BW, paths_BKD.contiguous(), above_BK.contiguous(),
-            above_BK if parents_BW is None else parents_BW.contiguous(), above_RF, slots_AC,
+            seats_B, roots_B, node_slots_BW, paths_BQP.contiguous(), above_BQ.contiguous(),
+            above_BQ if parents_BW is None else parents_BW.contiguous(), above_RF, slots_AC,
             numbers_XR, numbers_XR if grids is None else grids,
             numbers_XR if below_RF is None else below_RF,
             depth, first_scratch, per_seat, numbers_XR.stride(0), max_position,

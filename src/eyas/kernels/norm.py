@@ -5,7 +5,7 @@ row's width alone decides. The new residual is rounded once and normalised as ro
 product are added in ascending order.
 Does not know: which product made the parts.
 
-Legend: T rows, D width of a row, S parts of a split product.
+Legend: T rows, D width of a row, Z parts of a split product.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def normalized(x, weight, size, epsilon, HAS_WEIGHT: tl.constexpr):
 @triton.jit
 def add_norm_kernel(
     residual_TD,
-    parts_STD,
+    parts_ZTD,
     weight_D,
     new_residual_TD,
     out_TD,
@@ -58,7 +58,7 @@ def add_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     residual = tl.load(residual_TD + row * residual_stride + columns, mask=is_inside, other=0.0)
     if NUM_PARTS > 0:
-        part_row = parts_STD + row * part_row_stride + columns
+        part_row = parts_ZTD + row * part_row_stride + columns
         added = tl.load(part_row, mask=is_inside, other=0.0).to(tl.float32)
         for _part in tl.static_range(1, NUM_PARTS):
             part_row += part_stride
@@ -80,7 +80,7 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The new residual [T, D], and its norm [T, D].
 
-    parts: [T, D] in the model's type, or float32 [S, T, D] as `gemm.product` leaves them; None is
+    parts: [T, D] in the model's type, or float32 [Z, T, D] as `gemm.product` leaves them; None is
     nothing to add: the residual is then returned as it is. weight_D None: no weight. The reference is
     `ops.add_norm.by_torch`. Rows may stand apart.
     """

@@ -11,7 +11,7 @@ added to is written down (kernels are compiled without `enable_fp_fusion`), so t
 about it. A masked key weighs exactly nothing.
 Does not know: layouts, which rows a tile is made of.
 
-Legend: M rows of a tile (queries times query heads of a group), H head dim, K keys of a block.
+Legend: M rows of a tile (queries times query heads of a group), H head dim, L keys of a block.
 """
 
 from __future__ import annotations
@@ -127,24 +127,24 @@ def finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS: tl.constexpr):
 @triton.jit
 def _stored(
     side,
-    slot_K,
+    slot_L,
     is_stored,
     SIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """[K, H] the keys or values of these slots; zeros where nothing is stored."""
+    """[L, H] the keys or values of these slots; zeros where nothing is stored."""
     inner_1H = tl.arange(0, INNER)[None, :]
-    source_KH = side + slot_K[:, None] * (2 * SIDE) + inner_1H
+    source_LH = side + slot_L[:, None] * (2 * SIDE) + inner_1H
     is_inner = inner_1H < HEAD_DIM
     if IS_MASKED:
-        x_KH = tl.load(source_KH, mask=is_stored[:, None] & is_inner, other=0.0)
+        x_LH = tl.load(source_LH, mask=is_stored[:, None] & is_inner, other=0.0)
     elif INNER == HEAD_DIM:
-        x_KH = tl.load(source_KH)
+        x_LH = tl.load(source_LH)
     else:
-        x_KH = tl.load(source_KH, mask=is_inner, other=0.0)
-    return x_KH
+        x_LH = tl.load(source_LH, mask=is_inner, other=0.0)
+    return x_LH
 
 
 @triton.jit
@@ -152,9 +152,9 @@ def scores(
     q_MH,
     position_M,
     owner_M,
-    slot_K,
-    column_K,
-    owner_K,
+    slot_L,
+    column_L,
+    owner_L,
     is_stored,
     kv,
     window,
@@ -169,19 +169,19 @@ def scores(
 ):
     """Products of the rows of a tile with these columns of keys, -inf where a row does not see one: it
     sees those up to its own position and, HAS_OWNERS, of its own owner; all without IS_MASKED."""
-    k_KH = _stored(kv, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
-    score_MK = tl.dot(q_MH, tl.trans(k_KH), input_precision=PRECISION)
+    k_LH = _stored(kv, slot_L, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
+    score_ML = tl.dot(q_MH, tl.trans(k_LH), input_precision=PRECISION)
     if IS_MASKED:
-        is_seen = (column_K[None, :] <= position_M[:, None]) & is_stored[None, :]
+        is_seen = (column_L[None, :] <= position_M[:, None]) & is_stored[None, :]
         if HAS_OWNERS:
-            is_seen = is_seen & (owner_K[None, :] == owner_M[:, None])
+            is_seen = is_seen & (owner_L[None, :] == owner_M[:, None])
         if HAS_WINDOW:
-            is_seen = is_seen & (column_K[None, :] > position_M[:, None] - window)
+            is_seen = is_seen & (column_L[None, :] > position_M[:, None] - window)
         if HAS_FIRST:
-            is_own = column_K[None, :] == position_M[:, None]
-            is_seen = is_seen & ((column_K[None, :] >= first_position) | is_own)
-        score_MK = tl.where(is_seen, score_MK, float("-inf"))
-    return score_MK
+            is_own = column_L[None, :] == position_M[:, None]
+            is_seen = is_seen & ((column_L[None, :] >= first_position) | is_own)
+        score_ML = tl.where(is_seen, score_ML, float("-inf"))
+    return score_ML
 
 
 @triton.jit
@@ -192,10 +192,10 @@ def nothing_weighted(HEIGHT: tl.constexpr, INNER: tl.constexpr):
 
 @triton.jit
 def weighted(
-    score_MK,
+    score_ML,
     top_M,
     scale,
-    slot_K,
+    slot_L,
     is_stored,
     kv,
     sum_M8,
@@ -209,18 +209,18 @@ def weighted(
     """The sums of weights (in each of 8 columns) and of weighted values, with these columns added.
     top_M: the highest score of each row, in whatever columns, times `scale`."""
     finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
-    v_KH = _stored(kv + SIDE, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
-    weight_MK = tl.exp2(tl.fma(score_MK, scale, -finite_top_M[:, None])).to(v_KH.dtype)
-    ones_K8 = tl.full((KEYS, 8), 1.0, v_KH.dtype)
-    sum_M8 = tl.dot(weight_MK, ones_K8, sum_M8, input_precision=PRECISION)
-    return sum_M8, tl.dot(weight_MK, v_KH, value_MH, input_precision=PRECISION)
+    v_LH = _stored(kv + SIDE, slot_L, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
+    weight_ML = tl.exp2(tl.fma(score_ML, scale, -finite_top_M[:, None])).to(v_LH.dtype)
+    ones_L8 = tl.full((KEYS, 8), 1.0, v_LH.dtype)
+    sum_M8 = tl.dot(weight_ML, ones_L8, sum_M8, input_precision=PRECISION)
+    return sum_M8, tl.dot(weight_ML, v_LH, value_MH, input_precision=PRECISION)
 
 
 @triton.jit
 def _attend_keys(
     q_MH,
     position_M,
-    column_K,
+    column_L,
     stop,
     kv,
     table,
@@ -239,22 +239,22 @@ def _attend_keys(
     HAS_FIRST: tl.constexpr,
 ):
     """The partial softmax of a tile over one block of keys, as in `attend_split`."""
-    is_stored = column_K < stop
+    is_stored = column_L < stop
     if HAS_PATH:
-        slot_K = tl.load(table + column_K, mask=is_stored & (column_K < root), other=0)
-        slot_K += tl.load(path - column_K, mask=is_stored & (column_K >= root), other=0)
+        slot_L = tl.load(table + column_L, mask=is_stored & (column_L < root), other=0)
+        slot_L += tl.load(path - column_L, mask=is_stored & (column_L >= root), other=0)
     elif IS_MASKED:
-        slot_K = tl.load(table + column_K, mask=is_stored, other=0)
+        slot_L = tl.load(table + column_L, mask=is_stored, other=0)
     else:
-        slot_K = tl.load(table + column_K)
-    score_MK = scores(
-        q_MH, position_M, position_M, slot_K, column_K, column_K, is_stored, kv, window,
+        slot_L = tl.load(table + column_L)
+    score_ML = scores(
+        q_MH, position_M, position_M, slot_L, column_L, column_L, is_stored, kv, window,
         first_position, SIDE, HEAD_DIM, INNER, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
-    top_M = tl.max(score_MK, 1) * scale
+    top_M = tl.max(score_ML, 1) * scale
     sum_M8, value_MH = nothing_weighted(q_MH.shape[0], INNER)
     sum_M8, value_MH = weighted(
-        score_MK, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, KEYS,
+        score_ML, top_M, scale, slot_L, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, KEYS,
         IS_MASKED,
     )  # fmt: skip
     return top_M, tl.max(sum_M8, 1), value_MH
@@ -289,15 +289,15 @@ def attend_split(
     position; from `root` on, where HAS_PATH, they stand at path[-position]. position_M: -1 is no row.
     IS_MASKED: not every row sees all of the split.
     """
-    column_K = start + tl.arange(0, KEYS)
+    column_L = start + tl.arange(0, KEYS)
     top_M, sum_M, value_MH = _attend_keys(
-        q_MH, position_M, column_K, stop, kv, table, path, root, window, first_position, scale, SIDE,
+        q_MH, position_M, column_L, stop, kv, table, path, root, window, first_position, scale, SIDE,
         HEAD_DIM, INNER, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     if KEYS < SPLIT:
         for offset in range(KEYS, SPLIT, KEYS):
             own_top_M, own_sum_M, own_value_MH = _attend_keys(
-                q_MH, position_M, column_K + offset, stop, kv, table, path, root, window,
+                q_MH, position_M, column_L + offset, stop, kv, table, path, root, window,
                 first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW,
                 HAS_FIRST,
             )  # fmt: skip

@@ -6,7 +6,7 @@ sum. (Tiles by warpgroups have the rows on that side, and are used on devices wh
 sum either.)
 Does not know: which is the fastest on a device (`layers.products` measures it).
 
-Legend: O output features, K input features, T rows.
+Legend: O output features, I input features, T rows.
 """
 
 from __future__ import annotations

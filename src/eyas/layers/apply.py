@@ -4,7 +4,7 @@ Promises: the same code is measured, tried and run. Kernels use programmatic dep
 start while the kernel before them ends, and wait for its results.
 Does not know: how a variant is chosen.
 
-Legend: T rows, I input features, O output features, F half of O, S parts of a sum.
+Legend: T rows, I input features, O output features, F half of O, Z parts of a sum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def plain(
 def parts(
     variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, num_splits: int
 ) -> torch.Tensor:
-    """Return parts that the caller adds in order: float32 [S, T, O], or the library's [T, O] in x's
+    """Return parts that the caller adds in order: float32 [Z, T, O], or the library's [T, O] in x's
     type."""
     if variant.tile is None:
         return F.linear(x_TI, weight_OI)

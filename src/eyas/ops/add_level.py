@@ -4,8 +4,8 @@ Promises: a sequence's result depends on that sequence's scores alone; of equal 
 that was found first wins. (Li, Wei, Zhang, Zhang, "EAGLE-2", arXiv 2406.16858.)
 Does not know: logits, networks, where the pool's storage comes from.
 
-Legend: B sequences, K frontier nodes, C children a node, P entries of a pool, E candidates of a
-level (K * C), D draft tokens from below the root to a node.
+Legend: B sequences, Q frontier nodes, J children a node, X entries of a pool, E candidates of a
+level (Q * J), P draft tokens from below the root to a node.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from eyas.ops.dispatch import Operation
 class Frontier(NamedTuple):
     """The nodes whose children come next.
 
-    pool_BK: their place in the pool (-1 is the root); score_BK: sum of log-probabilities from the
-    root; path_BKD: tokens from below the root to each. Of roots (D is 0) only the shapes count.
+    pool_BQ: their place in the pool (-1 is the root); score_BQ: sum of log-probabilities from the
+    root; path_BQP: tokens from below the root to each. Of roots (D is 0) only the shapes count.
     """
 
-    pool_BK: torch.Tensor
-    score_BK: torch.Tensor
-    path_BKD: torch.Tensor
+    pool_BQ: torch.Tensor
+    score_BQ: torch.Tensor
+    path_BQP: torch.Tensor
 
     @classmethod
     def of_roots(cls, num: int, device: torch.device) -> Frontier:
@@ -39,12 +39,12 @@ class Frontier(NamedTuple):
 
 
 class PoolStorage(NamedTuple):
-    """The candidates of trees, level after level; parents_BP: their parents' places, -1 for the
+    """The candidates of trees, level after level; parents_BX: their parents' places, -1 for the
     root."""
 
-    tokens_BP: torch.Tensor
-    scores_BP: torch.Tensor
-    parents_BP: torch.Tensor
+    tokens_BX: torch.Tensor
+    scores_BX: torch.Tensor
+    parents_BX: torch.Tensor
 
     @classmethod
     def new(cls, num: int, capacity: int, device: torch.device) -> PoolStorage:
@@ -59,8 +59,8 @@ class PoolStorage(NamedTuple):
 
 @Operation
 def add_level(
-    tokens_BKC: torch.Tensor,
-    scores_BKC: torch.Tensor,
+    tokens_BQJ: torch.Tensor,
+    scores_BQJ: torch.Tensor,
     frontier: Frontier,
     pool: PoolStorage,
     start: int,
@@ -68,41 +68,41 @@ def add_level(
 ) -> tuple[Frontier, torch.Tensor]:
     """Write the children of `frontier` into `pool` from entry `start` on.
 
-    tokens_BKC, scores_BKC: the children and their log-probabilities, best first. Returns the `keep`
+    tokens_BQJ, scores_BQJ: the children and their log-probabilities, best first. Returns the `keep`
     best of them as the next frontier, and int64 [B, keep] the index of each one's parent in
     `frontier`.
     """
-    num, width, num_children = tokens_BKC.shape
-    depth = frontier.path_BKD.shape[2]
-    tokens_BE, scores_BE, parents_BE = tokens_BKC.flatten(1), scores_BKC.flatten(1), None
+    num, width, num_children = tokens_BQJ.shape
+    depth = frontier.path_BQP.shape[2]
+    tokens_BE, scores_BE, parents_BE = tokens_BQJ.flatten(1), scores_BQJ.flatten(1), None
     if depth:
-        scores_BE = (frontier.score_BK.unsqueeze(2) + scores_BKC).flatten(1)
-        parents_BE = frontier.pool_BK.repeat_interleave(num_children, dim=1)
+        scores_BE = (frontier.score_BQ.unsqueeze(2) + scores_BQJ).flatten(1)
+        parents_BE = frontier.pool_BQ.repeat_interleave(num_children, dim=1)
     level = slice(start, start + width * num_children)
-    pool.tokens_BP[:, level] = tokens_BE
-    pool.scores_BP[:, level] = scores_BE
-    pool.parents_BP[:, level] = -1 if parents_BE is None else parents_BE
+    pool.tokens_BX[:, level] = tokens_BE
+    pool.scores_BX[:, level] = scores_BE
+    pool.parents_BX[:, level] = -1 if parents_BE is None else parents_BE
     if width == 1 and keep == num_children:  # already in order
-        best_BK = torch.arange(keep, device=tokens_BE.device).expand(num, -1)
-        score_BK = scores_BE
+        best_BQ = torch.arange(keep, device=tokens_BE.device).expand(num, -1)
+        score_BQ = scores_BE
     else:
-        score_BK, best_BK = scores_BE.sort(dim=1, descending=True, stable=True)
-        score_BK, best_BK = score_BK[:, :keep], best_BK[:, :keep]
+        score_BQ, best_BQ = scores_BE.sort(dim=1, descending=True, stable=True)
+        score_BQ, best_BQ = score_BQ[:, :keep], best_BQ[:, :keep]
     if width == 1:
-        parent_BK = torch.zeros_like(best_BK)
-        above_BKD = frontier.path_BKD.expand(-1, best_BK.shape[1], -1)
+        parent_BQ = torch.zeros_like(best_BQ)
+        above_BQP = frontier.path_BQP.expand(-1, best_BQ.shape[1], -1)
     else:
-        parent_BK = best_BK // num_children
-        above_BKD = frontier.path_BKD.gather(1, parent_BK.unsqueeze(2).expand(-1, -1, depth))
-    own_BK = tokens_BE if best_BK.shape == tokens_BE.shape else tokens_BE.gather(1, best_BK)
-    path_BKD = torch.cat([above_BKD, own_BK.unsqueeze(2)], dim=2)
-    return Frontier(start + best_BK, score_BK, path_BKD), parent_BK
+        parent_BQ = best_BQ // num_children
+        above_BQP = frontier.path_BQP.gather(1, parent_BQ.unsqueeze(2).expand(-1, -1, depth))
+    own_BQ = tokens_BE if best_BQ.shape == tokens_BE.shape else tokens_BE.gather(1, best_BQ)
+    path_BQP = torch.cat([above_BQP, own_BQ.unsqueeze(2)], dim=2)
+    return Frontier(start + best_BQ, score_BQ, path_BQP), parent_BQ
 
 
 @add_level.kernel
 def _by_kernel(
-    tokens_BKC: torch.Tensor,
-    scores_BKC: torch.Tensor,
+    tokens_BQJ: torch.Tensor,
+    scores_BQJ: torch.Tensor,
     frontier: Frontier,
     pool: PoolStorage,
     start: int,
@@ -110,13 +110,13 @@ def _by_kernel(
 ) -> tuple[Frontier, torch.Tensor]:
     from eyas.kernels.grow import extend
 
-    pool_BK, score_BK, path_BKD, parent_BK = extend(
-        tokens_BKC,
-        scores_BKC,
-        (frontier.pool_BK, frontier.score_BK, frontier.path_BKD),
-        (pool.tokens_BP, pool.scores_BP, pool.parents_BP),
+    pool_BQ, score_BQ, path_BQP, parent_BQ = extend(
+        tokens_BQJ,
+        scores_BQJ,
+        (frontier.pool_BQ, frontier.score_BQ, frontier.path_BQP),
+        (pool.tokens_BX, pool.scores_BX, pool.parents_BX),
         start,
         keep,
-        pdl=tokens_BKC.is_cuda,
+        pdl=tokens_BQJ.is_cuda,
     )
-    return Frontier(pool_BK, score_BK, path_BKD), parent_BK
+    return Frontier(pool_BQ, score_BQ, path_BQP), parent_BQ

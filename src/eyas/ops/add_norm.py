@@ -9,7 +9,7 @@ On a CPU torch composes its own RMS norm from seven operations, each of which co
 one token; layer norm is one kernel. A row followed by its negative has mean 0 and an unchanged mean
 square, so layer norm of the two is RMS norm of the row.
 
-Legend: T rows, D width of a row, S parts of a split product.
+Legend: T rows, D width of a row, Z parts of a split product.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the stream with `parts` added, and its norm, [T, D] each.
 
-    parts: [T, D] in the stream's type, or float32 [S, T, D]; None adds nothing and returns the
+    parts: [T, D] in the stream's type, or float32 [Z, T, D]; None adds nothing and returns the
     stream itself. weight: from `new_weight`; None multiplies by nothing.
     """
     stream_TD = added(stream_TD, parts)

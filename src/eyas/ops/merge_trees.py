@@ -4,7 +4,7 @@ Promises: a continuation that both trees hold is one node; nodes below one that 
 left out.
 Does not know: which drafter proposed the trees.
 
-Legend: B sequences, W nodes of the merged tree, N nodes of the tree that is added.
+Legend: B sequences, W nodes of the merged tree, E nodes of the tree that is added.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def merge_trees(
     parents_BW: torch.Tensor,
     source_BW: torch.Tensor,
     sizes_B: torch.Tensor,
-    new_tokens_BN: torch.Tensor,
-    new_parents_BN: torch.Tensor,
+    new_tokens_BE: torch.Tensor,
+    new_parents_BE: torch.Tensor,
     new_sizes_B: torch.Tensor,
     new_source: int,
     most_nodes: int,
@@ -47,7 +47,7 @@ def merge_trees(
     since the host does not know the sizes.
     """
     num, old_width = tokens_BW.shape
-    device, new_width = tokens_BW.device, new_tokens_BN.shape[1]
+    device, new_width = tokens_BW.device, new_tokens_BE.shape[1]
     width = _widest(old_width, new_width, most_nodes)
     padding = (0, width - old_width + 1)  # the last column is for nodes that do not fit
     tokens_BW = torch.nn.functional.pad(tokens_BW, padding)
@@ -55,10 +55,10 @@ def merge_trees(
     source_BW = torch.nn.functional.pad(source_BW, padding)
     sizes_B = sizes_B.clone()
     columns_W = torch.arange(width + 1, device=device)
-    place_BN = torch.zeros_like(new_tokens_BN)  # new node -> node of the merged tree, -1: none
+    place_BE = torch.zeros_like(new_tokens_BE)  # new node -> node of the merged tree, -1: none
     for w in range(1, new_width):
-        above_B1 = place_BN.gather(1, new_parents_BN[:, w : w + 1].clamp(min=0))
-        token_B1 = new_tokens_BN[:, w : w + 1]
+        above_B1 = place_BE.gather(1, new_parents_BE[:, w : w + 1].clamp(min=0))
+        token_B1 = new_tokens_BE[:, w : w + 1]
         is_same_BW = (parents_BW == above_B1) & (tokens_BW == token_B1) & (columns_W > 0)
         is_same_BW &= columns_W < sizes_B.unsqueeze(1)
         is_known_B = is_same_BW.any(dim=1)
@@ -70,7 +70,7 @@ def merge_trees(
         parents_BW.scatter_(1, at_B1, above_B1.clamp(min=0))
         source_BW.scatter_(1, at_B1, torch.full_like(at_B1, new_source))
         found_B = torch.where(is_known_B, known_B, torch.where(is_new_B, sizes_B, -1))
-        place_BN[:, w] = torch.where(wanted_B, found_B, -1)
+        place_BE[:, w] = torch.where(wanted_B, found_B, -1)
         sizes_B = sizes_B + is_new_B
     if device.type == "cpu":
         width = int(sizes_B.max()) if num else 1
@@ -87,18 +87,18 @@ def _by_kernel(
     parents_BW: torch.Tensor,
     source_BW: torch.Tensor,
     sizes_B: torch.Tensor,
-    new_tokens_BN: torch.Tensor,
-    new_parents_BN: torch.Tensor,
+    new_tokens_BE: torch.Tensor,
+    new_parents_BE: torch.Tensor,
     new_sizes_B: torch.Tensor,
     new_source: int,
     most_nodes: int,
 ) -> MergedTrees:
     from eyas.kernels.merge import merge_trees as launch
 
-    width = _widest(tokens_BW.shape[1], new_tokens_BN.shape[1], most_nodes)
+    width = _widest(tokens_BW.shape[1], new_tokens_BE.shape[1], most_nodes)
     merged = launch(
         (tokens_BW, parents_BW, source_BW, sizes_B),
-        (new_tokens_BN, new_parents_BN, new_sizes_B),
+        (new_tokens_BE, new_parents_BE, new_sizes_B),
         new_source,
         width,
     )

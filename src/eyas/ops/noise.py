@@ -5,7 +5,7 @@ Promises: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 
 counter gives the same float32 on any call of the same machine, whatever else is in the call.
 Does not know: logits, drafters.
 
-Legend: R rows, V vocabulary, Q counters a row (V / 4).
+Legend: R rows, V vocabulary, X counters a row (V / 4).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ best one than this cannot win."""
 
 
 def philox(
-    seeds_R: torch.Tensor, positions_R: torch.Tensor, choices_R: torch.Tensor, id_RQ: torch.Tensor
+    seeds_R: torch.Tensor, positions_R: torch.Tensor, choices_R: torch.Tensor, id_RX: torch.Tensor
 ) -> torch.Tensor:
-    """[R, Q, 4] words of 32 bits (in int64) for counters (position, id_RQ, choice, 0); a first
-    dimension of 1 in id_RQ serves all rows."""
-    shape = (len(seeds_R), id_RQ.shape[1])
+    """[R, X, 4] words of 32 bits (in int64) for counters (position, id_RX, choice, 0); a first
+    dimension of 1 in id_RX serves all rows."""
+    shape = (len(seeds_R), id_RX.shape[1])
     given = (
         positions_R.unsqueeze(1) & _MASK,
-        id_RQ,
+        id_RX,
         choices_R.unsqueeze(1) & _MASK,
         seeds_R.unsqueeze(1) & _MASK,
         (seeds_R.unsqueeze(1) >> 32) & _MASK,
@@ -62,8 +62,8 @@ def gumbel(
     seeds_R: torch.Tensor, positions_R: torch.Tensor, choices_R: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
     """Standard Gumbel noise [R, V] float32 for the token chosen at each row's position."""
-    counters_1Q = torch.arange(-(-vocab_size // 4), device=seeds_R.device).unsqueeze(0)
-    words = philox(seeds_R, positions_R, choices_R, counters_1Q)
+    counters_1X = torch.arange(-(-vocab_size // 4), device=seeds_R.device).unsqueeze(0)
+    words = philox(seeds_R, positions_R, choices_R, counters_1X)
     return _to_gumbel(words.view(words.shape[0], -1)[:, :vocab_size])
 
 

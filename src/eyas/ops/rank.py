@@ -6,7 +6,7 @@ noise: log_softmax(beta * (q / T + g)), q the logits and g the noise of that pos
 is Daliri, Musco, Suresh, arXiv 2408.07978; beta says how far q is trusted).
 Does not know: trees, networks, penalties.
 
-Legend: R rows, U candidates (a draft vocabulary), V vocabulary, C children, B sequences, S
+Legend: R rows, U candidates (a draft vocabulary), V vocabulary, J children, B sequences, E
 shortlist.
 """
 
@@ -36,7 +36,7 @@ def rank(
     beta_B: torch.Tensor | None,
     filters: Filters | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return target ids [R, C] and log-probabilities [R, C], best first; -inf for what may not be
+    """Return target ids [R, J] and log-probabilities [R, J], best first; -inf for what may not be
     chosen.
 
     target_ids_U: the target's id of each candidate; None where they are the same. sequence_R,
@@ -46,23 +46,23 @@ def rank(
     is unlikely, and a draft cannot change the output.
     """
     if sequence_R is None:
-        scores_RC, best_RC = logits_RU.log_softmax(dim=1).topk(num_children, dim=1)
-        return (best_RC if target_ids_U is None else target_ids_U[best_RC]), scores_RC
+        scores_RJ, best_RJ = logits_RU.log_softmax(dim=1).topk(num_children, dim=1)
+        return (best_RJ if target_ids_U is None else target_ids_U[best_RJ]), scores_RJ
     assert position_R is not None
     x_RV = at_target_ids(logits_RU, target_ids_U, vocab_size)
     if temperature_B is not None:
         x_RV = scale_and_filter.by_torch(x_RV, sequence_R, temperature_B, filters)
     x_RV = x_RV.log_softmax(dim=1)
     if beta_B is None or temperature_B is None:
-        scores_RC, ids_RC = x_RV.topk(num_children, dim=1)
-        return ids_RC, scores_RC
-    values_RS, ids_RS = x_RV.topk(min(max(SHORTLIST, num_children), x_RV.shape[1]), dim=1)
-    noise_RS = gumbel_at(seed_B[sequence_R], position_R, choice_B[sequence_R], ids_RS)
+        scores_RJ, ids_RJ = x_RV.topk(num_children, dim=1)
+        return ids_RJ, scores_RJ
+    values_RE, ids_RE = x_RV.topk(min(max(SHORTLIST, num_children), x_RV.shape[1]), dim=1)
+    noise_RE = gumbel_at(seed_B[sequence_R], position_R, choice_B[sequence_R], ids_RE)
     is_noisy_R1 = (temperature_B[sequence_R] > 0).unsqueeze(1)
-    seen_RS = (beta_B[sequence_R].unsqueeze(1) * (values_RS + noise_RS)).log_softmax(dim=1)
-    scores_RS = torch.where(is_noisy_R1, seen_RS, values_RS)
-    scores_RC, best_RC = scores_RS.topk(num_children, dim=1)
-    return ids_RS.gather(1, best_RC), scores_RC
+    seen_RE = (beta_B[sequence_R].unsqueeze(1) * (values_RE + noise_RE)).log_softmax(dim=1)
+    scores_RE = torch.where(is_noisy_R1, seen_RE, values_RE)
+    scores_RJ, best_RJ = scores_RE.topk(num_children, dim=1)
+    return ids_RE.gather(1, best_RJ), scores_RJ
 
 
 @rank.kernel
@@ -82,11 +82,11 @@ def _by_kernel(
     from eyas.kernels.rank import top
 
     if sequence_R is None:
-        scores_RC, ids_RC = top(
+        scores_RJ, ids_RJ = top(
             logits_RU, num_children, target_ids_U=target_ids_U, pdl=logits_RU.is_cuda
         )
-        return ids_RC, scores_RC
-    scores_RC, ids_RC = top(
+        return ids_RJ, scores_RJ
+    scores_RJ, ids_RJ = top(
         logits_RU,
         num_children,
         target_ids_U=target_ids_U,
@@ -98,7 +98,7 @@ def _by_kernel(
         beta_B=beta_B,
         pdl=logits_RU.is_cuda,
     )
-    return ids_RC, scores_RC
+    return ids_RJ, scores_RJ
 
 
 def at_target_ids(

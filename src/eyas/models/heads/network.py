@@ -5,7 +5,7 @@ lets it see, never on other rows; the spec alone selects the wiring.
 Does not know: trees, slots, which file the weights came from.
 
 Legend: T rows of a forward pass, R logits rows, D hidden size of the head, F feature size,
-S concatenated tapped states, V draft vocabulary, H head dim.
+I concatenated tapped states, V draft vocabulary, H head dim.
 """
 
 from __future__ import annotations
@@ -126,13 +126,13 @@ class DraftHead:
         num_rows = taps[0].shape[0]
         if self.spec.fc_norm:
             taps = [self._norms[f"fc_norm.{index}"](tap_TD) for index, tap_TD in enumerate(taps)]
-        states_TS = torch.cat(list(taps), -1)
+        states_TI = torch.cat(list(taps), -1)
         if self.spec.input_norm:
-            states_TS = self._norms["input_norm"](states_TS)
+            states_TI = self._norms["input_norm"](states_TI)
         num_padding = self.order.pad(num_rows) - num_rows
         if num_padding:
-            states_TS = torch.nn.functional.pad(states_TS, (0, 0, 0, num_padding))
-        return self._fc(states_TS)[:num_rows]
+            states_TI = torch.nn.functional.pad(states_TI, (0, 0, 0, num_padding))
+        return self._fc(states_TI)[:num_rows]
 
     def forward(
         self,

@@ -9,7 +9,7 @@ Row t of a text takes the target's state at position t and the token at t + 1. A
 training-time test it takes the token at t + 1 + i and predicts the token at t + 2 + i.
 
 Legend: B texts of a batch, L padded length of a text, R trained rows, P positions whose target
-distribution is used, A trained rows of a text at most, K levels.
+distribution is used, T trained rows of a text at most, Z levels.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PLACES_MULTIPLE = 32
 class Batch:
     """Padded texts and their trained rows; all tensors are on one device.
 
-    row_R: index b * L + t of a row. time_R: t. cell_R: index of the row in a grid [B, A] of the
-    trained rows of each text. cell_time_BA: t of each cell of that grid. tokens_KR: token that the
-    row takes at each level. is_trained_KR: whether the level counts. target_KR: index of its target
+    row_R: index b * L + t of a row. time_R: t. cell_R: index of the row in a grid [B, T] of the
+    trained rows of each text. cell_time_BT: t of each cell of that grid. tokens_ZR: token that the
+    row takes at each level. is_trained_ZR: whether the level counts. target_ZR: index of its target
     distribution among the P positions. position_P: index b * L + s of these positions.
     """
 
@@ -40,10 +40,10 @@ class Batch:
     row_R: torch.Tensor
     time_R: torch.Tensor
     cell_R: torch.Tensor
-    cell_time_BA: torch.Tensor
-    tokens_KR: torch.Tensor
-    is_trained_KR: torch.Tensor
-    target_KR: torch.Tensor
+    cell_time_BT: torch.Tensor
+    tokens_ZR: torch.Tensor
+    is_trained_ZR: torch.Tensor
+    target_ZR: torch.Tensor
     position_P: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
@@ -68,15 +68,15 @@ def make_batch(texts: Sequence[Text], num_levels: int) -> Batch:
     b_R, t_R = np.nonzero(trained)
     assert len(b_R), "a batch needs a row to train"
     valid = np.ones(len(b_R), dtype=bool)
-    trained_KR = np.empty((num_levels, len(b_R)), dtype=bool)
+    trained_ZR = np.empty((num_levels, len(b_R)), dtype=bool)
     for level in range(num_levels):
         valid &= is_answer[b_R, t_R + 2 + level]
-        trained_KR[level] = valid
+        trained_ZR[level] = valid
     levels = np.arange(num_levels)[:, None]
-    tokens_KR = tokens[b_R, t_R + 1 + levels]
+    tokens_ZR = tokens[b_R, t_R + 1 + levels]
     wanted = is_answer[:, 1 : num_places + 1]
     index_of = np.cumsum(wanted.reshape(-1)).reshape(wanted.shape) - 1
-    target_KR = index_of[b_R, np.minimum(t_R + 1 + levels, num_places - 1)]
+    target_ZR = index_of[b_R, np.minimum(t_R + 1 + levels, num_places - 1)]
     counts_B = trained.sum(1)
     width = max(1, int(counts_B.max()))
     first_B = np.cumsum(counts_B) - counts_B
@@ -90,9 +90,9 @@ def make_batch(texts: Sequence[Text], num_levels: int) -> Batch:
         t_R,
         cell_R,
         cell_time.reshape(len(texts), width),
-        tokens_KR,
-        trained_KR,
-        np.where(trained_KR, target_KR, 0),
+        tokens_ZR,
+        trained_ZR,
+        np.where(trained_ZR, target_ZR, 0),
         np.flatnonzero(wanted),
     )
     return Batch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))

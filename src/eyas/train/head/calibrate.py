@@ -5,7 +5,7 @@ choices under softmax(beta * (q / T + noise)), where q are the head's logits and
 noise that the target's choice is drawn with. Rows whose choice is outside the draft vocabulary are
 omitted. Does not know: training.
 
-Legend: R rows, C draft vocabulary, V vocabulary.
+Legend: R rows, U draft vocabulary, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _MAX_SCORES = 1 << 26
 _LOWEST, _HIGHEST = 1e-3, 64.0
 
 
-def fit_beta(scores_RC: Tensor, choice_R: Tensor) -> float:
+def fit_beta(scores_RU: Tensor, choice_R: Tensor) -> float:
     """Return the beta of the highest likelihood, by bisection.
 
     There the mean score under the model, which rises with beta, equals the mean score of the
     choices.
     """
-    chosen = scores_RC.gather(1, choice_R[:, None]).mean()
+    chosen = scores_RU.gather(1, choice_R[:, None]).mean()
     low, high = _LOWEST, _HIGHEST
     for _ in range(40):
         middle = (low * high) ** 0.5
-        expected = ((scores_RC * middle).softmax(-1) * scores_RC).sum(-1).mean()
+        expected = ((scores_RU * middle).softmax(-1) * scores_RU).sum(-1).mean()
         if expected < chosen:
             low = middle
         else:
@@ -44,21 +44,21 @@ def calibrate(
 ) -> dict[float, float]:
     """Return temperature -> beta.
 
-    rows: yields pairs of the head's logits [R, C] and the target's [R, V]. draft_of_V: draft id of
+    rows: yields pairs of the head's logits [R, U] and the target's [R, V]. draft_of_V: draft id of
     each target id, -1 for none.
     """
     betas: dict[float, float] = {}
-    ids_C = torch.nonzero(draft_of_V >= 0).squeeze(1)
+    ids_U = torch.nonzero(draft_of_V >= 0).squeeze(1)
     for temperature in TEMPERATURES:
         generator = torch.Generator(draft_of_V.device).manual_seed(seed)
         kept_scores, kept_choices, used = [], [], 0
-        for own_RC, target_RV in rows():
+        for own_RU, target_RV in rows():
             uniform = torch.rand(target_RV.shape, generator=generator, device=target_RV.device)
             noise_RV = -(-uniform.clamp(min=1e-20).log()).log()
             choice_R = draft_of_V[(target_RV / temperature + noise_RV).argmax(-1)]
-            scores_RC = own_RC / temperature + noise_RV[:, ids_C]
+            scores_RU = own_RU / temperature + noise_RV[:, ids_U]
             is_kept = choice_R >= 0
-            kept_scores.append(scores_RC[is_kept])
+            kept_scores.append(scores_RU[is_kept])
             kept_choices.append(choice_R[is_kept])
             used += kept_scores[-1].numel()
             if used > _MAX_SCORES:

@@ -4,7 +4,7 @@ Promises: a shard is a safetensors file of bounded size; the index is written la
 are complete; shards within a memory budget stay loaded (on the device), others are loaded as
 needed. Does not know: heads, losses.
 
-Legend: T tokens of a shard, S concatenated tapped states, D hidden size, B texts, L padded length,
+Legend: T tokens of a shard, I concatenated tapped states, D hidden size, B texts, L padded length,
 P positions whose target distribution is used.
 """
 
@@ -34,7 +34,7 @@ _STATES = ("tapped", "final", "choice")
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The target's states of a batch: tapped states [B * L, S], final states, greedy choices."""
+    """The target's states of a batch: tapped states [B * L, I], final states, greedy choices."""
 
     tapped: Tensor
     final_PD: Tensor
@@ -136,7 +136,7 @@ def _make_shard(
         tokens = torch.zeros(len(members), num_places, dtype=torch.int64)
         for b, i in enumerate(members):
             tokens[b, : lengths[i]] = torch.from_numpy(texts[i].tokens.astype(np.int64))
-        tapped_TS, final_TD = target.states(tokens.to(target.device))
+        tapped_TI, final_TD = target.states(tokens.to(target.device))
         places = np.concatenate(
             [b * num_places + np.arange(lengths[i]) for b, i in enumerate(members)]
         )
@@ -145,7 +145,7 @@ def _make_shard(
         place_T = torch.from_numpy(places).to(target.device)
         wanted_P = torch.from_numpy(places[is_wanted]).to(target.device)
         row_T = torch.from_numpy(rows)
-        tapped[row_T] = tapped_TS[place_T].to("cpu", stored)
+        tapped[row_T] = tapped_TI[place_T].to("cpu", stored)
         final[row_T] = final_TD[place_T].to("cpu", stored)
         if len(wanted_P):
             chosen = target.choices(final_TD[wanted_P]).to("cpu", torch.int32)

@@ -62,7 +62,7 @@ class Loop:
         self._heldout = heldout
         self._log = log
         self._on_progress = on_progress
-        self._device = loss.target_CD.device
+        self._device = loss.target_UD.device
         self._plan = BatchSchedule(
             training.lengths, config.step_tokens, training.together, config.seed
         )
@@ -345,14 +345,14 @@ def _add(sums: LossSums | None, batch_sums: LossSums) -> LossSums:
 
 
 def _counts(sums: LossSums) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return sums.divergence_K, sums.rows_K, sums.counted_K, sums.hits_K, sums.run
+    return sums.divergence_Z, sums.rows_Z, sums.counted_Z, sums.hits_Z, sums.run
 
 
 def _numbers(sums: LossSums) -> dict[str, Any]:
     """Return means by level, and the acceptance length, which includes the token of every step."""
-    divergence = (sums.divergence_K / sums.rows_K.clamp(min=1)).tolist()
-    accuracy = (sums.hits_K / sums.counted_K.clamp(min=1)).tolist()
-    length = 1 + float(sums.run) / max(1, int(sums.counted_K[0]))
+    divergence = (sums.divergence_Z / sums.rows_Z.clamp(min=1)).tolist()
+    accuracy = (sums.hits_Z / sums.counted_Z.clamp(min=1)).tolist()
+    length = 1 + float(sums.run) / max(1, int(sums.counted_Z[0]))
     return {
         "divergence": [round(value, 5) for value in divergence],
         "accuracy": [round(value, 5) for value in accuracy],

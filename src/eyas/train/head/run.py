@@ -197,15 +197,15 @@ def _loop(
 ) -> Loop:
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision("high")
-    target_CD = target.head_rows(ids_C)
+    target_UD = target.head_rows(ids_C)
     head = TrainableHead(
-        spec, target.embedding_VD.detach().clone(), target_CD.float().cpu(), config.ttt_steps
+        spec, target.embedding_VD.detach().clone(), target_UD.float().cpu(), config.ttt_steps
     )
     head.to(target.device)
     draft_of_V = torch.full((spec.vocab_size,), -1, dtype=torch.int64)
     draft_of_V[ids_C] = torch.arange(len(ids_C))
     draft_of_V = draft_of_V.to(target.device)
-    loss = HeadLoss(target_CD, draft_of_V, config.loss_decay, config.ttt_steps)
+    loss = HeadLoss(target_UD, draft_of_V, config.loss_decay, config.ttt_steps)
     count = sum(weight.numel() for weight in head.parameters())
     log(f"head: {count / 1e6:.2f}M parameters, taps after layers {', '.join(map(str, spec.taps))}")
     return Loop(config, head, loss, *features, log, on_progress)
@@ -261,8 +261,8 @@ def _scored(loop: Loop, target: Target) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits of the head [R, C] and of the target [R, V] for held-out rows of all levels."""
     for batch, hidden_KRD, final_PD in loop.heldout_hidden():
         for level, hidden_RD in enumerate(hidden_KRD):
-            rows_R = torch.nonzero(batch.is_trained_KR[level]).squeeze(1)
-            at_R = batch.target_KR[level][rows_R]
+            rows_R = torch.nonzero(batch.is_trained_ZR[level]).squeeze(1)
+            at_R = batch.target_ZR[level][rows_R]
             for rows, at in zip(rows_R.split(2048), at_R.split(2048), strict=True):
                 own = loop.head.head(hidden_RD[rows].float()).float()
                 yield own, target.logits(final_PD[at])

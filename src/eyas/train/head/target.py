@@ -3,8 +3,8 @@
 Promises: states come from the same decoder that the engine runs; padding does not change a real
 row; any number of rows is accepted, including none. Does not know: shards, heads.
 
-Legend: B texts, L padded length, N query heads, G key/value heads, H head dim, S concatenated
-tapped states, D hidden size, P positions whose target distribution is used, V vocabulary, C draft
+Legend: B texts, L padded length, N query heads, G key/value heads, H head dim, I concatenated
+tapped states, D hidden size, P positions whose target distribution is used, V vocabulary, U draft
 vocabulary, T = B * L rows.
 """
 
@@ -91,7 +91,7 @@ class Target:
 
     @torch.no_grad()
     def states(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tapped states [B * L, S] and the final states [B * L, D] of padded texts."""
+        """Return the tapped states [B * L, I] and the final states [B * L, D] of padded texts."""
         num_texts, num_places = tokens_BL.shape
         stores = self.decoder.spec.stores
         attend = PaddedAttend(stores, num_texts, num_places, self.dtype, self.device)
@@ -113,16 +113,16 @@ class Target:
         rows = max(1, _CHUNK_NUMBERS // self.decoder.spec.vocab_size)
         return torch.cat([self.logits(part).argmax(-1) for part in final_PD.split(rows)])
 
-    def head_rows(self, ids_C: Tensor) -> Tensor:
-        """Return the rows [C, D] of the target's logits head for these token ids."""
+    def head_rows(self, ids_U: Tensor) -> Tensor:
+        """Return the rows [U, D] of the target's logits head for these token ids."""
         if self.decoder.spec.tie_embeddings:
-            return self.embedding_VD[ids_C.to(self.device)].clone()
+            return self.embedding_VD[ids_U.to(self.device)].clone()
         checkpoint = Checkpoint.open(self._directory)
         names = family_of(self.decoder.spec.architecture).CHECKPOINT_NAMES
         stored_name = stored_names(checkpoint, names)["head.weight"]
         for name, weight_VD in checkpoint.stream([stored_name]):
             assert name == stored_name
-            return weight_VD[ids_C.to(weight_VD.device)].to(self.device, self.dtype)
+            return weight_VD[ids_U.to(weight_VD.device)].to(self.device, self.dtype)
         raise AssertionError("the checkpoint was complete when the target was loaded")
 
 
