@@ -1,13 +1,13 @@
-"""Attention kernels on a device: are they right, do tiles of all heights agree, how fast are they.
+"""Measure attention kernels on a device: errors, equality of bits across tile heights, and speed.
 
     python benchmarks/attention.py --output attention.json [--sweep]
 
-Promises: every number is measured in this run, in CUDA graphs over layers that do not fit the cache,
-beside the speed of a copy; errors are against float64.
+Promises: every number is measured in this run, in CUDA graphs over layers that exceed the cache,
+together with the speed of a copy; errors are relative to float64.
 Does not know: models, engines.
 
-Legend: T rows, N query heads, G key/value heads, H head dim, B sequences, W tree nodes, L positions,
-S slots.
+Legend: T rows, N query heads, G key/value heads, H head dim, B sequences, W tree nodes, L
+positions, S slots.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from eyas.verify.machine import describe_run, write_result
 
 STORE = LayerStore(32, 8, 128)
 CACHE_BYTES = 200_000_000
-"""The layers of a case are larger than this together: none is in the cache when its turn comes."""
+"""The layers of a case are together larger than this, so that none is in the cache when it runs."""
 
 
 @dataclass
 class Case:
-    """Sequences with a tree each, or (is_prompt) one chunk each, and random contents of a cache."""
+    """Sequences with a tree or (is_prompt) a prompt chunk each, and random contents of a cache."""
 
     store: LayerStore
     kv: KVStore
@@ -64,7 +64,7 @@ def build(
     seed: int = 0,
     max_position: int | None = None,
 ) -> Case:
-    """A prompt's chunk ends where its tree would begin, and is `width` rows long."""
+    """Build a case. A prompt chunk has `width` rows and ends where the tree would begin."""
     draw, num = random.Random(seed), len(roots)
     device = torch.device("cuda")
     generator = torch.Generator(device).manual_seed(seed)
@@ -107,7 +107,7 @@ def build(
 
 
 def reference(case: Case, layer: int = 0) -> torch.Tensor:
-    """[T, N, H] float64, one sequence after another."""
+    """Return attention in float64 [T, N, H], computed for one sequence after another."""
     store, layout, width = case.store, case.layout, len(case.parents[0])
     device = case.q_TNH.device
     is_prompt = bool(layout.contexts)
@@ -149,12 +149,12 @@ def answer(case: Case, layer: int = 0, **options: Any) -> torch.Tensor:
 
 
 def error(out_TNH: torch.Tensor, expected_TNH: torch.Tensor) -> float:
-    """Relative, by norm."""
+    """Return the error relative to the expected values, by norm."""
     return ((out_TNH.double() - expected_TNH).norm() / expected_TNH.norm()).item()
 
 
 def microseconds(run: Callable[[], object], *, repeats: int = 15) -> float:
-    """Median of replays of a CUDA graph of `run`, which is run twice before."""
+    """Return the median time of a replay of a CUDA graph of `run`, in microseconds."""
     run()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -176,7 +176,7 @@ def microseconds(run: Callable[[], object], *, repeats: int = 15) -> float:
 
 
 def time_layer(case: Case, attention: TritonAttention) -> float:
-    """Microseconds of one layer's attention."""
+    """Return the time of one layer's attention in microseconds."""
     plan = attention.plan(case.layout, case.write_slots_T)
     num = len(case.kv.layers)
     return microseconds(lambda: [plan(layer, case.q_TNH) for layer in range(num)]) / num
@@ -188,7 +188,7 @@ def num_layers(roots: Sequence[int], store: LayerStore = STORE) -> int:
 
 
 def copy_ceiling() -> float:
-    """Bytes a second, read and written."""
+    """Return the speed of a copy in bytes per second, read and written."""
     source = torch.empty(2**31, dtype=torch.bfloat16, device="cuda").normal_()
     target = torch.empty_like(source)
     return 2 * source.nbytes / microseconds(lambda: torch.mul(source, 1.0, out=target)) * 1e6
@@ -215,14 +215,14 @@ TIMED: dict[str, tuple[list[int], int, bool]] = {
 
 
 def as_prompts(chain: Case) -> Layout:
-    """The same rows, told to be chunks of prompts."""
+    """Return the layout of the same rows as prompt chunks."""
     width = len(chain.parents[0])
     runs = tuple(ContextRun(b, b * width, root, width) for b, root in enumerate(chain.roots))
     return replace(chain.layout, contexts=runs, nodes=None)
 
 
 def check_heights(results: dict[str, Any]) -> None:
-    """Do rows have the same bits in tiles of other heights, and as prompt rows?"""
+    """Check that rows have the same bits with all tile heights and as prompt rows."""
     chain = build([300, 1000, 127, 2050], 6, seed=1)
     tree = build([300, 1000, 127, 2050], 32, is_tree=True, seed=2)
     prompt = replace(chain, layout=as_prompts(chain))
@@ -287,7 +287,7 @@ def main() -> None:
 
 
 def prompts(rows: list[dict[str, Any]], sweep: bool) -> None:
-    """A whole prompt of 8k tokens."""
+    """Measure a whole prompt of 8k tokens."""
     case = build([8192], 8192, is_prompt=True, num_layers=2)
     part = build([1500, 700], 333, is_prompt=True)
     expected = reference(part)

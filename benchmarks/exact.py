@@ -1,11 +1,11 @@
-"""Are tokens and logits the same bits, however they are computed? Counted over 100,000 rows.
+"""Check that tokens and logits have the same bits in every kind of computation, over 100,000 rows.
 
     python benchmarks/exact.py --shape llama-3.1-8b --rows 100000 --output exact.json
 
-Promises: the logits of each position of some texts, computed by plain decoding of one sequence, are the
-reference; every other way to compute them is compared with it, by a hash of all bits of a row, and for
-rows that differ the largest difference is told. Then an engine answers prompts alone and in every
-company, and echoes the answers. Exit status 1 if anything differs.
+Promises: the reference is the logits of each position of some texts by plain decoding of one
+sequence; every other computation is compared with it by a hash of all bits of a row, and for
+differing rows the largest difference is reported. Then an engine answers prompts alone and in
+different batches, and echoes the answers. The exit status is 1 if anything differs.
 Does not know: why something differs.
 
 Legend: R rows, V vocabulary, B sequences, W nodes, X texts, C columns (positions).
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from exact_engine import engine_ways
+from exact_engine import engine_comparisons
 from eyas.attention import open_attention
 from eyas.cache import KVStore
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
@@ -51,8 +51,11 @@ MAX_BATCH_TOKENS = 2048
 
 
 @dataclass
-class Way:
-    """What one way came to. num_rows: compared; num_different: of those; largest: of a logit."""
+class Comparison:
+    """The result of a comparison.
+
+    num_rows: compared. num_different: of them. largest: difference of a logit.
+    """
 
     name: str
     num_rows: int = 0
@@ -64,7 +67,7 @@ class Way:
 
 @dataclass
 class Work:
-    """One forward: roots (text, position) with a tree each, and chunks (text, first, rows)."""
+    """Input of a forward pass: roots (text, position) with trees, chunks (text, first, rows)."""
 
     roots: list[tuple[int, int]] = field(default_factory=list)
     width: int = 1
@@ -74,8 +77,8 @@ class Work:
     copy: int = 0
 
 
-class Rooms:
-    """Some texts, stored twice: by plain decoding (the reference), and by whatever way is tried."""
+class StoredTexts:
+    """Some texts, stored twice: by plain decoding (reference), and by the computation under test."""
 
     def __init__(self, parts: Parts, lengths: Sequence[int], seed: int = 0) -> None:
         spec, self.device = parts.spec, parts.model.device
@@ -105,14 +108,14 @@ class Rooms:
         self.hash_R = torch.zeros(total, dtype=torch.int64, device=self.device)
 
     def decode_all(self) -> None:
-        """The reference: every position by a step of one sequence."""
+        """Compute the reference: every position by a step of one sequence."""
         for x, length in enumerate(self.lengths):
             for position in range(length):
                 places, logits_RV = self.run(Work([(x, position)]), keeps=True)
                 self.hash_R[places] = self.hashed(logits_RV)
 
     def hashed(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """[R] 64 bits of all bits of a row; both zeros are one number."""
+        """Return a 64-bit hash of all bits of each row [R]; both zeros are the same number."""
         return torch.cat(
             [
                 ((part_RV + 0.0).view(torch.int32).long() * self.salt_V).sum(dim=1)
@@ -121,7 +124,10 @@ class Rooms:
         )
 
     def run(self, work: Work, *, keeps: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places in the reference [R] and logits [R, V]. keeps: roots go to the reference's slots."""
+        """Run a forward pass. Return the indices in the reference [R], and the logits [R, V].
+
+        keeps: whether roots are stored in the reference's slots.
+        """
         table, num, width = self.table, len(work.roots), work.width
         spans, rows, places, tokens_BW, parents_BW, last = [], [], [], [], [], 0
         self._seat(0, [x for x, _ in work.roots], work.copy)
@@ -159,7 +165,7 @@ class Rooms:
         return torch.tensor(places).to(self.device), logits_RV[picked_R]
 
     def _seat(self, first: int, texts: list[int], copy: int) -> None:
-        """Have seats read a copy of these texts."""
+        """Make seats use a copy of these texts."""
         if not texts:
             return
         which, columns = torch.tensor(texts).to(self.device), self.on_device.shape[2]
@@ -206,17 +212,17 @@ class Rooms:
         with torch.inference_mode():
             return self.runner.forward(pack(batch, tree)).logits_RV
 
-    def compare(self, way: Way, work: Work) -> None:
-        """Do a piece of work and compare what it gives."""
+    def compare(self, comparison: Comparison, work: Work) -> None:
+        """Run a forward pass and compare its logits with the reference."""
         places_R, logits_RV = self.run(work)
         if not len(places_R):
             return
-        way.num_rows += len(places_R)
+        comparison.num_rows += len(places_R)
         wrong_R = self.hashed(logits_RV) != self.hash_R[places_R]
         num_wrong = int(wrong_R.sum())
         if not num_wrong:
             return
-        way.num_different += num_wrong
+        comparison.num_different += num_wrong
         for row in wrong_R.nonzero().squeeze(1)[:3].tolist():
             place = int(places_R[row])
             x = int(np.searchsorted(self.first, place, side="right")) - 1
@@ -224,11 +230,11 @@ class Rooms:
             found_V = logits_RV[row].clone()
             _, again_RV = self.run(Work([(x, position)]))
             largest = (found_V - again_RV[0]).abs().max().item()
-            way.largest = max(way.largest, largest)
-            way.first = way.first or f"text {x}, position {position}"
+            comparison.largest = max(comparison.largest, largest)
+            comparison.first = comparison.first or f"text {x}, position {position}"
 
     def spread(self, num: int, width: int) -> list[tuple[int, int]]:
-        """Random places for roots, by length of the texts."""
+        """Return random positions for roots, in proportion to the lengths of the texts."""
         shares = np.maximum(np.array(self.lengths) - width + 1, 0)
         places = self.draw.integers(0, shares.sum(), size=num)
         ends = np.cumsum(shares)
@@ -236,7 +242,7 @@ class Rooms:
         return [(int(x), int(p - ends[x] + shares[x])) for x, p in zip(texts, places, strict=True)]
 
     def chunked(self, most: int, start_at: Sequence[int] | None = None) -> Iterator[list[Any]]:
-        """The chunks of forwards of at most so many rows, text after text."""
+        """Yield the chunks of forward passes of at most this many rows, one text after another."""
         chunks, room = [], most
         for x, length in enumerate(self.lengths):
             at = 0 if start_at is None else start_at[x]
@@ -251,75 +257,78 @@ class Rooms:
             yield chunks
 
 
-def model_ways(rooms: Rooms, num_rows: int, quick: int) -> Iterator[Way]:
-    """quick: most forwards of a way that yields few rows each."""
-    total, draw = sum(rooms.lengths), rooms.draw
+def model_comparisons(stored: StoredTexts, num_rows: int, quick: int) -> Iterator[Comparison]:
+    """Yield the results of all comparisons of the model.
 
-    def way(name: str, works: Iterator[Work] | list[Work]) -> Way:
-        result, started = Way(name), time.perf_counter()
+    quick: maximum number of forward passes of comparisons with few rows each.
+    """
+    total, draw = sum(stored.lengths), stored.draw
+
+    def run(name: str, works: Iterator[Work] | list[Work]) -> Comparison:
+        result, started = Comparison(name), time.perf_counter()
         for work in works:
-            rooms.compare(result, work)
+            stored.compare(result, work)
         result.seconds = time.perf_counter() - started
         return result
 
-    ways: list[Way] = []
+    comparisons: list[Comparison] = []
     for num in (1, 2, 7, 8, 32, 64):
         count = min(quick, -(-total // num))
-        works = (Work(rooms.spread(num, 1)) for _ in range(count))
-        ways.append(way(f"batches of {num}", works))
-        yield ways[-1]
+        works = (Work(stored.spread(num, 1)) for _ in range(count))
+        comparisons.append(run(f"batches of {num}", works))
+        yield comparisons[-1]
     for w in range(2, 9):
         nums = [1] * quick + [8] * quick
-        ways.append(way(f"chains of {w}", (Work(rooms.spread(num, w), w) for num in nums)))
-        yield ways[-1]
+        comparisons.append(run(f"chains of {w}", (Work(stored.spread(num, w), w) for num in nums)))
+        yield comparisons[-1]
     for w in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64):
         nums = [1, 3, min(NUM_SEATS, 512 // w)] * (quick // 3)
-        works = (Work(rooms.spread(num, w), w, is_tree=True) for num in nums)
-        ways.append(way(f"trees of {w}", works))
-        yield ways[-1]
+        works = (Work(stored.spread(num, w), w, is_tree=True) for num in nums)
+        comparisons.append(run(f"trees of {w}", works))
+        yield comparisons[-1]
     for most in (1, 7, 64, 100, 512, 2048):
         for name, width in (("", 0), (" beside roots", 1), (" beside trees", 8)):
             works = []
-            for chunks in list(rooms.chunked(most))[: 3 * quick]:
-                roots = rooms.spread(5, width) if width else []
+            for chunks in list(stored.chunked(most))[: 3 * quick]:
+                roots = stored.spread(5, width) if width else []
                 works.append(Work(roots, max(1, width), width > 1, chunks))
-            ways.append(way(f"chunks of {most}{name}", works))
-            yield ways[-1]
-    recomputed = [Work(chunks=chunks, wants_chunks=False) for chunks in rooms.chunked(512)]
-    after = [Work(rooms.spread(32, 1), copy=1) for _ in range(quick)]
-    after += [Work(rooms.spread(8, 6), 6, copy=1) for _ in range(quick)]
-    after += [Work(rooms.spread(8, 16), 16, True, copy=1) for _ in range(quick)]
-    ways.append(way("after preemption", recomputed + after))
-    yield ways[-1]
-    ways.append(way("after a prefix hit", _prefix_hits(rooms, draw)))
-    yield ways[-1]
-    missing = num_rows - sum(each.num_rows for each in ways)
-    yield way("anything at once", _medley(rooms, missing))
+            comparisons.append(run(f"chunks of {most}{name}", works))
+            yield comparisons[-1]
+    recomputed = [Work(chunks=chunks, wants_chunks=False) for chunks in stored.chunked(512)]
+    after = [Work(stored.spread(32, 1), copy=1) for _ in range(quick)]
+    after += [Work(stored.spread(8, 6), 6, copy=1) for _ in range(quick)]
+    after += [Work(stored.spread(8, 16), 16, True, copy=1) for _ in range(quick)]
+    comparisons.append(run("after preemption", recomputed + after))
+    yield comparisons[-1]
+    comparisons.append(run("after a prefix hit", _prefix_hits(stored, draw)))
+    yield comparisons[-1]
+    missing = num_rows - sum(comparison.num_rows for comparison in comparisons)
+    yield run("anything at once", _random_batches(stored, missing))
 
 
-def _prefix_hits(rooms: Rooms, draw: np.random.Generator) -> Iterator[Work]:
-    """What is before a chunk was stored by decoding, and the chunk by another sequence's slots."""
+def _prefix_hits(stored: StoredTexts, draw: np.random.Generator) -> Iterator[Work]:
+    """Yield chunks in the slots of one sequence, after a prefix that another one stored by decoding."""
     for _ in range(3):
-        starts = [int(draw.integers(0, length)) for length in rooms.lengths]
-        before, own = rooms.on_device[0], rooms.on_device[1].clone()
+        starts = [int(draw.integers(0, length)) for length in stored.lengths]
+        before, own = stored.on_device[0], stored.on_device[1].clone()
         for x, start in enumerate(starts):
-            rooms.on_device[1, x, :start] = before[x, :start]
-        for chunks in rooms.chunked(512, starts):
+            stored.on_device[1, x, :start] = before[x, :start]
+        for chunks in stored.chunked(512, starts):
             yield Work(chunks=chunks)
-        yield Work(rooms.spread(32, 4), 4, copy=1)
-        rooms.on_device[1] = own
-    for chunks in rooms.chunked(512):
+        yield Work(stored.spread(32, 4), 4, copy=1)
+        stored.on_device[1] = own
+    for chunks in stored.chunked(512):
         yield Work(chunks=chunks, wants_chunks=False)
 
 
-def _medley(rooms: Rooms, num_rows: int) -> Iterator[Work]:
-    """Random batches of random trees, half of them on what chunks stored."""
-    draw, done = rooms.draw, 0
+def _random_batches(stored: StoredTexts, num_rows: int) -> Iterator[Work]:
+    """Yield random batches of random trees, half of them after positions that were stored as chunks."""
+    draw, done = stored.draw, 0
     while done < num_rows:
         w = int(draw.choice([1, 2, 3, 5, 6, 8, 16, 32, 64]))
         num = int(draw.integers(1, min(NUM_SEATS, 512 // w) + 1))
         is_tree = bool(w > 1 and draw.integers(0, 2))
-        yield Work(rooms.spread(num, w), w, is_tree, copy=int(draw.integers(0, 2)))
+        yield Work(stored.spread(num, w), w, is_tree, copy=int(draw.integers(0, 2)))
         done += num * (w if not is_tree else max(2, w // 2 - 2))
 
 
@@ -330,7 +339,12 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--max-length", type=int, default=max(LENGTHS), help="of the longest text")
-    parser.add_argument("--quick", type=int, default=36, help="most forwards of ways with few rows")
+    parser.add_argument(
+        "--quick",
+        type=int,
+        default=36,
+        help="maximum number of forward passes of comparisons with few rows each",
+    )
     parser.add_argument("--part", choices=("both", "rows", "engine"), default="both")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -351,37 +365,39 @@ def main() -> int:
     parts = dummy_parts(shape, config, place)
     print(f"{options.shape}, {parts.dtype}, {place.device}: {parts.order.reason}")
     lengths = [n for n in LENGTHS if n < options.max_length] + [options.max_length]
-    rooms = Rooms(parts, sorted(lengths, reverse=True))
-    num_decoded = sum(rooms.lengths) if options.part != "engine" else 0
+    stored = StoredTexts(parts, sorted(lengths, reverse=True))
+    num_decoded = sum(stored.lengths) if options.part != "engine" else 0
     if num_decoded:
-        rooms.decode_all()
+        stored.decode_all()
     print(f"{num_decoded} positions decoded alone, {time.perf_counter() - started:.1f} s")
     print(f"{'':40} {'rows':>8} {'different':>10} {'largest':>9} {'s':>6}")
-    ways: list[Way] = []
-    for way in model_ways(rooms, options.rows, options.quick) if num_decoded else ():
-        _show(way)
-        ways.append(way)
-    del rooms
-    answered = engine_ways(parts, config, place) if options.part != "rows" else ()
+    comparisons: list[Comparison] = []
+    for comparison in model_comparisons(stored, options.rows, options.quick) if num_decoded else ():
+        _show(comparison)
+        comparisons.append(comparison)
+    del stored
+    answered = engine_comparisons(parts, config, place) if options.part != "rows" else ()
     for name, compared, different, largest, seconds in answered:
-        ways.append(Way(name, compared, different, largest, seconds=seconds))
-        _show(ways[-1])
-    every = Way("all", sum(w.num_rows for w in ways), sum(w.num_different for w in ways))
-    every = replace(every, largest=max(w.largest for w in ways))
+        comparisons.append(Comparison(name, compared, different, largest, seconds=seconds))
+        _show(comparisons[-1])
+    every = Comparison(
+        "all", sum(w.num_rows for w in comparisons), sum(w.num_different for w in comparisons)
+    )
+    every = replace(every, largest=max(w.largest for w in comparisons))
     every.seconds = time.perf_counter() - started
     _show(every)
     if options.output is not None:
         result = {**describe_run(sys.argv), "shape": options.shape, "dtype": str(parts.dtype)}
         result["num_decoded_alone"] = num_decoded
-        result |= {"ways": [vars(w) for w in ways], "all": vars(every)}
+        result |= {"ways": [vars(w) for w in comparisons], "all": vars(every)}
         write_result(result, options.output)
     return 1 if every.num_different else 0
 
 
-def _show(way: Way) -> None:
+def _show(comparison: Comparison) -> None:
     print(
-        f"{way.name:40} {way.num_rows:8} {way.num_different:10} {way.largest:9.1e} "
-        f"{way.seconds:6.1f} {way.first}",
+        f"{comparison.name:40} {comparison.num_rows:8} {comparison.num_different:10} "
+        f"{comparison.largest:9.1e} {comparison.seconds:6.1f} {comparison.first}",
         flush=True,
     )
 

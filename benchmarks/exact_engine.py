@@ -1,8 +1,8 @@
-"""An engine that answers the same prompts alone and in every company: tokens and log-probabilities.
+"""Compare an engine's answers to the same prompts alone and in different batches.
 
-Promises: the answers of plain decoding, one prompt at a time, are the reference; drafts come from a
-drafter that knows the answers (and errs now and then, among branches that lead elsewhere) and from a
-random head. Used by exact.py.
+Promises: the reference is plain decoding, one prompt at a time; drafts come from a drafter that
+knows the answers (with some errors, and with other branches) and from a random head. Tokens and
+log-probabilities are compared. Used by exact.py.
 Does not know: how a row is computed.
 
 Legend: B sequences, W nodes, X texts, C columns (positions), V vocabulary.
@@ -33,7 +33,7 @@ NUM_PROMPTS = 16
 NUM_ANSWERED = 32
 LENGTHS = (3, 17, 64, 65, 130, 257, 400, 640)
 ERROR = 0.15
-"""How often the knowing drafter errs."""
+"""The probability of an error of the drafter that knows the answers."""
 
 
 @dataclass
@@ -44,9 +44,9 @@ class Answer:
 
 
 class KnowingDrafter(Drafter):
-    """Proposes what is known to follow, with errors, on a path of a random tree or as a chain.
+    """Proposes the known next tokens, with errors, on a path of a random tree or as a chain.
 
-    texts: whole texts, each with a first token of its own.
+    texts: whole texts, with distinct first tokens.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ def answer(
     *,
     together: bool = True,
 ) -> list[Answer]:
-    """The answers, all at once or one after the other."""
+    """Return the answers, generated all at once or one after the other."""
     answers = {str(i): Answer([], [], []) for i in range(len(prompts))}
     requests = [
         Request(id=str(i), prompt_token_ids=list(prompt), params=own)
@@ -120,7 +120,7 @@ def answer(
 
 
 def prompts_of(vocab: int, longest: int) -> list[list[int]]:
-    """Random prompts, each with a first token of its own; every other one shares a beginning."""
+    """Return random prompts with distinct first tokens; every second one shares a prefix."""
     draw = np.random.default_rng(7)
     shared = draw.integers(0, vocab, size=longest).tolist()
     found = []
@@ -135,7 +135,7 @@ def prompts_of(vocab: int, longest: int) -> list[list[int]]:
 
 
 def sampling(i: int, *, logprobs: int | None = None) -> SamplingParams:
-    """Half of the prompts are answered greedily, half with noise, some of it filtered."""
+    """Return the sampling parameters of a prompt: half are greedy, half sampled, some with filters."""
     return SamplingParams(
         temperature=0.0 if i % 2 else 0.8,
         top_p=0.9 if i % 3 == 0 else 1.0,
@@ -147,11 +147,11 @@ def sampling(i: int, *, logprobs: int | None = None) -> SamplingParams:
 
 
 Result = tuple[str, int, int, float, float]
-"""Name, compared, different, largest difference of a log-probability, seconds."""
+"""Name, number compared, number different, largest difference of a log-probability, seconds."""
 
 
-def engine_ways(parts: Parts, config: EngineConfig, place: Device) -> Iterator[Result]:
-    """Compare token by token."""
+def engine_comparisons(parts: Parts, config: EngineConfig, place: Device) -> Iterator[Result]:
+    """Yield the results of all comparisons, token by token."""
     cache = CacheConfig(num_slots=NUM_PROMPTS * (max(LENGTHS) + 200))
     first = assemble(msgspec.structs.replace(config, cache=cache), place, parts)
     info, runner, head = first.info, first.runner, first.drafter
@@ -168,7 +168,7 @@ def engine_ways(parts: Parts, config: EngineConfig, place: Device) -> Iterator[R
         return KnowingDrafter(texts, width, vocab, device, is_chain=is_chain)
 
     few = max(len(text) for text in texts) + 200
-    ways: list[tuple[str, Drafter, dict[str, int], int | None]] = [
+    variants: list[tuple[str, Drafter, dict[str, int], int | None]] = [
         ("together", RootDrafter(), {}, None),
         ("together, log-probabilities", RootDrafter(), {}, 0),
         ("chains", knowing(6, is_chain=True), {}, None),
@@ -181,7 +181,7 @@ def engine_ways(parts: Parts, config: EngineConfig, place: Device) -> Iterator[R
         ("chains, preempted", knowing(4, is_chain=True), {"slots": few, "rows": 64}, None),
         ("trees of a random head", head, {}, None),
     ]
-    for name, drafter, settings, logprobs in ways:
+    for name, drafter, settings, logprobs in variants:
         started = time.perf_counter()
         engine = _engine(config, runner, drafter, info, **settings)
         params = [sampling(i, logprobs=logprobs) for i in range(NUM_PROMPTS)]
@@ -220,7 +220,7 @@ def _engine(
     rows: int = 2048,
     slots: int | None = None,
 ) -> Engine:
-    """Another engine around the same model and the same cache."""
+    """Return another engine with the same model and cache."""
     scheduler = msgspec.structs.replace(
         config.scheduler, max_num_seqs=seqs, max_batch_tokens=rows, flights=flights
     )

@@ -1,8 +1,8 @@
-"""Products of eyas' kernels beside cuBLAS on one GPU: times, bits, and a chain of whole layers.
+"""Compare matrix products of eyas' kernels with cuBLAS on one GPU: times, bits, and whole layers.
 
-`python benchmarks/gemm.py [--output FILE.json] [--sections times,bits,small,chain]`. Times are taken
-by the clock that the engine uses at start-up (`eyas.layers.timing`): weights come from memory, all runs
-in CUDA graphs, neighbours included; they are medians.
+`python benchmarks/gemm.py [--output FILE.json] [--sections times,bits,small,chain]`. Times are
+taken as the engine does at start-up (`eyas.layers.timing`): weights come from memory, all runs are
+in CUDA graphs with the neighbouring kernels; they are medians.
 
 Legend: T rows, O output features, K input features, D hidden size, F feed-forward size.
 """
@@ -45,7 +45,7 @@ LAYER = ("qkv", "o", "gate_up", "down")
 
 @dataclass(frozen=True)
 class Shape:
-    """splits: of our kernel, whose bits are compared."""
+    """A product. splits: of the kernel whose bits are compared."""
 
     name: str
     product: Product
@@ -69,7 +69,10 @@ SHAPES = (
 
 
 def compile_all() -> int:
-    """Every variant that bits are compared of, compiled on all cores by tiny launches."""
+    """Compile all variants whose bits are compared, on all cores with tiny launches.
+
+    Return their number.
+    """
     weight_OK = torch.randn(512, 1024, device=DEVICE).to(DTYPE)
     x_TK = torch.randn(256, 1024, device=DEVICE).to(DTYPE)
     runs = [
@@ -92,7 +95,7 @@ def capture_stream() -> torch.cuda.Stream:
 
 
 def graph_time(launch: Callable[[], None], repeats: int = 7) -> float:
-    """Microseconds of one replay of what `launch` launches."""
+    """Return the time of a replay of what `launch` launches, in microseconds."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(capture_stream()):  # torch.cuda.graph would collect garbage every time
@@ -132,7 +135,7 @@ def cublas(x_TK: torch.Tensor, weight_OK: torch.Tensor, is_head: bool = False) -
 def variants(
     splits: tuple[int, ...], num_rows: int, *, is_head: bool
 ) -> Iterator[tuple[str, Callable[..., torch.Tensor]]]:
-    """cuBLAS and our kernel with every tile, by name."""
+    """Return cuBLAS and the kernel with every tile, by name."""
     yield "cublas", lambda x, w: cublas(x, w, is_head)
     out_dtype = torch.float32 if is_head else None
     for num_splits in splits:
@@ -175,7 +178,7 @@ def measure_times() -> list[dict[str, Any]]:
 
 
 def compare_bits() -> list[dict[str, Any]]:
-    """Which row counts give a row other bits than one row does."""
+    """Return the row counts for which a row has other bits than alone."""
     found = []
     for shape in SHAPES:
         weight_OK = weight_of(shape)
@@ -228,7 +231,7 @@ def ranges(numbers: list[int]) -> str:
 
 
 class Chain:
-    """All layers of an 8B model but for attention, as the engine runs them."""
+    """All layers of an 8B model without attention, as the engine runs them."""
 
     def __init__(self) -> None:
         self.norm_D = torch.ones(4096, device=DEVICE, dtype=DTYPE)
@@ -239,7 +242,7 @@ class Chain:
         self.kv_S2GH = torch.zeros(1024, 2, 8, 128, device=DEVICE, dtype=DTYPE)
 
     def launcher(self, num_rows: int, variants: dict[str, GemmVariant]) -> Callable[[], None]:
-        """ways: of each product of a layer."""
+        """Return a function that launches all layers. variants: of each product of a layer."""
         x_TD, places_T = rows_of(num_rows, 4096), torch.arange(num_rows, device=DEVICE)
 
         def launch() -> None:
@@ -259,7 +262,7 @@ class Chain:
 
 
 def measure_chain(best: dict[tuple[str, int], str]) -> list[dict[str, Any]]:
-    """best: the name of the way that was the fastest, by product and rows."""
+    """Measure whole layers. best: the name of the fastest variant, by product and rows."""
     chain = Chain()
     num_bytes = NUM_LAYERS * sum(shape.num_bytes for shape in SHAPES[:4])
     found = []
@@ -293,7 +296,7 @@ def measure_chain(best: dict[tuple[str, int], str]) -> list[dict[str, Any]]:
 
 
 def measure_small() -> list[dict[str, Any]]:
-    """Small kernels one after the other, each on the one before's row; us each."""
+    """Measure small kernels in a sequence, each on the output of the one before, in microseconds."""
     norm_D = torch.ones(4096, device=DEVICE, dtype=DTYPE)
     table_P2H = torch.randn(4096, 2, 1, 128, device=DEVICE).to(DTYPE)
     kv_S2GH = torch.zeros(1024, 2, 8, 128, device=DEVICE, dtype=DTYPE)

@@ -1,6 +1,6 @@
-"""How long the kernels that grow draft trees take on a CUDA device, each inside a CUDA graph.
+"""Measure the kernels that grow draft trees on a CUDA device, each inside a CUDA graph.
 
-`python benchmarks/growth.py [--pdl] [--output FILE]`; microseconds a call, the median of many replays.
+`python benchmarks/growth.py [--pdl] [--output FILE]`; times are medians in microseconds per call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def microseconds(function: Callable[[], object]) -> float:
-    """A call of `function`, CALLS of them in one graph."""
+    """Return the time of a call of `function`, with CALLS calls in a graph."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         function()
@@ -45,7 +45,9 @@ def microseconds(function: Callable[[], object]) -> float:
 
 
 def time_rank(pdl: bool) -> dict[str, float]:
-    """Rows of a draft head, mapped to the target's vocabulary; torch's is log_softmax and topk."""
+    """Measure the ranking of a draft head's rows, mapped to the target's vocabulary, and torch's
+    log_softmax and topk.
+    """
     found = {}
     ids = torch.randperm(VOCAB, device="cuda")[:DRAFT_VOCAB]
     for rows in (1, 8, 64):
@@ -73,7 +75,7 @@ def time_rank(pdl: bool) -> dict[str, float]:
 
 
 def time_growth(pdl: bool) -> dict[str, float]:
-    """A level below full paths, and the end of a tree: chains of 5, 5/8/32 and 7/10/60."""
+    """Measure a level below full paths, and the last level: chain 5, trees 5/8/32 and 7/10/60."""
     found = {}
     for num in (1, 8):
         for steps, topk, nodes in ((5, 1, 6), (5, 8, 32), (7, 10, 60)):
@@ -108,7 +110,7 @@ def time_growth(pdl: bool) -> dict[str, float]:
 
 
 def time_merge(pdl: bool) -> dict[str, float]:
-    """A chain of 8 into a tree of 32 nodes, and that tree into roots alone."""
+    """Measure merging a chain of 8 into a tree of 32 nodes, and that tree into single roots."""
     found = {}
     for num in (1, 8):
         trees = {}
@@ -130,7 +132,7 @@ def time_merge(pdl: bool) -> dict[str, float]:
 
 
 def time_lookup(pdl: bool) -> dict[str, float]:
-    """Texts whose tokens agree often, under the bound that a graph has and almost as long as it."""
+    """Measure prompt lookup in texts with many repeated tokens, near the length bound of a graph."""
     found = {}
     for num, columns in ((1, 2048), (8, 8192), (1, 131072), (8, 131072)):
         history = torch.randint(0, 100, (num, columns + 1), device="cuda")
@@ -144,7 +146,7 @@ def time_lookup(pdl: bool) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure everything, print it, and write it down where asked to."""
+    """Measure everything, print it, and write it to --output if given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pdl", action="store_true", help="launch dependents early")
     parser.add_argument("--output", type=Path, help="JSON file")

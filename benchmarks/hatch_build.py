@@ -1,4 +1,4 @@
-"""The wheel of eyas-bench holds the generator of conversations too, which lies in tools/."""
+"""Add the generator of conversations, which is in tools/, to the wheel of eyas-bench."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class GeneratorHook(BuildHookInterface):
-    """Nothing is copied where it is installed in place: `dev-mode-dirs` names the folder."""
+    """Copies the generator into the wheel; an editable install uses `dev-mode-dirs` instead."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "standard":

@@ -1,9 +1,10 @@
-"""Runs every measurement that the documents quote and writes benchmarks/results/NAME.json.
+"""Run every measurement that the documents quote, and write benchmarks/results/NAME.json.
 
-`python benchmarks/run.py [NAME...]`; `make bench` runs all that need no GPU, `--gpu` those that need
-an H200 (--results FOLDER: write there). A result says which command made it. Some need what is not part
-of the repository and are left out without it: QWEN3 stands for a folder with the tokenizer of a Qwen3
-model (--tokenizer FOLDER), SCHEMAS for a folder of JSONSchemaBench's schemas (--schemas FOLDER).
+`python benchmarks/run.py [NAME...]`; `make bench` runs all that need no GPU, `--gpu` those that
+need an H200 (--results FOLDER: where to write). A result includes its command. Measurements that
+need files outside of the repository are skipped without them: QWEN3 is a directory with the
+tokenizer of a Qwen3 model (--tokenizer FOLDER), SCHEMAS a directory of JSONSchemaBench's schemas
+(--schemas FOLDER).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from eyas.children import python_command
 
 RESULTS = Path("benchmarks/results")
 TASKS = ("--workload", "tasks", "--max-tokens", "256")
-"""Held-out tasks of the built-in model's kinds; answers end by themselves."""
+"""Held-out tasks of the built-in model's families; answers end at end-of-text."""
 AUTO = ("bench", "decode", *TASKS, "--drafter", "auto", "--batch", "1,2,4,8,16", "--repeats", "21")
 HEAD = ("bench", "decode", *TASKS, "--drafter", "head", "--draft-steps", "5", "--batch", "1")
 ROUNDS = ("--num-prompts", "13", "--repeats", "10")
@@ -67,7 +68,7 @@ COMMANDS: dict[str, list[str]] = {
         *("bench", "serve-soak", "--clients", "32", "--seconds", "600", "--drafter", "auto"),
     ],
 }
-"""By the name of its result."""
+"""Name of the result -> command."""
 CHAIN_OF_5 = ("--draft-steps", "5", "--draft-topk", "1")
 TREE_OF_32 = ("--draft-steps", "5", "--draft-topk", "8", "--draft-nodes", "32")
 SHAPE = ("bench", "decode", "--shape", "llama-3.1-8b", "--dummy-weights", "--profile")
@@ -82,7 +83,7 @@ ON_GPU: dict[str, list[str]] = {
         *("--batch", "1"),
     ],
 }
-"""The same, on one H200; each of them also with kernels that are fastest (NAME_fast)."""
+"""The same, on one H200; each also runs with --no-exact (NAME_fast)."""
 ON_GPU |= {f"{name}_fast": [*command, "--no-exact"] for name, command in ON_GPU.items()}
 LOAD = ("--num-requests", "400", "--prompt-tokens", "512", "--max-tokens", "256")
 ON_GPU |= {
@@ -111,13 +112,13 @@ ON_GPU |= {
 
 
 def as_text(name: str) -> str:
-    """The command of a measurement, without its output, as results tell it."""
+    """Return the command of a measurement without its output, as results include it."""
     command = (COMMANDS | ON_GPU)[name]
     return " ".join(command if command[0].endswith(".py") else ["eyas", *command])
 
 
 def as_arguments(name: str, folders: Mapping[str, Path | None], output: Path) -> list[str] | None:
-    """What to run; None where a folder that it needs was not given."""
+    """Return the arguments of a measurement; None where a directory that it needs was not given."""
     command = (COMMANDS | ON_GPU)[name]
     if any(folders.get(word, word) is None for word in command):
         return None

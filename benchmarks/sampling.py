@@ -1,7 +1,7 @@
-"""Times of the sampler's kernels on one GPU, in CUDA graphs, beside torch's argmax.
+"""Measure the sampler's kernels on one GPU in CUDA graphs, and torch's argmax.
 
-`python benchmarks/sampling.py [--output FILE.json] [--vocab N]`. Each graph holds several launches over
-logits of its own; times are medians, in microseconds a call.
+`python benchmarks/sampling.py [--output FILE.json] [--vocab N]`. Each graph holds several launches
+over different logits; times are medians in microseconds per call.
 
 Legend: R rows, V vocabulary, B sequences, W nodes.
 """
@@ -27,12 +27,12 @@ DEVICE = torch.device("cuda")
 ROWS = (1, 6, 32, 192, 256)
 WIDTH = 6
 CALLS = 8
-"""Launches in a graph, over two sets of logits that take turns."""
+"""The number of launches in a graph, over two sets of logits in turn."""
 REPEATS = 30
 
 
 def microseconds(call: Callable[[int], object]) -> float:
-    """Median time of one call; `call` is given its index within the graph."""
+    """Return the median time of a call. call: called with its index within the graph."""
     for i in range(2):
         call(i)
     torch.cuda.synchronize()
@@ -62,14 +62,14 @@ def rows_and_params(
 
 
 def some_logits(num: int, vocab: int) -> torch.Tensor:
-    """As of a model: a few likely tokens above a broad rest."""
+    """Return logits as of a model: a few likely tokens above a broad rest."""
     logits = 2.5 * torch.randn((num, vocab), device=DEVICE)
     likely = torch.randint(0, vocab, (num, 40), device=DEVICE)
     return logits.scatter_add_(1, likely, 8 + 4 * torch.randn((num, 40), device=DEVICE))
 
 
 def measure_rows(num: int, vocab: int) -> dict[str, float]:
-    """Of everything that is done to the logits of `num` rows."""
+    """Measure every operation on the logits of `num` rows."""
     logits = [some_logits(num, vocab) for _ in range(2)]
     shape = (num, -(-vocab // 32))
     mask = torch.randint(-(2**31), 2**31, shape, device=DEVICE).to(torch.int32)
@@ -124,7 +124,7 @@ def measure_rows(num: int, vocab: int) -> dict[str, float]:
 
 
 def measure_walks(num: int, width: int, *, is_chain: bool) -> dict[str, float]:
-    """Of the walks down `num` trees, all of them accepted to the end of a path."""
+    """Measure the walks of `num` trees, each accepted to the end of a path."""
     nodes_W = torch.arange(width, device=DEVICE)
     tokens_BW = nodes_W.repeat(num, 1)
     parents_W = (nodes_W - 1) if is_chain else torch.where(nodes_W > 0, (nodes_W - 1) // 2, -1)
@@ -156,7 +156,7 @@ def measure_walks(num: int, width: int, *, is_chain: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print; write what `--output` names."""
+    """Measure and print, and write the file of --output."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path)
     parser.add_argument("--vocab", type=int, default=128256)

@@ -1,4 +1,4 @@
-"""A conversation in the terminal, streamed; an empty line ends it.
+"""Chat in the terminal with streamed answers; an empty line ends it.
 
 `python examples/chat_stream.py [MODEL]`
 """

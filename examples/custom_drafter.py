@@ -1,4 +1,4 @@
-"""A drafter of your own: it cannot change the output. `python examples/custom_drafter.py [MODEL]`"""
+"""Write a drafter; it cannot change the output. `python examples/custom_drafter.py [MODEL]`"""
 
 import sys
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""Continue and answer: the offline API in one page.
+"""Use the offline API: continue a text, answer a chat, sample several answers.
 
 `python examples/generate.py [MODEL]`
 """

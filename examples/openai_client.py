@@ -1,4 +1,4 @@
-"""Talk to a running `eyas serve` with OpenAI's own client.
+"""Use a running `eyas serve` with the `openai` client.
 
 `eyas serve --port 8000`, then `python examples/openai_client.py [http://127.0.0.1:8000/v1]`
 """

@@ -1,4 +1,4 @@
-"""A schema, a pattern and a tool call over the API, against a running `eyas serve`.
+"""Request a schema, a pattern and a tool call from a running `eyas serve`.
 
 `eyas serve --port 8000`, then `python examples/structured_client.py [http://127.0.0.1:8000/v1]`
 """

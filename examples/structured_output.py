@@ -1,4 +1,4 @@
-"""Answers of a given form, offline: a type, one of a few words, a pattern, a tool call.
+"""Constrain answers offline: to a type, a choice of words, a pattern, a tool call.
 
 `python examples/structured_output.py [MODEL]`
 """

@@ -1,4 +1,4 @@
-"""The claim of this engine, checked: the drafter changes the steps, never the tokens.
+"""Check that the drafter changes the number of steps, but not the tokens.
 
 `python examples/tokens_identical.py [MODEL]`
 """

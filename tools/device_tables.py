@@ -1,7 +1,7 @@
-"""Tables of what was measured on a GPU, for `make_docs`.
+"""The tables of GPU measurements, for `make_docs`.
 
-Promises: numbers come from results whose command, machine and commit stand beside them. Does not know:
-where tables go.
+Promises: numbers come from results that include their command, machine and commit.
+Does not know: where tables are inserted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SPEEDS: tuple[tuple[str, str, int, float], ...] = (
     ("chain of 5, acceptance 3.52", "h200_chain", 32, 13200),
     ("the same, all sequences alike", "h200_chain_alike", 32, 13200),
 )
-"""What, the result, batch, tokens a second aimed at."""
+"""Description, result, batch size, target in tokens per second."""
 STEPS: tuple[tuple[str, str, int, float], ...] = (
     ("tree of 5 levels, top-k 8, 32 nodes", "h200_tree_32", 1, 6.8),
     ("tree of 5 levels, top-k 8, 32 nodes", "h200_tree_32", 8, 10.0),
     ("tree of 7 levels, top-k 10, 60 nodes", "h200_tree_60", 1, 7.4),
 )
-"""What, the result, batch, milliseconds a step aimed at."""
+"""Description, result, batch size, target in milliseconds per step."""
 FAST = "_fast"
-"""Ends the names of results made with --no-exact."""
+"""Suffix of the names of results that were measured with --no-exact."""
 KINDS = (
     ("GEMMs", "GEMMs"),
     ("attention", "attention"),
@@ -45,7 +45,7 @@ def _entry(results: Results, name: str, batch: int) -> dict[str, Any] | None:
 
 
 def speed_table(results: Results) -> str:
-    """Tokens a second and step times beside their aims, exact and not."""
+    """Return the table of tokens per second and step times, exact and not, with their targets."""
     lines = [
         "| Llama-3.1-8B shape, bfloat16 | batch | exact | --no-exact | aim |",
         "|---|---|---|---|---|",
@@ -66,7 +66,7 @@ def speed_table(results: Results) -> str:
 
 
 def parts_table(results: Results) -> str:
-    """What steps are made of, by the profiler, in milliseconds."""
+    """Return the table of the parts of a step by the profiler, in milliseconds."""
     heads = " | ".join(short for _, short in KINDS)
     lines = [
         f"| step | batch | ms | {heads} | gaps | kernels |",
@@ -89,7 +89,7 @@ def parts_table(results: Results) -> str:
 
 
 def schemas_table(results: Results) -> str:
-    """Steps with a JSON schema on every request beside the same steps without."""
+    """Return the table of steps with a JSON schema in every request, compared with steps without."""
     lines = [
         "| draft | batch | without, ms | with, ms | mean | p50 | p99 | tokens a draft: without, with |",
         "|---" * 8 + "|",
@@ -105,7 +105,7 @@ def schemas_table(results: Results) -> str:
 
 
 def attention_table(results: Results) -> str:
-    """Attention alone, with the tiles that are the fastest of each case."""
+    """Return the table of attention kernels, each case with its fastest tiles."""
     found = results.get("h200_attention", {"rows": [], "copy_tb_s": 0.0})
     lines = ["| case | us a layer | TB/s | of a copy | error |", "|---" * 5 + "|"]
     fastest: dict[str, dict[str, Any]] = {}
@@ -127,11 +127,11 @@ SERVED = (
     ("h200_serve_schemas", "free", "Qwen3-8B, drafts of a random head: requests without a schema"),
     ("h200_serve_schemas", "schema", "those with one, a quarter, beside them"),
 )
-"""The result, the kind of its requests, what it was."""
+"""Result, kind of its requests, description."""
 
 
 def serve_table(results: Results) -> str:
-    """An open load: what clients wait for, and how much is in time."""
+    """Return the table of an open load: latencies, and requests within the targets."""
     lines = [
         "| load | requests/s | tokens/s | first token p50, p99 | between tokens p50, p99 | in time |",
         "|---" * 6 + "|",

@@ -1,8 +1,8 @@
-"""Refuses modules that import one another in a circle: `python tools/lint_cycles.py PACKAGE...`
+"""Find import cycles between the modules of a package: `python tools/lint_cycles.py PACKAGE...`
 
-Imports for type checkers and inside of functions count. Promises: one line a package, which names a
-circle where there is one; exit status 1 then. Does not know: which rooms may import which
-(import-linter does).
+Imports for type checkers and imports inside functions count as well. Promises: prints a line for
+each package, which names a cycle if there is one; the exit status is then 1. Does not know: which
+rooms may import which (import-linter does).
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from graphlib import CycleError, TopologicalSorter
 from grimp import build_graph
 
 
-def circle(package: str) -> list[str]:
-    """Modules each of which is imported by the next, the first one again at the end; none is empty."""
+def find_cycle(package: str) -> list[str]:
+    """Return the modules of an import cycle; [] if there is none.
+
+    Each module is imported by the next; the first one is repeated at the end.
+    """
     graph = build_graph(package)
-    imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -25,11 +28,11 @@ def circle(package: str) -> list[str]:
 
 
 def main(packages: list[str]) -> int:
-    """Look at each package; any circle decides the exit status."""
-    found = {package: circle(package) for package in packages}
-    for package, modules in found.items():
-        print(f"{package}: {' <- '.join(modules) or 'no circle of imports'}")
-    return int(any(found.values()))
+    """Check each package. Return 1 if any has a cycle, else 0."""
+    cycles = {package: find_cycle(package) for package in packages}
+    for package, modules in cycles.items():
+        print(f"{package}: {' <- '.join(modules) or 'no import cycle'}")
+    return int(any(cycles.values()))
 
 
 if __name__ == "__main__":

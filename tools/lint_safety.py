@@ -1,7 +1,8 @@
-"""Refuses code that could run what a stranger sent: `python tools/lint_safety.py PATH...`
+"""Find code that could run data from untrusted sources: `python tools/lint_safety.py PATH...`
 
-Promises: every finding is one line `file:line: what, and what to do instead`; exit status 1 if there
-is any. Looks at syntax alone, so it misses what is built from strings at run time.
+Promises: prints a line `file:line: what, and what to do instead` for every finding; the exit status
+is 1 if there is any. Only syntax is checked, so code that is built from strings at run time is not
+found.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PATTERN_CALLS = {
     f"re.{name}"
     for name in ("compile", "search", "match", "fullmatch", "split", "findall", "finditer", "sub")
 }
-"""They backtrack, with the interpreter's lock held."""
+"""Functions of `re` that backtrack, and hold the interpreter's lock meanwhile."""
 FORBIDDEN_ARGUMENTS = {
     "trust_remote_code": "checkpoints are data; their code is never run",
     "allow_pickle": "use safetensors",
@@ -51,29 +52,29 @@ FORBIDDEN_ARGUMENTS = {
 
 
 def findings(source: str, file: str) -> Iterator[str]:
-    """Every forbidden thing in a source text."""
+    """Yield the findings of a source text."""
     tree = ast.parse(source, file)
     names = _imported_names(tree)
-    is_test = "tests" in Path(file).parts  # whose patterns are its own
+    is_test = "tests" in Path(file).parts  # a test chooses its own patterns
     for node in ast.walk(tree):
-        for what in _judge(node, names):
+        for what in _check_node(node, names):
             yield f"{file}:{getattr(node, 'lineno', 0)}: {what}"
         if isinstance(node, ast.Call) and not is_test and _runs_a_variable(node, names):
             what = "a pattern from a variable may never end: write it here, or name a constant"
             yield f"{file}:{node.lineno}: {what}"
 
 
-def _judge(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
+def _check_node(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
     match node:
         case ast.Import(names=aliases):
             yield from (_bad_module(alias.name) for alias in aliases if _is_bad(alias.name))
         case ast.ImportFrom(module=str(module), level=0) if _is_bad(module):
             yield _bad_module(module)
         case ast.Call():
-            yield from _judge_call(node, names)
+            yield from _check_call(node, names)
 
 
-def _judge_call(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
+def _check_call(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
     called = _dotted(call.func, names)
     arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     if called in FORBIDDEN_BUILTINS:
@@ -90,7 +91,7 @@ def _judge_call(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
 
 
 def _imported_names(tree: ast.AST) -> dict[str, str]:
-    """Local name -> what it stands for, so that `from os import system as run` is seen through."""
+    """Return local name -> imported name, so that `from os import system as run` is recognised."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -104,7 +105,7 @@ def _imported_names(tree: ast.AST) -> dict[str, str]:
 
 
 def _dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """`a.b.c` of an expression, "" when it is something else."""
+    """Return the dotted name of an expression; "" if it is something else."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     if isinstance(node, ast.Attribute):
@@ -122,13 +123,13 @@ def _bad_module(module: str) -> str:
 
 
 def _runs_a_variable(call: ast.Call, names: dict[str, str]) -> bool:
-    """Does it hand a pattern that comes from elsewhere to `re`?"""
+    """Whether the call passes a pattern from a variable to `re`."""
     is_pattern = _dotted(call.func, names) in PATTERN_CALLS and len(call.args) > 0
     return is_pattern and _is_variable(call.args[0])
 
 
 def _is_variable(value: ast.expr) -> bool:
-    """Is it a name for what may differ from call to call? Constants are in capitals."""
+    """Whether the expression is a variable; names in capitals are constants."""
     if isinstance(value, ast.Subscript):
         return _is_variable(value.value)
     name = getattr(value, "id", None) or getattr(value, "attr", None)
@@ -144,10 +145,10 @@ def _is_false(value: ast.expr | None) -> bool:
 
 
 def main(paths: list[str]) -> int:
-    """Lint files and folders; the number of findings decides the exit status."""
+    """Check files and directories. Return 1 if there are findings, else 0."""
     files = [f for path in paths for f in sorted(Path(path).rglob("*.py")) or [Path(path)]]
     found = [line for file in files for line in findings(file.read_text(), str(file))]
-    print("\n".join(found) or f"{len(files)} files: nothing that runs what a stranger sent")
+    print("\n".join(found) or f"{len(files)} files: no code that could run untrusted data")
     return 1 if found else 0
 
 

@@ -1,10 +1,12 @@
-"""Writes tables into README.md and docs/*.md: measured ones from benchmarks/results/*.json, those of
-docs/peers.md from what the command line goes by, that of error codes from `eyas.server.codes`.
+"""Write the generated tables of README.md and docs/*.md.
 
-`python tools/make_docs.py` rewrites what stands between `<!-- table:NAME -->` and `<!-- end -->`;
-`--check` changes nothing and fails where the text and the results differ.
+Measured tables come from benchmarks/results/*.json, those of docs/peers.md from the tables of the
+command line, and that of error codes from `eyas.server.codes`.
 
-Promises: nothing in those tables was typed by hand. Does not know: how results are measured.
+`python tools/make_docs.py` replaces the text between `<!-- table:NAME -->` and `<!-- end -->`;
+`--check` changes nothing and fails if a table is out of date.
+
+Promises: no number in these tables is typed by hand. Does not know: how results are measured.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ PAGES = (
     *(ROOT / "docs" / name for name in ("results.md", "facts.md", "peers.md", "errors.md")),
 )
 HEADS = ("head_tree_greedy", "head_tree_sampled", "head_chain_greedy", "head_chain_sampled")
-"""Results that the table of heads is made of."""
+"""The results in the table of heads."""
 SHOWN_FORMS, SCHEMA_COST = "forms, schema in the prompt", "head+forced / head, no schema"
-"""A group and a ratio of the structured benchmark."""
+"""The group of tasks and the ratio of `eyas bench structured` that are quoted."""
 MARKED = re.compile(r"(<!-- table:([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A number with its target. find: takes it from a result."""
+    """A measured number and its target. find: returns the number from a result."""
 
     text: str
     result: str
@@ -61,12 +63,12 @@ def _faster(size: int, pair: str) -> Callable[[dict[str, Any]], float]:
 
 
 def _drafted(entry: dict[str, Any]) -> dict[str, Any]:
-    """The contestant that is measured against plain decoding."""
+    """Return the contestant that is compared with plain decoding."""
     return next(one for one in entry["contestants"].values() if "ratio" in one)
 
 
 def _least_ratio(result: dict[str, Any]) -> float:
-    """Of the medians of all batch sizes but 1."""
+    """Return the smallest median ratio of all batch sizes but 1."""
     entries = [entry for entry in result["results"] if entry["batch"] > 1]
     return min(_drafted(entry)["ratio"]["median"] for entry in entries)
 
@@ -249,11 +251,11 @@ CLAIMS = (
 
 
 FLOAT32 = "float32/"
-"""Folder of results of the same commands on a processor without bfloat16 instructions."""
+"""The directory of results of the same commands on a processor without bfloat16 instructions."""
 
 
 def read_results() -> dict[str, dict[str, Any]]:
-    """Every stored result by name; that of a folder has the folder in it."""
+    """Return all stored results by name; a name includes the subdirectory."""
     files = sorted(RESULTS.rglob("*.json"))
     return {
         str(file.relative_to(RESULTS).with_suffix("")): json.loads(file.read_text())
@@ -262,11 +264,11 @@ def read_results() -> dict[str, dict[str, Any]]:
 
 
 HEADLINES = ("head_tree_greedy", "auto_together", "grammar")
-"""Of the claims, the first one of each of these results is shown in the README."""
+"""The README shows the first claim of each of these results."""
 
 
 def claims_table(results: dict[str, dict[str, Any]]) -> str:
-    """What is claimed, what was measured and where, and whether that meets the aim."""
+    """Return the table of claims: the measured number, the machine, and whether the target is met."""
     lines = ["| | measured | aim | met | on |", "|---|---|---|---|---|"]
     for claim in CLAIMS:
         if claim.result not in results:
@@ -287,7 +289,7 @@ def _claim_row(claim: Claim, text: str, result: dict[str, Any]) -> str:
 
 
 def headline_table(results: dict[str, dict[str, Any]]) -> str:
-    """A few of the claims, without their aims."""
+    """Return the table of some claims, without their targets."""
     lines = ["| | | on |", "|---|---|---|"]
     for name in HEADLINES:
         claim = next(each for each in CLAIMS if each.result == name)
@@ -298,7 +300,7 @@ def headline_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _place(result: dict[str, Any]) -> str:
-    """The processor, or the device, and the number format that was computed in."""
+    """Return the processor or device, and the number format of the computation."""
     machine = result["machine"]
     name = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
     model = result.get("model")
@@ -307,7 +309,7 @@ def _place(result: dict[str, Any]) -> str:
 
 
 def decode_table(result: dict[str, Any]) -> str:
-    """One decode measurement in full; with ratios to plain decoding where rounds were compared."""
+    """Return the table of a decode measurement, with ratios to plain decoding where there are any."""
     has_ratios = any("ratio" in c for e in result["results"] for c in e["contestants"].values())
     lines = [
         _origin(result),
@@ -334,7 +336,7 @@ def decode_table(result: dict[str, Any]) -> str:
 
 
 def heads_table(results: dict[str, dict[str, Any]]) -> str:
-    """What was accepted of the head's drafts: every shape, greedy and sampled."""
+    """Return the table of accepted drafts of the head: all shapes, greedy and sampled."""
     lines = [
         "| steps/topk/nodes | temperature | tokens a step | tokens a draft | accepted by depth "
         "| of plain | 95 % | measured by |",
@@ -357,7 +359,7 @@ def heads_table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def ranking_table(result: dict[str, Any]) -> str:
-    """Noise-aware ranking against plain top-k."""
+    """Return the table of rankings with noise compared with top-k."""
     lines = [
         _origin(result),
         "",
@@ -376,7 +378,7 @@ def ranking_table(result: dict[str, Any]) -> str:
 
 
 def grammar_table(result: dict[str, Any]) -> str:
-    """What compiling and masking cost, and what of the instances gets through."""
+    """Return the table of the cost of compilation and masks, and of accepted instances."""
     lines = [
         _origin(result),
         "",
@@ -406,7 +408,7 @@ def grammar_table(result: dict[str, Any]) -> str:
 
 
 def structured_table(result: dict[str, Any]) -> str:
-    """Every group of tasks: what each way of drafting yields, and what a schema costs."""
+    """Return the table of all groups of tasks: the gain of each drafter, and the cost of a schema."""
     lines = [
         _origin(result),
         "",
@@ -429,7 +431,7 @@ def structured_table(result: dict[str, Any]) -> str:
 
 
 def tune_table(result: dict[str, Any]) -> str:
-    """The best fixed shape and auto at every batch size, and the picture."""
+    """Return the table of the best fixed shape and auto at every batch size, and the picture."""
     lines = [
         _origin(result),
         "",
@@ -450,7 +452,7 @@ def tune_table(result: dict[str, Any]) -> str:
 
 
 def verify_table(result: dict[str, Any]) -> str:
-    """The parts of a report."""
+    """Return the table of the parts of a report."""
     lines = [_origin(result), "", "| part | | |", "|---|---|---|"]
     lines += [
         f"| {name} | {part['status']} | {part['text']} |" for name, part in result["parts"].items()
@@ -459,12 +461,12 @@ def verify_table(result: dict[str, Any]) -> str:
 
 
 def _interval(found: dict[str, float], middle: str) -> str:
-    """Two cells: a ratio, and its interval."""
+    """Return two table cells: a ratio and its interval."""
     return f"{found[middle]:.3f} | {found['low']:.3f} to {found['high']:.3f}"
 
 
 def answers_table(result: dict[str, Any]) -> str:
-    """Exact-answer rates by family."""
+    """Return the table of correct answers by family."""
     lines = [_origin(result), "", "| family | exact answers |", "|---|---|"]
     lines += [f"| {family} | {100 * rate:.1f} % |" for family, rate in result["families"].items()]
     lines.append(f"| **overall** | **{100 * result['overall']:.1f} %** |")
@@ -472,7 +474,7 @@ def answers_table(result: dict[str, Any]) -> str:
 
 
 def soak_table(result: dict[str, Any]) -> str:
-    """A long serve under load."""
+    """Return the table of the soak test."""
     mib = 2**20
     rows = {
         "clients at once": result["num_clients"],
@@ -501,7 +503,7 @@ def _origin(result: dict[str, Any]) -> str:
 
 
 def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Every table by the name its marker has: that of its result, or one of those made of several."""
+    """Return all tables by the name of their marker: a result's name, or that of a combined table."""
     made = {"claims": claims_table(results), "heads": heads_table(results)}
     made["headlines"] = headline_table(results)
     made |= {"h200": speed_table(results), "h200_parts": parts_table(results)}
@@ -530,11 +532,11 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "builtin": answers_table,
     "serve-soak": soak_table,
 }
-"""By the command that measures."""
+"""Command of a measurement -> function that returns its table."""
 
 
 def errors_table() -> str:
-    """Every error code, by status."""
+    """Return the table of error codes, by status."""
     lines = ["| code | status | what it means | what to do |", "|---|---|---|---|"]
     for code in sorted(Code, key=lambda each: each.status):
         lines.append(f"| `{code.word}` | {code.status} | {code.meaning} | {code.remedy} |")
@@ -542,7 +544,7 @@ def errors_table() -> str:
 
 
 def filled(text: str, made: dict[str, str]) -> str:
-    """A page with its tables made anew."""
+    """Return the text of a page with its tables replaced."""
 
     def fill(match: re.Match[str]) -> str:
         table = made.get(match[2], "not measured")

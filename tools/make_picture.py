@@ -1,8 +1,8 @@
-"""Draws docs/drafted-tokens.svg: answers of the built-in model, drafted tokens in green.
+"""Draw docs/drafted-tokens.svg: answers of the built-in model, with accepted draft tokens in green.
 
 `python tools/make_picture.py`
 
-Promises: what is drawn is what `eyas demo` shows; the picture loads nothing from elsewhere.
+Promises: the picture shows the same as `eyas demo`, and loads nothing from other places.
 Does not know: how tokens are drafted.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from eyas.cli.demo import Shown, answer, answer_panel, compare, free_tasks, open_contestants
+from eyas.cli.demo import DemoDrafting, answer, answer_panel, compare, free_tasks, open_contestants
 
 PICTURE = Path(__file__).parents[1] / "docs" / "drafted-tokens.svg"
 TASKS = ("JSON by schema", "tool call", "word problem")
@@ -49,13 +49,13 @@ FORMAT = """\
 </g>
 </svg>
 """
-"""rich's own picture, without a font from a server."""
+"""rich's SVG format without a font from a server."""
 
 
 def main() -> None:
     console = Console(record=True, width=84, file=io.StringIO(), force_terminal=True)
     with ExitStack() as stack:
-        llms = open_contestants(stack, {"device": "cpu"}, Shown(), quiet=True)
+        llms = open_contestants(stack, {"device": "cpu"}, DemoDrafting(), quiet=True)
         for task in free_tasks():
             if task.task.title in TASKS:
                 answers = {name: answer(llm, task) for name, llm in llms.items()}

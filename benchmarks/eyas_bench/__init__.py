@@ -1,5 +1,5 @@
-"""eyas, measured: decoding speed, serving, grammars, and how well the built-in model answers.
+"""Benchmarks of eyas: decoding speed, serving, grammars, and the built-in model's answers.
 
-Promises: results with machine, commit and command. A package of its own, which adds `eyas bench` to the
-commands. Does not know: who reads the numbers.
+Promises: a result includes machine, commit and command. This is a separate package, which adds
+`eyas bench` to the commands. Does not know: how results are used.
 """

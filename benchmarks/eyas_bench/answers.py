@@ -1,8 +1,8 @@
-"""The engine's answers to chat requests, in the form in which the built-in evaluation judges them.
+"""Generate an engine's answers to chat requests, for the evaluation of the built-in model.
 
-Promises: greedy, all requests in one engine, control tokens kept in the text (reasoning and tool
-calls are written with them), the end-of-message token left out.
-Does not know: what the right answers are.
+Promises: greedy decoding, all requests in one engine; control tokens stay in the text (reasoning
+and tool calls are written with them), but the end-of-message token is removed.
+Does not know: what the correct answers are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_TOKENS = 512
 
 
 def engine_answers(llm: LLM) -> AnswerFn:
-    """An answer function for `eyas_bench.builtin.evaluate`."""
+    """Return an answer function for `eyas_bench.builtin.evaluate`."""
     params = llm.default_params(
         temperature=0.0, top_p=1.0, top_k=0, max_tokens=MOST_TOKENS, skip_special_tokens=False
     )

@@ -1,8 +1,8 @@
-"""How well the built-in model answers: exact-answer rates on conversations it has not seen.
+"""Measure the accuracy of the built-in model on conversations that it was not trained on.
 
-Promises that the examples come from the held-out split, whose made-up words and listed names never
-occur in training, and that a rate is the share of answers that pass their example's check. Does not
-know how answers are made: any function from chat requests to texts can be judged.
+Promises: examples come from the held-out split, whose made-up words and listed names do not occur
+in training; a rate is the fraction of answers that pass the check of their example.
+Does not know: how answers are generated; any function from chat requests to texts can be evaluated.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from builtin_model.families import FAMILIES, ChatRequest, Example, draw_example
 
 AnswerFn = Callable[[Sequence[ChatRequest]], Sequence[str]]
-"""Chat requests in, answers out, in the same order. An answer may start with its reasoning; tool
+"""Maps chat requests to answers, in the same order. An answer may start with its reasoning; tool
 calls are written as the model writes them, in <tool_call> markers."""
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A wrong answer: its family, the last message, the right answer and the one given."""
+    """A wrong answer: its family, the last message, the expected answer and the given one."""
 
     family: str
     asked: str
@@ -27,7 +27,10 @@ class Miss:
 
 @dataclass(frozen=True)
 class BuiltinReport:
-    """Exact-answer rates: by family, with and without thinking, overall; and some misses."""
+    """Fractions of correct answers: overall, by family, with and without thinking.
+
+    misses: some wrong answers.
+    """
 
     overall: float
     families: dict[str, float]
@@ -38,7 +41,7 @@ class BuiltinReport:
 
 
 def heldout_examples(num_per_family: int, seed: str) -> list[Example]:
-    """The evaluation set of a seed: as many examples of every family."""
+    """Return the evaluation set of a seed, with equally many examples of every family."""
     return [
         draw_example(family, f"{seed}/{index}", "heldout")
         for family in FAMILIES
@@ -47,7 +50,7 @@ def heldout_examples(num_per_family: int, seed: str) -> list[Example]:
 
 
 def evaluate(answer_fn: AnswerFn, num_per_family: int = 100, seed: str = "0") -> BuiltinReport:
-    """Judges the answers to held-out requests; raises ValueError when some are missing."""
+    """Evaluate the answers to held-out requests. ValueError: the number of answers is wrong."""
     examples = heldout_examples(num_per_family, seed)
     answers = answer_fn([example.request for example in examples])
     if len(answers) != len(examples):

@@ -1,7 +1,7 @@
-"""Forms as services ask for them: schemas with the names they use, and short prompts with the facts.
+"""Example schemas of forms, as services use them, and prompts with the facts to fill in.
 
-Promises: objects are closed; every text, number and list has a limit; no prompt shows its schema.
-Does not know: who fills them in.
+Promises: objects are closed; every text, number and list is limited; no prompt contains its schema.
+Does not know: which model fills them in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A schema and what is to be filled in, once a prompt."""
+    """A schema and prompts, each with the facts for one instance."""
 
     name: str
     schema: Schema

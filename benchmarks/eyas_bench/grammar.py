@@ -1,8 +1,8 @@
-"""What schemas cost: compiling them, masking along instances, masking whole draft trees.
+"""Measure the cost of schemas: compilation, masks along instances, and masks of draft trees.
 
-Promises: the way of a request: `schemas.prepare`, a backend, the automaton that an engine's step walks;
-every token of an instance is checked against its mask, so it is also counted which instances the
-grammar lets through. Trees of the same files are the same every time.
+Promises: uses the same functions as a request: `schemas.prepare`, a backend, the automaton of the
+engine; every token of an instance is checked against its mask, so accepted and rejected instances
+are counted too. Trees of the same files are the same in every run.
 Does not know: models, HTTP, how results are shown.
 """
 
@@ -23,9 +23,9 @@ import numpy as np
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import Backend, ConstraintFailure, Grammar, State
 from eyas.constraint.filling import Filling
-from eyas.constraint.mask_batch import MaskRequest
 from eyas.constraint.vocabulary import Vocabulary
 from eyas.core import GrammarError
+from eyas.engine.branches import requested
 from eyas.grammar import Json, OutputSpec
 from eyas.schemas import prepare
 from eyas.schemas.keywords import KEYWORD_TYPES
@@ -34,9 +34,9 @@ from eyas_bench.load import percentile
 
 NUM_NODES = 64
 _NUM_ALTERNATIVES = 3
-"""Beside each token of the instance that stands in a tree."""
+"""The number of alternatives to each token of the instance in a tree."""
 _REACH = 24
-"""Alternatives come from this many tokens on either side of the one that they replace."""
+"""Alternatives are chosen from this many tokens before and after the instance's token."""
 _KEYWORDS = (
     *("$ref", "oneOf", "anyOf", "allOf", "not", "if", "enum", "const", "type", "patternProperty"),
     *KEYWORD_TYPES,
@@ -45,7 +45,7 @@ _KEYWORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One schema and instances of it: (is valid, value)."""
+    """A schema and its tests, each (whether it is valid, value)."""
 
     name: str
     schema: Any
@@ -53,8 +53,12 @@ class Case:
 
 
 @dataclass(slots=True)
-class Measured:
-    """Times in seconds, one entry a schema (compile, first mask, prepare), a token (mask) or a tree."""
+class Measurements:
+    """The measured times in seconds, and counts.
+
+    prepare, compile, first_mask have an entry for each schema, mask for each token, tree_walk and
+    tree_fill for each tree. verdicts: counts of (is valid, was accepted).
+    """
 
     prepare: list[float] = field(default_factory=list)
     compile: list[float] = field(default_factory=list)
@@ -72,7 +76,7 @@ class Measured:
 
 
 def read_cases(folder: Path, limit: int | None = None) -> list[Case]:
-    """The files of a folder in the order of their names; ValueError where there is none."""
+    """Read the files of a directory in the order of their names. ValueError: there are none."""
     cases = []
     for file in sorted(folder.glob("*.json"))[:limit]:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -86,7 +90,7 @@ def read_cases(folder: Path, limit: int | None = None) -> list[Case]:
 
 
 def read_vocabulary(path: Path) -> tuple[Tokenizer, Vocabulary]:
-    """The tokenizer of a model directory or of a tokenizer.json."""
+    """Return the tokenizer of a model directory or of a tokenizer.json, and its vocabulary."""
     if path.is_dir():
         tokenizer = Tokenizer.from_directory(path)
     else:
@@ -98,7 +102,7 @@ def read_vocabulary(path: Path) -> tuple[Tokenizer, Vocabulary]:
     if end is None:
         if not tokenizer.control_ids:
             raise ValueError(f"--tokenizer: {path} has no token that could end a text")
-        end = min(tokenizer.control_ids)  # any will do: nothing but the end depends on it
+        end = min(tokenizer.control_ids)  # only the end of a text depends on the choice
     size = -(-tokenizer.vocab_size // 128) * 128
     return tokenizer, Vocabulary.of(tokenizer, size, (end,))
 
@@ -109,16 +113,16 @@ def measure(
     vocabulary: Vocabulary,
     cases: Sequence[Case],
     on_case: Callable[[str], None] = lambda name: None,
-) -> Measured:
-    """All cases, one after the other."""
-    measured = Measured()
+) -> Measurements:
+    """Measure all cases, one after the other. on_case: called with the name of each."""
+    measured = Measurements()
     for case in cases:
         on_case(case.name)
         spec = _spec(case, measured)
         grammar = None if spec is None else _compile(backend, spec, case, measured)
         if spec is None or grammar is None:
             continue
-        second = backend.compile(spec)  # with caches of its own
+        second = backend.compile(spec)  # has its own caches
         for is_valid, value in case.tests:
             text = json.dumps(value, ensure_ascii=False)
             tokens = tokenizer.encode_text(text)
@@ -134,8 +138,8 @@ def measure(
     return measured
 
 
-def summary(measured: Measured) -> dict[str, Any]:
-    """Counts and percentiles as a result file has them; times are in milliseconds."""
+def summary(measured: Measurements) -> dict[str, Any]:
+    """Return counts and percentiles for the result file; times are in milliseconds."""
     verdicts = measured.verdicts
     return {
         "schemas": len(measured.prepare),
@@ -165,7 +169,7 @@ def summary(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _spec(case: Case, measured: Measured) -> OutputSpec | None:
+def _spec(case: Case, measured: Measurements) -> OutputSpec | None:
     begin = time.perf_counter()
     try:
         return OutputSpec(root=Json(prepare(case.schema, param="schema")), param="schema")
@@ -176,7 +180,9 @@ def _spec(case: Case, measured: Measured) -> OutputSpec | None:
         measured.prepare.append(time.perf_counter() - begin)
 
 
-def _compile(backend: Backend, spec: OutputSpec, case: Case, measured: Measured) -> Grammar | None:
+def _compile(
+    backend: Backend, spec: OutputSpec, case: Case, measured: Measurements
+) -> Grammar | None:
     begin = time.perf_counter()
     try:
         grammar = backend.compile(spec)
@@ -197,7 +203,7 @@ def _refusal(case: Case, error: GrammarError) -> dict[str, str]:
 
 
 def _keyword(message: str) -> str:
-    """What a refusal is about: the last keyword of the place that it names, or of its words."""
+    """Return the keyword that a refusal is about: the last in the schema path, or one in the text."""
     place = next((word for word in message.split() if word.startswith("#/")), "")
     for step in (*reversed(place.rstrip(":").split("/")), *message.replace(":", " ").split()):
         if step in _KEYWORDS:
@@ -210,9 +216,9 @@ def _walk(
     vocabulary: Vocabulary,
     grammar: Grammar,
     tokens: Sequence[int],
-    measured: Measured | None,
+    measured: Measurements | None,
 ) -> int:
-    """How many tokens, the end counted as one, the masks let through."""
+    """Return the number of tokens that the masks accept, including the end token."""
     state: State | None = grammar.start()
     mask_NK = np.zeros((1, vocabulary.num_mask_words), dtype=np.int32)
     for position, token in enumerate((*tokens, vocabulary.eos_token_ids[0])):
@@ -234,25 +240,27 @@ def _walk_with_trees(
     grammar: Grammar,
     tokens: Sequence[int],
     draw: random.Random,
-    measured: Measured,
+    measured: Measurements,
 ) -> None:
-    """Once more with a tree at every step, as an engine does it."""
+    """Read the tokens again with a draft tree at every step, as an engine does."""
     automaton = Automaton(grammar)
     for position, token in enumerate(tokens):
         tokens_W, parents_W = _tree(tokens, position, draw)
         begin = time.perf_counter()
-        points = automaton.walk(tokens_W, parents_W)
+        legal = automaton.legal(tokens_W, parents_W)
         walked = time.perf_counter()
-        legal = [point for point in points if point is not None]
-        mask_RK = np.zeros((len(legal), vocabulary.num_mask_words), dtype=np.int32)
-        requests = [MaskRequest(point, (), row) for row, point in enumerate(legal)]
-        Filling(requests, (), mask_RK, math.inf).wait()
+        branches = requested(automaton.root, tokens_W, parents_W, legal, 0)
+        num_rows = sum(len(branch.nodes) for branch in branches)
+        mask_RK = np.zeros((num_rows, vocabulary.num_mask_words), dtype=np.int32)
+        first, *later = [branch.request for branch in branches]
+        filling = Filling([first], [[request] for request in later], mask_RK, math.inf)
+        filling.wait()
         if len(tokens_W) == NUM_NODES:
             measured.tree_walk.append(walked - begin)
             measured.tree_fill.append(time.perf_counter() - walked)
-            measured.num_nodes += len(points)
-            measured.num_legal_nodes += len(legal)
-        measured.num_failures += sum(not request.num_masks for request in requests)
+            measured.num_nodes += len(legal)
+            measured.num_legal_nodes += sum(legal)
+        measured.num_failures += sum(legal) - filling.num_masks
         try:
             automaton.advance([token])
         except ConstraintFailure:
@@ -261,8 +269,12 @@ def _walk_with_trees(
 
 
 def _tree(tokens: Sequence[int], position: int, draw: random.Random) -> tuple[list[int], list[int]]:
-    """The next tokens as a chain, each with alternatives beside it, the first of which goes on with the
-    token after; 64 nodes where the text is long enough."""
+    """Return the tokens and parents of a tree: the next tokens as a chain, with alternatives to
+    each.
+
+    The first alternative is followed by the next token. The tree has 64 nodes where the text is
+    long enough.
+    """
     nodes, parents = [0], [-1]
     above = 0
     for place in range(position, len(tokens)):

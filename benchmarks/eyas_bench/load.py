@@ -1,10 +1,10 @@
-"""An open load: when requests arrive, how long they are, and what became of them.
+"""Draw an open load of requests, and summarise what became of them.
 
-Arrivals are a Poisson process; lengths of prompts and answers are log-normal within bounds; a share of
-the requests holds its answer to a JSON schema. Nothing of this depends on how fast answers come.
+Arrivals are a Poisson process; lengths of prompts and answers are log-normal within bounds; a
+fraction of the requests has a JSON schema. The load does not depend on how fast answers come.
 
-Promises: the same load for the same numbers. Every time counts from when a request was due, so that a
-queue in front of an engine shows. Percentiles are values that occurred.
+Promises: the same settings give the same load. Every time is measured from the scheduled arrival,
+so that waiting in a queue counts. Percentiles are values that occurred.
 Does not know: engines, servers.
 """
 
@@ -17,17 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SPREAD = 0.7
-"""Standard deviation of a length's logarithm."""
+"""The standard deviation of the logarithm of a length."""
 SHORTEST, LONGEST = 1 / 8, 4
-"""Bounds of a length, times its mean."""
+"""The bounds of a length, as multiples of its mean."""
 MOST_ERRORS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for. prompt_tokens, max_tokens: means. schemas: prepared JSON schemas, in turn.
+    """The settings of a load.
 
-    vocab_size: prompts are random tokens below it.
+    rate: requests per second. prompt_tokens, max_tokens: mean lengths. schemas: prepared JSON
+    schemas, used in turn. vocab_size: prompts are random token ids below it.
     """
 
     rate: float
@@ -50,7 +51,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request. at: seconds after the start. schema: of its answer, or None."""
+    """A request of a load.
+
+    at: scheduled arrival in seconds after the start. schema: of its answer; None for free text.
+    """
 
     number: int
     at: float
@@ -61,8 +65,11 @@ class Arrival:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request. deliveries: (seconds after the start, tokens) each. error: why it
-    failed; None where it ended well. ended: seconds after the start."""
+    """The result of a request.
+
+    deliveries: (seconds after the start, number of tokens) of each. error: the reason of a failure;
+    None for success. ended: seconds after the start.
+    """
 
     arrival: Arrival
     deliveries: list[tuple[float, int]] = field(default_factory=list)
@@ -75,21 +82,21 @@ class Outcome:
 
     @property
     def first_token(self) -> float:
-        """Seconds from when it was due to its first token."""
+        """Return the seconds from the scheduled arrival to the first token."""
         return self.deliveries[0][0] - self.arrival.at
 
     @property
     def inter_token(self) -> float:
-        """Mean seconds a token from the first delivery to the last."""
+        """Return the mean seconds per token from the first delivery to the last."""
         (begin, first), (end, _) = self.deliveries[0], self.deliveries[-1]
         return (end - begin) / max(1, self.num_tokens - first)
 
 
 @dataclass(slots=True)
 class Queue:
-    """What stood in line when the last request was due. None where that cannot be seen.
+    """The queue when the last request arrived; None for a number that is not known.
 
-    num_open: requests without an end. drained: seconds from then until all had ended.
+    num_open: requests that have not ended. drained: seconds until all had ended.
     """
 
     num_open: int = 0
@@ -100,7 +107,7 @@ class Queue:
 
 
 def draw_load(load: Load) -> list[Arrival]:
-    """The requests in the order of their arrival."""
+    """Return the requests in the order of their arrival."""
     times, lengths, texts = (random.Random(f"{load.seed}/{of}") for of in ("at", "length", "text"))
     arrivals = []
     at = 0.0
@@ -118,7 +125,7 @@ def draw_load(load: Load) -> list[Arrival]:
 
 
 def draw_length(draw: random.Random, mean: int) -> int:
-    """A log-normal length of this mean, drawn again while it is out of bounds."""
+    """Draw a log-normal length of this mean, repeated until it is within the bounds."""
     low, high = _bounds(mean)
     while True:
         length = round(draw.lognormvariate(math.log(mean) - SPREAD**2 / 2, SPREAD))
@@ -131,7 +138,10 @@ def _bounds(mean: int) -> tuple[int, int]:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share is not above."""
+    """Return the smallest value that at least this fraction of values does not exceed.
+
+    None if there are none.
+    """
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
@@ -139,11 +149,11 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 def summarise(
     outcomes: Sequence[Outcome], queue: Queue, slo_first_token: float, slo_inter_token: float
 ) -> dict[str, Any]:
-    """Milliseconds where the name says so, else seconds. Rates are over the time from the first arrival
-    to the last end.
+    """Summarise a load. Times are in milliseconds where the name says so, else in seconds.
 
-    inter_token_ms is over tokens: those of a delivery share the time since the one before. gap_ms is
-    over deliveries. Goodput counts requests whose first token and whose mean time a token were in time.
+    Rates are over the time from the first arrival to the last end. inter_token_ms is per token: the
+    tokens of a delivery share the time since the previous one. gap_ms is per delivery. Goodput
+    counts the requests whose first token and whose mean time per token are within the targets.
     """
     good = [o for o in outcomes if o.error is None and o.deliveries]
     failed = [o for o in outcomes if o.error is not None]

@@ -1,7 +1,7 @@
-"""The same checkpoint through transformers' generate, as a contestant of the decode bench.
+"""Measure the same checkpoint with transformers' generate, as a contestant of `eyas bench decode`.
 
-Promises: same directory, dtype, device and thread count as the engine it is compared with; greedy;
-left-padded where prompts differ in length. Does not know: eyas's engine.
+Promises: the same directory, dtype, device and number of threads as the engine it is compared with;
+greedy; prompts of different lengths are padded on the left. Does not know: eyas's engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TransformersContestant:
         self._device = device
 
     def run(self, job: Job) -> Measurement:
-        """One call of generate for each batch."""
+        """Call generate once for each batch."""
         if job.temperature:
             raise ValueError("--compare: transformers draws other noise; use temperature 0")
         run = Measurement()
@@ -71,6 +71,6 @@ class TransformersContestant:
         run.token_ids += [self._until_eos(row) if job.stops_at_eos else row for row in written]
 
     def _until_eos(self, row: list[int]) -> list[int]:
-        """Up to and with the first end token: what follows it is padding."""
+        """Return the tokens up to and including the first end token; the rest is padding."""
         ends = [i for i, token in enumerate(row) if token in self._eos]
         return row[: ends[0] + 1] if ends else row

@@ -1,7 +1,7 @@
-"""A sweep as a picture: heat maps of speed and of accepted tokens, one row a batch size.
+"""Draw heat maps of a sweep: speed and accepted tokens, with a row for each batch size.
 
-Promises: no window is opened and no global state of matplotlib is touched; the best shape is framed.
-Does not know: how the numbers came about.
+Promises: no window is opened and no global state of matplotlib is changed; the best shape has a
+frame. Does not know: how the numbers were measured.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from eyas.verify.lineup import AUTO, PLAIN
 
 Cell = tuple[float, str]
-"""What decides a cell's colour, and what is written on it."""
+"""The value that a cell's colour shows, and the text in the cell."""
 
 
 def require_matplotlib() -> None:
-    """Raise ValueError that says how to get it."""
+    """Raise ValueError with the installation command if matplotlib is missing."""
     try:
         import matplotlib as _  # noqa: F401
     except ImportError as error:
@@ -28,7 +28,7 @@ def require_matplotlib() -> None:
 
 
 def draw_sweep(result: dict[str, Any], file: Path) -> None:
-    """Write the heat maps of a result of `eyas bench tune` as PNG."""
+    """Write the heat maps of a result of `eyas bench tune` to a PNG file."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -59,7 +59,7 @@ def draw_sweep(result: dict[str, Any], file: Path) -> None:
 
 
 def _fixed(entry: dict[str, Any]) -> dict[tuple[int, int, int], dict[str, Any]]:
-    """Contestants of one shape, by it."""
+    """Return the contestants with a fixed shape, by (steps, topk, nodes)."""
     return {
         tuple(one["shape"]): one
         for name, one in entry["contestants"].items()
@@ -84,7 +84,7 @@ def _draw(
     best: Sequence[int],
     cell_of: Callable[[dict[str, Any]], Cell],
 ) -> None:
-    """One map: a row for each number of children and levels, a column for each number of nodes."""
+    """Draw a map: rows are numbers of children and levels, columns are numbers of nodes."""
     table = [[float("nan")] * len(columns) for _ in rows]
     texts: list[tuple[int, int, str]] = []
     for (steps, topk, nodes), one in cells.items():
@@ -106,5 +106,5 @@ def _draw(
 
 
 def _middle(values: Sequence[float]) -> float:
-    """Above it a cell is bright."""
+    """Return the value above which a cell's colour is bright."""
     return min(values) + 0.6 * (max(values) - min(values))

@@ -1,12 +1,12 @@
-"""What a long prompt costs: the time to its first token, the speed meanwhile, and what others wait.
+"""Measure long prompts: time to first token, speed, and the delay of other sequences meanwhile.
 
-Prompts are fresh random tokens in every round and nothing of them is kept, so each is stored whole.
-The first rounds warm up and are not counted.
+Prompts are new random tokens in every round and the prefix cache is off, so each is computed in
+full. The first rounds are a warm-up and are not counted.
 
-Promises: operations are those of the model alone, by its sizes: two for each number of its layers'
-products and token, attention's over half the square, one row of logits; the drafter's, norms and the
-like count as none. A gap is the time between two deliveries of the same sequence.
-Does not know: chunks' sizes (the scheduler does), how results are shown.
+Promises: the number of operations follows from the model's sizes: two per weight of the layers'
+products and token, attention over half the square, one logits row; the drafter, norms and other
+small operations count as none. A gap is the time between two deliveries of the same sequence.
+Does not know: sizes of chunks (the scheduler does), how results are shown.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from eyas_bench.load import percentile
 from eyas_bench.together import SLACK, WARM_UPS
 
 PEAK_TFLOPS = 790.0
-"""What shares are told of: dense bfloat16 products as one H200 really does them."""
+"""The reference for `share_of_peak`: dense bfloat16 products as measured on one H200, in
+TFLOP/s."""
 CALM_STEPS = 64
-"""Steps of the others before a prompt arrives, in each round."""
+"""The number of steps before a prompt arrives, in each round."""
 
-Tell = Callable[[int], None]
+OnRound = Callable[[int], None]
 
 
 @dataclass(slots=True)
 class Interference:
-    """Seconds. calm, during: gaps of the sequences that decode, before a prompt arrives and while it is
-    stored. first_tokens: of the prompts that arrived."""
+    """Measured times in seconds.
+
+    calm, during: gaps of the decoding sequences before a prompt arrives and while it is stored.
+    first_tokens: time to first token of the prompts that arrived.
+    """
 
     calm: list[float] = field(default_factory=list)
     during: list[float] = field(default_factory=list)
@@ -45,7 +49,7 @@ class Interference:
 
 
 def operations(spec: ModelSpec, num_tokens: int) -> float:
-    """Floating point operations of storing a prompt and choosing one token."""
+    """Return the number of floating-point operations to store a prompt and choose a token."""
     numbers = sum(out * into for out, into in layer_products(spec, spec.hidden_size))
     width = spec.num_query_heads * spec.head_dim
     products = 2 * numbers * spec.num_layers * num_tokens
@@ -54,17 +58,20 @@ def operations(spec: ModelSpec, num_tokens: int) -> float:
 
 
 def num_chunks(num_tokens: int, chunk: int) -> int:
-    """Steps that store a prompt, `chunk` positions at a time."""
+    """Return the number of steps that store a prompt, `chunk` positions at a time."""
     return max(1, math.ceil(num_tokens / chunk))
 
 
 def longest(num_tokens: int, prompt_tokens: int, others: int, rows: int, nodes: int) -> int:
-    """Positions to prepare for: the prompt's, and the others' answers until it is stored. ValueError
-    where `rows` of a step are too few for it beside `others` trees of so many nodes."""
+    """Return the context length that is needed: for the prompt, and for the other answers until it
+    is stored.
+
+    ValueError: `rows` per step are too few for the prompt and `others` trees of `nodes` nodes.
+    """
     free = rows - 2 * others * nodes
     if free < 1:
         raise ValueError(
-            f"--max-batch-tokens: {rows} rows leave too few for a prompt beside {others} drafts of "
+            f"--max-batch-tokens: {rows} rows leave too few for a prompt and {others} drafts of "
             f"{nodes} nodes; give more than {2 * others * nodes}"
         )
     num_steps = CALM_STEPS + 2 * num_chunks(num_tokens, free) + SLACK
@@ -72,12 +79,12 @@ def longest(num_tokens: int, prompt_tokens: int, others: int, rows: int, nodes: 
 
 
 def time_prompts(
-    engine: Engine, num_tokens: int, repeats: int, tell: Tell = lambda turn: None
+    engine: Engine, num_tokens: int, repeats: int, on_round: OnRound = lambda turn: None
 ) -> list[float]:
-    """Seconds to the first token of a prompt that has the engine for itself, one a round."""
+    """Return the time to first token of prompts that run alone, in seconds, one for each round."""
     found = []
     for turn in range(1 - WARM_UPS, repeats + 1):
-        tell(turn)
+        on_round(turn)
         request = _request(f"prompt-{num_tokens}-{turn}", _tokens(engine, num_tokens, turn), 1)
         num_failed = engine.metrics.num_failed_steps
         begin = time.perf_counter()
@@ -96,12 +103,12 @@ def interfere(
     prompt_tokens: int,
     num_tokens: int,
     repeats: int,
-    tell: Tell = lambda turn: None,
+    on_round: OnRound = lambda turn: None,
 ) -> Interference:
-    """Have a prompt of `num_tokens` arrive while so many sequences decode."""
+    """Measure gaps of `num_sequences` sequences while a prompt of `num_tokens` tokens arrives."""
     found = Interference()
     for turn in range(1 - WARM_UPS, repeats + 1):
-        tell(turn)
+        on_round(turn)
         run = _interfered(engine, num_sequences, prompt_tokens, num_tokens, turn)
         if turn > 0:
             found.calm += run.calm
@@ -119,7 +126,7 @@ def _interfered(
     last: dict[str, float] = {}
     num_failed = engine.metrics.num_failed_steps
 
-    def hear(deltas: Sequence[Delta], gaps: list[float] | None) -> None:
+    def record(deltas: Sequence[Delta], gaps: list[float] | None) -> None:
         now = time.perf_counter()
         for delta in deltas:
             if delta.request_id not in others:
@@ -139,14 +146,14 @@ def _interfered(
             prompt = _tokens(engine, prompt_tokens, 1000 * turn + i)
             engine.add(_request(name, prompt, room))
         while len(last) < num_sequences:
-            hear(engine.step(), None)
+            record(engine.step(), None)
         for _ in range(CALM_STEPS):
-            hear(engine.step(), run.calm)
+            record(engine.step(), run.calm)
         name = f"arrival-{num_sequences}-{turn}"
         request = _request(name, _tokens(engine, num_tokens, -turn - 1000), 1)
         begin = time.perf_counter()
         engine.add(request)
-        _until_first(engine, name, lambda deltas: hear(deltas, run.during))
+        _until_first(engine, name, lambda deltas: record(deltas, run.during))
         run.first_tokens.append(time.perf_counter() - begin)
     finally:
         for name in ids:
@@ -158,7 +165,7 @@ def _interfered(
 def summarise_prompts(
     seconds: Sequence[float], spec: ModelSpec, num_tokens: int, chunk: int
 ) -> dict[str, Any]:
-    """The median prompt, and the best."""
+    """Summarise the prompts: the median and the best."""
     typical, best = median(seconds), min(seconds)
     count = operations(spec, num_tokens)
     speed = count / typical / 1e12
@@ -180,7 +187,10 @@ def summarise_prompts(
 def summarise_interference(
     found: Interference, num_sequences: int, prompts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Gaps, and what they may be: a calm one and a chunk. prompts: from `summarise_prompts`."""
+    """Summarise the gaps, and their bound: a gap before the prompt plus a chunk.
+
+    prompts: from `summarise_prompts`.
+    """
     chunk_ms = prompts["first_token_ms"] / prompts["chunks"]
     calm, during = _gaps(found.calm), _gaps(found.during)
     bound = calm["p50"] + chunk_ms
@@ -213,11 +223,11 @@ def _request(name: str, prompt: list[int], max_tokens: int) -> Request:
     return Request(id=name, prompt_token_ids=prompt, params=params)
 
 
-def _until_first(engine: Engine, name: str, hear: Callable[[Sequence[Delta]], None]) -> None:
-    """Step until this request has a token; it wants no more than that."""
+def _until_first(engine: Engine, name: str, record: Callable[[Sequence[Delta]], None]) -> None:
+    """Step until this request, which has a limit of one token, ends."""
     while True:
         deltas = engine.step()
-        hear(deltas)
+        record(deltas)
         for delta in deltas:
             if delta.request_id != name or delta.finish_reason is None:
                 continue
@@ -230,7 +240,7 @@ def _drain(engine: Engine, num_failed: int) -> None:
     while engine.has_work():
         engine.step()
     if engine.metrics.num_failed_steps > num_failed:
-        raise RuntimeError("a step failed while it was measured; the log says how")
+        raise RuntimeError("a step failed during the measurement; see the log")
 
 
 def _ms(seconds: float) -> float:

@@ -1,6 +1,7 @@
-"""Prompts of benches: copy-heavy tasks, and held-out ones of the built-in model's kinds.
+"""Prompts of the benchmarks: copying tasks, and held-out tasks of the built-in model's families.
 
-Promises: the same prompts on every machine and in every run. Does not know: who answers them.
+Promises: the same prompts on every machine and in every run. Does not know: which model answers
+them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ COPY_TASKS = tuple(
     Task(f"copy {i + 1}", ask(f"Repeat exactly: {text}"))
     for i, text in enumerate((SENTENCES, _CODES, _STORY))
 )
-"""Answers that stand in their prompts: what prompt lookup is for."""
+"""Tasks whose answer is part of the prompt, which prompt lookup drafts well."""
 
 
 def heldout_tasks(count: int, families: Sequence[str] = tuple(FAMILIES)) -> tuple[Task, ...]:
-    """Conversations of the built-in model's own kinds that it was not trained on, every family as
-    often as the others, in shuffled order; thinking as they have it."""
+    """Return held-out conversations of the built-in model's families, equally many of each,
+    shuffled.
+
+    Reasoning is on or off as in the family. ValueError: a family is unknown.
+    """
     unknown = sorted(set(families) - set(FAMILIES))
     if unknown or not families:
         what = f"{', '.join(unknown)} is none" if unknown else "give at least one"

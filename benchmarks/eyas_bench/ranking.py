@@ -1,15 +1,14 @@
-"""Does it pay to rank draft candidates with the target's own noise? Accepted tokens, counted.
+"""Compare rankings of draft candidates, with and without the target's noise, by accepted tokens.
 
-Promises: every ranking grows the same shapes with the same head over the same prompts, seeds and
-settings, so that what differs is the ranking alone; answers are compared with plain decoding's. Counts
-are exact and repeatable: nothing is timed. An interval says how far another draw of prompts could move
-a gain.
+Promises: all rankings use the same tree shapes, head, prompts, seeds and settings; answers are
+compared with plain decoding. Counts are exact and repeatable; nothing is timed. The interval of a
+gain is over draws of prompts.
 Does not know: how results are shown.
 
-Rankings: "top-k" takes the head's likeliest tokens, as if there were no noise; "noise" ranks by
+Rankings: "top-k" takes the most likely tokens of the head, without noise; "noise" ranks by
 beta * (q / T + g) with the beta that the head's training fitted for the nearest temperature;
-"noise, beta 1" is the same without that, for trees alone: beta changes no order among the children of
-one node, so a chain is the same with any.
+"noise, beta 1" does so with beta = 1, for trees only: beta does not change the order of the
+children of one node, so a chain is the same with every beta.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from eyas.verify.lineup import FixedDrafter, Lineup, Stage
 TOPK, NOISE, UNFITTED = "top-k", "noise", "noise, beta 1"
 NUM_RESAMPLES = 1000
 
-Say = Callable[[str], None]
+ShowStatus = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How tokens are sampled."""
+    """Sampling parameters."""
 
     temperature: float
     top_p: float
 
 
 def rankings(stage: Stage) -> dict[str, TreeDrafter]:
-    """Drafters with each way of ranking, around the network that the stage's engine was made with."""
+    """Return a drafter for each ranking, with the network of the stage's engine."""
     built, engine, config = stage.built, stage.llm.engine, stage.llm.config
     assert isinstance(built, TreeDrafter)
     (network,) = built.networks
@@ -59,7 +58,7 @@ def rankings(stage: Stage) -> dict[str, TreeDrafter]:
 
 
 def betas(built: TreeDrafter, temperatures: Sequence[float]) -> dict[str, float]:
-    """What the head's training fitted, by temperature."""
+    """Return the fitted beta of each temperature."""
     return {f"{t:g}": built.networks[0].beta(t) for t in temperatures}
 
 
@@ -71,20 +70,20 @@ def measure(
     *,
     num_seeds: int,
     max_tokens: int,
-    say: Say,
+    show_status: ShowStatus,
 ) -> list[dict[str, Any]]:
-    """One entry for each setting, shape and ranking. stage: made with a head or a draft model."""
+    """Return an entry for each setting, shape and ranking. stage: with a head or a draft model."""
     drafters = rankings(stage)
     results: list[dict[str, Any]] = []
     for setting in settings:
-        say(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: plain")
+        show_status(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: plain")
         plain = _answers(stage, stage.plain(), prompts, setting, num_seeds, max_tokens)
         for shape in shapes:
             base: list[Choice] = []
             for name, drafter in drafters.items():
                 if name == UNFITTED and shape.topk == 1:
                     continue
-                say(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: {name}")
+                show_status(f"temperature {setting.temperature:g}, top_p {setting.top_p:g}: {name}")
                 lineup = Lineup(name, FixedDrafter(drafter, shape), shape)
                 given = _answers(stage, lineup, prompts, setting, num_seeds, max_tokens)
                 base = base or given
@@ -103,9 +102,10 @@ def measure(
 
 
 def gain(own: Sequence[tuple[int, int]], base: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """Tokens a step divided by those of `base`, with a 95 % interval over draws of prompts.
+    """Return the ratio of tokens per step to that of `base`, with a 95 % interval over draws of
+    prompts.
 
-    own, base: (tokens, steps) of each prompt, all its seeds together.
+    own, base: (tokens, steps) of each prompt, summed over its seeds.
     """
     draw = random.Random(0)
     places = range(len(own))
@@ -136,7 +136,7 @@ def _answers(
     num_seeds: int,
     max_tokens: int,
 ) -> list[Choice]:
-    """Of every prompt with every seed, the seeds of a prompt together."""
+    """Return the answers to every prompt with every seed, grouped by prompt."""
     stage.use(lineup)
     metrics = stage.llm.engine.metrics
     before = metrics.num_failed_steps
@@ -149,7 +149,7 @@ def _answers(
     ]
     choices = [output.choices[0] for output in stage.llm.generate(asked, params)]
     if metrics.num_failed_steps > before:
-        raise RuntimeError(f"a step failed with {lineup.name}; the log says how")
+        raise RuntimeError(f"a step failed with {lineup.name}; see the log")
     return choices
 
 

@@ -1,7 +1,7 @@
-"""How many times as fast one contestant is as another, and how sure that is.
+"""The ratio of the speeds of two contestants, with a confidence interval.
 
-Promises: ratios are taken within a round, so that a machine's drift is in both; the interval holds
-whatever the times' distribution is. Does not know: what ran.
+Promises: ratios are taken within a round, so that a drift of the machine affects both; the interval
+is valid for every distribution of times. Does not know: what ran.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from eyas.verify.contestants import Measurement
 
 
 def ratio(runs: Sequence[Measurement], plain: Sequence[Measurement]) -> dict[str, Any]:
-    """How many times as fast as plain decoding of the same round: the median of the rounds with its
-    interval."""
+    """Return the median over rounds of the speed relative to plain decoding, with its interval."""
     ratios = [own.speed / other.speed for own, other in zip(runs, plain, strict=True)]
     low, high, coverage = median_interval(ratios)
     return {
@@ -29,9 +28,11 @@ def ratio(runs: Sequence[Measurement], plain: Sequence[Measurement]) -> dict[str
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The narrowest pair of order statistics, as far from either end, that holds the median of where
-    the values come from with probability 0.95 or more, whatever their distribution; and that
-    probability. Fewer than six values reach no 0.95; then it is their range."""
+    """Return a confidence interval of the median of at least 95 %, and its coverage.
+
+    The bounds are order statistics, equally far from both ends, so that the interval is valid for
+    every distribution. Fewer than six values cannot reach 95 %; their range is returned.
+    """
     ordered, num = sorted(values), len(values)
     cut, outside = 0, 2 / 2**num
     while 2 * (cut + 2) <= num:

@@ -1,13 +1,13 @@
-"""What a step costs more when every answer is held to a schema: the same texts with and without.
+"""Measure the cost of schemas per step: the same texts with and without schemas.
 
-A batch is kept full: when an instance has been written its request ends, and one for the next instance
-is added. Prompts are a token long unless asked otherwise, so that requests come and go without a step
-that stores a prompt. A step counts where all of the batch was decoded and no prompt stored, in it and
-in the one before. Its time is the one between two returns of `Engine.step`, additions included.
+The batch is kept full: when the request of an instance ends, a request for the next instance is
+added. Prompts have one token by default, so that no step stores only a prompt. A step counts if it
+and the step before decoded the whole batch and stored no prompt. Its time is the time between two
+returns of `Engine.step`, including additions of requests.
 
-Promises: rounds with schemas and without take turns, over the same instances in the same order, and who
-is first changes; the verdict is forced (see `schema_texts`), all else is what a request gets. The first
-two pairs of rounds warm up and are not counted.
+Promises: rounds with and without schemas alternate, over the same instances in the same order, and
+the first of both changes; the verdict is forced (see `schema_texts`), and everything else is as in
+a real request. The first two pairs of rounds are a warm-up and are not counted.
 Does not know: what the texts are, how results are shown.
 """
 
@@ -30,18 +30,21 @@ from eyas_bench.schema_texts import Text, request_for
 from eyas_bench.together import WARM_UPS, noted_drafts
 
 STEPS = 400
-"""Steps of a round, about."""
+"""The approximate number of steps of a round."""
 SETTLING = 8
-"""Steps after which a round's first ones count."""
+"""The number of steps at the start of a round that do not count."""
 SPENT = ("masks", "walks", "wait for trees", "wait for results")
-"""Host seconds of a step: filling masks, following drafts through automata, and waiting."""
+"""The kinds of host time of a step: filling masks, walking drafts through automata, and waiting."""
 
 
 @dataclass(slots=True)
 class Round:
-    """One pass over the instances. seconds: of the steps that count; spent: within them, by SPENT;
-    num_masks: filled within them. num_steps, num_uncounted: all, and those that do not count.
-    draft_lengths: tokens that each verdict on a draft yielded. errors: of requests that failed."""
+    """A pass over the instances.
+
+    seconds: of the steps that count. spent: host seconds within them, by SPENT. num_masks: masks
+    filled within them. num_steps, num_uncounted: all steps, and those that do not count.
+    draft_lengths: tokens that each verdict on a draft yielded. errors: of failed requests.
+    """
 
     seconds: list[float] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SPENT, 0.0))
@@ -54,9 +57,11 @@ class Round:
 
 
 def plan_round(texts: Sequence[Text], batch: int, tokens_per_step: float) -> list[int]:
-    """Instances of a round, in turn: enough for about STEPS full steps."""
+    """Return the indices of the instances of a round, for about STEPS steps with a full batch."""
     wanted = batch * (STEPS + SETTLING) * tokens_per_step
-    wanted += batch * max(len(text.tokens) for text in texts)  # the last ones leave gaps
+    wanted += batch * max(
+        len(text.tokens) for text in texts
+    )  # the last instances leave gaps in the batch
     numbers: list[int] = []
     while wanted > 0:
         number = len(numbers) % len(texts)
@@ -75,7 +80,7 @@ def run_round(
     *,
     has_schema: bool,
 ) -> Round:
-    """Write these instances, `batch` at a time."""
+    """Run requests for these instances, `batch` at a time."""
     run = Round()
     due = list(enumerate(numbers))[::-1]
     num_open, is_full = 0, False
@@ -117,7 +122,7 @@ def run_round(
         while engine.has_work():
             engine.step()
     if engine.metrics.num_failed_steps > num_failed:
-        raise RuntimeError("a step failed while it was measured; the log says how")
+        raise RuntimeError("a step failed during the measurement; see the log")
     return run
 
 
@@ -128,22 +133,25 @@ def take_turns(
     prompt_tokens: int,
     tokens_per_step: float,
     repeats: int,
-    tell: Callable[[int], None] = lambda turn: None,
+    on_round: Callable[[int], None] = lambda turn: None,
 ) -> tuple[list[Round], list[Round]]:
-    """(rounds with schemas, rounds without). tell: called with the number of the pair, 0 and less for
-    those that warm up, of which only errors count."""
+    """Run rounds with and without schemas in turn. Return (rounds with schemas, rounds without).
+
+    on_round: called with the number of the pair; numbers below 1 are warm-up rounds, of which only
+    errors count.
+    """
     numbers = plan_round(texts, batch, tokens_per_step)
     runs: dict[bool, list[Round]] = {True: [], False: []}
     early: dict[bool, list[str]] = {True: [], False: []}
     for turn in range(1 - WARM_UPS, repeats + 1):
-        tell(turn)
+        on_round(turn)
         for has_schema in (True, False) if turn % 2 else (False, True):
             name = f"schema-{batch}-{turn}-{has_schema}"
             run = run_round(
                 engine, texts, numbers, batch, prompt_tokens, name, has_schema=has_schema
             )
             early[has_schema] += run.errors if turn <= 0 else []
-            if turn == 1:  # an error of a warm-up is one as well
+            if turn == 1:  # errors of the warm-up count as well
                 run.errors += early[has_schema]
             if turn > 0:
                 runs[has_schema].append(run)
@@ -151,8 +159,10 @@ def take_turns(
 
 
 def summarise(held: Sequence[Round], free: Sequence[Round]) -> dict[str, Any]:
-    """Steps with schemas and without, and one over the other; speed: of their tokens a second, where
-    a draft yields what all drafts do in the mean."""
+    """Summarise the steps with and without schemas, and their ratios.
+
+    speed: ratio of tokens per second, for the mean number of tokens per draft.
+    """
     with_schemas, without = _summary(held), _summary(free)
     ratios = {
         name: round(with_schemas["step_ms"][name] / without["step_ms"][name], 4)
@@ -208,7 +218,7 @@ def _milliseconds(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _is_full(launched: Sequence[Flight], batch: int) -> bool:
-    """Did a step go out with the whole batch, and no prompt?"""
+    """Whether the step was launched with the whole batch and without a prompt."""
     if not launched:
         return False
     plan = launched[-1].plan
@@ -250,7 +260,7 @@ def _noted_launches(engine: Engine, launched: list[Flight]) -> Iterator[None]:
 
 @contextmanager
 def _noted_time(spent: dict[str, float]) -> Iterator[None]:
-    """Write down where the host's time goes while the context lasts."""
+    """Record the host time by kind in `spent` while the context lasts."""
     read, walk = HostCopy.read, TreeMasks.walk
 
     def noted_read(copied: HostCopy) -> Any:

@@ -1,14 +1,14 @@
-"""Structured texts that a model of random weights is made to write: real instances, real masks.
+"""Make a model with random weights write given instances of schemas, with real masks.
 
-An instance of a schema is spelled as JSON and cut into tokens. A request names its instance by the
-first token of its prompt, so everything is looked up on the device: drafts are replaced by the
-instance's tokens up to a drawn length and other tokens that its grammar allows there, and the verdict,
-after verification has run in full, by the one of a model that prefers the instance's tokens. Trees have
-the form that a good head would give them (`tree_forms`), and text behind every node.
+An instance is written as JSON and tokenized. The first token of a request's prompt is the index of
+its instance, so that the device can look everything up: draft tokens are replaced by the instance's
+tokens up to a drawn length and by other tokens that the grammar allows there; the verdict, after
+verification has run in full, is replaced by that of a model that prefers the instance's tokens.
+Trees have the form that a good head would give them (`tree_forms`).
 
-Promises: a token that its row's mask refuses is not chosen: at a root the request ends with an error,
-as one whose row allows nothing; further down the walk ends before it. Nothing waits for the device, so
-both replacements also work inside a CUDA graph. Texts of the same files are the same every time.
+Promises: a token that the mask of its row refuses is not chosen: at a root the request ends with an
+error, as for an empty mask; at a deeper node the walk ends before it. The host does not wait for
+the device, so both replacements also work inside a CUDA graph. The same files give the same texts.
 Does not know: steps, clocks, how results are shown.
 
 Legend: R rows, V vocabulary, K mask words, B sequences, W nodes, I instances, A seats, C positions.
@@ -45,10 +45,10 @@ from eyas_bench.tree_forms import Form, depths, form_of, path
 NAME = "instances' tokens, drawn acceptance"
 OF_TREES = f"{NAME}, trees of a good head's form"
 LEAST_TOKENS = 32
-"""Shorter instances take no part: a sequence's first steps are not what is measured."""
+"""The minimum length of an instance, since the first steps of a sequence are not measured."""
 MOST_TEXTS = 256
 _TRIES = 4
-"""Tokens that are looked at for one after which the instance could go on."""
+"""The number of tokens that are tried to find one after which the instance could continue."""
 _SLACK = 8
 
 Propose = Callable[[Batch, TreeShape], DraftTree]
@@ -56,8 +56,11 @@ Propose = Callable[[Batch, TreeShape], DraftTree]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """An instance. tokens: without the end. others: at each place, the end's included, other tokens
-    that its grammar allows there, as far as there are so many."""
+    """An instance of a schema.
+
+    tokens: without the end token. others: at each position, including the end, other tokens that
+    the grammar allows there; fewer where it allows fewer.
+    """
 
     name: str
     output: OutputSpec
@@ -68,8 +71,10 @@ class Text:
 
 @dataclass(slots=True)
 class Texts:
-    """left_out: instances by why they take no part; refused: files whose valid instance the grammar
-    refuses."""
+    """The texts of a directory.
+
+    left_out: omitted instances by reason. refused: files whose valid instance the grammar refuses.
+    """
 
     texts: list[Text] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -83,11 +88,13 @@ def read_texts(
     longest: int,
     *,
     topk: int = 1,
-    tell: Callable[[int], None] = lambda number: None,
+    on_text: Callable[[int], None] = lambda number: None,
 ) -> Texts:
-    """Valid instances of a folder's schemas of LEAST_TOKENS to `longest` tokens, one of every schema
-    before the second of any, with `topk` other tokens at each place; their grammars are compiled.
-    ValueError where there is none."""
+    """Return valid instances of LEAST_TOKENS to `longest` tokens, with their grammars compiled.
+
+    Each schema has one instance before any has a second. topk: number of other tokens at each
+    position. ValueError: there are no such instances.
+    """
     if engine.info.grammar_backend is None:
         raise ValueError("--schemas: this model cannot be held to schemas")
     end = engine.info.eos_token_ids[0]
@@ -118,7 +125,7 @@ def read_texts(
             found.refused.append(case.name)
             continue
         found.texts.append(Text(case.name, output, grammar, tokens, others))
-        tell(len(found.texts))
+        on_text(len(found.texts))
     if not found.texts:
         raise ValueError(
             f"--schemas: {folder} has no instance of {LEAST_TOKENS} to {longest} tokens that its "
@@ -130,9 +137,11 @@ def read_texts(
 def other_tokens(
     grammar: Grammar, tokens: Sequence[int], vocab_size: int, draw: random.Random, num: int = 1
 ) -> list[list[int]] | None:
-    """At each place so many tokens other than the instance's, allowed as far as there are so many, and
-    the first such that the instance could go on after it if one is soon found. None where the grammar
-    refuses one of the instance's own."""
+    """Return, for each position, tokens other than the instance's that the grammar allows.
+
+    The first of them is a token after which the instance could continue, if one is found quickly.
+    None: the grammar refuses a token of the instance.
+    """
     state: State | None = grammar.start(fresh=True)
     others: list[list[int]] = []
     for place, token in enumerate(tokens):
@@ -165,7 +174,7 @@ def _others(
 ) -> list[int]:
     drawn = [int(legal[draw.randrange(len(legal))]) for _ in range(_TRIES * num) if len(legal)]
     first = next((other for other in drawn[:_TRIES] if _goes_on(state, other, later)), None)
-    # Where hardly anything is legal the wrong guesses are refused.
+    # If few tokens are legal, the grammar refuses the wrong guesses.
     refused = ((token + step) % vocab_size for step in range(-1, -vocab_size, -1))
     found = dict.fromkeys(drawn if first is None else [first, *drawn])
     while len(found) < num:
@@ -198,27 +207,29 @@ def _compiled(engine: Engine, case: Case) -> tuple[OutputSpec, Grammar] | None:
 
 
 class Teacher:
-    """Has an engine's sequences write instances: `verify` is the engine's from the start, and `teach`
-    comes before its first step.
+    """Makes the sequences of an engine write instances.
 
-    mean: tokens a step on average, the one that every step yields included; None where nothing drafts.
-    steps: levels of its trees. topk: children of a node. num_2: roots whose token was refused, and
-    walks that ended further down because a mask was not there in time (on the device).
+    `verify` must be the engine's from the start; call `teach` before the first step. mean: tokens
+    per step on average, including the token that every step yields; None without a drafter. steps:
+    levels of its trees. topk: children of a node. num_2: on the device, the number of roots whose
+    token was refused, and of walks that ended at a deeper node because a mask was not there in
+    time.
     """
 
     def __init__(self, prompt_tokens: int, mean: float | None, steps: int, topk: int = 1) -> None:
         if mean is not None:
-            continuation(mean, steps)  # what cannot be is refused before any work
+            continuation(mean, steps)  # raises for an impossible mean before any work
         self._prompt_tokens = prompt_tokens
         self._mean, self._steps, self._topk = mean, steps, topk
         self._forms: dict[int, Form] = {}
 
     def teach(self, engine: Engine, texts: Sequence[Text]) -> None:
-        """What this engine is to write. Its drafter proposes through the teacher from now on.
+        """Set the texts that the engine writes, and replace the proposals of its drafter from now
+        on.
 
-        ahead_IC: tokens of each instance by place; others_ICK: those that its grammar allows beside
-        them; the end stands behind every text. ends_I: its place. accepted_AC: how many draft tokens a
-        seat accepts whose root stands at a position.
+        ahead_IC: tokens of each instance by position. others_ICK: other tokens that its grammar
+        allows there. ends_I: position of the end token, which follows every text. accepted_AC:
+        number of draft tokens that a seat accepts whose root is at a position.
         """
         device, end = engine.table.device, engine.info.eos_token_ids[0]
         columns = max(len(text.tokens) for text in texts) + 2
@@ -233,14 +244,14 @@ class Teacher:
         if self._mean is not None:
             accepted_AC = draw_lengths(self._mean, self._steps, num_seats, num_positions)
         self._accepted_AC = accepted_AC.to(device)
-        self._nobody = engine.table.padding_seat
+        self._padding_seat = engine.table.padding_seat
         self.num_2 = torch.zeros(2, dtype=torch.int64, device=device)
         self._before_2 = torch.zeros_like(self.num_2)
         self._propose: Propose = engine.drafter.propose
         engine.drafter.propose = self.propose  # type: ignore[method-assign]
 
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
-        """The drafter's tree, with another form and other tokens."""
+        """Return the drafter's tree with the form and tokens replaced."""
         self._before_2.copy_(self.num_2)
         tree = self._propose(batch, shape)
         if tree.width == 1:
@@ -254,9 +265,9 @@ class Teacher:
         return batch.stage("taught", key, lambda: self._taught(batch, tree, form))
 
     def _taught(self, batch: Batch, tree: DraftTree, form: Form) -> DraftTree:
-        """First children have the text's tokens, but for the one behind the last to be accepted."""
+        """Give first children the text's tokens, up to the last one to be accepted."""
         wanted_B1 = self._accepted_AC[batch.seats_B, batch.roots_B].unsqueeze(1)
-        # Where the first is wrong its siblings are, too.
+        # If the first child is wrong, so are its siblings.
         is_wrong_BW = form.follows_main_W & (form.depths_W - 1 == wanted_B1)
         names_B1, places_BW = self._places(batch, form.depths_W - 1)
         ranks_BW = form.ranks_W - 1 + is_wrong_BW.to(torch.int64)
@@ -276,7 +287,7 @@ class Teacher:
         batch: Batch,
         mask_RK: torch.Tensor | None,
     ) -> Verdict:
-        """What the verifier says, and then the instance's tokens as far as the masks allow them."""
+        """Verify, and replace the verdict by the instance's tokens as far as the masks allow them."""
         verdict = verify(logits_RV, tree, rows, batch, mask_RK)
         names_B1, places_BW = self._places(batch, depths(tree, self._steps))
         chosen_BW = self._ahead_IC[names_B1, places_BW]
@@ -295,8 +306,11 @@ class Teacher:
         return verdict
 
     def _places(self, batch: Batch, depths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, 1] the instance of each sequence, and [B, W] which of its tokens comes after each node,
-        by the nodes' depths ([W] or [B, W])."""
+        """Return the instance of each sequence [B, 1], and the index of the token after each node
+        [B, W].
+
+        depths: of the nodes, [W] or [B, W].
+        """
         names_B1 = batch.table.tokens_AC[batch.seats_B, 0].unsqueeze(1)
         places_BW = batch.roots_B.unsqueeze(1) + (1 - self._prompt_tokens) + depths
         return names_B1, places_BW.clamp(0, self._ahead_IC.shape[1] - 1)
@@ -308,10 +322,10 @@ class Teacher:
         accepted_B: torch.Tensor,
         has_last_B: torch.Tensor,
     ) -> None:
-        """Sequences that are past their end, and whom nobody hears, do not count."""
+        """Add to the counts; sequences that have already ended do not count."""
         place_B = batch.roots_B + (1 - self._prompt_tokens) + accepted_B
         is_faulty_B = ~has_last_B & (place_B <= self._ends_I[names_B])
-        is_faulty_B &= batch.seats_B != self._nobody
+        is_faulty_B &= batch.seats_B != self._padding_seat
         at_root_B = accepted_B == 0
         faulty_2B = torch.stack([is_faulty_B & at_root_B, is_faulty_B & ~at_root_B])
         # Not added to itself: a stage runs twice when it is captured.
@@ -319,7 +333,10 @@ class Teacher:
 
 
 def allowed(mask_RK: torch.Tensor, tokens_BW: torch.Tensor, rows: PackedRows) -> torch.Tensor:
-    """bool [B, W]: does each node's mask allow its token? Nodes without a row allow nothing."""
+    """Return whether the mask of each node allows its token, bool [B, W].
+
+    False for nodes without a row.
+    """
     num, width = tokens_BW.shape
     is_grid = mask_RK.shape[0] == num * width
     sequence_R = rows.sampling.sequence_R
@@ -336,8 +353,10 @@ def allowed(mask_RK: torch.Tensor, tokens_BW: torch.Tensor, rows: PackedRows) ->
 def request_for(
     texts: Sequence[Text], number: int, prompt_tokens: int, name: str, *, has_schema: bool
 ) -> Request:
-    """A request for one of these texts, held to its schema or not; its prompt is the text's number and
-    zeros."""
+    """Return a request for a text, with or without its schema.
+
+    Its prompt is the text's index and zeros.
+    """
     text = texts[number]
     return Request(
         id=name,

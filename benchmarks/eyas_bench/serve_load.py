@@ -1,9 +1,9 @@
-"""An open load run against an engine in this process, or against a server with OpenAI's interface.
+"""Run an open load against an engine in this process, or against an OpenAI-compatible server.
 
-Promises: requests are sent when they are due, however many have not been answered; a request that fails
-is counted and its reason kept, and the load goes on. The engine is stepped by the thread that adds
-requests, as its own process does; grammars compile meanwhile.
-Does not know: how a load is drawn or summed up.
+Promises: requests are sent at their scheduled time, independently of answers; a failed request is
+counted with its reason, and the load continues. The engine is stepped by the thread that adds
+requests, as in its own process; grammars are compiled concurrently.
+Does not know: how a load is drawn or summarised.
 """
 
 from __future__ import annotations
@@ -24,27 +24,31 @@ from eyas.grammar import Json, OutputSpec
 from eyas_bench.load import Arrival, Outcome, Queue
 
 IDLE_SECONDS = 0.0005
-"""The engine's thread sleeps so long at most while it has nothing to do."""
+"""The maximum sleep of the engine's thread, in seconds, when it has no work."""
 
 WARM_UPS = 2
 FEW = 8
-"""Requests that warm up where steps of other sizes have nothing to prepare."""
+"""The number of warm-up requests on a device where nothing is prepared for each batch size."""
 WARM_UP_SCHEMA = '{"type":"string"}'
 
-Tell = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 _FAULTS = (httpx.HTTPError, RuntimeError, ValueError, LookupError)
 
 
 class EngineLoad:
-    """One load on one engine. tell: called with (arrived, ended) after steps."""
+    """A load on an engine. on_progress: called with (arrived, ended) after steps."""
 
     def __init__(
-        self, engine: Engine, arrivals: Sequence[Arrival], temperature: float, tell: Tell | None
+        self,
+        engine: Engine,
+        arrivals: Sequence[Arrival],
+        temperature: float,
+        on_progress: OnProgress | None,
     ) -> None:
         self._engine = engine
         self._temperature = temperature
-        self._tell = tell
+        self._on_progress = on_progress
         self._due = list(arrivals)[::-1]
         self._outcomes = {self._id(arrival): Outcome(arrival) for arrival in arrivals}
         self._compiling: list[tuple[Request, Future[Grammar]]] = []
@@ -53,7 +57,7 @@ class EngineLoad:
         self._queue = Queue(most_waiting=0)
 
     def run(self) -> tuple[list[Outcome], Queue]:
-        """Until the last request has ended."""
+        """Run until the last request has ended."""
         engine, queue = self._engine, self._queue
         last = self._due[0].at if self._due else 0.0
         started = time.perf_counter()
@@ -75,8 +79,8 @@ class EngineLoad:
                 now = time.perf_counter() - started
                 for delta in deltas:
                     self._hear(delta, now)
-                if deltas and self._tell is not None:
-                    self._tell(len(self._outcomes) - len(self._due), self._num_ended)
+                if deltas and self._on_progress is not None:
+                    self._on_progress(len(self._outcomes) - len(self._due), self._num_ended)
             else:
                 rest = self._due[-1].at - now if self._due else IDLE_SECONDS
                 time.sleep(max(0.0, min(IDLE_SECONDS, rest)))
@@ -148,18 +152,20 @@ def run_on_engine(
     engine: Engine,
     arrivals: Sequence[Arrival],
     temperature: float,
-    tell: Tell | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[list[Outcome], Queue]:
-    """Warm up, then run the load."""
+    """Warm the engine up, and run the load."""
     for _ in range(WARM_UPS):
         EngineLoad(engine, to_warm_up(engine, arrivals), temperature, None).run()
-    return EngineLoad(engine, arrivals, temperature, tell).run()
+    return EngineLoad(engine, arrivals, temperature, on_progress).run()
 
 
 def to_warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> list[Arrival]:
-    """Requests that do not count: of the load's prompts, all at once, with answers of many lengths, so
-    that every number of sequences is stepped. Their schema is none of the load's, whose grammars
-    compile when they are first wanted."""
+    """Return warm-up requests: prompts of the load, all at once, with answers of many lengths.
+
+    Every number of sequences is stepped. Their schema is not one of the load's, whose grammars are
+    compiled when they are first used.
+    """
     on_gpu = engine.table.device.type != "cpu"
     most = min(engine.table.num_seats if on_gpu else FEW, len(arrivals))
     with_schemas = engine.info.grammar_backend and any(each.schema for each in arrivals)
@@ -176,10 +182,13 @@ def to_warm_up(engine: Engine, arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 async def run_on_server(
-    url: str, arrivals: Sequence[Arrival], temperature: float, tell: Tell | None = None
+    url: str, arrivals: Sequence[Arrival], temperature: float, on_progress: OnProgress | None = None
 ) -> tuple[list[Outcome], Queue]:
-    """Stream completions of the server's first model. A chunk counts as so many tokens as the answer's
-    usage gives each of its chunks on average. ValueError where no server answers."""
+    """Stream completions of the server's first model.
+
+    Each chunk counts as the mean number of tokens per chunk by the usage of its answer. ValueError:
+    the server does not answer.
+    """
     base = url.rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     outcomes = [Outcome(arrival) for arrival in arrivals]
@@ -200,8 +209,8 @@ async def run_on_server(
                 outcome.error = f"{type(error).__name__}: {error}"
             outcome.ended = time.perf_counter() - started
             num_ended += 1
-            if tell is not None:
-                tell(len(tasks), num_ended)
+            if on_progress is not None:
+                on_progress(len(tasks), num_ended)
 
         tasks: list[asyncio.Task[None]] = []
         for outcome in outcomes:
@@ -222,8 +231,8 @@ async def _stream(
     body = _body(outcome.arrival, model, temperature)
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
-            told = (await response.aread())[:300]
-            raise RuntimeError(f"status {response.status_code}: {told!r}")
+            body = (await response.aread())[:300]
+            raise RuntimeError(f"status {response.status_code}: {body!r}")
         async for line in response.aiter_lines():
             if not line.startswith("data:"):
                 continue
@@ -260,8 +269,10 @@ def _body(arrival: Arrival, model: str, temperature: float) -> dict[str, Any]:
 
 
 def spread(times: Sequence[float], num_tokens: int) -> list[tuple[float, int]]:
-    """Tokens given to chunks as evenly as whole numbers allow. A chunk without any (the first or the
-    last of an answer may hold no text) delivers nothing."""
+    """Distribute the tokens of an answer over its chunks as evenly as whole numbers allow.
+
+    Chunks without a token (the first or last chunk of an answer may have no text) are omitted.
+    """
     num = len(times)
     given = [num_tokens * (i + 1) // num - num_tokens * i // num for i in range(num)]
     if num > num_tokens:

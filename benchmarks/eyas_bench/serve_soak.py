@@ -1,12 +1,12 @@
-"""Many streaming clients at once against a live server: nothing lost, nothing doubled, memory flat.
+"""Run many streaming clients against a server, and check its answers and its memory.
 
     python -m eyas_bench.serve_soak --clients 64 --seconds 120
     python -m eyas_bench.serve_soak --url http://127.0.0.1:8000 --pid 1234
 
-Promises: every answer, streamed or whole, is compared with the one that the same request got alone,
-before the load, usage and log-probabilities included; a share of the clients vanish in mid-stream, and
-a share of the requests is hostile and must be refused; the report is one JSON object and the
-exit status is 0 only if everything held. Does not know: how the server works.
+Promises: every answer, streamed or whole, is compared with the answer to the same request alone
+before the load, including usage and log-probabilities; a fraction of the clients disconnect before
+the end, and a fraction of the requests is hostile and must be refused. The report is a JSON object;
+the exit status is 0 only if every check passed. Does not know: how the server works.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ READY_SECONDS = 120.0
 
 @dataclass
 class Report:
-    """What a soak found. rss_*: bytes of the server and its engine together; growth is relative."""
+    """The report of a soak test.
+
+    rss_*: bytes of the server and its engine together; growth is relative.
+    """
 
     num_clients: int
     seconds: float = 0.0
@@ -62,7 +65,7 @@ class Report:
     errors: list[str] = field(default_factory=list)
 
     def holds(self, max_growth: float) -> bool:
-        """No error, no lost or doubled token, flat memory, and a server at rest afterwards."""
+        """Whether all answers were complete, memory was constant, and the server is idle."""
         return (
             self.num_completed > 0
             and self.num_errors == self.num_mismatches == 0
@@ -72,7 +75,7 @@ class Report:
 
 
 class StatusError(RuntimeError):
-    """An answer with another status than 200."""
+    """A response with a status other than 200."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"status {status}: {body[:300]!r}")
@@ -80,7 +83,7 @@ class StatusError(RuntimeError):
 
 
 class Connection:
-    """One HTTP/1.1 exchange; closing it early is how a client vanishes."""
+    """An HTTP/1.1 exchange; a client disconnects by closing it early."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -97,7 +100,7 @@ class Connection:
             await self._writer.wait_closed()
 
     async def exchange(self, method: str, path: str, body: bytes = b"") -> AsyncIterator[bytes]:
-        """The pieces of the answer's body. StatusError for a status other than 200."""
+        """Yield the pieces of the response body. StatusError: the status is not 200."""
         headers = [("host", self._host), ("connection", "close")]
         headers.append(("content-length", str(len(body))))
         for event in (
@@ -128,7 +131,10 @@ async def fetch(url: str, method: str, path: str, body: bytes = b"") -> bytes:
 
 
 async def events(url: str, workload: Workload) -> AsyncIterator[dict[str, Any]]:
-    """The streamed objects of one request. RuntimeError if the stream breaks off or says error."""
+    """Yield the streamed objects of a request.
+
+    RuntimeError: the stream ends early or has an error.
+    """
     body = json.dumps({**workload.body, "stream": True, "stream_options": {"include_usage": True}})
     rest, is_done = b"", False
     async with Connection(url) as connection:
@@ -148,8 +154,11 @@ async def events(url: str, workload: Workload) -> AsyncIterator[dict[str, Any]]:
 
 
 class Soak:
-    """One run. vanish: the share of streams that their client leaves half way. hostile: of requests
-    that must be refused. whole: of answers that are not streamed."""
+    """A soak test.
+
+    vanish: fraction of streams that the client closes before the end. hostile: fraction of requests
+    that must be refused. whole: fraction of answers that are not streamed.
+    """
 
     def __init__(
         self,
@@ -167,14 +176,14 @@ class Soak:
         self._first_events: list[float] = []
 
     async def learn(self) -> None:
-        """Ask each request alone, whole: the answers that streams must add up to."""
+        """Send each request alone and not streamed, for the reference answers."""
         for workload in self._workloads:
             body = json.dumps(workload.body).encode()
             whole = json.loads(await fetch(self._url, "POST", workload.path, body))
             self._expected[workload.name] = answer_of([whole])
 
     async def run(self, report: Report, seconds: float, process_id: int | None) -> None:
-        """Load the server for `seconds`, then wait until it is at rest."""
+        """Run the load for `seconds`, and wait until the server is idle."""
         started = time.monotonic()
         deadline = started + seconds
         samples: list[tuple[float, int]] = []
@@ -230,7 +239,7 @@ class Soak:
         self._compare(workload, [whole], report)
 
     async def _refused(self, body: bytes, report: Report) -> None:
-        """RuntimeError where a body that must be refused is not, or not as the sender's fault."""
+        """Send a hostile body. RuntimeError: it is not refused with a status from 400 to 499."""
         try:
             await fetch(self._url, "POST", "/v1/chat/completions", body)
         except StatusError as error:
@@ -250,13 +259,13 @@ class Soak:
             report.mismatches = [*report.mismatches, entry][:MAX_SHOWN]
 
     async def _is_idle(self) -> bool:
-        """Whether the engine comes to rest: nothing runs, nothing waits, no slot is held."""
+        """Whether the engine becomes idle: no running or waiting request, and no held slot."""
         wanted = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         for _ in range(100):
             text = (await fetch(self._url, "GET", "/metrics")).decode()
             values = [re.search(rf"^eyas_{name}\{{.*\}} (\S+)$", text, re.M) for name in wanted]
             if all(value is not None and float(value[1]) == 0 for value in values):
-                # The engine checks its own books once it has been idle for a second.
+                # The engine checks its cache after one second without work.
                 await asyncio.sleep(2.5)
                 await fetch(self._url, "GET", "/ready")
                 return True
@@ -266,14 +275,14 @@ class Soak:
 
 async def _sample(process_id: int | None, started: float, samples: list[tuple[float, int]]) -> None:
     while process_id is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # children come and go
+        with contextlib.suppress(psutil.NoSuchProcess):  # a child process may end
             total = sum(process.memory_info().rss for process in _family(process_id))
             samples.append((time.monotonic() - started, total))
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
 def _note_memory(report: Report, samples: list[tuple[float, int]], seconds: float) -> None:
-    """Warm: the second fifth of the run. End: its last fifth."""
+    """Record memory: after the warm-up (second fifth of the run) and at the end (last fifth)."""
     warm = [rss for at, rss in samples if 0.2 * seconds <= at < 0.4 * seconds]
     end = [rss for at, rss in samples if 0.8 * seconds <= at]
     if warm and end:
@@ -301,7 +310,7 @@ async def _until_ready(url: str) -> None:
 async def soak(
     url: str, process_id: int | None, num_clients: int, seconds: float, vanish: float, seed: int
 ) -> Report:
-    """Learn, load, report."""
+    """Get the reference answers, run the load, and return the report."""
     await _until_ready(url)
     run = Soak(url, drawn_workloads(seed), vanish=vanish)
     await run.learn()

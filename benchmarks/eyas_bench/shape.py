@@ -1,7 +1,7 @@
-"""An engine around a named shape with random weights: speed without a checkpoint.
+"""Build an engine for a shape with random weights, to measure speed without a checkpoint.
 
-Promises: everything but the weights is what an engine from files has: sizes, exactness check, drafting.
-Does not know: what is measured.
+Promises: everything but the weights is as in an engine from files: sizes, exactness check,
+drafting. Does not know: what is measured.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def dummy_engine(
     verify: Verify = verify,
     captures: bool = True,
 ) -> Engine:
-    """The engine that `config` describes, with random weights of this shape for its model.
+    """Return the engine that `config` describes, with random weights.
 
-    verify: gives the verdicts. captures: usual steps of a device at once.
+    verify: returns the verdicts. captures: capture the usual steps of a device as CUDA graphs
+    immediately.
     """
     shape = find_shape(name)
     model = msgspec.structs.replace(config.model, path=f"{name}, dummy weights")
@@ -49,10 +50,10 @@ def dummy_parts(
     *,
     tokenizer_directory: Path | None = None,
 ) -> Parts:
-    """Random weights, drawn on the device.
+    """Return the parts of an engine with random weights, drawn on the device.
 
-    tokenizer_directory: of a model whose vocabulary fits the shape's, so that outputs can be held to
-    schemas; None leaves tokens without texts.
+    tokenizer_directory: of a model whose vocabulary fits the shape's, for constrained outputs; None
+    leaves tokens without text.
     """
     dtype = resolve_dtype(config.model.dtype, place.device)
     drafting = decide(shape, config.draft)
@@ -86,7 +87,7 @@ def dummy_parts(
 
 
 def decide(shape: NamedShape, draft: DraftConfig) -> Drafting:
-    """Who drafts beside a model of this shape. "auto" is its head."""
+    """Return the drafting for a model of this shape; "auto" is its head."""
     names = draft.names or ("head", "forced")
     if "model" in names or draft.model is not None:
         raise ValueError(
@@ -98,7 +99,7 @@ def decide(shape: NamedShape, draft: DraftConfig) -> Drafting:
 
 
 def about(engine: Engine, name: str) -> dict[str, Any]:
-    """The shape, its type and its promise of exactness, for a result."""
+    """Return the description of the engine for a result: shape, dtype and exactness."""
     info = engine.info
     return {
         "name": name,
@@ -116,7 +117,7 @@ def about(engine: Engine, name: str) -> dict[str, Any]:
 
 
 def _ends(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """A token that ends a text; where nobody says which, any that is no text will do."""
+    """Return the end-of-text tokens; if the tokenizer names none, any token without text."""
     if tokenizer.eos_id is not None:
         return (tokenizer.eos_id,)
     return (min(tokenizer.control_ids),) if tokenizer.control_ids else ()

@@ -1,9 +1,9 @@
-"""Models of well-known sizes with random weights: what speed is measured on where no files are.
+"""Models of well-known sizes with random weights, to measure speed without files.
 
-Promises: the sizes are data. Each model has an EAGLE-3 head as real checkpoints have it: one layer of
-the model's width, a vocabulary and an output layer of its own, the model's embedding. Weights are drawn
-where they will be used, without files or copies elsewhere, and are the same for a seed, a type and a
-device; activations keep the size of real ones through all layers.
+Promises: the sizes are data. Each model has an EAGLE-3 head as in real checkpoints: one layer of
+the model's width, its own draft vocabulary and output layer, the model's embedding. Weights are
+drawn on the device where they are used, and are the same for a seed, a type and a device;
+activations keep the scale of real ones through all layers.
 Does not know: engines, what is measured.
 
 Legend: V ids of a draft vocabulary.
@@ -23,13 +23,13 @@ from eyas.models.heads.spec import HeadSpec, default_taps
 from eyas.models.spec import ModelSpec
 
 HEAD_SHARPNESS = 12.0
-"""Spread of a random draft head's logits; a model's own is 1. Real heads are rather sure of their best
-token, and only then do the best nodes of a tree reach its depth."""
+"""The standard deviation of a random draft head's logits; a model's is 1. Real heads are rather
+certain of their best token, and only then do the best nodes of a tree reach its depth."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedShape:
-    """A model's facts and those of its EAGLE-3 head."""
+    """The facts of a model and of its EAGLE-3 head."""
 
     name: str
     model: ModelSpec
@@ -139,14 +139,14 @@ SHAPES = {
 
 
 def find_shape(name: str) -> NamedShape:
-    """The shape of that name; ValueError names those there are."""
+    """Return the shape with this name. ValueError: it is unknown; the text lists all names."""
     if name not in SHAPES:
         raise ValueError(f"shape: {name!r} is unknown; there are {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
 def draft_ids(spec: HeadSpec) -> torch.Tensor:
-    """The target's id of each draft id, int64 [V], ascending, spread over the whole vocabulary."""
+    """Return the target's id of each draft id, int64 [V], spread evenly over the vocabulary."""
     ids_V = torch.arange(spec.draft_vocab_size, dtype=torch.int64)
     return ids_V * spec.vocab_size // spec.draft_vocab_size
 
@@ -160,7 +160,7 @@ def dummy_decoder(
     order: RowOrder | None = None,
     seed: int = 0,
 ) -> Decoder:
-    """A model of this shape with random weights, ready to run."""
+    """Return a model of this shape with random weights, ready to run."""
     with torch.no_grad():
         decoder = Decoder(
             spec, dtype=dtype, device=device, max_model_len=max_model_len, order=order
@@ -173,7 +173,7 @@ def dummy_decoder(
 def dummy_head(
     spec: HeadSpec, target: Decoder, *, order: RowOrder | None = None, seed: int = 0
 ) -> DraftHead:
-    """A head of this shape with random weights beside its target, whose embedding it shares."""
+    """Return a head of this shape with random weights, which shares the embedding of `target`."""
     assert not spec.own_embedding and spec.own_head
     has_map = spec.draft_vocab_size != spec.vocab_size
     with torch.no_grad():
@@ -195,7 +195,7 @@ def dummy_head(
 
 
 def _fill(parameters: dict[str, list[torch.Tensor]], device: torch.device, seed: int) -> None:
-    """Norms are 1, biases 0; a product keeps the spread of what it is given."""
+    """Fill norms with 1, biases with 0, and matrices so that a product keeps its input's scale."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, blocks in parameters.items():
         for block in blocks:

@@ -1,7 +1,6 @@
-"""The requests of a soak, and what makes two answers the same.
+"""The requests of a soak test, and the comparison of answers.
 
-Promises: a request's answer depends on nothing but the request: its seed is given. Does not know:
-servers, time.
+Promises: an answer depends only on its request, which has a seed. Does not know: servers, time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SYSTEMS = (None, "You are a helpful assistant.", "Answer in one short sentence.
 
 @dataclass(frozen=True)
 class Workload:
-    """One request, without `stream`."""
+    """A request, without `stream`."""
 
     name: str
     path: str
@@ -37,8 +36,9 @@ class Workload:
 
 
 def drawn_workloads(seed: int) -> list[Workload]:
-    """A mixture: chats and completions, greedy and sampled, reasoning, schemas, patterns, tools, stops,
-    several choices, logprobs."""
+    """Return a mixture of chats and completions: greedy and sampled, with reasoning, schemas,
+    patterns, tools, stop strings, several choices and log-probabilities.
+    """
     draw = random.Random(seed)
     return [_drawn(draw, index) for index in range(NUM_WORKLOADS)]
 
@@ -138,11 +138,11 @@ HOSTILE: tuple[bytes, ...] = (
         )
     ),
 )
-"""Bodies of chats that are refused, each with a status from 400 to 499."""
+"""Chat request bodies that must be refused with a status from 400 to 499."""
 
 
 def answer_of(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The comparable part of an answer, from its stream's objects or from the whole one."""
+    """Return the part of an answer to compare, from its streamed objects or from the whole response."""
     choices: dict[int, dict[str, Any]] = {}
     usage: dict[str, Any] = {}
     for value in objects:

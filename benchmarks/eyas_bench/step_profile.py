@@ -1,11 +1,11 @@
-"""What a step is made of: device time by kind of kernel, by part of the step, and the gaps.
+"""Profile a step: device time by kind of kernel, by part of the step, and gaps.
 
-A few steps in the middle of an answer are run twice: once as they are, for how long a step takes, and
-once under the profiler, for what ran. On a GPU kernels are counted; on a CPU the time inside operators
-is, each without those it calls.
+A few steps in the middle of an answer run twice: without the profiler, to measure the time of a
+step, and with it, to record what ran. On a GPU kernels are counted; on a CPU the time inside
+operators, without the operators that they call.
 
-Promises: a kernel counts for one kind, by its name alone; busy time counts once what ran at the same
-time; gaps are a step's time, as it is without the profiler, less its busy time.
+Promises: a kernel has one kind, by its name; busy time counts overlapping kernels once; gaps are
+the time of a step without the profiler minus its busy time.
 Does not know: models, how results are shown.
 """
 
@@ -32,7 +32,8 @@ from eyas.verify.contestants import waiter
 
 GEMMS, ATTENTION, DRAFT = "GEMMs", "attention", "draft trees"
 SAMPLING, COPIES, OTHERS = "sampling, verify", "copies", "small kernels"
-"""Small kernels: norms, rotations, activations, element-wise work, and what fits nowhere else."""
+"""Small kernels are norms, rotary embedding, activations, element-wise operations, and all other
+kernels."""
 OWN_FILES = {
     "gemm": GEMMS,
     "gemm_warpgroups": GEMMS,
@@ -51,7 +52,7 @@ OWN_FILES = {
     "filters": SAMPLING,
     "walk": SAMPLING,
 }
-"""Kinds of the kernels in the files of eyas.kernels; what other files there hold is small."""
+"""File of eyas.kernels -> kind of its kernels; kernels of other files are small kernels."""
 PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (COPIES, ("memcpy", "memset", "copy_device_to_device")),
     (ATTENTION, ("attention", "flash", "fmha", "scaled_dot_product")),
@@ -64,18 +65,18 @@ PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     (SAMPLING, ("softmax", "topk", "sort", "argmax", "cumsum", "cumprod", "scan", "radix")),
 )
-"""Kinds of other kernels by what their names contain, in small letters; the first that fits counts."""
+"""Kinds of other kernels by parts of their names in lower case; the first match counts."""
 _KERNEL = re.compile(r"@(?:triton|gluon)\.jit(?:\((?:[^()]|\([^()]*\))*\))?\s+def (\w+)\(")
 KINDS = (GEMMS, ATTENTION, OTHERS, DRAFT, SAMPLING, COPIES)
 PARTS = ("draft", "forward", "verdict", "observe")
-"""Parts of a step, each with the kernels that it launches, alone or as a CUDA graph."""
+"""The parts of a step, each with the kernels that it launches directly or as a CUDA graph."""
 WARM_STEPS, STEPS = 8, 8
 MOST_NAMES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """A kernel or operator: seconds of its own, and when it ran."""
+class KernelRun:
+    """A kernel or operator: its own seconds, and when it ran."""
 
     name: str
     start: float
@@ -83,7 +84,7 @@ class Ran:
 
 
 def kind_of(name: str) -> str:
-    """Which kind a kernel of this name is."""
+    """Return the kind of a kernel by its name."""
     if name in (own := own_kernels()):
         return OWN_FILES.get(own[name], OTHERS)
     lower = name.lower()
@@ -95,7 +96,7 @@ def kind_of(name: str) -> str:
 
 @cache
 def own_kernels() -> dict[str, str]:
-    """The file of eyas.kernels that each of its kernels is in; they are called as their functions."""
+    """Return kernel name -> file of eyas.kernels."""
     found: dict[str, str] = {}
     for file in sorted(Path(kernels.__file__).parent.glob("*.py")):
         for name in _KERNEL.findall(file.read_text(encoding="utf-8")):
@@ -103,8 +104,8 @@ def own_kernels() -> dict[str, str]:
     return found
 
 
-def busy_seconds(ran: Sequence[Ran]) -> float:
-    """Time in which at least one of them ran."""
+def busy_seconds(ran: Sequence[KernelRun]) -> float:
+    """Return the time in seconds during which at least one of them ran."""
     total, until = 0.0, float("-inf")
     for each in sorted(ran, key=lambda each: each.start):
         stop = each.start + each.seconds
@@ -114,8 +115,10 @@ def busy_seconds(ran: Sequence[Ran]) -> float:
 
 
 def profile_steps(engine: Engine, batch: Sequence[Request]) -> dict[str, Any]:
-    """Profile steps in the middle of these requests' answers, which are then abandoned. ValueError
-    where the answers are too short for that, RuntimeError where a step fails."""
+    """Profile steps in the middle of the answers to these requests, which are then aborted.
+
+    ValueError: the answers are too short for it. RuntimeError: a step failed.
+    """
     wait = waiter(engine.table.device)
     for request in batch:
         engine.add(request)
@@ -139,9 +142,16 @@ def profile_steps(engine: Engine, batch: Sequence[Request]) -> dict[str, Any]:
 
 
 def summarise(
-    ran: Sequence[Ran], parts: dict[str, float], busy: float, step_seconds: float, num_steps: int
+    ran: Sequence[KernelRun],
+    parts: dict[str, float],
+    busy: float,
+    step_seconds: float,
+    num_steps: int,
 ) -> dict[str, Any]:
-    """Per step, in milliseconds. ran, parts: of all steps together; busy, step_seconds: of one."""
+    """Summarise a profile per step, in milliseconds.
+
+    ran, parts: of all steps together. busy, step_seconds: of one step.
+    """
     seconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     names: dict[str, list[float]] = defaultdict(list)
@@ -202,8 +212,8 @@ def _refuse_an_end(delta: Delta) -> None:
         )
 
 
-def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[Ran], dict[str, float]]:
-    """What ran in STEPS steps, and seconds by part."""
+def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[KernelRun], dict[str, float]]:
+    """Return what ran in STEPS steps, and the seconds of each part."""
     on_gpu = engine.table.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     with _marked_parts(engine), profile(activities=activities) as profiler:
@@ -213,7 +223,7 @@ def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[Ran], dict
     marks = [e for e in events if e.name in PARTS and e.device_type == DeviceType.CPU]
     if on_gpu:
         ran = [
-            Ran(event.name, event.time_range.start / 1e6, event.time_range.elapsed_us() / 1e6)
+            KernelRun(event.name, event.time_range.start / 1e6, event.time_range.elapsed_us() / 1e6)
             for event in events
             if event.device_type == DeviceType.CUDA and event.name not in PARTS
         ]
@@ -221,7 +231,7 @@ def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[Ran], dict
     else:
         operators = [e for e in events if e.name not in PARTS and e.self_cpu_time_total > 0]
         ran = [
-            Ran(event.name, event.time_range.start / 1e6, event.self_cpu_time_total / 1e6)
+            KernelRun(event.name, event.time_range.start / 1e6, event.self_cpu_time_total / 1e6)
             for event in operators
         ]
         spent = [(mark.name, mark.cpu_time_total / 1e6) for mark in marks]
@@ -233,7 +243,7 @@ def _profiled(engine: Engine, wait: Callable[[], None]) -> tuple[list[Ran], dict
 
 @contextmanager
 def _marked_parts(engine: Engine) -> Iterator[None]:
-    """The parts of a step carry their names while the context lasts."""
+    """Label the parts of a step for the profiler while the context lasts."""
     drafter, stage = engine.drafter, Batch.stage
 
     def marked_stage(batch: Batch, name: Any, *rest: Any, **named: Any) -> Any:

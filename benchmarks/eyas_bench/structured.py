@@ -1,9 +1,10 @@
-"""What a schema costs and what forced spans yield: the same prompts with a schema and without.
+"""Measure the cost of a schema and the gain of forced spans: the same prompts with and without a
+schema.
 
-Promises: one engine, one request at a time; every prompt is answered by all contestants, one after
-the other, and who is first changes from prompt to prompt and from round to round. Grammars, also those
-that forced spans are taken from, are compiled before anything is timed. Tokens are exact, and so are
-steps of fixed shapes where no mask is late; ratios of speeds are taken within a round.
+Promises: one engine, one request at a time; every prompt is answered by all contestants in turn,
+and their order changes from prompt to prompt and round to round. Grammars, including those of
+forced spans, are compiled before the measurement. Token counts are exact, and so are step counts of
+fixed shapes if no mask is late; ratios of speeds are taken within a round.
 Does not know: how results are shown.
 """
 
@@ -42,17 +43,17 @@ SPEED_RATIOS = (
     (FORCED, PLAIN),
     (AUTO, PLAIN),
 )
-"""Whose tokens a second are divided by whose."""
+"""Pairs of contestants whose ratio of tokens per second is reported."""
 CANONICAL_SECONDS = 10.0
-"""Forced spans wait so long for their grammars, and do without them after that."""
+"""Seconds to wait for the grammars of forced spans; after that, spans are omitted."""
 
 Message = Mapping[str, Any]
-Say = Callable[[str], None]
+ShowStatus = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A conversation whose answer a schema describes."""
+    """A conversation and the schema of its answer."""
 
     title: str
     messages: tuple[Message, ...]
@@ -60,8 +61,8 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A task in tokens, its schema compiled."""
+class PreparedTask:
+    """A tokenized task with its compiled schema."""
 
     task: Task
     prompt: list[int]
@@ -71,7 +72,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """Who drafts, and whether answers are held to their schemas."""
+    """A drafter, and whether answers are constrained to their schemas."""
 
     name: str
     lineup: Lineup
@@ -80,7 +81,10 @@ class Contestant:
 
 @dataclass(slots=True)
 class Round:
-    """One pass of a contestant over the tasks. step_seconds: of the steps after a prompt's own."""
+    """A pass of a contestant over the tasks.
+
+    step_seconds: of the steps after the step of the prompt.
+    """
 
     run: Measurement = field(default_factory=Measurement)
     choices: list[Choice] = field(default_factory=list)
@@ -89,7 +93,7 @@ class Round:
 
 
 def own_tasks(count: int) -> list[Task]:
-    """Held-out prompts of the built-in model's JSON families, with the schemas of the right answers."""
+    """Return held-out prompts of the built-in model's JSON families, with schemas of the answers."""
     tasks: list[Task] = []
     number = 0
     while len(tasks) < count:
@@ -106,7 +110,7 @@ def own_tasks(count: int) -> list[Task]:
 
 
 def form_tasks(count: int, *, shows_schema: bool = False) -> list[Task]:
-    """The forms, every one as often as the others as far as `count` allows it."""
+    """Return `count` tasks of the forms, equally many of each where `count` allows it."""
     most = max(len(form.prompts) for form in FORMS)
     tasks = [
         Task(form.name, _messages(form, form.prompts[i], shows_schema), form.schema)
@@ -118,7 +122,7 @@ def form_tasks(count: int, *, shows_schema: bool = False) -> list[Task]:
 
 
 def groups(count: int) -> dict[str, list[Task]]:
-    """Groups of `count` tasks by name."""
+    """Return groups of `count` tasks by name."""
     return {
         OWN_TASKS: own_tasks(count),
         FORMS_ALONE: form_tasks(count),
@@ -129,12 +133,12 @@ def groups(count: int) -> dict[str, list[Task]]:
 def _messages(form: Form, facts: str, shows_schema: bool) -> tuple[Message, ...]:
     if not shows_schema:
         return ({"role": "user", "content": f"{facts}\n\nWrite this as a JSON object."},)
-    told = f"Answer with a JSON object that follows this schema:\n{json.dumps(form.schema)}"
-    return ({"role": "system", "content": told}, {"role": "user", "content": facts})
+    instruction = f"Answer with a JSON object that follows this schema:\n{json.dumps(form.schema)}"
+    return ({"role": "system", "content": instruction}, {"role": "user", "content": facts})
 
 
 def schema_of(value: Any) -> dict[str, Any]:
-    """The closed schema of values that look like this one."""
+    """Return a closed schema of values with the same structure as this one."""
     match value:
         case dict():
             return {
@@ -157,7 +161,10 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 
 def contestants(stage: Stage, steps: int) -> list[Contestant]:
-    """stage: made with a head, with grammars. steps: of the chain whose shape is fixed."""
+    """Return the contestants.
+
+    stage: with a head and grammars. steps: of the chain of fixed size.
+    """
     head = stage.fixed(HEAD, TreeShape(steps, 1, steps + 1))
     return [
         Contestant(PLAIN, stage.plain(), True),
@@ -169,10 +176,12 @@ def contestants(stage: Stage, steps: int) -> list[Contestant]:
     ]
 
 
-def ask(llm: LLM, tasks: Sequence[Task]) -> tuple[list[Asked], list[float]]:
-    """The tasks ready to run, and the seconds that each schema took that was compiled for them, the
-    first mask included."""
-    asked: list[Asked] = []
+def prepare_tasks(llm: LLM, tasks: Sequence[Task]) -> tuple[list[PreparedTask], list[float]]:
+    """Tokenize the tasks and compile their schemas.
+
+    Returns the tasks, and the compile time of each schema in seconds, including the first mask.
+    """
+    prepared: list[PreparedTask] = []
     grammars = []
     seconds: list[float] = []
     for task in tasks:
@@ -180,7 +189,7 @@ def ask(llm: LLM, tasks: Sequence[Task]) -> tuple[list[Asked], list[float]]:
         wanted = Wanted(answer=Json(prepare(task.schema, param="schema")))
         output = llm.dialect.output(wanted, prompt)
         assert output is not None
-        asked.append(Asked(task, prompt, wanted, output))
+        prepared.append(PreparedTask(task, prompt, wanted, output))
         num_compiled = llm.engine.stats().grammar.num_compiled
         before = time.perf_counter()
         grammars.append(llm.engine.compile(output).result())
@@ -190,24 +199,27 @@ def ask(llm: LLM, tasks: Sequence[Task]) -> tuple[list[Asked], list[float]]:
     deadline = time.monotonic() + CANONICAL_SECONDS
     while not all(grammar.canonical for grammar in grammars) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return asked, seconds
+    return prepared, seconds
 
 
 def measure(
     stage: Stage,
     lineup: Sequence[Contestant],
-    asked: Sequence[Asked],
+    prepared: Sequence[PreparedTask],
     *,
     max_tokens: int,
     repeats: int,
-    say: Say,
+    show_status: ShowStatus,
 ) -> dict[str, list[Round]]:
-    """`repeats` rounds of every contestant by name, after one to warm up."""
+    """Run `repeats` rounds of every contestant, after a warm-up round.
+
+    Return the rounds by contestant.
+    """
     rounds: dict[str, list[Round]] = {each.name: [] for each in lineup}
     for turn in range(repeats + 1):
-        say(f"round {turn}" if turn else "warm-up")
+        show_status(f"round {turn}" if turn else "warm-up")
         current = {each.name: Round() for each in lineup}
-        for number, one in enumerate(asked):
+        for number, one in enumerate(prepared):
             first = (turn + number) % len(lineup)
             for each in [*lineup[first:], *lineup[:first]]:
                 _answer(stage, each, one, max_tokens, current[each.name])
@@ -218,16 +230,16 @@ def measure(
 
 
 def _answer(
-    stage: Stage, contestant: Contestant, asked: Asked, max_tokens: int, done: Round
+    stage: Stage, contestant: Contestant, prepared: PreparedTask, max_tokens: int, done: Round
 ) -> None:
-    """One answer, timed from the request to its last token."""
+    """Generate an answer, timed from the request to its last token."""
     stage.use(contestant.lineup)
     engine, llm = stage.llm.engine, stage.llm
     request = Request(
         id="structured",
-        prompt_token_ids=asked.prompt,
+        prompt_token_ids=prepared.prompt,
         params=llm.default_params(temperature=0.0, seed=0, max_tokens=max_tokens),
-        output=asked.output if contestant.has_schema else None,
+        output=prepared.output if contestant.has_schema else None,
         with_marks=True,
     )
     deltas: list[Delta] = []
@@ -242,9 +254,9 @@ def _answer(
     now = time.perf_counter()
     usage = deltas[-1].usage
     if deltas[-1].finish_reason == "error" or usage is None:
-        raise RuntimeError(f"{asked.task.title}: a measured request failed: {deltas[-1].error}")
-    answer = GenerationOutput(asked.prompt, [Choice(0)])
-    segmenter = llm.dialect.segmenter(asked.wanted, asked.prompt)
+        raise RuntimeError(f"{prepared.task.title}: a measured request failed: {deltas[-1].error}")
+    answer = GenerationOutput(prepared.prompt, [Choice(0)])
+    segmenter = llm.dialect.segmenter(prepared.wanted, prepared.prompt)
     for delta in deltas:
         events = segmenter.push(delta.text, delta.marks)
         answer.absorb(delta, events + (segmenter.finish() if delta.finish_reason else []))
@@ -262,18 +274,20 @@ def _answer(
 
 def report(
     lineup: Sequence[Contestant],
-    asked: Sequence[Asked],
+    prepared: Sequence[PreparedTask],
     rounds: Mapping[str, Sequence[Round]],
     compile_seconds: Sequence[float],
 ) -> dict[str, Any]:
-    """What a group of tasks gave: every contestant, and the ratios between them. compile_ms: None where
-    an earlier group had the same schemas."""
+    """Return the results of a group: every contestant, and the ratios between them.
+
+    compile_seconds: [] if an earlier group had the same schemas.
+    """
     runs = {name: [each.run for each in own] for name, own in rounds.items()}
     counts = {name: _counts(own) for name, own in rounds.items()}
     plain = runs[PLAIN]
     return {
-        "num_tasks": len(asked),
-        "num_schemas": len({one.output.key for one in asked}),
+        "num_tasks": len(prepared),
+        "num_schemas": len({one.output.key for one in prepared}),
         "compile_ms": {
             "median": round(1000 * median(compile_seconds), 2),
             "max": round(1000 * max(compile_seconds), 2),
@@ -284,7 +298,7 @@ def report(
             each.name: {
                 "has_schema": each.has_schema,
                 **_summary(rounds[each.name]),
-                **(_judged(asked, rounds[each.name]) if each.has_schema else {}),
+                **(_validated(prepared, rounds[each.name]) if each.has_schema else {}),
                 **({"same_tokens": same_tokens(runs[each.name], plain)} if each.has_schema else {}),
             }
             for each in lineup
@@ -297,7 +311,7 @@ def report(
 
 
 def _counts(rounds: Sequence[Round]) -> list[tuple[int, int]]:
-    """(tokens, steps) of each task, all rounds together."""
+    """Return (tokens, steps) of each task, summed over all rounds."""
     by_task = zip(*(done.choices for done in rounds), strict=True)
     usages = [[choice.usage for choice in choices] for choices in by_task]
     return [
@@ -307,8 +321,11 @@ def _counts(rounds: Sequence[Round]) -> list[tuple[int, int]]:
 
 
 def _summary(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Counts are the same in every round, but for a drafter that goes by what time it takes, and where
-    a busy machine makes masks or forced spans late."""
+    """Summarise the rounds of a contestant.
+
+    Counts are the same in every round, unless the drafter decides by time, or a busy machine makes
+    masks or forced spans late.
+    """
     runs = [each.run for each in rounds]
     num_tokens, num_steps = sum(run.num_tokens for run in runs), sum(run.num_steps for run in runs)
     later = [max(1, each.run.num_steps - len(each.choices)) for each in rounds]
@@ -342,25 +359,26 @@ def _summary(rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def _judged(asked: Sequence[Asked], rounds: Sequence[Round]) -> dict[str, Any]:
-    """valid: share of the answers that jsonschema accepts. broken: titles of tasks whose answer came to
-    its end and is not accepted."""
+def _validated(prepared: Sequence[PreparedTask], rounds: Sequence[Round]) -> dict[str, Any]:
+    """Return `valid`, the fraction of answers that jsonschema accepts, and `broken`, the titles of
+    finished but invalid answers.
+    """
     accepts = [
         accepted(one.task.schema, choice.content)
-        for one, choice in zip(asked, rounds[0].choices, strict=True)
+        for one, choice in zip(prepared, rounds[0].choices, strict=True)
     ]
     return {
         "valid": _share(accepts),
         "broken": [
             one.task.title
-            for one, choice, is_valid in zip(asked, rounds[0].choices, accepts, strict=True)
+            for one, choice, is_valid in zip(prepared, rounds[0].choices, accepts, strict=True)
             if choice.finish_reason == "stop" and not is_valid
         ],
     }
 
 
 def accepted(schema: dict[str, Any], text: str) -> bool:
-    """Is the text JSON that jsonschema finds valid?"""
+    """Whether the text is JSON that jsonschema accepts."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -369,7 +387,7 @@ def accepted(schema: dict[str, Any], text: str) -> bool:
 
 
 def require_validator() -> Any:
-    """The judge of answers. ValueError where it is not installed."""
+    """Return the validator class of jsonschema. ValueError: it is not installed."""
     try:
         from jsonschema import Draft202012Validator
     except ImportError as error:

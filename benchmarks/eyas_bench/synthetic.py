@@ -1,13 +1,14 @@
-"""Synthetic acceptance: how many draft tokens a step accepts is drawn, not decided by the model.
+"""Synthetic acceptance: the number of accepted draft tokens is drawn at random, not decided by the
+model.
 
-With random weights a drafter guesses nothing, so speed with drafts is measured as other engines do it:
-verification runs in full, then its verdict is replaced by one of a drawn length. Everything else of a
-step stays real.
+A drafter with random weights guesses no token, so speed with drafts is measured as in other
+engines: verification runs in full, and its verdict is then replaced by one of a drawn length.
+Everything else of a step is real.
 
-Promises: the draws of a seat have the asked mean, are the same in every run, and are looked up on the
-device by the root's position, without waiting for it and so also inside a CUDA graph. A verdict keeps
-its shape: accepted nodes are real nodes on one path from the root, tokens are tokens. What a tree is
-too shallow for cannot be accepted; results tell the mean that came about.
+Promises: the draws of a seat have the given mean, are the same in every run, and are looked up on
+the device by the root's position, so that they work without waiting and inside a CUDA graph. A
+verdict keeps its form: accepted nodes are real nodes on a path from the root, tokens are valid
+tokens. A tree accepts no more than its depth; results report the actual mean.
 Does not know: drafters, schedules, what is measured.
 
 Legend: R rows, V vocabulary, K mask words, B sequences, W nodes, A seats, C positions, D steps of a
@@ -32,8 +33,11 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 def continuation(mean: float, steps: int) -> float:
-    """p such that a step yields `mean` tokens when each of `steps` draft tokens is accepted with
-    probability p if the one before it was: 1 + p + p^2 + ... + p^steps = mean."""
+    """Return the probability p with which a step yields `mean` tokens on average.
+
+    Each of `steps` draft tokens is accepted with probability p if the one before it was:
+    1 + p + p^2 + ... + p^steps = mean.
+    """
     if not 1 <= mean <= steps + 1:
         raise ValueError(
             f"synthetic_acceptance: between 1 and {steps + 1} tokens a step are possible with "
@@ -52,11 +56,12 @@ def continuation(mean: float, steps: int) -> float:
 def draw_lengths(
     mean: float, steps: int, num_seats: int, num_positions: int, seed: int = 0
 ) -> torch.Tensor:
-    """int64 [A, C]: how many draft tokens are accepted by a seat whose root stands at a position.
+    """Draw the number of accepted draft tokens of each seat with a root at each position, int64 [A,
+    C].
 
-    One path of roots through each seat's positions is drawn evenly (u grows by the golden section,
-    modulo 1), so that already few steps have the mean; positions beside the path, where a step that
-    could not accept as much leads to, are drawn at random until they meet it.
+    One path of roots through the positions of a seat is drawn evenly (u grows by the golden section
+    modulo 1), so that a few steps already have the mean; other positions are drawn at random until
+    they meet the path.
     """
     p = continuation(mean, steps)
     reach = [p**k for k in range(1, steps + 1)]
@@ -78,18 +83,19 @@ def draw_lengths(
 
 
 class SyntheticAcceptance:
-    """Verification as it is, and then a verdict of `mean` tokens on average, the one that every step
-    yields included. An engine takes it for its `verify`.
+    """Verification, followed by a verdict of `mean` tokens on average. An engine takes it for its
+    `verify`.
 
-    steps: levels of its drafts. alike: sequences at the same position accept the same number, so those
-    that start together with prompts of one length end together; otherwise each draws for itself, and a
-    batch ends with its slowest. num_calls: how often it ran on the host. Log-probabilities stay those
-    of the tokens that the model chose. The last token of a chain's verdict is the model's choice at the
-    last accepted node, of a tree's the model's choice at the root.
+    mean: including the token that every step yields. steps: levels of the drafts. alike: sequences
+    at the same position accept the same number, so that sequences that start together with prompts
+    of one length end together; by default each sequence draws its own numbers, and a batch ends
+    with the slowest. num_calls: number of calls on the host.
+    Log-probabilities are those of the tokens that the model chose. The last token of a verdict is
+    the model's choice at the last accepted node for a chain, and at the root for a tree.
     """
 
     def __init__(self, mean: float, steps: int, *, alike: bool = False) -> None:
-        continuation(mean, steps)  # what cannot be is refused before any work
+        continuation(mean, steps)  # raises for an impossible mean before any work
         self._mean, self._steps, self._alike = mean, steps, alike
         self._lengths_AC: torch.Tensor | None = None
         self.num_calls = 0
@@ -115,7 +121,7 @@ class SyntheticAcceptance:
         return verdict
 
     def _drawn(self, table: SequenceTable) -> torch.Tensor:
-        """The draws of all seats at all positions, on the device."""
+        """Return the draws of all seats at all positions, on the device."""
         num_seats, num_positions = table.tokens_AC.shape
         num_drawn = 1 if self._alike else num_seats
         lengths_AC = draw_lengths(self._mean, self._steps, num_drawn, num_positions)
@@ -123,7 +129,7 @@ class SyntheticAcceptance:
 
 
 def accept_chain(verdict: Verdict, tree: DraftTree, wanted_B: torch.Tensor) -> None:
-    """Make the verdict accept so many tokens of a chain, as far as it has them."""
+    """Make the verdict accept this many tokens of a chain, or all if it has fewer."""
     accepted_B = torch.minimum(wanted_B, tree.sizes_B - 1)
     nodes_W = torch.arange(tree.width - 1, device=wanted_B.device)
     own_BW = verdict.tokens_BW[:, :-1]
@@ -133,10 +139,10 @@ def accept_chain(verdict: Verdict, tree: DraftTree, wanted_B: torch.Tensor) -> N
 
 
 def accept_tree(verdict: Verdict, tree: DraftTree, wanted_B: torch.Tensor, steps: int) -> None:
-    """Make the verdict follow the first child of every node so far down, as far as the tree goes."""
+    """Make the verdict follow first children this far down, or to the end of the tree."""
     num, width = tree.tokens_BW.shape
     nodes_W = torch.arange(width, device=wanted_B.device)
-    # Column `width` stands for no node: padding counts as its child, and it is its own.
+    # Column `width` is no node; it is the parent of padding and of itself.
     above_BW = torch.where(nodes_W < tree.sizes_B.unsqueeze(1), tree.parents_BW, width)
     above_BW[:, 0] = width
     first_BW = above_BW.new_full((num, width + 1), width)
@@ -159,7 +165,10 @@ def accept_tree(verdict: Verdict, tree: DraftTree, wanted_B: torch.Tensor, steps
 
 
 def _finish(verdict: Verdict, accepted_B: torch.Tensor) -> None:
-    """The counts, but for roots that could not choose; a deeper row's fault shows as token 0."""
+    """Set the counts of the verdict, except for roots that could not choose.
+
+    An error of a deeper row is token 0.
+    """
     verdict.tokens_BW.clamp_(min=0)
     counts_B = verdict.counts_B
     counts_B.copy_(torch.where(counts_B > 0, accepted_B + 1, counts_B))

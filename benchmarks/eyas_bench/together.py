@@ -1,14 +1,14 @@
-"""Decoding speed by the protocol that engines are compared with: sequences that start together.
+"""Measure the decoding speed of sequences that start together, as engines are usually compared.
 
-All prompts of a batch are added at once and every answer has the same length. The clock runs from t_1,
-when the last sequence's first token has reached the caller, to t_n, when the last sequence's last token
-has. Speed is the number of tokens that reached the caller after t_1, over t_n - t_1: where every first
-step yields one token and all of them land together, that is (tokens - batch) / (t_n - t_1). Sequences
-that draft reach their ends at different times; the time until the last one counts.
+All prompts of a batch are added at once and every answer has the same length. The time runs from
+t_1, when the last sequence's first token has reached the caller, to t_n, when the last sequence's
+last token has. Speed is the number of tokens that reached the caller after t_1, divided by t_n -
+t_1: where every first step yields one token and all arrive together, this is (tokens - batch) /
+(t_n - t_1). Sequences with drafts end at different times; the time until the last one counts.
 
-Promises: tokens are those that requests got, none that was drafted beyond an answer's end. Two runs
-warm up and are not counted (what a step is made of may be prepared by the first and captured by the
-second); every other one is told, and the best is the result.
+Promises: only tokens of answers count, not tokens drafted beyond the end. Two warm-up runs are not
+counted (what a step needs may be prepared in the first and captured in the second); all other runs
+are reported, and the best is the result.
 Does not know: models, drafters, how results are shown.
 """
 
@@ -26,18 +26,19 @@ from eyas.engine.engine import Engine
 
 WARM_UPS = 2
 SLACK = 32
-"""Positions of a context beside prompt and answer."""
+"""Extra positions of the context, in addition to prompt and answer."""
 MOST_PROMPT_ROWS = 8192
-"""Rows of a step in which prompts are stored; more prompts than that take several steps."""
+"""The maximum number of prompt rows in a step; more take several steps."""
 
 
 @dataclass(slots=True)
 class TogetherRun:
-    """One batch. seconds: from t_1 to t_n; num_tokens, num_steps: that came, that landed in that time.
+    """A run of a batch.
 
-    first_seconds: from the start to t_1. num_output_tokens: of all sequences. later_tokens,
-    later_steps: of each sequence, those after its first step. draft_lengths: tokens that each verdict
-    on a draft yielded, what was cut off at an answer's end included.
+    seconds: from t_1 to t_n. num_tokens, num_steps: within that time. first_seconds: from the start
+    to t_1. num_output_tokens: of all sequences. later_tokens, later_steps: of each sequence after
+    its first step. draft_lengths: tokens that each verdict on a draft yielded, including tokens cut
+    at the end of an answer.
     """
 
     first_seconds: float = 0.0
@@ -51,16 +52,16 @@ class TogetherRun:
 
     @property
     def speed(self) -> float:
-        """Tokens a second from t_1 to t_n."""
+        """Return the tokens per second from t_1 to t_n."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a sequence got in a step after its first."""
+        """Return the mean number of tokens of a sequence in a step after its first."""
         return self.later_tokens / max(1, self.later_steps)
 
     def summary(self) -> dict[str, Any]:
-        """As results have it; milliseconds where the name says so."""
+        """Return the numbers of the run for the result; in milliseconds where the name says so."""
         lengths = self.draft_lengths
         return {
             "tokens_per_second": round(self.speed, 1),
@@ -75,7 +76,7 @@ class TogetherRun:
 
 
 def step_rows(batch: int, prompt_tokens: int, nodes: int) -> int:
-    """Rows of a step that take the prompts of a batch in one step, or a few, and every tree whole."""
+    """Return the number of rows of a step: for all prompts (or a part of many), and for all trees."""
     prompts = min(MOST_PROMPT_ROWS, batch * (prompt_tokens + nodes))
     return max(512, prompts, -(-4 * batch * nodes // 3))
 
@@ -83,7 +84,7 @@ def step_rows(batch: int, prompt_tokens: int, nodes: int) -> int:
 def requests(
     prompts: Sequence[list[int]], max_tokens: int, temperature: float, name: str
 ) -> list[Request]:
-    """One request a prompt, with a seed of its own; answers do not end by themselves."""
+    """Return a request for each prompt, with its own seed; end-of-text tokens are ignored."""
     return [
         Request(
             id=f"{name}-{i}",
@@ -97,7 +98,7 @@ def requests(
 
 
 def run_together(engine: Engine, batch: Sequence[Request]) -> TogetherRun:
-    """Add all requests, step until the last one has ended, and land what is still under way."""
+    """Add all requests, step until the last one has ended, and wait for steps in flight."""
     run = TogetherRun()
     firsts: dict[str, int] = {}
     num_open, has_all = len(batch), False
@@ -131,7 +132,7 @@ def run_together(engine: Engine, batch: Sequence[Request]) -> TogetherRun:
     while engine.has_work():
         engine.step()
     if engine.metrics.num_failed_steps > num_failed:
-        raise RuntimeError("a step failed while it was measured; the log says how")
+        raise RuntimeError("a step failed during the measurement; see the log")
     return run
 
 
@@ -142,14 +143,16 @@ def repeat(
     max_tokens: int,
     temperature: float,
     repeats: int,
-    tell: Callable[[int], None] | None = None,
+    on_round: Callable[[int], None] | None = None,
 ) -> list[TogetherRun]:
-    """The same batch `repeats` times after those that warm up. tell: called with the number of the
-    run, 0 and less for the others."""
+    """Run the same batch `repeats` times after the warm-up.
+
+    on_round: called with the number of the run; numbers below 1 are warm-up runs.
+    """
     runs = []
     for turn in range(1 - WARM_UPS, repeats + 1):
-        if tell is not None:
-            tell(turn)
+        if on_round is not None:
+            on_round(turn)
         batch = requests(prompts, max_tokens, temperature, f"together-{len(prompts)}-{turn}")
         run = run_together(engine, batch)
         if turn > 0:
@@ -158,14 +161,14 @@ def repeat(
 
 
 def summarise(runs: Sequence[TogetherRun]) -> dict[str, Any]:
-    """The best run's numbers, and every run's."""
+    """Return the numbers of the best run, and of every run."""
     best = max(runs, key=lambda run: run.speed)
     return {**best.summary(), "runs": [run.summary() for run in runs]}
 
 
 @contextmanager
 def noted_drafts(engine: Engine, lengths: list[int]) -> Iterator[None]:
-    """Write down what became of drafts while the context lasts."""
+    """Record the number of tokens of each verdict on a draft while the context lasts."""
     drafter = engine.drafter
     learn = drafter.learn
 

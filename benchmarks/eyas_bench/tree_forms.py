@@ -1,11 +1,11 @@
-"""Trees of a form that a good head would give them, and the path that a text takes through one.
+"""Forms of trees as a good head would grow them, and the path of a text through a tree.
 
-A head of random weights finds every token as likely as the next, so its trees have two levels. A form
-is the tree that grows where candidates are as likely as CANDIDATES says, whatever stands above them; a
-chain is the form of one candidate.
+A head with random weights finds every token equally likely, so its trees have two levels. A form is
+the tree that results if candidates are as likely as CANDIDATES says, independently of the nodes
+above them; a chain is the form with one candidate.
 
-Promises: parents stand before their children, siblings in the order of their candidates; nothing waits
-for the device. Does not know: tokens, texts.
+Promises: parents come before their children, siblings in the order of their candidates; the host
+does not wait for the device. Does not know: tokens, texts.
 
 Legend: B sequences, W nodes, D nodes of a path.
 """
@@ -20,13 +20,17 @@ import torch
 from eyas.core import DraftTree
 
 CANDIDATES = (0.65, 0.13, 0.06, 0.04, 0.025, 0.018, 0.013, 0.01, 0.008, 0.006)
-"""How likely each candidate of a node is, about as EAGLE's heads have it; later ones like the last."""
+"""The probability of each candidate of a node, about as in EAGLE heads; later candidates have the
+last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """parents_W, ranks_W, depths_W: int64; ranks among siblings, the first is 0. follows_main_W: bool;
-    from the root to its parent there are only first children."""
+    """A form of a tree.
+
+    parents_W, ranks_W, depths_W: int64; a rank is the index among siblings. follows_main_W: bool;
+    whether all nodes from the root to the parent are first children.
+    """
 
     parents_W: torch.Tensor
     ranks_W: torch.Tensor
@@ -35,8 +39,9 @@ class Form:
 
 
 def form_of(width: int, steps: int, topk: int, device: torch.device) -> Form:
-    """The likeliest tree of up to `width` nodes, `steps` levels below the root and `topk` children of a
-    node; padding nodes, where there is no more, are children of the root."""
+    """Return the most likely tree of up to `width` nodes, `steps` levels below the root and `topk`
+    children per node. Padding nodes are children of the root.
+    """
     parents, ranks, depths, follows_main = [-1], [0], [0], [False]
     # (minus how likely, number, parent, rank); a node brings its first child and its next sibling.
     heap: list[tuple[float, int, int, int]] = []
@@ -67,7 +72,7 @@ def form_of(width: int, steps: int, topk: int, device: torch.device) -> Form:
 
 
 def depths(tree: DraftTree, steps: int) -> torch.Tensor:
-    """int64 [B, W]: levels below the root, for trees of up to `steps`."""
+    """Return each node's levels below the root, int64 [B, W], for trees of up to `steps` levels."""
     if tree.is_chain:
         nodes_W = torch.arange(tree.width, device=tree.tokens_BW.device)
         return nodes_W.expand_as(tree.tokens_BW)
@@ -81,11 +86,11 @@ def depths(tree: DraftTree, steps: int) -> torch.Tensor:
 
 
 def path(tree: DraftTree, chosen_BW: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(nodes_BD int64 [B, D], accepted_B int64 [B]): from the root on the nodes whose token is the one
-    chosen at their parent, 0 behind the last, and how many these are without the root.
+    """Follow the chosen tokens from the root.
 
-    chosen_BW: int64 [B, W], after each node; no token is -1. D: the smaller of the tree's width and
-    steps + 1.
+    chosen_BW: int64 [B, W], the token chosen at each node; -1 for none.
+    Returns the nodes of the path [B, D], int64, 0 after the last one, and the number of them
+    without the root [B], int64. D is the smaller of the tree's width and steps + 1.
     """
     nodes_W = torch.arange(tree.width, device=chosen_BW.device)
     size = min(tree.width, steps + 1)

@@ -1,8 +1,8 @@
-"""Which tree is fastest: every shape of a grid, plain decoding and `auto`, in turn on one engine.
+"""Find the fastest tree: all shapes of a grid, plain decoding and `auto`, in turn on one engine.
 
-Promises: a tree that two combinations of the grid describe is measured once; contestants take turns
-within a batch size, and a ratio is taken within a round, so that a noisy machine is noisy for all of
-them; every contestant's tokens are compared with plain's.
+Promises: a tree that several combinations of the grid describe is measured once; contestants take
+turns within a batch size, and a ratio is taken within a round, so that noise of the machine affects
+all of them; the tokens of every contestant are compared with plain decoding.
 Does not know: how results are shown.
 """
 
@@ -21,16 +21,17 @@ from eyas.verify.prompts import cycle_to
 from eyas.verify.shapes import normal
 
 LIMITS = {"--steps": (1, 32), "--topk": (1, 32), "--nodes": (2, 128), "--batch": (1, 1024)}
-"""Least and most of what a grid may hold; those of `eyas.config`."""
+"""The minimum and maximum of each option, as in `eyas.config`."""
 AUTO_WITHIN = 1.03
-"""Where no other contestant is this much faster, `auto` is advised, which goes with other loads too."""
+"""`auto` is recommended unless another contestant is faster by this factor, since it adapts to
+other loads."""
 
-Told = Callable[[int, str, int], None]
-"""Called before a run with its batch size, the contestant and the round (0 is to warm up)."""
+OnRun = Callable[[int, str, int], None]
+"""Called before a run with the batch size, the contestant and the round (0 is the warm-up)."""
 
 
 def numbers(text: str, option: str) -> list[int]:
-    """The numbers that an option like 1,3,5 names, smallest first. ValueError names the option."""
+    """Parse an option such as 1,3,5 into ascending numbers. ValueError: names the option."""
     low, high = LIMITS[option]
     parts = [part.strip() for part in text.split(",")]
     values = {int(part) for part in parts if part.isdecimal()}
@@ -44,7 +45,10 @@ def numbers(text: str, option: str) -> list[int]:
 def distinct_shapes(
     steps: Sequence[int], topk: Sequence[int], nodes: Sequence[int], *, only_chains: bool = False
 ) -> list[TreeShape]:
-    """The different trees of a grid, small ones first. only_chains: the drafter has no trees."""
+    """Return the distinct trees of a grid, small ones first.
+
+    only_chains: the drafter has no trees.
+    """
     if only_chains:
         topk = [1]
     shapes = {normal(TreeShape(*sizes)) for sizes in product(steps, topk, nodes)}
@@ -52,7 +56,7 @@ def distinct_shapes(
 
 
 def largest(shapes: Sequence[TreeShape]) -> TreeShape:
-    """What an engine must be built with for all of them, and for `auto`."""
+    """Return the smallest shape that contains all of them, with which an engine can run each."""
     return TreeShape(
         max(shape.steps for shape in shapes),
         max(shape.topk for shape in shapes),
@@ -61,7 +65,7 @@ def largest(shapes: Sequence[TreeShape]) -> TreeShape:
 
 
 def shape_name(shape: TreeShape) -> str:
-    """Steps, children, nodes."""
+    """Return the name of a shape: steps, children per node and nodes."""
     return f"{shape.steps}x{shape.topk}x{shape.nodes}"
 
 
@@ -75,11 +79,13 @@ def sweep(
     temperature: float,
     repeats: int,
     stops_at_eos: bool = False,
-    on_run: Told,
+    on_run: OnRun,
 ) -> list[dict[str, Any]]:
-    """One entry a batch size: medians of every contestant, and which of them was fastest.
+    """Measure all contestants at each batch size. Return an entry for each: medians and the fastest
+    contestant.
 
-    stops_at_eos: answers end by themselves; then all prompts are used, else as many as the batch has.
+    stops_at_eos: answers end at end-of-text tokens, and all prompts are used; else as many as the
+    batch has.
     """
     lineups = [stage.plain(), *(stage.fixed(shape_name(s), s) for s in shapes), stage.auto()]
     stopwatch = EngineContestant("stopwatch", stage.llm)
@@ -107,8 +113,9 @@ def sweep(
 
 
 def advised(entries: Sequence[dict[str, Any]]) -> tuple[str, float]:
-    """The contestant to serve with, and its speed against plain's: the geometric mean over the batch
-    sizes."""
+    """Return the recommended contestant and its speed relative to plain decoding, the geometric
+    mean over batch sizes.
+    """
     means = {
         name: math.prod(entry["contestants"][name]["speed_ratio"] for entry in entries)
         ** (1 / len(entries))
@@ -120,7 +127,7 @@ def advised(entries: Sequence[dict[str, Any]]) -> tuple[str, float]:
 
 
 def options_of(name: str, entry: dict[str, Any]) -> list[str]:
-    """How `eyas serve` is told to draft as a contestant does."""
+    """Return the options of `eyas serve` for drafting as a contestant does."""
     if name == PLAIN:
         return ["--drafter", "root"]
     if name == AUTO:
@@ -129,5 +136,5 @@ def options_of(name: str, entry: dict[str, Any]) -> list[str]:
     return ["--draft-steps", steps, "--draft-topk", topk, "--draft-nodes", nodes]
 
 
-def _of_size(on_run: Told, size: int) -> Callable[[str, int], None]:
+def _of_size(on_run: OnRun, size: int) -> Callable[[str, int], None]:
     return lambda name, turn: on_run(size, name, turn)

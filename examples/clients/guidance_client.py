@@ -1,4 +1,4 @@
-"""guidance against a running `eyas serve`, by its experimental vLLM and SGLang models.
+"""Use guidance with a running `eyas serve`, through its experimental vLLM and SGLang models.
 
 `pip install guidance openai`, then `python examples/clients/guidance_client.py [BASE_URL]`
 """

@@ -1,4 +1,4 @@
-"""instructor against a running `eyas serve`: each of its ways to ask for an object.
+"""Use instructor with a running `eyas serve`, in each of its modes.
 
 `pip install instructor`, then `python examples/clients/instructor_client.py [BASE_URL]`
 """

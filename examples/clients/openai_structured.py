@@ -1,4 +1,4 @@
-"""Structured answers and tool calls with OpenAI's own client, against a running `eyas serve`.
+"""Request structured answers and tool calls from a running `eyas serve` with the `openai` client.
 
 `pip install openai`, then `python examples/clients/openai_structured.py [http://127.0.0.1:8000/v1]`
 """

@@ -1,4 +1,4 @@
-"""outlines against a running `eyas serve`, as if it were vLLM and as if it were SGLang.
+"""Use outlines with a running `eyas serve`, through its vLLM and SGLang models.
 
 `pip install outlines openai`, then `python examples/clients/outlines_client.py [BASE_URL]`
 """

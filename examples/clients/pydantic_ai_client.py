@@ -1,4 +1,4 @@
-"""pydantic-ai against a running `eyas serve`, by its provider for vLLM: output by tool, by schema.
+"""Use pydantic-ai with a running `eyas serve`, through its vLLM provider: output by tool or schema.
 
 `pip install 'pydantic-ai-slim[openai]'`, then
 `python examples/clients/pydantic_ai_client.py [http://127.0.0.1:8000/v1]`

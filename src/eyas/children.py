@@ -1,8 +1,8 @@
-"""How child processes that run Python are started.
+"""Command lines for child processes that run Python.
 
-Promises: a child runs nothing of the working directory, which may be a checkpoint's folder: it is no
-place that modules are imported from. What the user named, in PYTHONPATH for one, stays one; so eyas
-itself must be installed or named there. Does not know: what children do.
+Promises: a child imports no module from the working directory, which may be a checkpoint's folder.
+PYTHONPATH and other settings of the user stay in effect, so eyas must be installed or named there.
+Does not know: what children do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command line that runs a module as `python -m` does, with the same interpreter."""
-    flags = ["-P"]  # else `-m` puts the working directory before the standard library
+    """Return the command line that runs a module like `python -m`, with the same interpreter."""
+    flags = ["-P"]  # without it `-m` puts the working directory before the standard library
     if sys.flags.isolated:
         flags.append("-I")
     else:
@@ -23,5 +23,6 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def guard_children() -> None:
-    """The same for children that libraries start (of `multiprocessing`, of compilers), from now on."""
+    """Apply the same rule to children that libraries start (`multiprocessing`, compilers) from now
+    on."""
     os.environ["PYTHONSAFEPATH"] = "1"

@@ -1,7 +1,7 @@
-"""Every setting of eyas, once: frozen dataclasses that commands, server and Python share.
+"""The settings of the engine: frozen structs that commands, server and the Python API share.
 
-Promises: `EngineConfig` is what a person asked for ("auto" allowed); nothing here is changed in
-place, and nothing here touches a device. `eyas.engine.build` turns it into facts.
+Promises: an `EngineConfig` holds what a user asked for, "auto" included; `eyas.engine.build` resolves
+it. Structs are never changed in place, and nothing here touches a device.
 Does not know: torch, models, where the values came from.
 """
 
@@ -21,8 +21,9 @@ GrammarBackend = Literal["llguidance", "xgrammar"]
 DtypeName = Literal["auto", "bfloat16", "float16", "float32"]
 
 AUTO_NODES, AUTO_STEPS = 16, 8
-"""Most nodes and levels of a tree whose size is chosen by cost."""
+"""Most nodes and levels of a tree whose shape is chosen by cost."""
 USUAL_STEPS = 5
+"""Levels of a tree of fixed shape."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +37,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """num_slots: tokens whose keys and values fit; None is derived from memory_fraction."""
+    """num_slots: tokens whose keys and values are stored at once; None computes it from
+    memory_fraction.
+    memory_fraction: on a GPU the share of its memory for weights and cache; on a CPU the share of
+    free memory for the cache, up to a limit.
+    prefix_cache: whether requests share stored prefixes.
+    """
 
     num_slots: int | None = None
     memory_fraction: float = 0.85
@@ -44,12 +50,12 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """max_batch_tokens: rows of one step (prompt chunks and tree nodes together); "auto" is 512 on a
-    CPU and 2048 on a GPU, where a step of few rows costs as much as one of many.
-
-    flights: steps that may be under way when the next is launched (0 or 1).
-    max_graph_batch: sequences of the largest step that is captured as CUDA graphs on a GPU; None
-    captures steps of any size, 0 none.
+    """max_num_seqs: most sequences that run at once.
+    max_batch_tokens: most rows of a step (prompt chunks and tree nodes together). "auto" is 512 on
+    a CPU and 2048 on a GPU, where a step of few rows takes as long as one of many.
+    flights: steps that may be in flight when the next one is launched (0 or 1).
+    max_graph_batch: largest number of sequences of a step that runs from CUDA graphs. None captures
+    steps of any size, 0 captures none.
     """
 
     max_num_seqs: int = 64
@@ -58,24 +64,25 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_graph_batch: int | None = None
 
     def rows(self, *, on_gpu: bool) -> int:
-        """Rows of one step on such a device."""
+        """Return the most rows of a step on this kind of device."""
         if self.max_batch_tokens == "auto":
             return 2048 if on_gpu else 512
         return self.max_batch_tokens
 
 
 class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who proposes the tree of a step, and how large it may be.
+    """Which drafters propose the trees of a step, and how large the trees may be.
 
-    drafter: "auto", or one or more of root, ngram, model, head, forced joined by "+" (first names first
-    served where nodes run out; forced, what a grammar leaves no choice about, is added to the others'
-    trees). "auto" is the head that the model brings along (the built-in model's, or an MTP layer), or
-    what `model` turns out to be, and forced.
+    drafter: "auto", or one or more of root, ngram, model, head, forced joined by "+". If the nodes
+    do not suffice for all, the drafters named first get more. forced adds text that a grammar
+    leaves no choice about to the trees of the others. "auto" is forced, with the draft model or
+    head that `model` names or the head that the model has (the built-in model's, or an MTP layer).
     model: a draft model or a draft head: "builtin", a directory, or a hub name.
-    steps, topk, nodes: levels of a tree, children a node proposes, nodes in all with the root
-    (SGLang's num_steps, eagle_topk, num_draft_tokens). nodes "auto" chooses by cost for every batch,
-    not to draft included. steps "auto" is 5, or where nodes are chosen by cost up to 8.
-    token_map: file with the ids an EAGLE-2 head may propose (FR-Spec).
+    steps, topk, nodes: levels of a tree, children that a node proposes, nodes with the root
+    (SGLang's num_steps, eagle_topk, num_draft_tokens). nodes "auto" chooses the shape by cost for
+    every batch, with "no draft" as one of the choices. steps "auto" is 5, and up to 8 if nodes is
+    "auto".
+    token_map: file with the ids that an EAGLE-2 head may propose (FR-Spec).
     """
 
     drafter: str = "auto"
@@ -87,7 +94,7 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def names(self) -> tuple[DrafterName, ...]:
-        """The drafters asked for; none where that is left to "auto"."""
+        """The names of the drafters; empty for "auto"."""
         if self.drafter == "auto":
             return ()
         return tuple(cast(DrafterName, name) for name in self.drafter.split("+"))
@@ -106,14 +113,18 @@ class DraftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How outputs are held to a grammar.
+    """How grammars are enforced on outputs.
 
-    compile_seconds: a grammar that takes longer is refused. cache_bytes: that grammars may hold, by the
-    process's allocator where it counts; those that no output uses go before it is more.
-    num_threads: that compile; masks are filled by as many as the device has CPU threads. mask_seconds:
-    what masks of one step may take before the rest of its draft is left out. white_space: a pattern of
-    what may stand between the parts of JSON, "" for nothing; None is at most a blank and a line's end
-    with its indentation. any_white_space: False for ", " and ": " and nothing else.
+    backend: the grammar library.
+    compile_seconds: time limit for compiling one grammar.
+    cache_bytes: memory limit of compiled grammars, as counted by the C allocator where it can be;
+    unused grammars are evicted first.
+    num_threads: threads that compile.
+    mask_seconds: time limit for the masks of one step; draft nodes without a mask by then are not
+    used.
+    white_space: regular expression of the white space allowed between tokens of JSON, "" for none;
+    None allows one blank, or one line break with indentation.
+    any_white_space: False allows only ", " and ": ".
     """
 
     backend: GrammarBackend = "llguidance"
@@ -126,17 +137,20 @@ class GrammarConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def spacing(self) -> Spacing:
-        """Of JSON whose request says nothing else. ValueError for a pattern that is no white space."""
+        """The white space of JSON, unless a request sets another. Raises ValueError for a pattern that
+        matches anything but white space."""
         if not self.any_white_space:
             return Spacing("", *SPACED)
         return Spacing() if self.white_space is None else Spacing(read_optional(self.white_space))
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """device: "auto" takes the GPU where there is one; num_threads: CPU threads; None is
-    all cores but one, which is left to the HTTP process and to everything else that runs here.
-    exact: a row's bits may not depend on its batch, on how a prompt was cut, on what was drafted; on
-    a GPU False allows kernels that do, where they are faster (a CPU is exact wherever it can be)."""
+    """device: "auto" is the GPU if there is one.
+    num_threads: CPU threads; None is all cores but one, which is left to the HTTP process.
+    exact: whether the bits of a row must not depend on the batch, the chunks of the prompt or the
+    drafts. On a GPU False allows kernels whose bits do depend on them, where they are faster. On a
+    CPU it has no effect.
+    """
 
     device: str = "auto"
     num_threads: int | None = None
@@ -148,7 +162,7 @@ def _number(value: int | Auto) -> int | None:
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything the engine process needs to know."""
+    """All settings of an engine. Raises ValueError that names a setting that cannot be used."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -192,7 +206,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ("grammar.mask_seconds", grammar.mask_seconds, 0.0001, 10),
         ):
             in_range = value is None or low <= value <= (math.inf if high is None else high)
-            if not in_range:  # which a value that is no number never is
+            if not in_range:  # NaN is never in range
                 limit = f"between {low} and {high}" if high is not None else f"at least {low}"
                 raise ValueError(f"{name}: must be {limit}, not {value}")
         if not 0.05 <= cache.memory_fraction <= 0.98:
@@ -216,7 +230,10 @@ DEFAULTS = EngineConfig()
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a started engine says of itself; the server and the commands show it."""
+    """Facts about a started engine, for the server and the commands.
+
+    max_model_len: most tokens of prompt and answer. exact, exact_reason: result of the self-check.
+    """
 
     model: str
     architecture: str
@@ -232,6 +249,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     exact_reason: str
     num_flights: int
     grammar_backend: GrammarBackend | None = None
-    """What enforces grammars; None where nothing does."""
+    """The grammar library; None if outputs cannot be constrained."""
     directory: str = ""
-    """Where the model's tokenizer, chat template and generation config are."""
+    """The directory of the model's tokenizer, chat template and generation config."""

@@ -1,8 +1,8 @@
-"""The nouns of eyas: what a user asks for, what a step works on, what comes back.
+"""The data types that all rooms share: requests, draft trees, verdicts, deltas.
 
-Promises: plain data, no behaviour beyond validation; importing this module imports no torch, so the
-HTTP process can use it. Everything that crosses a process border is a `msgspec.Struct`.
-Does not know: how anything here is computed, stored or sent.
+Promises: plain data, no behaviour beyond validation. Importing this module does not import torch, so
+the HTTP process can use it. Everything that is sent between processes is a `msgspec.Struct`.
+Does not know: how these data are computed, stored or sent.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ MAX_STOP_STRING_CHARS = 512
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
-"""Logits are divided by a repetition penalty; beyond these they leave the numbers' range."""
+"""Limits of the repetition penalty, which divides logits: beyond them logits could overflow."""
 
 
 class RequestError(ValueError):
-    """A request that cannot be served as asked; `param` names the field, the text names the remedy,
-    `code` tells kinds of errors apart (docs/errors.md)."""
+    """A request that cannot be served as asked. The message names the remedy.
+
+    param: the field at fault; None if there is none. code: the kind of error (docs/errors.md).
+    """
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str = "invalid_value"
@@ -45,10 +47,10 @@ class RequestError(ValueError):
 
 
 class GrammarError(RequestError):
-    """An output that cannot be enforced, said before the request is admitted.
+    """An output specification that cannot be enforced. Raised before the request is admitted.
 
-    fault: invalid (it is malformed), unsupported (a keyword that would be ignored), too_complex (over a
-    limit), timeout (the compiler's deadline passed).
+    fault: invalid (malformed), unsupported (has a keyword that would be ignored), too_complex (over a
+    limit), timeout (compiling took longer than the deadline).
     """
 
     def __init__(self, message: str, fault: GrammarFault, *, param: str | None = None) -> None:
@@ -57,11 +59,11 @@ class GrammarError(RequestError):
 
 
 class GrammarsBusy(GrammarError):
-    """A grammar that nobody had time for; the same request may do well a little later."""
+    """A grammar that was not compiled because the compilers are busy. The request can be retried."""
 
 
 class GrammarsUnavailable(GrammarsBusy):
-    """The system has no thread or process left to compile one."""
+    """A grammar that was not compiled because the system has no thread or process for it."""
 
 
 def _check(condition: bool, param: str, message: str) -> None:
@@ -70,13 +72,13 @@ def _check(condition: bool, param: str, message: str) -> None:
 
 
 def as_token_ids(value: Any, param: str) -> list[int]:
-    """Token ids out of any sequence of whole numbers: lists, tuples, NumPy arrays, tensors.
+    """Convert a sequence of whole numbers (list, tuple, NumPy array, tensor) to a list of token ids.
 
-    RequestError names `param` where there is anything else in it, or more than one dimension.
+    Raises RequestError that names `param` for any other value, or more than one dimension.
     """
-    listed = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(listed, (list, tuple)):
-        ids = [_as_int(each) for each in listed]
+    items = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(items, (list, tuple)):
+        ids = [_as_int(item) for item in items]
         if None not in ids:
             return cast("list[int]", ids)
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
@@ -89,7 +91,7 @@ def as_token_ids(value: Any, param: str) -> list[int]:
 
 
 def _as_int(value: Any) -> int | None:
-    """A whole number of any library; None for what is none."""
+    """Convert a whole number of any library to an int. Returns None for other values."""
     if type(value) is int:
         return value
     is_flag = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
@@ -102,7 +104,8 @@ def _as_int(value: Any) -> int | None:
 
 
 def is_text(text: str) -> bool:
-    """Can it be written? Not if it holds half of a surrogate pair, as JSON and Python's strings can."""
+    """Whether a string can be encoded. One with half of a surrogate pair cannot, but is valid in
+    JSON."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -111,16 +114,22 @@ def is_text(text: str) -> bool:
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the next token is chosen and when the text ends. Every field holds with every drafter.
+    """How the next token is chosen and when the text ends. Every field works with every drafter.
 
-    temperature: 0 is greedy. top_k: 0 is off. top_p, min_p: as usual, each renormalises what the
-    filter before it left. repetition_penalty counts prompt and output; frequency_penalty and
-    presence_penalty count the output. seed: 64 bits; drawn once per request when absent.
-    max_tokens: None means up to the model's context, and so does more than that has room for: the
-    answer then ends with "length". 0 makes no token, for who wants prompt_logprobs alone; the prompt
-    may fill the context then. logprobs, prompt_logprobs: None is off, N gives
-    the token's own log-probability and the N most likely ones, of the raw model (before bias).
+    temperature: 0 is greedy.
+    top_k: 0 is off. top_p, min_p: 1 and 0 are off; each filter renormalises what the one before it
+    left.
+    repetition_penalty: counts tokens of prompt and output; frequency_penalty and presence_penalty
+    count those of the output. 1, 0 and 0 are off.
+    logit_bias: by token id.
+    seed: 64 bits; None draws one for the request.
     n: number of choices; they share their prompt.
+    max_tokens: None, or more than the model's context can hold, generates up to the end of the
+    context, and the answer ends with "length". 0 generates no token, for prompt_logprobs alone; the
+    prompt may then fill the whole context.
+    min_tokens: end-of-sequence and stop tokens are not chosen before so many tokens.
+    logprobs, prompt_logprobs: None is off; N returns the log-probabilities of the token and of the
+    N most likely tokens, from raw logits (before bias).
     """
 
     temperature: float = 1.0
@@ -210,7 +219,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
     def _take_numbers_of_libraries(self) -> None:
-        """NumPy's and torch's whole numbers and arrays of ids, as Python's own."""
+        """Replace whole numbers and arrays of NumPy and torch by Python's."""
         force = msgspec.structs.force_setattr
         for name in (
             "top_k",
@@ -232,34 +241,36 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             force(self, "logit_bias", dict(zip(tokens, self.logit_bias.values(), strict=True)))
 
 
-def check_room(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> None:
-    """RequestError where an answer of `min_tokens` has no room behind such a prompt."""
-    room = max_model_len - num_prompt_tokens
+def check_min_tokens(num_prompt_tokens: int, params: SamplingParams, max_model_len: int) -> None:
+    """Raise RequestError if prompt and `min_tokens` are longer than the context."""
+    most = max_model_len - num_prompt_tokens
     _check(
-        params.min_tokens <= room,
+        params.min_tokens <= most,
         "min_tokens",
         f"asks for {params.min_tokens} tokens, but this model's context holds {max_model_len} and the "
-        f"prompt has {num_prompt_tokens}; ask for {max(0, room)} or fewer, or shorten the prompt",
+        f"prompt has {num_prompt_tokens}; ask for {max(0, most)} or fewer, or shorten the prompt",
     )
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """One prompt and how to continue it. `id` is unique among live requests."""
+    """One prompt and how to continue it. id: unique among live requests. output: what the output must
+    be; None if it is free."""
 
     id: str
     prompt_token_ids: list[int]
     params: SamplingParams = msgspec.field(default_factory=SamplingParams)
     output: OutputSpec | None = None
     with_marks: bool = False
-    """Deltas say where control tokens stand in their text."""
+    """Whether deltas report the positions of control tokens in their text."""
     cache_salt: str = ""
     """Prefix-cache namespace: requests with different salts never share stored prefixes."""
     client: str = ""
-    """Who asks; seats are shared evenly among those who wait."""
+    """Identifies the client: waiting clients get seats evenly."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token's raw-model log-probability, and the `top` most likely (id, log-probability) pairs."""
+    """The log-probability of a token from raw logits, and the (id, log-probability) of the most likely
+    ones."""
 
     token_id: int
     logprob: float
@@ -267,13 +278,13 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class DraftCounts(msgspec.Struct, kw_only=True):
-    """What became of drafts.
+    """Counts of drafts and their results.
 
     num_drafts: steps with a drafted token. drafted_by_depth, accepted_by_depth: entry i counts the
-    steps that had, and that accepted, a node i + 1 below the root. drafted_by_source,
+    steps that drafted, and that accepted, a node i + 1 levels below the root. drafted_by_source,
     accepted_by_source: nodes by the drafter that proposed them. endings: why walks stopped: "leaf"
-    (all that was drafted below was accepted), "target" (the model chose otherwise), "grammar" (no
-    drafted continuation was legal), "stop" (the text ended).
+    (at a leaf of the tree), "target" (the model chose another token), "grammar" (no drafted
+    continuation was legal), "stop" (the text ended).
     """
 
     num_drafts: int = 0
@@ -285,7 +296,8 @@ class DraftCounts(msgspec.Struct, kw_only=True):
 
 
 class Usage(msgspec.Struct, kw_only=True):
-    """What one choice has used so far. Accepted tokens exclude the one a step always yields."""
+    """Counts of one choice so far. num_accepted_tokens does not include the last token of each step,
+    which is not drafted."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -298,8 +310,8 @@ class Usage(msgspec.Struct, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A control token in a delta's text: it stands at `offset` and shows as `length` characters there
-    (0 where special tokens are skipped)."""
+    """A control token in the text of a delta: `length` characters at `offset`. The length is 0 if
+    special tokens are skipped."""
 
     offset: int
     token_id: int
@@ -309,13 +321,15 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 class Delta(msgspec.Struct, kw_only=True):
     """What one step added to one choice of one request.
 
-    text: newly final text; never part of a stop string, never half a character.
-    token_ids: the tokens whose text is final (with stop strings they are held back like their text).
-    marks: the control tokens in `text`, in order, when the request asked for them.
-    The last delta of a choice has finish_reason set, and usage filled in.
-    stop_reason: the stop string or token id that ended it, None for the end-of-sequence token.
-    error: why it could not go on; param: the field of the request that is to blame, where one is; code:
-    what kind of error it is, where whoever made the delta knows (`eyas.server.codes`).
+    index: number of the choice.
+    text: text that became final; never part of a stop string or an incomplete character.
+    token_ids: the tokens whose text became final. Tokens are held back together with their text.
+    marks: the control tokens in `text`, in order, if the request asked for them.
+    finish_reason, usage, seed: set on the last delta of a choice.
+    stop_reason: the stop string or token id that ended the text; None for an end-of-sequence token.
+    error: why the choice ended with an error.
+    param: the field of the request at fault, if there is one. code: the kind of error, if it is
+    known (`eyas.server.codes`).
     """
 
     request_id: str
@@ -325,7 +339,7 @@ class Delta(msgspec.Struct, kw_only=True):
     marks: list[Mark] = msgspec.field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """On the first delta only, when asked for; entry 0 is None (nothing precedes it)."""
+    """Only on the first delta, if requested. Entry 0 is None, since no token precedes it."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -337,15 +351,17 @@ class Delta(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class DraftTree:
-    """Candidate continuations of B sequences; node 0 of each is the root (its last known token).
+    """The draft trees of B sequences. Node 0 of a tree is its root: the last known token.
 
     Legend: B sequences, W nodes.
-    tokens_BW, parents_BW: int64, on the device. parents[:, 0] = -1 and 0 <= parents[i] < i. Siblings
-    carry different tokens. Nodes at and beyond sizes_B are padding.
-    is_chain: every parent is the node before it.
-    source_BW: which drafter of a blend proposed the node (index into its sources), for metrics.
-    caught_up: its drafter first made many rows that were missing, so that the step says little about
-    the next.
+    tokens_BW, parents_BW: int64, on the device. parents_BW[:, 0] is -1, and 0 <= parents_BW[:, i] <
+    i for the others. Siblings have different tokens.
+    sizes_B: numbers of nodes; nodes from there on are padding.
+    is_chain: whether the parent of every node is the node before it.
+    source_BW: the drafter that proposed each node, as an index into `Drafter.sources`; None if all
+    have source 0. For metrics only.
+    caught_up: whether the drafter also computed missing rows of prompts, so that the time of the
+    step does not predict that of the next one.
     """
 
     tokens_BW: torch.Tensor
@@ -357,26 +373,30 @@ class DraftTree:
 
     @property
     def width(self) -> int:
+        """Nodes of the widest tree, padding included."""
         return self.tokens_BW.shape[1]
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What the target model decided for each sequence of a batch.
+    """The tokens that a step chose for B sequences.
 
-    tokens_BW[b, :counts_B[b]]: the accepted draft tokens and then the one chosen after them.
-    nodes_BW[b, j]: the tree node whose row chose token j (0 is the root), so nodes_BW[b, 1:count]
-    are the accepted nodes, in order. counts_B is 0 where the span had no root, and -1 where the
-    first row could not choose (not a number, or nothing was legal).
-    chosen_logprobs_BW, top_ids_BWN, top_logprobs_BWN: raw-model, only when somebody asked.
-    report_BX: int64 [B, 2W + 1]: tokens, nodes and counts are its columns, in this order, so that one
-    copy brings them to the host.
+    Legend: B sequences, W nodes, N top alternatives, X = 2W + 1 columns.
+    report_BX: int64; its columns are tokens, nodes and counts, so that one copy brings all to the
+    host.
+    tokens_BW: tokens_BW[b, :counts_B[b]] are the accepted draft tokens and the one chosen after
+    them.
+    nodes_BW: nodes_BW[b, j] is the node whose row chose token j. So nodes_BW[b, 0] is the root, and
+    the others up to the count are the accepted nodes, in order.
+    counts_B: numbers of tokens; -1 if the row of the root could not choose (a logit was not a
+    number, or no token was legal).
+    chosen_logprobs_BW, top_ids_BWE, top_logprobs_BWE: from raw logits; None if none were requested.
     """
 
     report_BX: torch.Tensor
     chosen_logprobs_BW: torch.Tensor | None = None
-    top_ids_BWN: torch.Tensor | None = None
-    top_logprobs_BWN: torch.Tensor | None = None
+    top_ids_BWE: torch.Tensor | None = None
+    top_logprobs_BWE: torch.Tensor | None = None
     tokens_BW: torch.Tensor = field(init=False)
     nodes_BW: torch.Tensor = field(init=False)
     counts_B: torch.Tensor = field(init=False)
@@ -388,4 +408,5 @@ class Verdict:
 
     @property
     def width(self) -> int:
+        """Most tokens of a sequence (W)."""
         return self.report_BX.shape[1] // 2

@@ -1,11 +1,12 @@
-"""The nouns of output grammars: what may be generated, from the first token to the last.
+"""The nodes of output grammars.
 
-A grammar is a tree of the nodes below. Dialects build it from what a request asks for, backends compile
-it into an automaton. After its last node only an end-of-sequence token is legal.
+A grammar is a tree of these nodes. It describes the output from the first generated token to the last.
+Dialects build it from a request, and backends compile it into an automaton. After the last node only
+an end-of-sequence token is legal.
 
-Promises: plain data that crosses the process border; equal trees encode to equal bytes (`key`). No node
-but `Marker` ever allows a control token.
-Does not know: model families, backends, how a request is written.
+Promises: plain data that is sent between processes; equal trees encode to equal bytes (`key`). Only
+`Marker` allows a control token.
+Does not know: model families, backends, the fields of a request.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from eyas.white_space import MAX_WRITTEN_CHARS, WHITE_SPACE, read_optional, read
 
 
 class Literal(msgspec.Struct, frozen=True, tag="literal"):
-    """Exactly this text, in whatever ordinary tokens spell it."""
+    """Exactly this text, in any sequence of ordinary tokens that spells it."""
 
     text: str
 
 
 class Marker(msgspec.Struct, frozen=True, tag="marker"):
-    """A border of a format, such as </think>: the control token `token_id`, or its text where there is
-    no such token or where `spelled` says that ordinary tokens may spell it as well."""
+    """A delimiter of a format, such as </think>: the control token `token_id`, or its text in ordinary
+    tokens if there is no such token or if `spelled` is true."""
 
     text: str
     token_id: int | None = None
@@ -34,23 +35,28 @@ class Marker(msgspec.Struct, frozen=True, tag="marker"):
 
     @property
     def is_text(self) -> bool:
-        """May ordinary tokens spell it?"""
+        """Whether ordinary tokens may spell it."""
         return self.spelled or self.token_id is None
 
 
 class FreeText(msgspec.Struct, frozen=True, tag="free"):
-    """Any text. until: it goes on to the first of these markers, which belongs to it; without any it
-    goes on to the end of the grammar or to a control token that follows. without: markers whose
-    spelling it never contains."""
+    """Any text.
+
+    until: the text ends with the first of these markers, inclusive; without markers it ends at the end
+    of the grammar or before a control token that follows. without: markers whose text it must not
+    contain.
+    """
 
     until: tuple[Marker, ...] = ()
     without: tuple[Marker, ...] = ()
 
 
 class Spacing(msgspec.Struct, frozen=True):
-    """What JSON holds beside its values, in patterns as `eyas.white_space` writes them. white_space:
-    what may stand between any two parts; empty for nothing. item, key: what stands between items and
-    behind keys."""
+    """White space and separators of JSON, as patterns that `eyas.white_space` returns.
+
+    white_space: allowed between any two parts; empty for none. item, key: the separators between items
+    and after keys.
+    """
 
     white_space: str = WHITE_SPACE
     item: str = ","
@@ -59,16 +65,15 @@ class Spacing(msgspec.Struct, frozen=True):
 
 SPACING = Spacing()
 SPACED, COMPACT = (", ", ": "), (",", ":")
-"""Separators as `json.dumps` has them, and the shortest."""
+"""The separators of `json.dumps`, and the shortest ones."""
 
 
 class Json(msgspec.Struct, frozen=True, tag="json"):
-    """A JSON value of a schema (JSON text, as `eyas.schemas.prepare` returns it).
+    """A JSON value that satisfies a schema (JSON text, as `eyas.schemas.prepare` returns it).
 
-    separators: patterns of what stands between items and behind keys. white_space: a pattern of what
-    else may stand between parts; nothing where there are separators alone. With neither of them the
-    backend's spacing holds. lenient: keywords that cannot be enforced
-    are left out.
+    separators: patterns of the separators between items and after keys. white_space: a pattern of the
+    other white space between parts; none if only `separators` are given. If both are None, the
+    backend's spacing applies. lenient: keywords that cannot be enforced are left out.
     """
 
     schema: str
@@ -77,7 +82,8 @@ class Json(msgspec.Struct, frozen=True, tag="json"):
     white_space: str | None = None
 
     def spacing(self, default: Spacing) -> Spacing:
-        """What holds for it. default: the backend's. ValueError for what would not be JSON."""
+        """Return its white space and separators. default: the backend's. ValueError if the result would
+        not be JSON."""
         if self.separators is None and self.white_space is None:
             return default
         item, key = self.separators or COMPACT
@@ -95,39 +101,39 @@ class Regex(msgspec.Struct, frozen=True, tag="regex"):
 
 
 class Source(msgspec.Struct, frozen=True, tag="source"):
-    """A grammar that a user wrote. syntax: lark (llguidance's dialect of it, with its %llguidance
-    header or not), ebnf (GBNF as well), llguidance (its JSON form)."""
+    """A user's grammar. syntax: lark (llguidance's variant, with or without a %llguidance header), ebnf
+    (also GBNF), or llguidance (its JSON form)."""
 
     syntax: OneOf["lark", "ebnf", "llguidance"]
     text: str
 
 
-class Series(msgspec.Struct, frozen=True, tag="series"):
-    """One after the other."""
+class Concat(msgspec.Struct, frozen=True, tag="series"):
+    """The parts, one after the other."""
 
     parts: tuple[Node, ...]
 
 
 class Choice(msgspec.Struct, frozen=True, tag="choice"):
-    """One of them."""
+    """One of the options."""
 
     options: tuple[Node, ...]
 
 
 class Repeat(msgspec.Struct, frozen=True, tag="repeat"):
-    """At least `least` and at most `most` times (None: any number)."""
+    """The part, `least` to `most` times (None: unbounded)."""
 
     part: Node
     least: int = 0
     most: int | None = None
 
 
-Node = Literal | Marker | FreeText | Json | Regex | Source | Series | Choice | Repeat
+Node = Literal | Marker | FreeText | Json | Regex | Source | Concat | Choice | Repeat
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """A limit on the text at the beginning of the output: after `max_tokens` tokens in which none of
-    `ends` came, the tokens `closing` follow, whatever the model wants."""
+    """A token limit on the beginning of the output: after `max_tokens` tokens without one of the
+    markers `ends`, the tokens `closing` are forced."""
 
     max_tokens: int
     ends: tuple[Marker, ...]
@@ -135,9 +141,9 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the output may be, from its first generated token to its last.
+    """The grammar of an output, from its first generated token to its last.
 
-    param: the request's field that asked for it, for errors.
+    param: the request's field that it comes from, for errors.
     """
 
     root: Node
@@ -146,7 +152,7 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> bytes:
-        """The same for the same grammar."""
+        """Equal bytes for equal grammars."""
         return _encode((self.root, self.budget))
 
 
@@ -154,10 +160,10 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def replaced(node: Node, change: Callable[[Node], Node]) -> Node:
-    """The tree with `change` applied to every leaf."""
+    """Return the tree with `change` applied to every leaf."""
     match node:
-        case Series(parts):
-            return Series(tuple(replaced(part, change) for part in parts))
+        case Concat(parts):
+            return Concat(tuple(replaced(part, change) for part in parts))
         case Choice(options):
             return Choice(tuple(replaced(option, change) for option in options))
         case Repeat(part, least, most):
@@ -166,9 +172,9 @@ def replaced(node: Node, change: Callable[[Node], Node]) -> Node:
 
 
 def leaves(node: Node) -> list[Node]:
-    """Every node without parts, in order."""
+    """Return every node without parts, in order."""
     match node:
-        case Series(parts) | Choice(parts):
+        case Concat(parts) | Choice(parts):
             return [leaf for part in parts for leaf in leaves(part)]
         case Repeat(part):
             return leaves(part)

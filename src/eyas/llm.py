@@ -1,8 +1,8 @@
-"""The offline API: a model in this process, prompts in, answers out.
+"""The offline API: a model in this process that answers prompts.
 
-Promises: `generate`, `chat` and `stream` go through the same engine as the server; prompts are checked
-before any work; text never becomes a control token, only the chat template makes those.
-Does not know: HTTP, processes, formats of families of models.
+Promises: `generate`, `chat` and `stream` use the same engine as the server. Prompts are checked before
+any work. Text of users never becomes a control token; only the chat template inserts those.
+Does not know: HTTP, processes, formats of model families.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from eyas.engine.build import build_engine
 from eyas.grammar import Node, OutputSpec
 from eyas.models import Progress, locate_model
 from eyas.outputs import Choice, GenerationOutput, PartialOutput
-from eyas.peers.offline import blamed, our_keywords
-from eyas.peers.sampling import fields_of, in_their_words
+from eyas.peers.offline import keyword_error, translate_keywords
+from eyas.peers.sampling import errors_with_sglang_names, fields_of
 from eyas.settings import engine_config
 from eyas.text import ChatTemplate, Tokenizer, require_tokenizer, sampling_defaults
 from eyas.text.template import require_template, template_text
@@ -45,28 +45,32 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Conversation = Sequence[Message]
 AnyParams = SamplingParams | Mapping[str, Any]
-"""Ours, or SGLang's by SGLang's names (and with what SGLang takes for `max_new_tokens`)."""
+"""`SamplingParams`, or a mapping with SGLang's parameter names (and SGLang's default of
+`max_new_tokens`)."""
 Params = AnyParams | Sequence[AnyParams] | None
 Tools = Sequence[Mapping[str, Any]] | None
 ToolChoice = str | Mapping[str, Any] | None
 TextOutput = Regex | Grammar | re.Pattern[str] | str | Node
-"""What is read back as a text."""
+"""Output types whose value is the text."""
+_RENDER_OPTIONS = ("add_generation_prompt", "continue_final_message")
+"""Template options that work with every chat template."""
 T = TypeVar("T")
 if TYPE_CHECKING:
-    # Of a type that is no class, such as `int | None` and `Literal["yes", "no"]`.
+    # For types that are not classes, such as `int | None` and `Literal["yes", "no"]`.
     from typing_extensions import TypeForm
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One prompt and what its answer must be. new_segmenter: None where the text is not split."""
+    """One prompt. output: what its answer must be; None if it is free. new_segmenter: makes the
+    segmenter of an answer; None if the text is not split."""
 
     prompt: list[int]
     output: OutputSpec | None = None
     new_segmenter: Callable[[], Segmenter] | None = None
 
     def segmenters(self, num_choices: int) -> list[Segmenter] | None:
-        """One for each choice."""
+        """Return one segmenter for each choice; None if the text is not split."""
         new = self.new_segmenter
         return None if new is None else [new() for _ in range(num_choices)]
 
@@ -74,14 +78,16 @@ class Asked:
 class LLM:
     """A model and its engine.
 
-    model: "builtin", a directory, or a hub name. drafter: as in `eyas.config.DraftConfig`, which tells
-    of the other draft keywords as well, or a `Drafter` of your own. seed: requests without a seed get
-    one that follows from it and from how many were made before. chat_template: a Jinja file or the text
-    of a template, in place of the model's own. config: every setting there is, instead of the keywords
-    (but for a drafter of one's own). others: further settings, as `eyas.settings.engine_config` names
-    them, and keywords of SGLang's Engine and vLLM's LLM; those that cannot be had are a ValueError.
-    progress: called with (stage, bytes done, bytes in all) while the model is loaded; both are 0 where
-    a stage has no bytes to count.
+    model: "builtin", a directory, or a hub name.
+    drafter: as in `eyas.config.DraftConfig`, which also describes the other draft keywords, or an
+    object of a `Drafter` class.
+    seed: requests without a seed get one derived from it and from the number of requests before.
+    chat_template: a Jinja file or the text of a template, used instead of the model's.
+    config: all settings, instead of keywords (a `Drafter` object can be given with it).
+    progress: called with (stage, bytes done, bytes in all) while the model is loaded; both are 0 if a
+    stage has no bytes to count.
+    others: more settings, with the names of `eyas.settings.engine_config`, and keywords of SGLang's
+    Engine and vLLM's LLM. Raises ValueError for those that are not supported.
     """
 
     def __init__(
@@ -109,7 +115,7 @@ class LLM:
         **others: Any,
     ) -> None:
         own_drafter = None if isinstance(drafter, str) else drafter
-        given = {
+        settings = {
             "model": model,
             "dtype": dtype,
             "max_model_len": max_model_len,
@@ -126,18 +132,18 @@ class LLM:
             "device": device,
             "threads": num_threads,
         }
-        usual = inspect.signature(engine_config).parameters
-        own = {name: value for name, value in given.items() if value != usual[name].default}
+        parameters = inspect.signature(engine_config).parameters
+        changed = {k: value for k, value in settings.items() if value != parameters[k].default}
         if config is None:
-            self.config = _config(own, others)
-        elif others or set(own) - ({"drafter"} if own_drafter is not None else set()):
+            self.config = _config(changed, others)
+        elif others or set(changed) - ({"drafter"} if own_drafter is not None else set()):
             raise ValueError("config: holds every setting; give it alone, or keywords without it")
         else:
             self.config = config
         self._seed = seed
         template = None if chat_template is None else template_text(chat_template)
-        chosen = self.config.model
-        directory = locate_model(chosen.path, chosen.revision, chosen.offline)
+        source = self.config.model
+        directory = locate_model(source.path, source.revision, source.offline)
         self._tokenizer = Tokenizer.from_directory_if_there(directory)
         self._template = ChatTemplate.from_directory(directory, self._tokenizer, template)
         self._defaults = sampling_defaults(directory)
@@ -148,22 +154,24 @@ class LLM:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Without one prompts are token ids, and answers are as well: their text is empty."""
+        """Whether the model has a tokenizer. Without one prompts and answers are token ids, and texts
+        are empty."""
         return self._tokenizer is not None
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's own. RequestError where it has none."""
+        """The model's tokenizer. Raises RequestError if it has none."""
         return require_tokenizer(self._tokenizer)
 
     @cached_property
     def dialect(self) -> Dialect:
-        """How the model writes reasoning and calls. RequestError where it has no tokenizer."""
+        """The dialect of the model: how it writes reasoning and tool calls. Raises RequestError if it
+        has no tokenizer."""
         source = None if self._template is None else self._template.source
         return find_dialect(self.tokenizer, source, self.info.architecture)
 
     def default_params(self, **changes: Any) -> SamplingParams:
-        """The model's own sampling parameters (generation_config.json), with changes."""
+        """Return the model's sampling parameters (generation_config.json), with changes."""
         values: dict[str, Any] = {**self._defaults, **changes}
         return SamplingParams(**values)
 
@@ -208,14 +216,14 @@ class LLM:
         *,
         output: Any = None,
     ) -> Any:
-        """Continue prompts (texts or token ids, in lists, tuples, NumPy arrays or tensors); one
-        GenerationOutput a prompt, in order.
+        """Continue prompts. Returns one GenerationOutput a prompt, in order.
 
-        output: what the continuation must be, as in `chat`.
+        prompts: one or several, each a text or token ids (a list, tuple, NumPy array or tensor).
+        params: for all prompts, or one for each. output: what the continuation must be, as in `chat`.
         """
         type_ = None if output is None else typed(output)
         asked = [self._asked(prompt, type_) for prompt in _as_prompts(prompts)]
-        return _read_back(self._run(asked, params), type_, is_one=_is_one(prompts))
+        return _to_values(self._run(asked, params), type_, is_one=_is_one(prompts))
 
     @overload
     def chat(
@@ -355,27 +363,28 @@ class LLM:
         output: Any = None,
         **template_options: Any,
     ) -> Any:
-        """Answer one conversation, or several: one GenerationOutput each, in order.
+        """Answer one conversation or several. Returns one GenerationOutput each, in order.
 
-        tools: functions as OpenAI writes them; tool_choice: none, auto (the default), required, or the
-        name of one (or OpenAI's object that names it). max_reasoning_tokens: after so many the
-        reasoning is closed. template_options go to the chat template, such as enable_thinking.
+        tools: functions in OpenAI's format. tool_choice: none, auto (the default), required, or the
+        name of a tool (or OpenAI's object that names it). parallel_tool_calls: whether an answer may
+        have several calls. max_reasoning_tokens: after so many tokens the reasoning is closed.
+        template_options: passed to the chat template, such as enable_thinking.
 
         output: what the content must be: a pydantic class, a dataclass, list[...] of one, a Literal,
-        re.compile(...), a grammar's text, Regex(...), Grammar(...) or JsonSchema(...). Then the value
-        comes back itself (a list of values for several conversations, and with `n` above 1 a list of
-        them for each, which the annotations do not tell), and OutputIncomplete is raised where an
-        answer did not come to its end, or called a tool instead.
+        re.compile(...), the text of a grammar, Regex(...), Grammar(...) or JsonSchema(...). With it the
+        value is returned: a list of values for several conversations, and with `n` above 1 a list of
+        values for each of them (which the annotations do not express). OutputIncomplete is raised if an
+        answer was cut off, or called a tool instead.
         """
         type_ = None if output is None else typed(output)
         wanted = _wanted(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
         shown = None if wanted.choice == "none" else tools
         asked = [
-            self._asked_chat(self.encode_chat(each, tools=shown, **template_options), wanted)
-            for each in _as_conversations(messages)
+            self._asked_chat(self.encode_chat(one, tools=shown, **template_options), wanted)
+            for one in _as_conversations(messages)
         ]
         is_one = isinstance(messages[0], Mapping)
-        return _read_back(self._run(asked, params), type_, is_one=is_one)
+        return _to_values(self._run(asked, params), type_, is_one=is_one)
 
     @overload
     def stream(
@@ -409,11 +418,11 @@ class LLM:
         *,
         output: Any = None,
     ) -> Iterator[Any]:
-        """Deltas of one prompt as they become final. Leaving the loop early ends the request.
+        """Yield the deltas of one prompt as they become final. Leaving the loop early ends the request.
 
-        output: what the continuation must be, as in `chat`. Then each delta comes with what the text so
-        far says (`PartialOutput`), the last one of a choice with its value; OutputIncomplete is raised
-        where there is none.
+        output: what the continuation must be, as in `chat`. With it each delta comes in a
+        `PartialOutput` with the part of the value so far, and the last one of a choice with the
+        value. OutputIncomplete is raised if the answer is not complete.
         """
         type_ = None if output is None else typed(output)
         return self._stream(self._asked(prompt, type_), params, type_)
@@ -500,9 +509,12 @@ class LLM:
         output: Any = None,
         **template_options: Any,
     ) -> Iterator[Any]:
-        """Deltas of one conversation's answer as they become final, held to what `chat` holds it to.
-        Their text is as the model writes it; `LLM.dialect.segmenter` splits it. With `output` they come
-        as from `stream`, and what is read is the content."""
+        """Yield the deltas of the answer to one conversation as they become final.
+
+        The arguments are those of `chat`. The text of a delta is as the model writes it;
+        `LLM.dialect.segmenter` splits it. With `output` the elements are those of `stream`, and the
+        value is that of the content.
+        """
         type_ = None if output is None else typed(output)
         wanted = _wanted(type_, tools, tool_choice, parallel_tool_calls, max_reasoning_tokens)
         shown = None if wanted.choice == "none" else tools
@@ -516,11 +528,14 @@ class LLM:
         tools: Tools = None,
         **template_options: Any,
     ) -> list[int]:
-        """Token ids of a conversation, ready for the answer."""
+        """Return the token ids of a conversation, up to where the answer begins.
+
+        Raises RequestError for an option that the chat template does not read.
+        """
         require_tokenizer(self._tokenizer, "messages")
         template = require_template(self._template)
         for name in template_options:
-            if name not in _OF_TEMPLATES and not template.mentions(name):
+            if name not in _RENDER_OPTIONS and not template.mentions(name):
                 raise RequestError(
                     f"{name}: is nothing that this model's chat template reads", param=name
                 )
@@ -529,7 +544,7 @@ class LLM:
         )
 
     def close(self) -> None:
-        """Give up the engine."""
+        """Shut the engine down."""
         self.engine.shutdown()
 
     def __enter__(self) -> LLM:
@@ -544,10 +559,12 @@ class LLM:
         return as_token_ids(prompt, "prompts")
 
     def _asked(self, prompt: Prompt, type_: Typed | None) -> Asked:
+        """Encode a prompt and its output type."""
         output = None if type_ is None else OutputSpec(root=type_.node, param="output")
         return Asked(self._encode(prompt), output)
 
     def _asked_chat(self, prompt: list[int], wanted: Wanted) -> Asked:
+        """Build the output grammar of an answer in the model's dialect. prompt: token ids."""
         output = self.dialect.output(wanted, prompt)
         if output is not None and wanted.answer is not None:
             output = msgspec.structs.replace(output, param="output")
@@ -560,12 +577,12 @@ class LLM:
     def _request(self, asked: Asked, params: AnyParams | None) -> Request:
         output = asked.output
         if isinstance(params, Mapping):
-            params, output = self._understood(params, asked)
+            params, output = self._from_mapping(params, asked)
         params = params if params is not None else self.default_params()
         self._num_requests += 1
         if params.seed is None and self._seed is not None:
-            own_seed = _nth_seed(self._seed, self._num_requests)
-            params = msgspec.structs.replace(params, seed=own_seed)
+            seed = _nth_seed(self._seed, self._num_requests)
+            params = msgspec.structs.replace(params, seed=seed)
         return Request(
             id=f"offline-{self._num_requests}",
             prompt_token_ids=asked.prompt,
@@ -574,12 +591,13 @@ class LLM:
             with_marks=asked.new_segmenter is not None,
         )
 
-    def _understood(
+    def _from_mapping(
         self, params: Mapping[str, Any], asked: Asked
     ) -> tuple[SamplingParams, OutputSpec | None]:
-        """SGLang's parameters, and what they or `output` say that the text must be."""
+        """Convert parameters with SGLang's names. Returns them, and the output that they or `output`
+        specify."""
         fields, constraints = fields_of(params)
-        with in_their_words(""):
+        with errors_with_sglang_names(""):
             sampling = self.default_params(**fields)
         if not constraints:
             return sampling, asked.output
@@ -592,31 +610,32 @@ class LLM:
         return sampling, OutputSpec(root=typed(kinds[name](value)).node, param=name)
 
     def _run(self, asked: list[Asked], params: Params) -> list[GenerationOutput]:
-        each: list[AnyParams | None]
+        """Answer prompts together. Returns their outputs in order."""
+        own_params: list[AnyParams | None]
         if params is None or isinstance(params, SamplingParams | Mapping):
-            each = [params] * len(asked)
+            own_params = [params] * len(asked)
         else:
-            each = list(params)
-            if len(each) != len(asked):
+            own_params = list(params)
+            if len(own_params) != len(asked):
                 raise RequestError(
-                    f"params: {len(each)} for {len(asked)} prompts; give one, or one each",
+                    f"params: {len(own_params)} for {len(asked)} prompts; give one, or one each",
                     param="params",
                 )
-        requests = [self._request(a, s) for a, s in zip(asked, each, strict=True)]
+        requests = [self._request(a, p) for a, p in zip(asked, own_params, strict=True)]
         outputs: list[GenerationOutput] = []
         try:
             for request in requests:
                 self._open(request)
-            for request, own in zip(requests, asked, strict=True):
-                outputs.append(self._collect(request, own))
+            for request, prompt in zip(requests, asked, strict=True):
+                outputs.append(self._collect(request, prompt))
         finally:
             for request in requests:
                 self._close(request)
         return outputs
 
     def _collect(self, request: Request, asked: Asked) -> GenerationOutput:
-        """One request's answers, read to their ends."""
-        output = _empty(request)
+        """Step until all choices of a request have ended. Returns its output."""
+        output = _empty_output(request)
         segmenters = asked.segmenters(request.params.n)
         for delta in self._deltas(request):
             output.absorb(delta, _events(delta, segmenters))
@@ -625,13 +644,13 @@ class LLM:
     def _stream(self, asked: Asked, params: AnyParams | None, type_: Typed | None) -> Iterator[Any]:
         request = self._request(asked, params)
         deltas = self._open_and_close(request)
-        next(deltas)  # opens now; one that has begun also closes if nobody ever reads it
+        next(deltas)  # opens the request now, and lets the generator close it if it is never read
         if type_ is None:
             return deltas
-        return _partials(deltas, _empty(request), asked.segmenters(request.params.n), type_)
+        return _partials(deltas, _empty_output(request), asked.segmenters(request.params.n), type_)
 
     def _open_and_close(self, request: Request) -> Iterator[Delta]:
-        """An empty delta once the request is open, then its own."""
+        """Open a request, yield an empty delta and then its deltas, and close it at the end."""
         self._open(request)
         try:
             yield Delta(request_id=request.id)
@@ -640,16 +659,18 @@ class LLM:
             self._close(request)
 
     def _open(self, request: Request) -> None:
+        """Add a request to the engine, with an inbox for its deltas."""
         self.engine.add(request)
         self._inboxes[request.id] = deque()
 
     def _close(self, request: Request) -> None:
-        """Forget a request; one that is still running ends."""
+        """Remove a request's inbox, and end the request if it is running."""
         if self._inboxes.pop(request.id, None) is not None:
             self.engine.abort(request.id)
 
     def _deltas(self, request: Request) -> Iterator[Delta]:
-        """This request's deltas; those of other open requests wait in their own inboxes."""
+        """Yield a request's deltas, stepping the engine as needed. Deltas of other open requests are
+        put into their inboxes."""
         inbox = self._inboxes[request.id]
         num_open = request.params.n
         while num_open:
@@ -662,25 +683,29 @@ class LLM:
             yield delta
 
 
-def _config(own: Mapping[str, Any], others: Mapping[str, Any]) -> EngineConfig:
-    """own: settings by our names. ValueError names a keyword that cannot be."""
-    settings, said = our_keywords(own, others, "LLM()")
-    for note in said.notes:
+def _config(changed: Mapping[str, Any], others: Mapping[str, Any]) -> EngineConfig:
+    """Return the configuration of `LLM`'s keywords. Raises ValueError that names the keyword at fault.
+
+    changed: settings of eyas that are not the default. others: keywords that may be those of other
+    engines.
+    """
+    settings, translation = translate_keywords(changed, others, "LLM()")
+    for note in translation.notes:
         log.info("%s", note)
     try:
         return engine_config(**settings)
     except ValueError as error:
-        raise blamed(error, said.flags) from error
+        raise keyword_error(error, translation.flags) from error
 
 
 def _nth_seed(seed: int, number: int) -> int:
-    """63 bits that follow from both."""
+    """Derive a seed of 63 bits for the request with this number."""
     digest = hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
 
 def _is_one(prompts: Any) -> bool:
-    """A text, or token ids; else there are several."""
+    """Whether this is one prompt (a text or token ids) and not several."""
     if isinstance(prompts, str) or hasattr(prompts, "shape"):
         return True
     first = next(iter(prompts), "")
@@ -700,9 +725,6 @@ def _as_conversations(
     if isinstance(listed[0], Mapping):
         return [listed]  # type: ignore[list-item]
     return listed  # type: ignore[return-value]
-
-
-_OF_TEMPLATES = ("add_generation_prompt", "continue_final_message")
 
 
 def _wanted(
@@ -728,14 +750,14 @@ def _wanted(
     )
 
 
-def _empty(request: Request) -> GenerationOutput:
-    """Of a request that has not answered yet."""
+def _empty_output(request: Request) -> GenerationOutput:
+    """Return the output of a request without any deltas."""
     choices = [Choice(index) for index in range(request.params.n)]
     return GenerationOutput(request.prompt_token_ids, choices)
 
 
 def _events(delta: Delta, segmenters: Sequence[Segmenter] | None) -> list[Event] | None:
-    """What a delta's text is, where somebody splits it."""
+    """Split the text of a delta. Returns None without segmenters."""
     if segmenters is None:
         return None
     segmenter = segmenters[delta.index]
@@ -749,7 +771,7 @@ def _partials(
     segmenters: Sequence[Segmenter] | None,
     type_: Typed,
 ) -> Iterator[PartialOutput[Any]]:
-    """Each delta with what its choice says so far."""
+    """Yield each delta with the content and the partial value of its choice so far."""
     for delta in deltas:
         output.absorb(delta, _events(delta, segmenters))
         choice = output.choices[delta.index]
@@ -758,19 +780,19 @@ def _partials(
 
 
 def _value(choice: Choice, type_: Typed) -> Any:
-    """What a finished answer means. OutputIncomplete where it is not whole."""
-    is_whole = choice.finish_reason == "stop" and choice.stop_reason is None
-    if not is_whole or choice.tool_calls:
+    """Parse a finished answer. Raises OutputIncomplete if it is not complete."""
+    is_complete = choice.finish_reason == "stop" and choice.stop_reason is None
+    if not is_complete or choice.tool_calls:
         raise OutputIncomplete(choice)
     return type_.parse(choice.content)
 
 
-def _read_back(outputs: list[GenerationOutput], wanted: Typed | None, *, is_one: bool) -> Any:
-    """The outputs, or the values that their texts mean; the value alone of one prompt."""
-    if wanted is None:
+def _to_values(outputs: list[GenerationOutput], type_: Typed | None, *, is_one: bool) -> Any:
+    """Return the outputs, or with an output type their values: a list, or the value of one prompt."""
+    if type_ is None:
         return outputs
     values = []
     for output in outputs:
-        read = [_value(choice, wanted) for choice in output.choices]
-        values.append(read[0] if len(read) == 1 else read)
+        answers = [_value(choice, type_) for choice in output.choices]
+        values.append(answers[0] if len(answers) == 1 else answers)
     return values[0] if is_one else values

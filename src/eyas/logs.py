@@ -1,8 +1,8 @@
-"""The log of the server's processes: one line an event, no content of requests, nothing that forges a
-line.
+"""The log format of the server's processes: one line an event, as text or JSON.
 
-Promises: control characters are escaped; a line is text, its level coloured where it goes to a terminal
-that shows colours, or one JSON object. Does not know: what is logged.
+Promises: control characters are escaped, so no message can forge a line. In text the level is coloured
+if the output is a terminal that shows colours.
+Does not know: what is logged.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICA
 
 
 class OneLineFormatter(logging.Formatter):
-    """A message is one line, whatever is in it; tracebacks follow on lines of their own.
+    """Formats a record as one line of text; a traceback follows on lines of its own.
 
-    with_colours: of the level alone.
+    with_colours: whether the level is coloured.
     """
 
     def __init__(self, *, with_colours: bool = False) -> None:
@@ -40,11 +40,12 @@ class OneLineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a line: time (UTC), level, logger, message; request_id where an event is about one
-    request of a client's; exception, a traceback's text."""
+    """Formats a record as one line with a JSON object: time (UTC), level, logger and message;
+    request_id if the event is about one request of a client; exception with the text of a
+    traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        written = {
+        entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -52,10 +53,10 @@ class JsonFormatter(logging.Formatter):
         }
         request_id = getattr(record, "request_id", None)
         if request_id is not None:
-            written["request_id"] = request_id
+            entry["request_id"] = request_id
         if record.exc_info:
-            written["exception"] = self.formatException(record.exc_info)
-        return json.dumps(written, ensure_ascii=True, default=str)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=True, default=str)
 
 
 def configure(level: str, log_format: LogFormat = "text") -> None:
@@ -75,6 +76,6 @@ def configure(level: str, log_format: LogFormat = "text") -> None:
 
 
 def shows_colours(stream: IO[str]) -> bool:
-    """Whether it is a terminal, and nobody said that it should stay plain (https://no-color.org)."""
+    """Whether a stream is a terminal with colours, not switched off (https://no-color.org)."""
     is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     return stream.isatty() and not is_plain

@@ -1,6 +1,7 @@
-"""What the offline API returns: deltas collected into finished choices.
+"""The results of the offline API: choices collected from deltas.
 
-Promises: the same numbers the stream carried, put together. Does not know: engines.
+Promises: a choice holds what its deltas carried.
+Does not know: engines.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class ToolCall:
-    """A function that an answer calls. arguments: JSON text."""
+    """A call of a function in an answer. arguments: JSON text."""
 
     name: str
     arguments: str = ""
@@ -25,10 +26,10 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer. finish_reason: stop, length, abort or error (then `error` says why).
+    """One answer.
 
-    text: as the model wrote it. For answers of `chat` it is split as well into reasoning, content and
-    tool_calls; otherwise content is the text.
+    text: as the model wrote it. For `chat` it is also split into reasoning, content and tool_calls;
+    otherwise content is the text. finish_reason: stop, length, abort or error. error: its reason.
     """
 
     index: int
@@ -47,7 +48,7 @@ class Choice:
 
 @dataclass(slots=True)
 class GenerationOutput:
-    """All choices of one prompt. `text` and `token_ids` are those of the first."""
+    """The choices of one prompt."""
 
     prompt_token_ids: list[int]
     choices: list[Choice]
@@ -55,14 +56,17 @@ class GenerationOutput:
 
     @property
     def text(self) -> str:
+        """The text of the first choice."""
         return self.choices[0].text
 
     @property
     def token_ids(self) -> list[int]:
+        """The tokens of the first choice."""
         return self.choices[0].token_ids
 
     def absorb(self, delta: Delta, events: Sequence[Event] | None = None) -> None:
-        """Append one delta to its choice. events: what its text is, where that is known."""
+        """Append a delta to its choice. events: its text split by a segmenter; None if it is not
+        split."""
         choice = self.choices[delta.index]
         choice.text += delta.text
         if events is None:
@@ -92,11 +96,12 @@ class GenerationOutput:
 
 @dataclass(frozen=True, slots=True)
 class PartialOutput(Generic[T]):
-    """A stream's answer of a type, as far as it has come.
+    """One element of a stream with an output type.
 
-    delta: what is new. content: the answer so far, without reasoning. partial: what that says, as plain
-    Python values: the members of an object that have begun, with an open string or number cut where it
-    stands; None before there is anything. value: the answer itself, with the last delta of its choice.
+    delta: the new part. content: the answer so far, without reasoning. partial: the beginning of the
+    answer as plain Python values, with the members of an object that have begun and an incomplete
+    string as far as it goes; None if there is none yet. value: the whole answer, with the last delta
+    of its choice.
     """
 
     delta: Delta
@@ -106,5 +111,5 @@ class PartialOutput(Generic[T]):
 
     @property
     def text(self) -> str:
-        """What is new, as the model writes it."""
+        """The new text, as the model wrote it."""
         return self.delta.text

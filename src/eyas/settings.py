@@ -1,6 +1,6 @@
-"""The settings of an engine as one list of keywords: what commands and `LLM` share.
+"""The settings of an engine as keyword arguments, for commands and `LLM`.
 
-Promises: names and defaults are the same wherever a setting is given; errors begin with the setting.
+Promises: names and defaults are the same in all of them. Error messages begin with the setting.
 Does not know: where the values came from.
 """
 
@@ -26,7 +26,7 @@ DRAFT = DraftConfig()
 DEVICE = DeviceConfig()
 GRAMMAR = GrammarConfig()
 DTYPES: dict[str, Any] = {"half": "float16", "float": "float32"}
-"""Further names of number formats, as torch and vLLM have them."""
+"""Other names of number formats, as in torch and vLLM."""
 
 
 def engine_config(
@@ -58,7 +58,10 @@ def engine_config(
     whitespace_pattern: str | None = GRAMMAR.white_space,
     disable_any_whitespace: bool = not GRAMMAR.any_white_space,
 ) -> EngineConfig:
-    """The configuration that options ask for. Raises ValueError that begins with the setting."""
+    """Return the configuration with these settings.
+
+    Raises ValueError, whose message begins with the setting, if one cannot be used.
+    """
     if str(flights) not in ("auto", "0", "1"):
         raise ValueError(f"scheduler.flights: 'auto', 0 or 1, not {flights!r}")
     return EngineConfig(

@@ -1,10 +1,10 @@
-"""Between host and device without waiting for more than what is asked for.
+"""Copies between host and device that do not wait for unrelated work.
 
-Promises: `send` and `refill` never wait for work under way on a device: the numbers go through pinned
-memory that torch keeps until the copy is done. A `HostCopy` waits for what was under way when it was
-made, and for nothing after it; nor does what comes after it wait, sent by an `Outbox`. What arrives
-through an `Inbox` waits for nothing that need not be done.
-Does not know: what the numbers mean.
+Promises: `send` and `refill` never make the host wait for the device: the values go through pinned
+memory, which torch keeps alive until the copy is done. A `HostCopy` waits for the work launched
+before it and for nothing launched later; work launched after an `Outbox.send` does not wait for the
+copy. Copies within `Inbox.arriving` run concurrently with all work launched after the given event.
+Does not know: what the values mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def send(
     values: np.ndarray | torch.Tensor | Sequence[int] | Sequence[Sequence[int]],
     device: torch.device,
 ) -> torch.Tensor:
-    """A tensor on `device` with these values; of lists, int64. A tensor of values is `reachable`."""
+    """Return a tensor on `device` with these values; lists become int64. A tensor of values must be
+    pinned, as those of `reachable` are."""
     if isinstance(values, torch.Tensor):
         return values.to(device, non_blocking=True)
     array = values if isinstance(values, np.ndarray) else np.array(values, dtype=np.int64)
@@ -31,7 +32,8 @@ def send(
 
 
 def refill(tensor: torch.Tensor, values: np.ndarray | torch.Tensor) -> None:
-    """Put values into a tensor that stays where it is; a tensor of values is `reachable`."""
+    """Copy values into an existing tensor. A tensor of values must be pinned, as those of `reachable`
+    are."""
     host = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
     if tensor.device.type != "cpu" and host is not values:
         host = host.pin_memory()
@@ -39,35 +41,35 @@ def refill(tensor: torch.Tensor, values: np.ndarray | torch.Tensor) -> None:
 
 
 def reachable(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Int32 numbers on the host, whatever they are, where a device can fetch them by itself."""
+    """Return an uninitialised int32 tensor on the host, pinned unless `device` is a CPU."""
     return torch.empty(shape, dtype=torch.int32, pin_memory=device.type != "cpu")
 
 
 class BlankPages:
-    """`reachable` zeros, made when there is time for it. device: who fetches them."""
+    """Allocates zeroed pinned tensors ahead of time. device: the one that they are copied to."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._made: torch.Tensor | None = None
 
     def make(self, shape: tuple[int, ...]) -> None:
-        """One for whoever comes next, who will probably want as much; in any thread."""
-        self._made = self._blank(shape)
+        """Allocate the tensor that the next `take` of this shape returns. Can run in any thread."""
+        self._made = self._zeros(shape)
 
     def take(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Zeros for the caller alone."""
+        """Return int32 zeros that no other caller has."""
         made, self._made = self._made, None
-        return self._blank(shape) if made is None or tuple(made.shape) != shape else made
+        return self._zeros(shape) if made is None or tuple(made.shape) != shape else made
 
-    def _blank(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         with torch.cuda.device(self._device if self._device.type == "cuda" else -1):
-            page = reachable(shape, self._device)
-        page.numpy()[:] = 0  # torch would wake threads for it, and these stay awake
-        return page
+            zeros = reachable(shape, self._device)
+        zeros.numpy()[:] = 0  # torch would start its threads for it, which then spin for a while
+        return zeros
 
 
 class HostCopy:
-    """Tensors on their way to the host, behind the work that makes them (see `Outbox`)."""
+    """Copies of tensors to the host, ordered after the work that computes them (see `Outbox`)."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
@@ -75,7 +77,9 @@ class HostCopy:
         self._tensors = dict(tensors)
         if all(tensor.device.type == "cpu" for tensor in self._tensors.values()):
             return
-        self._sources = tuple(self._tensors.values())  # memory that is nobody else's till then
+        self._sources = tuple(
+            self._tensors.values()
+        )  # their memory must not be reused before the copy
         for name, tensor in self._tensors.items():
             pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._tensors[name] = pinned.copy_(tensor, non_blocking=True)
@@ -83,7 +87,7 @@ class HostCopy:
         self._event.record()
 
     def read(self) -> dict[str, torch.Tensor]:
-        """The tensors on the host; waits until they are there."""
+        """Wait until the copies are done, and return the tensors on the host."""
         if self._event is not None:
             self._event.synchronize()
             self._sources = ()
@@ -91,13 +95,16 @@ class HostCopy:
 
 
 class Inbox:
-    """Numbers of the host arrive beside the work under way. On a CPU all of this happens at once."""
+    """Copies values from the host to the device on a stream of its own, concurrently with running work.
+
+    On a CPU copies are done immediately.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def mark(self) -> torch.cuda.Event | None:
-        """What has been launched so far."""
+        """Record an event after the work launched so far; None on a CPU."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()
@@ -106,8 +113,10 @@ class Inbox:
 
     @contextmanager
     def arriving(self, after: torch.cuda.Event | None = None) -> Iterator[None]:
-        """Copies that wait for what was launched before a mark and for nothing else; what is launched
-        behind them waits for them."""
+        """Run the copies launched inside the context on the stream of this inbox.
+
+        They wait for `after` and for no other work. Work launched after the context waits for them.
+        """
         if self._stream is None:
             yield
             return
@@ -119,14 +128,14 @@ class Inbox:
 
 
 class Outbox:
-    """Results leave for the host beside the work that is launched after them."""
+    """Copies results to the host on a stream of its own, concurrently with work launched later."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, tensors: Mapping[str, torch.Tensor]) -> HostCopy:
-        """They start as soon as what has been launched so far is done."""
+        """Start copies that wait for the work launched so far."""
         if self._stream is None:
             return HostCopy(tensors)
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
@@ -134,6 +143,7 @@ class Outbox:
             return HostCopy(tensors)
 
     def settle(self) -> None:
-        """What is launched from here on may overwrite what was sent: it waits until that has left."""
+        """Make work launched from here on wait for all copies, so that it may overwrite what was
+        sent."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

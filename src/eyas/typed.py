@@ -1,7 +1,8 @@
-"""Output types of the offline API: what an answer must look like, and how its text is read back.
+"""Output types of the offline API: the grammar of an answer, and how to parse its text.
 
-Promises: a type becomes a grammar before any work is done, and a whole answer of that grammar reads
-back, unless the type asks for more than its JSON schema says (a Decimal, a datetime, a validator).
+Promises: a type is turned into a grammar before any work is done. A complete answer of that grammar can
+be parsed, unless the type requires more than its JSON schema expresses (a Decimal, a datetime, a
+validator).
 Does not know: engines, prompts.
 """
 
@@ -27,30 +28,30 @@ from eyas.schemas import grammar_source, json_node, rust_pattern
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """A text that the whole pattern matches; read back as the text."""
+    """A regular expression that the whole text must match. The value is the text."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A text of a grammar in Lark, EBNF (GBNF) or llguidance's JSON form, found by how it looks; read
-    back as the text."""
+    """A grammar in Lark, EBNF (GBNF) or llguidance's JSON form, told apart by syntax. The value is the
+    text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON of a schema (an object, or its JSON text); read back as plain Python values."""
+    """A JSON schema (an object, or its JSON text). The value consists of plain Python values."""
 
     schema: dict[str, Any] | bool | str
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """node: what the answer must be. parse: its whole text as a value. partial: what the beginning of
-    its text says, as plain Python values; None where it says nothing yet."""
+    """An output type. node: its grammar. parse: converts a complete text to the value. partial:
+    converts the beginning of a text to plain Python values; None if it holds none yet."""
 
     node: grammar.Node
     parse: Callable[[str], Any]
@@ -58,12 +59,14 @@ class Typed:
 
 
 def typed(output: Any) -> Typed:
-    """What an `output=` argument asks for: a pydantic class, a dataclass, or anything else that msgspec
-    or pydantic has a JSON schema of (TypedDict, Enum, list[Model], ...), a Literal, a compiled pattern,
-    a grammar's text, one of the classes above, or a node of `eyas.grammar`. A Literal of strings alone
-    is answered without quotes.
+    """Convert the `output` argument of `LLM` to an output type.
 
-    RequestError for what is none of them, GrammarError for what cannot be enforced.
+    output: a pydantic class, a dataclass or anything else that msgspec or pydantic has a JSON schema
+    of (TypedDict, Enum, list[Model], ...); a Literal; a compiled pattern; the text of a grammar; one
+    of the classes above; or a node of `eyas.grammar`. A Literal of strings only is answered without
+    quotes.
+
+    Raises RequestError for anything else, GrammarError for what cannot be enforced.
     """
     match output:
         case Regex(pattern):
@@ -83,28 +86,28 @@ def typed(output: Any) -> Typed:
         try:
             schema = msgspec.json.schema(output)
         except (TypeError, RuntimeError):
-            pass  # perhaps a pydantic class is among its parts
+            pass  # pydantic may know the type
         else:
             return _json(schema, lambda text: msgspec.json.decode(text, type=output))
-    return _by_pydantic(output)
+    return _typed_by_pydantic(output)
 
 
 def _json(schema: Any, parse: Callable[[str], Any]) -> Typed:
-    return Typed(json_node(schema, param="output"), parse, _begun)
+    return Typed(json_node(schema, param="output"), parse, _parse_partial)
 
 
-def _begun(text: str) -> Any:
-    """The value of which JSON text is the beginning, as far as it goes: an open string is cut where it
-    stands, a member without a value is left out."""
+def _parse_partial(text: str) -> Any:
+    """Parse the beginning of a JSON text. An incomplete string is kept as far as it goes, a member
+    without a value is left out. Returns None if there is no value yet."""
     try:
         return from_json(text, allow_partial="trailing-strings")
     except ValueError:
-        return None  # a word or a number that has only begun, or nothing at all
+        return None  # an incomplete word or number, or no text
 
 
 def _is_pydantic(output: Any, seen: frozenset[Any] = frozenset()) -> bool:
-    """Has the type a part that pydantic checks: a class or dataclass of its own, or a Field among the
-    annotations? msgspec would leave out what it asks for."""
+    """Whether pydantic checks a part of the type: one of its classes or dataclasses, or a Field in an
+    annotation. msgspec would not enforce what that part requires."""
     if type(output).__module__.partition(".")[0] in ("pydantic", "annotated_types"):
         return True
     if hasattr(output, "__pydantic_validator__"):
@@ -113,12 +116,12 @@ def _is_pydantic(output: Any, seen: frozenset[Any] = frozenset()) -> bool:
     if isinstance(output, type) and output not in seen:
         seen |= {output}
         if dataclasses.is_dataclass(output) or is_typeddict(output):
-            with contextlib.suppress(NameError):  # a name in quotes that is not to be found
+            with contextlib.suppress(NameError):  # an annotation in quotes that cannot be resolved
                 parts += get_type_hints(output, include_extras=True).values()
     return any(_is_pydantic(part, seen) for part in parts)
 
 
-def _by_pydantic(output: Any) -> Typed:
+def _typed_by_pydantic(output: Any) -> Typed:
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticUserError
 
@@ -138,18 +141,20 @@ def _by_pydantic(output: Any) -> Typed:
 
 
 class OutputIncomplete(ValueError):
-    """There is no whole answer: the text was cut off, or tools were called instead. choice: what there
-    is of it."""
+    """The answer is not complete: the text was cut off, or the model called a tool instead.
+
+    choice: the incomplete answer.
+    """
 
     def __init__(self, choice: Choice) -> None:
         reason = choice.finish_reason
         if choice.tool_calls:
-            said = f"the model called {choice.tool_calls[0].name} instead of answering"
+            message = f"the model called {choice.tool_calls[0].name} instead of answering"
         else:
             detail = f" ({choice.error})" if choice.error else ""
             remedy = "; raise max_tokens" if reason == "length" else ""
-            said = f"the output ended with {reason!r}{detail} before it was whole{remedy}"
-        super().__init__(said)
+            message = f"the output ended with {reason!r}{detail} before it was whole{remedy}"
+        super().__init__(message)
         self.choice = choice
         self.text = choice.content
         self.reason = reason

@@ -1,6 +1,6 @@
-"""What the HTTP process and the engine process say to each other: typed msgpack, nothing else.
+"""The messages between the HTTP process and the engine process, encoded with msgpack.
 
-Promises: every message is a tagged struct that is checked when it is read; no pickle, no code.
+Promises: each message is a tagged struct whose types are checked when it is decoded. No pickle.
 Does not know: sockets, HTTP, how an engine works.
 """
 
@@ -19,12 +19,15 @@ Refusal = Literal["invalid", "overloaded", "unavailable", "internal"]
 
 
 class GrammarStats(msgspec.Struct, kw_only=True):
-    """Output grammars since the engine started. cache_bytes: that grammars hold, those in use included.
-    num_refused: by fault. mask_seconds: that grammar
-    libraries took for num_masks rows of masks. num_pruned: drafted tokens that a grammar refused before
-    the forward. num_late: drafts that were cut short because a step did not wait for their masks.
-    num_replays: automata built anew because a resource limit was hit. can_compile: there are threads
-    for it."""
+    """Counts of output grammars since the engine started.
+
+    num_compiled, num_hits: grammars compiled, and found in the cache. num_refused: by fault.
+    num_cached, cache_bytes: grammars in memory now, and their bytes, those in use included.
+    num_masks, mask_seconds: rows of masks, and the time that the grammar library took for them.
+    num_pruned: drafted tokens that a grammar refused. num_late: drafts of which nodes were not used
+    because their masks were not ready in time. num_replays: automata that were rebuilt because a
+    resource limit was hit. can_compile: whether threads can be started to compile.
+    """
 
     num_compiled: int = 0
     num_hits: int = 0
@@ -41,8 +44,10 @@ class GrammarStats(msgspec.Struct, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """Counts since the engine started, and gauges (running, waiting, slots) of this moment.
-    num_failed_steps: attempts at a step that raised; a simpler drafter makes the next one."""
+    """Counts since the engine started, and gauges (`GAUGES`) of this moment.
+
+    num_failed_steps: attempts to run a step that raised; the next attempt runs without a draft.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -67,11 +72,11 @@ GAUGES = {"num_running", "num_waiting", "num_slots", "num_free_slots", "num_cach
     "cache_bytes",
     "can_compile",
 }
-"""What is not counted since a start: the numbers of this moment."""
+"""The fields that hold the value of this moment instead of a count since the start."""
 
 
 def added(earlier: Any, later: Any) -> Any:
-    """Counts of an engine and of the one after it, as one; gauges are the later one's."""
+    """Add the counts of an engine and of the engine that replaced it. Gauges are those of `later`."""
     match later:
         case msgspec.Struct():
             names = [name for name in later.__struct_fields__ if name not in GAUGES]
@@ -86,7 +91,8 @@ def added(earlier: Any, later: Any) -> Any:
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of the engine process's standard input, as JSON. address: an ipc:// path."""
+    """The first line of the engine process's standard input, as JSON. address: of the socket
+    (ipc://)."""
 
     config: EngineConfig
     address: str
@@ -95,25 +101,29 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Add a request."""
+
     request: Request
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End a request."""
+
     request_id: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
-    pass
+    """End the engine process."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine is built; `directory` holds the model's tokenizer and templates."""
+    """The engine is built. `info.directory` holds the model's tokenizer and templates."""
 
     info: EngineInfo
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """What is done before the engine is ready. done, total: bytes, where there are any to count."""
+    """A stage of starting the engine. done, total: bytes; 0 if the stage has none to count."""
 
     stage: str
     done: int = 0
@@ -124,12 +134,17 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
 
 
 class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
+    """The deltas of one step."""
+
     deltas: list[Delta]
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A submitted request that will have no deltas. overloaded: too many wait; unavailable: what it
-    needs is not there now; internal: a fault of ours."""
+    """A submitted request was refused, and has no deltas.
+
+    refusal: invalid (the request is at fault), overloaded (too many requests wait), unavailable (a
+    resource it needs is missing now), internal (an error of the engine).
+    """
 
     request_id: str
     message: str
@@ -139,14 +154,14 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """The loop turns. last_step_seconds: how long the last step took."""
+    """The engine's loop is running. last_step_seconds: wall time of the last step."""
 
     stats: EngineStats
     last_step_seconds: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The engine process ends; `reason` is fit to be shown."""
+    """The engine process ends. reason: a text for users."""
 
     reason: str
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from eyas.attention.base import ContextRun, KVDestination, Layout, NodeGrid, finite
+from eyas.attention.base import ContextRun, KVDestination, Layout, NodeGrid
 from eyas.cache.kv import KVStore
 from eyas.cache.store import LayerStore
+from eyas.ops.rotate_and_store import finite
 
 
 @dataclass

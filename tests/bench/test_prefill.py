@@ -122,15 +122,18 @@ def test_the_command_tells_speed_and_interference(
     assert entry["interference"]["sequences"] == 2
     assert result["settings"]["acceptance"] == "synthetic acceptance"
     status, out, _ = run_command(capsys, *asked)
-    assert status == 0 and "TFLOP/s" in out and "beside it" not in out
+    assert status == 0 and "TFLOP/s" in out and "running sequences" not in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (("--interfere", "4"), "--interfere: add --prefill"),
-        (("--prefill", "9", "--profile"), "--prefill: measures something else than --profile"),
-        (("--prefill", "600", "--max-model-len", "500"), "--prefill: the context holds 500"),
+        (("--prefill", "9", "--profile"), "--prefill: cannot be combined with --profile"),
+        (
+            ("--prefill", "600", "--max-model-len", "500"),
+            "--prefill: must be less than the context length of 500",
+        ),
         (("--prefill", "9", "--interfere", "40", "--max-batch-tokens", "64"), "too few"),
     ],
 )
@@ -146,4 +149,4 @@ def test_options_that_make_no_sense_are_refused(
 def test_a_shape_is_needed(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = run_command(capsys, "bench", "decode", *option)
     assert status == 2
-    assert f"{option[0]}: goes with --shape" in err
+    assert f"{option[0]}: needs --shape" in err

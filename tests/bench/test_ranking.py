@@ -47,7 +47,9 @@ def test_every_ranking_gives_plain_decodings_answers(stage: Stage) -> None:
     settings = [Setting(1.0, 0.95)]
     shapes = [TreeShape(3, 1, 4), TreeShape(3, 2, 8)]
     said: list[str] = []
-    results = measure(stage, prompts, settings, shapes, num_seeds=3, max_tokens=32, say=said.append)
+    results = measure(
+        stage, prompts, settings, shapes, num_seeds=3, max_tokens=32, show_status=said.append
+    )
     assert [(entry["shape"], entry["ranking"]) for entry in results] == [
         *(([3, 1, 4], name) for name in (TOPK, NOISE)),
         *(([3, 2, 8], name) for name in (TOPK, NOISE, UNFITTED)),
@@ -82,7 +84,13 @@ def test_a_changed_answer_is_counted(stage: Stage, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ranking, "_answers", lie)
     shapes = [TreeShape(2, 1, 3)]
     results = measure(
-        stage, [[5, 9], [7]], [Setting(1.0, 1.0)], shapes, num_seeds=1, max_tokens=4, say=print
+        stage,
+        [[5, 9], [7]],
+        [Setting(1.0, 1.0)],
+        shapes,
+        num_seeds=1,
+        max_tokens=4,
+        show_status=print,
     )
     assert [entry["changed_answers"] for entry in results] == [0, 1]
 

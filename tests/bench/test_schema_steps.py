@@ -314,11 +314,14 @@ def test_the_command_tells_ratios(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--schemas", "."), "--schemas: goes with --tokenizer"),
-        (("--tokenizer", "."), "--schemas: goes with --tokenizer"),
-        (("--schemas", ".", "--tokenizer", ".", "--profile"), "measures something else than"),
-        (("--schemas", ".", "--tokenizer", ".", "--prefill", "9"), "measures something else than"),
-        (("--schemas", ".", "--tokenizer", ".", "-t", "1"), "--temperature: with --schemas"),
+        (("--schemas", "."), "--schemas: needs --tokenizer"),
+        (("--tokenizer", "."), "--schemas: needs --tokenizer"),
+        (("--schemas", ".", "--tokenizer", ".", "--profile"), "cannot be combined with"),
+        (("--schemas", ".", "--tokenizer", ".", "--prefill", "9"), "cannot be combined with"),
+        (
+            ("--schemas", ".", "--tokenizer", ".", "-t", "1"),
+            "--temperature: is not supported with --schemas",
+        ),
         (
             ("--schemas", ".", "--tokenizer", ".", "--drafter", "eagle3"),
             "--drafter eagle3 --synthetic-acceptance",

@@ -30,12 +30,12 @@ from eyas_bench.structured import (
     FREE,
     HEAD,
     OWN_FAMILIES,
-    ask,
     contestants,
     form_tasks,
     groups,
     measure,
     own_tasks,
+    prepare_tasks,
     report,
     schema_of,
 )
@@ -108,11 +108,11 @@ def test_tasks_are_the_same_every_time_and_cover_all_kinds() -> None:
 
 def test_all_answer_alike_under_a_schema_and_forced_spans_save_steps(stage: Stage) -> None:
     lineup = contestants(stage, 2)
-    asked, compile_seconds = ask(stage.llm, own_tasks(3))
+    prepared, compile_seconds = prepare_tasks(stage.llm, own_tasks(3))
     said: list[str] = []
-    rounds = measure(stage, lineup, asked, max_tokens=64, repeats=2, say=said.append)
+    rounds = measure(stage, lineup, prepared, max_tokens=64, repeats=2, show_status=said.append)
     assert said == ["warm-up", "round 1", "round 2"]
-    found = report(lineup, asked, rounds, compile_seconds)
+    found = report(lineup, prepared, rounds, compile_seconds)
     names = [PLAIN, HEAD, FORCED, AUTO, HEAD + FREE, AUTO + FREE]
     assert list(found["contestants"]) == names and found["num_schemas"] == 3
     held = {name: one for name, one in found["contestants"].items() if one["has_schema"]}
@@ -138,8 +138,8 @@ def test_who_is_first_changes_from_prompt_to_prompt_and_from_round_to_round(
         structured, "_answer", lambda stage, contestant, *rest: order.append(contestant.name)
     )
     lineup = contestants(stage, 2)
-    asked, _ = ask(stage.llm, own_tasks(3))
-    measure(stage, lineup, asked, max_tokens=8, repeats=1, say=lambda text: None)
+    prepared, _ = prepare_tasks(stage.llm, own_tasks(3))
+    measure(stage, lineup, prepared, max_tokens=8, repeats=1, show_status=lambda text: None)
     names = [each.name for each in lineup]
     firsts = order[:: len(names)]
     assert firsts == [names[i] for i in (0, 1, 2, 1, 2, 3)]
@@ -149,9 +149,11 @@ def test_who_is_first_changes_from_prompt_to_prompt_and_from_round_to_round(
 
 def test_an_answer_that_is_cut_off_is_not_valid_but_not_broken(stage: Stage) -> None:
     lineup = contestants(stage, 2)
-    asked, compile_seconds = ask(stage.llm, own_tasks(1))
-    rounds = measure(stage, lineup, asked, max_tokens=4, repeats=1, say=lambda text: None)
-    plain = report(lineup, asked, rounds, compile_seconds)["contestants"][PLAIN]
+    prepared, compile_seconds = prepare_tasks(stage.llm, own_tasks(1))
+    rounds = measure(
+        stage, lineup, prepared, max_tokens=4, repeats=1, show_status=lambda text: None
+    )
+    plain = report(lineup, prepared, rounds, compile_seconds)["contestants"][PLAIN]
     assert plain["valid"] == plain["finished"] == 0 and not plain["broken"]
 
 
@@ -194,7 +196,7 @@ def test_the_command_writes_what_it_measured(
     result = json.loads(output.read_text())
     assert result["settings"]["draft_steps"] == 2 and list(result["groups"]) == ["few"]
     shown = capsys.readouterr().out
-    assert "tokens a step, head+forced / head" in shown and "few: 2 prompts" in shown
+    assert "tokens per step, head+forced / head" in shown and "few: 2 prompts" in shown
     assert run("--json") == 0
     shown = json.loads(capsys.readouterr().out)["groups"]["few"]
     assert next(iter(shown["contestants"])) == PLAIN
@@ -213,7 +215,7 @@ def test_the_command_writes_what_it_measured(
                 setattr(choice, "content", "{}"),
                 setattr(choice, "finish_reason", "stop"),
             ),
-            "answers broke their schemas",
+            "answers violate their schemas",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from eyas_bench import together
 from eyas_bench.step_profile import (
     OTHERS,
     OWN_FILES,
-    Ran,
+    KernelRun,
     busy_seconds,
     kind_of,
     own_kernels,
@@ -95,7 +95,7 @@ def test_plain_decoding_counts_all_but_the_first_tokens() -> None:
     assert run.num_tokens == 80 - 4 and run.num_steps == 19, "(tokens - batch) / (t_n - t_1)"
     assert run.tokens_per_step == 1 and run.summary()["tokens_per_draft"] is None
     told: list[int] = []
-    runs = repeat(engine, [[1, 2]], max_tokens=4, temperature=0.0, repeats=2, tell=told.append)
+    runs = repeat(engine, [[1, 2]], max_tokens=4, temperature=0.0, repeats=2, on_round=told.append)
     assert [one.num_tokens for one in runs] == [3, 3] and told == [-1, 0, 1, 2]
     engine.check()
     engine.shutdown()
@@ -112,7 +112,7 @@ def test_a_failed_step_fails_the_measurement() -> None:
         return propose(batch)
 
     engine.drafter.propose = broken  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="a step failed while it was measured"):
+    with pytest.raises(RuntimeError, match="a step failed during the measurement"):
         run_together(engine, requests([[5, 6, 7]], 20, 0.0, "a"))
     engine.shutdown()
 
@@ -155,7 +155,8 @@ def test_own_kernels_have_the_kinds_of_their_files() -> None:
 
 
 def test_busy_time_counts_once_what_overlaps() -> None:
-    ran = [Ran("a", 0.0, 2.0), Ran("b", 1.0, 0.5), Ran("c", 1.5, 1.0), Ran("d", 5.0, 1.0)]
+    times = {"a": (0.0, 2.0), "b": (1.0, 0.5), "c": (1.5, 1.0), "d": (5.0, 1.0)}
+    ran = [KernelRun(name, *time) for name, time in times.items()]
     assert busy_seconds(ran) == pytest.approx(3.5)
     assert busy_seconds([]) == 0
     found = summarise(ran, {"draft": 1.0, "forward": 0.0}, 3.5, 4.0, 2)
@@ -219,13 +220,13 @@ def test_the_command_names_what_it_drew_and_what_a_step_is_made_of(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--shape", "tiny"), "--shape: there are no weights of a shape; add --dummy-weights"),
-        (("--dummy-weights",), "--dummy-weights: goes with --shape"),
-        (("--synthetic-acceptance", "2"), "--synthetic-acceptance: goes with --shape"),
-        (("--profile",), "--profile: goes with --shape"),
+        (("--shape", "tiny"), "--shape: a shape has no weights; add --dummy-weights"),
+        (("--dummy-weights",), "--dummy-weights: needs --shape"),
+        (("--synthetic-acceptance", "2"), "--synthetic-acceptance: needs --shape"),
+        (("--profile",), "--profile: needs --shape"),
         (("--shape", "x", "--dummy-weights"), "--shape: 'x' is unknown; there are llama-3.1-8b"),
-        ((*TINY[2:], "--synthetic-acceptance", "2"), "nothing drafts; add --drafter eagle3"),
-        ((*TINY[2:], "--synthetic-alike"), "--synthetic-alike: goes with --synthetic-acceptance"),
+        ((*TINY[2:], "--synthetic-acceptance", "2"), "needs a drafter; add --drafter eagle3"),
+        ((*TINY[2:], "--synthetic-alike"), "--synthetic-alike: needs --synthetic-acceptance"),
         (
             (*TINY[2:], "--synthetic-acceptance", "9", "--drafter", "eagle3"),
             "--synthetic-acceptance: between 1 and 6 tokens",
@@ -234,8 +235,8 @@ def test_the_command_names_what_it_drew_and_what_a_step_is_made_of(
         ((*TINY[2:], "--drafter", "head", "--draft-nodes", "z"), "--draft-nodes: a whole number"),
         ((*TINY[2:], "--max-model-len", "100"), "--max-model-len: 100 is less than prompt and"),
         ((*TINY[2:], "--max-tokens", "1"), "--max-tokens: at least 2"),
-        ((*TINY[2:], "--refill"), "--refill: --shape has a protocol of its own"),
-        ((*TINY[2:], "--num-prompts", "3"), "--num-prompts: --shape has a protocol"),
+        ((*TINY[2:], "--refill"), "--refill: is not supported with --shape"),
+        ((*TINY[2:], "--num-prompts", "3"), "--num-prompts: is not supported with --shape"),
         ((*TINY[2:], "--batch", "0"), "--batch: whole numbers from 1"),
     ],
 )

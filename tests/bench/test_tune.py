@@ -71,7 +71,7 @@ def grown(shape: TreeShape) -> set[tuple[int, ...]]:
     frontier, pool = Frontier.of_roots(1, torch.device("cpu")), Pool(shape.num_candidates)
     shape = shape.within(shape.nodes)
     for _ in range(shape.steps):
-        paths = frontier.path_BKD[0].tolist()
+        paths = frontier.path_BQP[0].tolist()
         tables = [
             torch.tensor([Random(str(path)).random() for path in children(path)]) for path in paths
         ]

@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def translated(self) -> list[str]:
-        """The arguments of the line in words of eyas."""
+        """The arguments of the equivalent command."""
         said = (*self.errors, *(self.options.notes if self.options else ()))
         (line,) = (each for each in said if "eyas serve" in each)
         return shlex.split(line.partition("eyas serve")[2])

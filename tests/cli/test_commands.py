@@ -231,7 +231,7 @@ def test_generate_streams_an_answer() -> None:
     assert "Paris" in text
     assert "tokens:" in text
     assert "usage:" in text
-    assert "a step)" in text
+    assert "per step)" in text
 
 
 def test_an_answer_that_ends_by_an_error_is_told_by_the_status() -> None:
@@ -351,7 +351,7 @@ def test_demo_shows_one_drafter_where_one_is_asked_for() -> None:
     text = ok("demo", "--drafter", "ngram", "--draft-topk", "1", "--threads", "1")
     assert "ngram; same tokens" in text
     assert "head" not in text
-    assert "tokens are identical, 2 ways" in text
+    assert "tokens are identical with 2 ways" in text
 
 
 @pytest.mark.usefixtures("few_tasks")
@@ -360,7 +360,7 @@ def test_demo_fails_where_a_token_differs(monkeypatch: pytest.MonkeyPatch) -> No
     from eyas.cli.errors import CheckFailed
 
     compare = demo.compare
-    monkeypatch.setattr(demo, "shaped_tasks", list)
+    monkeypatch.setattr(demo, "constrained_tasks", list)
 
     def compare_wrongly(*arguments: Any) -> dict[str, Any]:
         return {**compare(*arguments), "identical": False}

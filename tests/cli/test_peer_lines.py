@@ -167,7 +167,7 @@ def test_what_a_line_cannot_have_is_told_at_once_with_what_remains(
     assert len([each for each in found.errors if each.startswith("  ")]) == (
         3 if "deepseekv4" in case.line else 2
     )
-    assert found.errors[-1].startswith("without: eyas serve ")
+    assert found.errors[-1].startswith("command without them: eyas serve ")
     model = msgspec.structs.replace(case.config.model, path=str(tmp_path))
     assert line(*found.translated).config == msgspec.structs.replace(case.config, model=model)
 
@@ -186,9 +186,9 @@ def test_the_line_of_llama_2_serves(tmp_path: Path) -> None:
     draft = write_safeailab(tmp_path / "draft", make_head(kind="eagle"))
     answer_of(
         arguments(CASES["Llama-2 with EAGLE"], str(model), str(draft)),
-        "--enable-torch-compile: changes nothing here",
-        "--torch-compile-max-bs 2: changes nothing here",
-        "in words of eyas: eyas serve --model",
+        "--enable-torch-compile: has no effect",
+        "--torch-compile-max-bs 2: has no effect",
+        "equivalent command: eyas serve --model",
         "drafter head",
     )
 

@@ -66,12 +66,12 @@ def test_a_name_that_could_be_several_is_refused_with_all_of_them(line: Line) ->
 def test_what_changes_nothing_is_told_once(line: Line, option: str) -> None:
     accepted = ACCEPTED[option]
     value = (accepted.only or ("3",))[0]
-    found = line("m", option, *([value] if accepted.takes else []))
+    found = line("m", option, *([value] if accepted.takes_value else []))
     assert found.config == EngineConfig(model=ModelConfig(path="m"))
     (note, translated) = found.notes
-    assert note.startswith(f"{option} {value}:" if accepted.takes else f"{option}:")
-    assert accepted.says in note
-    assert translated == "in words of eyas: eyas serve --model m"
+    assert note.startswith(f"{option} {value}:" if accepted.takes_value else f"{option}:")
+    assert accepted.reason in note
+    assert translated == "equivalent command: eyas serve --model m"
 
 
 def test_other_values_of_what_changes_nothing_are_refused(line: Line) -> None:
@@ -79,7 +79,7 @@ def test_other_values_of_what_changes_nothing_are_refused(line: Line) -> None:
         if accepted.only is not None:
             found = line("m", option, "fp8_e5m2")
             assert found.config is None
-            assert found.errors[0].startswith(f"error: {option} fp8_e5m2: means nothing in eyas")
+            assert found.errors[0].startswith(f"error: {option} fp8_e5m2: is not supported")
 
 
 def test_all_that_cannot_be_is_told_at_once(line: Line) -> None:
@@ -90,14 +90,14 @@ def test_all_that_cannot_be_is_told_at_once(line: Line) -> None:
     text = "\n".join(found.errors)
     for option in (*REFUSED, "--tpp: No such option", "--draft-steps: ", "--reasoning-parser x: "):
         assert f"\n  {option}" in text, option
-    assert found.errors[0] == f"error: {len(REFUSED) + 3} options cannot be as they are:"
-    assert found.errors[-1] == "without: eyas serve --model m"
+    assert found.errors[0] == f"error: {len(REFUSED) + 3} options are invalid or not supported:"
+    assert found.errors[-1] == "command without them: eyas serve --model m"
 
 
 def test_a_key_is_not_shown(line: Line) -> None:
     found = line("m", "--enable-metrics", "--api-key", "secret", "--port", "1")
     assert found.options.api_keys == ("secret",)
-    assert found.notes[-1] == "in words of eyas: eyas serve --model m --port 1"
+    assert found.notes[-1] == "equivalent command: eyas serve --model m --port 1"
 
 
 def test_words_of_eyas_alone_are_not_translated(line: Line) -> None:
@@ -147,7 +147,7 @@ def test_options_come_from_a_file(line: Line, file: Path) -> None:
     assert [note.partition(":")[0] for note in found.notes] == [
         "--tensor-parallel-size 1",
         "--trust-remote-code",
-        "in words of eyas",
+        "equivalent command",
     ]
     again = line(*found.translated)
     assert (again.config, again.notes) == (config, ())
@@ -179,19 +179,19 @@ def test_settings_of_drafting_are_joined_in_one_projects_words(line: Line, tmp_p
     [
         ("prot: 8000", ["prot (in ", "No such option; did you mean port?"]),
         ("tensor-parallel-size: 8", ["tensor-parallel-size (in ", "one device"]),
-        ("port: [1, 2]", ["port (in ", "takes one value, not a list"]),
+        ("port: [1, 2]", ["port (in ", "must be a single value, not a list"]),
         ("port: {a: 1}", ["port (in ", "not keys and values"]),
         ("exact: 7", ["exact (in ", "must be true or false, not 7"]),
         ("enable-metrics: 7", ["enable-metrics (in ", "must be true or false, not 7"]),
-        ("config: x.yaml", ["config (in ", "for the command line alone"]),
-        ("port: 8000\nport: 8001", ["not YAML", "'port' is there twice"]),
-        ("a: &a [x, x]\nb: [*a, *a]", ["not YAML", "references"]),
-        ("!!python/object/apply:os.system ['true']", ["not YAML", "python/object"]),
-        ("port: !!python/name:os.system", ["not YAML", "python/name"]),
-        ("[port]", ["must have the names of options as its keys"]),
-        ("1: 2", ["must have the names of options as its keys"]),
-        ("[" * 5000, ["not YAML"]),
-        ("port: \x00", ["not YAML"]),
+        ("config: x.yaml", ["config (in ", "only on the command line"]),
+        ("port: 8000\nport: 8001", ["not valid YAML", "'port' is repeated"]),
+        ("a: &a [x, x]\nb: [*a, *a]", ["not valid YAML", "references"]),
+        ("!!python/object/apply:os.system ['true']", ["not valid YAML", "python/object"]),
+        ("port: !!python/name:os.system", ["not valid YAML", "python/name"]),
+        ("[port]", ["must have names of options as keys"]),
+        ("1: 2", ["must have names of options as keys"]),
+        ("[" * 5000, ["not valid YAML"]),
+        ("port: \x00", ["not valid YAML"]),
         ("x" * 70_000, ["more than 65536 bytes"]),
     ],
 )

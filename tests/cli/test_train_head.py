@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import signal
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from huggingface_hub import ModelCard
@@ -15,7 +16,8 @@ from rich.progress import Progress as Bars
 from rich.progress import TextColumn
 
 from eyas import builtin
-from eyas.cli.watching import Watching
+from eyas.cli import train_head
+from eyas.cli.watching import RunDisplay
 from eyas.models import read_spec
 from eyas.models.heads import read_head
 from eyas.train.head import HeadTraining, Progress
@@ -39,6 +41,25 @@ SMALL = (
     *("--batch-tokens", "512", "--num-heads", "2", "--num-kv-heads", "1"),
     *("--intermediate-size", "64", "--draft-vocab-size", "600", "--optimizer", "adamw"),
 )
+
+
+def test_the_help_gives_the_defaults_of_the_settings() -> None:
+    """The command does not import the settings, which would import torch."""
+    hints = get_type_hints(train_head.head, include_extras=True)
+    constants = [
+        field
+        for field in fields(HeadTraining)
+        if type(field.default) in (int, float, str) and f"{field.default}" != "inf"
+    ]
+    shown = {field.name: f"Default: {field.default:{_form(field.default)}}." for field in constants}
+    options = {name: hint for name, hint in hints.items() if name in shown and name != "model"}
+    assert len(options) > 12
+    for name, hint in options.items():
+        assert hint.__metadata__[0].help.endswith(shown[name]), name
+
+
+def _form(default: Any) -> str:
+    return "g" if isinstance(default, float) else ""
 
 
 def chat(*contents: str) -> dict[str, Any]:
@@ -117,9 +138,9 @@ def test_where_every_prompt_is_refused_the_reason_is_told(tmp_path: Path) -> Non
     [
         (b"", ["p.jsonl", "holds no prompts"]),
         (b"\n \n", ["p.jsonl", "holds no prompts"]),
-        (b'{"prompt": "a"}\n\n{"promp\n', ["p.jsonl:3", "is no JSON"]),
+        (b'{"prompt": "a"}\n\n{"promp\n', ["p.jsonl:3", "is not JSON"]),
         (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', ["p.jsonl:2", "UTF-8"]),
-        (b"[" * 100_000 + b"\n", ["p.jsonl:1", "is no JSON"]),
+        (b"[" * 100_000 + b"\n", ["p.jsonl:1", "is not JSON"]),
         (b'{"conversations": []}\n', ["p.jsonl:1", "'conversations' is unknown"]),
     ],
 )
@@ -210,24 +231,24 @@ def test_an_interrupted_training_goes_on_with_the_same_command(
     file, run = write(tmp_path / "talk.jsonl", chat("a", "b"), chat("c", "d")), tmp_path / "run"
     arguments = ("train", "head", "--conversations", file, "-o", str(run), *SMALL)
     arguments = (*arguments, "--max-steps", "9", "--log-every", "1", "--no-evaluate")
-    said = Watching.say
+    print_line = RunDisplay.print_line
 
-    def interrupted(self: Watching, line: str) -> None:
-        said(self, line)
+    def interrupted(self: RunDisplay, line: str) -> None:
+        print_line(self, line)
         if line.startswith("step 3/"):
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patched:
-        patched.setattr(Watching, "say", interrupted)
+        patched.setattr(RunDisplay, "print_line", interrupted)
         done = eyas(*arguments)
     assert done.returncode == 130, done.stdout + done.stderr
-    assert "run the same command again to go on" in done.stdout
+    assert "run the same command again to continue" in done.stdout
     assert signal.getsignal(signal.SIGINT) is before
     other = eyas(*arguments, "--loss-decay", "0.5")
     assert_one_clear_line(other, ["--output", "loss_decay 0.8, not 0.5", "state.pt"])
     out = ok(*arguments)
-    assert "training: going on from step 3" in out
+    assert "training: continuing from step 3" in out
     assert report_of(run)["steps"] == 9
 
 
@@ -241,10 +262,10 @@ def test_lines_are_plain_where_there_is_no_terminal_and_a_bar_stands_below_where
         console = Console(file=file, force_terminal=is_terminal, width=100)
         columns = (TextColumn("{task.description}"), TextColumn("{task.fields[note]}"))
         with Bars(*columns, console=console, disable=not is_terminal) as bars:
-            run = Watching(console, bars)
-            run.say("features: 10/10 tokens [bold]")
-            run.watch(Progress("features", 10, 10))
-            run.watch(step)
+            run = RunDisplay(console, bars)
+            run.print_line("features: 10/10 tokens [bold]")
+            run.show_progress(Progress("features", 10, 10))
+            run.show_progress(step)
         return file.getvalue()
 
     assert shown(is_terminal=False).strip() == ""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from eyas.constraint import Vocabulary
-from eyas.grammar import FreeText, Json, Literal, Marker, Node, Regex, Repeat, Series, Source
+from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Node, Regex, Repeat, Source
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, masks, takes, tokens_of, walked
 
@@ -68,17 +68,17 @@ CASES: dict[str, tuple[Node, tuple[str | int, ...]]] = {
     ),
     "regex": (Regex("(Paris|Amsterdam)[0-9]{2,3}"), ("Amsterdam12",)),
     "reasoning": (
-        Series((FreeText(until=(Marker("</think>", 4091),)), Literal("\n\n{"))),
+        Concat((FreeText(until=(Marker("</think>", 4091),)), Literal("\n\n{"))),
         ("so </ thi", 4091, "\n\n{"),
     ),
     "spelled": (
-        Series((FreeText(until=(Marker("<answer>"),)), Literal("ok"))),
+        Concat((FreeText(until=(Marker("<answer>"),)), Literal("ok"))),
         ("so <ans<answer>ok",),
     ),
     "without": (FreeText(without=(Marker("<tool_call>"),)), ("see <tool_cal l",)),
     "grammar": (Source("ebnf", 'root ::= ("a" | "b")+ "." root?'), ("ab.b.",)),
     "repeat": (
-        Series((Repeat(Literal("ab"), 1, 3), Marker("<x>", 4090), FreeText())),
+        Concat((Repeat(Literal("ab"), 1, 3), Marker("<x>", 4090), FreeText())),
         ("abab", 4090, "y"),
     ),
 }
@@ -159,7 +159,7 @@ def test_a_string_may_stand_before_any_text(
     xgrammar_backend: Any, llguidance_backend: Any, tokenizer: Tokenizer
 ) -> None:
     for one in (xgrammar_backend, llguidance_backend):
-        root = Series((Literal("<"), Json('{"type":"string"}'), Literal(">x")))
+        root = Concat((Literal("<"), Json('{"type":"string"}'), Literal(">x")))
         grammar = compiled(one, root)
         states = walked(grammar, tokens_of(tokenizer, '<"a b'))
         assert ends(grammar, tokens_of(tokenizer, '<"a b">x'))

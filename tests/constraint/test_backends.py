@@ -13,6 +13,7 @@ from eyas.constraint import Vocabulary, build_backend
 from eyas.core import GrammarError
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -21,7 +22,6 @@ from eyas.grammar import (
     OutputSpec,
     Regex,
     Repeat,
-    Series,
     Source,
 )
 from eyas.text import Tokenizer
@@ -57,14 +57,14 @@ WALKS: dict[str, tuple[Node, tuple[str | int, ...]]] = {
     "schema": (Json(PERSON), ('{"name": "Ada", "age": 36, "tags": ["red"]}',)),
     "fixed": (Json(PERSON, separators=(",", ":")), ('{"name":"Ada","age":36}',)),
     "reasoning": (
-        Series((FreeText(until=(THINK,)), Literal("\n\n"), Json(PERSON))),
+        Concat((FreeText(until=(THINK,)), Literal("\n\n"), Json(PERSON))),
         ("so </ thi", 4091, '\n\n{"name": "B", "age": 1}'),
     ),
     "calls": (
-        Series(
+        Concat(
             (
                 Repeat(
-                    Series(
+                    Concat(
                         (
                             FreeText(until=(Marker("<tool_call>", 4092, spelled=False),)),
                             Literal('\n{"arguments": '),
@@ -126,12 +126,12 @@ def test_no_control_token_is_legal_inside_strings_and_free_text(
     control = sorted(tokenizer.control_ids)
     in_string = walked(compiled(backend, Json(PERSON)), tokens_of(tokenizer, '{"name": "Ada L'))
     assert not masks(backend, in_string)[:, control].any()
-    root = Series((FreeText(until=(THINK,), without=(CALL,)), Literal("x")))
+    root = Concat((FreeText(until=(THINK,), without=(CALL,)), Literal("x")))
     in_text = walked(compiled(backend, root), tokens_of(tokenizer, "hello wor"))
     assert len(in_text) > 2
     allowed = masks(backend, in_text)[:, control]
     assert allowed[:, control.index(4091)].all() and allowed.sum() == len(in_text)
-    other = Series((Literal("ab"), CALL, FreeText(), CALL_END))
+    other = Concat((Literal("ab"), CALL, FreeText(), CALL_END))
     in_call = walked(compiled(backend, other), [*tokens_of(tokenizer, "ab"), 4092, 300])
     assert set(np.nonzero(masks(backend, in_call)[-1])[0]) & set(control) == {4093}
 
@@ -219,21 +219,21 @@ def test_forced_text_is_proposed(backend: Any, tokenizer: Tokenizer) -> None:
 
 
 def test_a_choice_an_optional_part_and_counts(backend: Any, tokenizer: Tokenizer) -> None:
-    root = Series((Choice((Literal("a"), Literal("b"))), Repeat(Literal("x"), 1, 2), Literal("!")))
+    root = Concat((Choice((Literal("a"), Literal("b"))), Repeat(Literal("x"), 1, 2), Literal("!")))
     grammar = compiled(backend, root)
     for text in ("ax!", "bxx!"):
         assert ends(grammar, letters_of(tokenizer, text))
     for text in ("a!", "bxxx", "x"):
         assert not takes(grammar, letters_of(tokenizer, text))
     assert ends(
-        compiled(backend, Series((Repeat(THINK, 0, 0), Literal("a")))), letters_of(tokenizer, "a")
+        compiled(backend, Concat((Repeat(THINK, 0, 0), Literal("a")))), letters_of(tokenizer, "a")
     )
 
 
 def test_parts_side_by_side_match_wherever_their_border_lies(
     backend: Any, tokenizer: Tokenizer
 ) -> None:
-    grammar = compiled(backend, Series((Regex("[a-z]+"), Literal("end"), Regex("[0-9]*"))))
+    grammar = compiled(backend, Concat((Regex("[a-z]+"), Literal("end"), Regex("[0-9]*"))))
     for text in ("fooend", "xend7", "endend"):
         assert ends(grammar, letters_of(tokenizer, text))
     assert not ends(grammar, letters_of(tokenizer, "foo"))
@@ -257,7 +257,7 @@ def test_free_text_never_holds_what_it_must_not(backend: Any, tokenizer: Tokeniz
 
 
 def test_schemas_keep_their_white_space_to_themselves(backend: Any, tokenizer: Tokenizer) -> None:
-    root = Series((Literal("<"), Json('{"type": "integer"}'), Literal("\n>")))
+    root = Concat((Literal("<"), Json('{"type": "integer"}'), Literal("\n>")))
     grammar = compiled(backend, root)
     assert ends(grammar, letters_of(tokenizer, "<12\n>"))
     assert not takes(grammar, letters_of(tokenizer, "<12>"))
@@ -270,7 +270,7 @@ def test_schemas_keep_their_white_space_to_themselves(backend: Any, tokenizer: T
 
 def test_a_users_lark_keeps_its_own_names(backend: Any, tokenizer: Tokenizer) -> None:
     lark = 'start: "a" t0 eyas_0\nt0: "b"\neyas_0: T0 | "x" // "c"\nT0: /[0-9]\\/+/\n'
-    root = Series((Literal("<"), Source("lark", lark), Literal(">")))
+    root = Concat((Literal("<"), Source("lark", lark), Literal(">")))
     grammar = compiled(backend, root)
     assert ends(grammar, letters_of(tokenizer, "<ab7//>"))
     assert ends(grammar, letters_of(tokenizer, "<abx>"))

@@ -1,4 +1,4 @@
-"""What a step asks for is filled once and in time, drafts as if every token had been walked to."""
+"""What a step asks for is filled in time, drafts as if each token had been read by a copy."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from eyas.constraint import ConstraintFailure
-from eyas.constraint import filling as filling_module
 from eyas.constraint.automaton import Automaton, DraftMaskLimit
 from eyas.constraint.base import Backend, MaskJob, counted
 from eyas.constraint.filling import Filling
-from eyas.constraint.llguidance_rollback import CopyCost
+from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.grammar import Regex, Source
 from eyas.text import Tokenizer
@@ -147,28 +146,25 @@ def test_many_tokens_at_once_lead_where_each_of_them_leads(
 def test_a_draft_that_was_expected_goes_through_a_copy_made_before(
     llguidance_backend: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once; and who goes on takes it along."""
+    """Once for all drafts; and the copy is taken along."""
     grammar, tokens = walk_of(llguidance_backend, tokenizer, "schema")
     state = grammar.start().become(tokens[:2])
     states, draft = walked(grammar, tokens), tokens[2:5]
     wanted = expected(llguidance_backend, states[2:6], 4)
-    copies = []
-    copied = CopyCost.copied
-    monkeypatch.setattr(
-        CopyCost, "copied", lambda place, matcher: copies.append(matcher) or copied(place, matcher)
-    )
+    copies: list[LlguidanceState] = []
+    copy = LlguidanceState.copy
+    monkeypatch.setattr(LlguidanceState, "copy", lambda each: copies.append(each) or copy(each))
     for _ in range(2):
         mask_RK = np.zeros_like(wanted)
         llguidance_backend.expect([state, state])
-        assert len(copies) == 1, "nothing was asked for beside the way from here"
+        assert len(copies) == 1
         assert llguidance_backend.fill([state], mask_RK, None, [draft]) == []
         assert np.array_equal(mask_RK, wanted) and len(copies) == 1
-        copies.clear()
     later = state.become(tokens[2:4])
     mask_RK = np.zeros_like(wanted)
     assert llguidance_backend.fill([later], mask_RK, None, [tokens[4:7]]) == []
-    assert np.array_equal(mask_RK, expected(llguidance_backend, states[4:8], 4))
     assert len(copies) == 1
+    assert np.array_equal(mask_RK, expected(llguidance_backend, states[4:8], 4))
     llguidance_backend.expect([states[-1]])  # over: there is nothing to copy
     assert len(copies) == 1
 
@@ -293,18 +289,19 @@ def beside() -> Iterator[ThreadPoolExecutor]:
 
 
 def asked_of(automaton: Automaton, tokens: Sequence[int], row: int) -> MaskRequest:
-    return MaskRequest(automaton.root, tuple(tokens), row, automaton.is_forked)
+    return MaskRequest(automaton.root, row, tuple(tokens))
 
 
 def begun(
     first: Sequence[MaskRequest],
     backend: Any,
     thread: ThreadPoolExecutor | None,
-    later: Sequence[MaskRequest] = (),
+    later: Sequence[Sequence[MaskRequest]] = (),
     time_limit: float = 60.0,
 ) -> tuple[Filling, np.ndarray]:
-    """Under way, where somebody fills beside it."""
-    num_rows = max(each.row + len(each.tokens) + 1 for each in (*first, *later))
+    """Under way, where another thread fills."""
+    requests = (*first, *(request for call in later for request in call))
+    num_rows = max(each.row + len(each.tokens) + 1 for each in requests)
     mask_RK = np.zeros((num_rows, backend.vocabulary.num_mask_words), dtype=np.int32)
     filling = Filling(first, later, mask_RK, time_limit)
     if thread is not None:
@@ -320,59 +317,45 @@ def filled(requests: Sequence[MaskRequest], backend: Any, thread: Any) -> tuple[
     return filling.num_masks, mask_RK
 
 
-def test_a_draft_is_filled_once_however_often_it_is_asked_for(
+def test_drafts_of_forks_and_of_others_are_filled_in_one_call(
     faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
 ) -> None:
     backend, grammar, tokens = faulty
     first = Automaton(grammar())
-    twin, other = first.fork(), Automaton(grammar())
-    requests = [asked_of(first, tokens, 0), asked_of(twin, tokens, 5), asked_of(other, tokens, 10)]
-    requests += [asked_of(twin, tokens[:2], 15), asked_of(other, [], 18)]
+    fork, other = first.fork(), Automaton(grammar())
+    requests = [asked_of(first, tokens, 0), asked_of(fork, tokens[:2], 5), asked_of(other, [], 8)]
     num, mask_RK = filled(requests, backend, thread)
-    assert num == 5 + 5 + 3 + 1
-    assert backend.num == 4, "twins stand at one point, with one draft"
-    assert np.array_equal(mask_RK[:5], mask_RK[5:10]) and mask_RK.any(axis=1).all()
-    assert np.array_equal(mask_RK[:3], mask_RK[15:18])
+    assert num == 5 + 3 + 1 and backend.num == 3
+    assert np.array_equal(mask_RK[:3], mask_RK[5:8])
     assert np.array_equal(mask_RK, expected_of(requests, backend.backend, len(mask_RK)))
-    assert [each.num_legal for each in requests] == [4, 4, 4, 2, 0]
-    assert [each.num_masks for each in requests] == [5, 5, 5, 3, 1]
-    # a step later for one of them: what was filled is known, and without twins nothing is kept
-    assert first.root.ahead is not None and other.root.ahead is None
-    known = first.root.ahead[0]
-    twins = [asked_of(twin, known[:size], 5 * size) for size in range(len(known) + 1)]
-    alone = asked_of(other, tokens, 5 * len(known) + 5)
-    num, again_RK = filled([*twins, alone], backend, thread)
-    assert num == 5 and backend.num == 5
-    for each in twins:
-        assert each.num_legal == len(each.tokens) == each.num_masks - 1
-        assert np.array_equal(each.rows(again_RK), mask_RK[: each.num_masks])
-    assert np.array_equal(alone.rows(again_RK), mask_RK[10:15])
+    assert [each.num_legal for each in requests] == [4, 2, 0]
+    assert [each.num_masks for each in requests] == [5, 3, 1]
 
 
 def expected_of(requests: Sequence[MaskRequest], backend: Any, num: int) -> np.ndarray:
     """[num, K] by walking."""
     mask_RK = np.zeros((num, backend.vocabulary.num_mask_words), dtype=np.int32)
     for each in requests:
-        point = each.point
+        state: Any = each.state.after_all(each.path)
         for row, token in enumerate([None, *each.tokens], start=each.row):
-            point = point if token is None else point.after(token)  # type: ignore[assignment]
-            assert backend.fill([point.state], mask_RK, [row]) == []
+            state = state if token is None else state.after(token)
+            assert backend.fill([state], mask_RK, [row]) == []
     return mask_RK
 
 
-def test_twins_that_move_over_the_same_tokens_stay_together(
-    faulty: tuple[Faulty, Any, list[int]],
+@pytest.mark.parametrize("goes_first", [0, 1])
+def test_forks_do_not_move_each_other(
+    faulty: tuple[Faulty, Any, list[int]], goes_first: int
 ) -> None:
-    _, grammar, tokens = faulty
+    backend, grammar, tokens = faulty
     first = Automaton(grammar())
-    twin = first.fork()
     for _ in range(3):
-        first.advance(tokens[:3])
-        twin.advance(tokens[:3])
-        assert first.root is twin.root
-    first.advance(tokens[:2])
-    twin.advance(tokens[1:3])
-    assert first.root is not twin.root
+        both = (first, first.fork())
+        mover, other = both[goes_first], both[1 - goes_first]
+        before = expected(backend.backend, [other.root], 1)
+        mover.advance(tokens[:3])
+        assert np.array_equal(expected(backend.backend, [other.root], 1), before)
+        other.advance(tokens[:1])
 
 
 class Panic(BaseException):
@@ -402,28 +385,12 @@ def test_one_draft_that_breaks_the_library_breaks_no_other(
     assert mask_RK.any(axis=1).tolist() == [True] * 5 + [False] * 5 + [True] * 4
 
 
-def test_a_point_that_fails_has_no_masks_and_neither_have_its_twins(
-    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
-) -> None:
-    backend, grammar, tokens = faulty
-    backend.spoilt = tuple(tokens)
-    first, other = Automaton(grammar()), Automaton(grammar())
-    requests = [
-        asked_of(each, tokens[:size], 5 * i)
-        for i, (each, size) in enumerate(((first, 4), (other, 3), (first.fork(), 4)))
-    ]
-    _, mask_RK = filled(requests, backend, thread)
-    assert [each.num_masks for each in requests] == [0, 4, 0]
-    assert not mask_RK[:5].any() and not mask_RK[10:].any() and mask_RK[5:9].any()
-    assert first.root.ahead is None
-
-
 def test_what_a_broken_call_leaves_behind_a_root_is_wiped(
     faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
 ) -> None:
     backend, grammar, tokens = faulty
     backend.spoilt = tuple(tokens)
-    root = MaskRequest(Automaton(grammar()).root, (), 0, has_room=True)
+    root = MaskRequest(Automaton(grammar()).root, 0, has_spare_row=True)
     draft = asked_of(Automaton(grammar()), tokens[:3], 2)
     broken = asked_of(Automaton(grammar()), tokens, 6)
     _, mask_RK = filled([root, draft, broken], backend, thread)
@@ -431,31 +398,28 @@ def test_what_a_broken_call_leaves_behind_a_root_is_wiped(
     assert mask_RK[0].any() and not mask_RK[1].any() and mask_RK[2:6].any(axis=1).all()
 
 
-def behind_a_root(automaton: Automaton, tokens: Sequence[int]) -> list[MaskRequest]:
-    """The root and many points behind it, one row each."""
-    points = automaton.walk([0, *tokens * 10], [-1, *range(len(tokens) * 10)])
-    return [MaskRequest(point, (), row) for row, point in enumerate(points) if point is not None]
-
-
 def test_roots_are_filled_first_and_the_rest_while_there_is_time(
-    faulty: tuple[Faulty, Any, list[int]],
-    thread: ThreadPoolExecutor | None,
-    monkeypatch: pytest.MonkeyPatch,
+    faulty: tuple[Faulty, Any, list[int]], thread: ThreadPoolExecutor | None
 ) -> None:
-    monkeypatch.setattr(filling_module, "PIECE", 4)
     backend, grammar, tokens = faulty
-    root, *later = behind_a_root(Automaton(grammar()), tokens[:1])
-    assert len(later) == 10
     for time_limit in (-1.0, 60.0):
-        filling, mask_RK = begun([root], backend, thread, later, time_limit)
+        state = Automaton(grammar()).root
+        root = MaskRequest(state, 0)
+        later = [
+            MaskRequest(state, 2 * i + 1, tuple(tokens[i : i + 1]), tuple(tokens[:i]))
+            for i in range(4)
+        ]
+        filling, mask_RK = begun([root], backend, thread, [[each] for each in later], time_limit)
         assert filling.wait()
         is_over = time_limit < 0
         assert root.num_masks == 1 and not root.is_late and mask_RK[0].any()
-        assert {each.num_masks for each in later} == {0 if is_over else 1}
+        assert {each.num_masks for each in later} == {0 if is_over else 2}
         assert {each.is_late for each in later} == {is_over}
-        assert filling.num_masks == 1 + (0 if is_over else len(later))
+        assert filling.num_masks == 1 + (0 if is_over else 8)
         assert mask_RK[1:].any() != is_over
-        root, *later = behind_a_root(Automaton(grammar()), tokens[:1])
+        if not is_over:
+            wanted_RK = expected_of([root, *later], backend.backend, len(mask_RK))
+            assert np.array_equal(mask_RK, wanted_RK)
 
 
 def slow_among_others(
@@ -464,13 +428,12 @@ def slow_among_others(
     num: int = 8,
     time_limit: float = 60.0,
 ) -> tuple[Filling, np.ndarray, list[MaskRequest]]:
-    """Some drafts; the third hangs before its last mask, and has twins."""
+    """Some drafts; the third hangs before its last mask."""
     backend, grammar, tokens = faulty
     backend.slow = tuple(tokens[:3])
     automata = [Automaton(grammar()) for _ in range(num)]
-    automata.append(automata[2].fork())
     requests = [
-        asked_of(automaton, tokens[:3] if i in (2, num) else tokens, 5 * i)
+        asked_of(automaton, tokens[:3] if i == 2 else tokens, 5 * i)
         for i, automaton in enumerate(automata)
     ]
     filling, mask_RK = begun(requests, backend, beside, (), time_limit)
@@ -488,7 +451,7 @@ def test_what_is_slow_is_noted_and_waited_for(
     timer.start()
     assert filling.wait(slow_after=0.01)
     assert backend.go.is_set(), "it waited"
-    assert [i for i, each in enumerate(requests) if each.is_slow] == [2, len(requests) - 1]
+    assert [i for i, each in enumerate(requests) if each.is_slow] == [2]
     wanted_RK = expected_of(requests, backend.backend, len(mask_RK))
     for each in requests:
         assert np.array_equal(each.rows(mask_RK), each.rows(wanted_RK))

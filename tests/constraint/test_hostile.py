@@ -12,7 +12,7 @@ import pytest
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.core import GrammarError
-from eyas.grammar import Json, Literal, Node, OutputSpec, Regex, Repeat, Series, Source
+from eyas.grammar import Concat, Json, Literal, Node, OutputSpec, Regex, Repeat, Source
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, masks, takes, tokens_of, walked
 
@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[Node, str, str]] = {
         "the grammar library failed on it",
     ),
     "panic beside others": (
-        Series((Literal("a"), Source("lark", "start: /^[é-ü]|[é-ü]$|x/"))),
+        Concat((Literal("a"), Source("lark", "start: /^[é-ü]|[é-ü]$|x/"))),
         "invalid",
         "the grammar library failed on it",
     ),
@@ -278,7 +278,9 @@ class Panicking:
         return getattr(self._matcher, name)
 
 
-@pytest.mark.parametrize("method", ["deep_copy", "try_consume_tokens", "compute_ff_bytes"])
+@pytest.mark.parametrize(
+    "method", ["deep_copy", "try_consume_tokens", "compute_ff_bytes", "validate_tokens"]
+)
 def test_a_panic_in_mid_output_is_a_failure_like_a_limit(
     llguidance_backend: Any, tokenizer: Tokenizer, method: str
 ) -> None:
@@ -286,18 +288,21 @@ def test_a_panic_in_mid_output_is_a_failure_like_a_limit(
     tokens = tokens_of(tokenizer, "12")
 
     def state() -> Any:
-        return LlguidanceState(grammar, Panicking(grammar.start().copy(), method))  # type: ignore[arg-type]
+        matcher: Any = Panicking(grammar.start().copy(), method)
+        return LlguidanceState(grammar, matcher, is_shared=False)
 
     steps: dict[str, Callable[[], Any]] = {
         "after": lambda: state().after(tokens[0]),
         "after_all": lambda: state().after_all(tokens),
         "become": lambda: state().become(tokens),
         "forced": lambda: state().forced(8),
+        "num_legal": lambda: state().num_legal(tokens),
     }
     broken = {
         "deep_copy": {"after", "after_all", "forced"},
         "try_consume_tokens": {"after", "after_all", "become"},
         "compute_ff_bytes": {"forced"},
+        "validate_tokens": {"num_legal"},
     }[method]
     for name, step in steps.items():
         if name in broken:
@@ -347,5 +352,5 @@ def test_xgrammar_refuses_too(
     with pytest.raises(GrammarError) as caught:
         compiled(xgrammar_backend, root)
     assert caught.value.fault == fault
-    good = compiled(xgrammar_backend, Series((Literal("a"), Regex("[0-9]"))))
+    good = compiled(xgrammar_backend, Concat((Literal("a"), Regex("[0-9]"))))
     assert ends(good, tokens_of(tokenizer, "a1"))

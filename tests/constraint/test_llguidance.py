@@ -10,7 +10,7 @@ import pytest
 
 from eyas.constraint.faults import described, fault_of
 from eyas.core import GrammarError
-from eyas.grammar import Choice, FreeText, Json, Literal, Marker, Regex, Series, Source
+from eyas.grammar import Choice, Concat, FreeText, Json, Literal, Marker, Regex, Source
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, letters_of, takes, tokens_of, walked
 
@@ -32,7 +32,7 @@ def _canonical(grammar: Any) -> Any:
 def test_canonical_grammars_fix_the_white_space(
     llguidance_backend: Any, tokenizer: Tokenizer
 ) -> None:
-    grammar = compiled(llguidance_backend, Series((Literal("x"), Json(SCHEMA))))
+    grammar = compiled(llguidance_backend, Concat((Literal("x"), Json(SCHEMA))))
     spaced, tight = _canonical(grammar)
     loose, close = (letters_of(tokenizer, t) for t in ('x{"a": 1, "b": 2}', 'x{"a":1,"b":2}'))
     for canonical, own, other in ((spaced, loose, close), (tight, close, loose)):
@@ -122,7 +122,7 @@ def test_llguidances_own_form_with_names_that_clash(
         }
     )
     other = own.replace("integer", "boolean")
-    root = Series((Source("llguidance", own), Literal(";"), Source("llguidance", other)))
+    root = Concat((Source("llguidance", own), Literal(";"), Source("llguidance", other)))
     grammar = compiled(llguidance_backend, root)
     assert ends(grammar, letters_of(tokenizer, "(12);(true)"))
     assert not takes(grammar, letters_of(tokenizer, "(12);(1"))

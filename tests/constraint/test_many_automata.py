@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,12 @@ import pytest
 from eyas.constraint import build_backend
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.filling import Filling
-from eyas.constraint.llguidance_rollback import CopyCost
 from eyas.constraint.mask_batch import MaskRequest
+from eyas.engine.branches import Branch, requested
 from eyas.engine.exactness import random_tree
 from eyas.grammar import Budget
 from eyas.text import Tokenizer
-from tests.constraint.test_readers import MORE_ALIKE
+from tests.constraint.test_draft_matchers import MORE_ALIKE
 from tests.constraint.walking import compiled, letters_of
 
 NUM_STEPS = 150
@@ -71,12 +72,13 @@ class Writer:
         draft: list[int] = []
         for _ in range(draw.randrange(12)):
             draft.append(some_token(draw, truth, others, [*self.tokens, *draft]))
-        return MaskRequest(self.automaton.root, tuple(draft), row, self.automaton.is_forked, True)
+        root = self.automaton.root
+        return MaskRequest(root, row, tuple(draft), has_spare_row=True)
 
     def tree(
-        self, draw: random.Random, truth: Truth, others: list[int]
-    ) -> list[tuple[Any, list[int]]]:
-        """The points of a random tree's legal nodes, and the texts there."""
+        self, draw: random.Random, truth: Truth, others: list[int], row: int
+    ) -> tuple[list[Branch], list[list[int]]]:
+        """The branches of a random tree's legal nodes, and the text at each node."""
         parents, _ = random_tree(
             np.random.default_rng(draw.randrange(10**6)), draw.randrange(1, 14)
         )
@@ -84,25 +86,24 @@ class Writer:
         for above in parents[1:]:
             tokens.append(some_token(draw, truth, others, texts[above]))
             texts.append([*texts[above], tokens[-1]])
-        points = self.automaton.walk(tokens, list(parents))
-        if self.automaton.root.budget is None:
+        legal = self.automaton.legal(tokens, list(parents))
+        if self.automaton.budget is None:
             for node, above in enumerate(parents[1:], start=1):
-                is_legal = points[above] is not None and tokens[node] in truth.legal(texts[above])
-                assert (points[node] is not None) == is_legal, texts[node]
-        return [(p, text) for p, text in zip(points, texts, strict=True) if p is not None]
+                is_legal = legal[above] and tokens[node] in truth.legal(texts[above])
+                assert legal[node] == is_legal, texts[node]
+        return requested(self.automaton.root, tokens, list(parents), legal, row), texts
 
     def go_on(self, draw: random.Random, truth: Truth) -> bool:
         """Read a few tokens; False at the end."""
         chosen: list[int] = []
-        point = self.automaton.root
         for _ in range(draw.randrange(1, 5)):
             legal = truth.legal([*self.tokens, *chosen])
             legal = [token for token in legal if token != truth.end or draw.random() < 0.1]
             token = draw.choice(legal) if legal else None
-            if point.budget is not None and token is not None:
-                after = point.after(token)
-                token, point = (None, point) if after is None else (token, after)
             if token is None:
+                break
+            path = [*chosen, token]
+            if not self.automaton.legal([0, *path], range(-1, len(path)))[-1]:  # by its budget
                 break
             chosen.append(token)
             if token == truth.end:
@@ -135,21 +136,12 @@ def check_chain(truth: Truth, request: MaskRequest, tokens: Sequence[int], mask_
     return num + 1
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_masks_are_those_of_the_tokens_before_them(
-    vocabulary: Any,
-    tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    share: float,
-    num_threads: int,
+    vocabulary: Any, tokenizer: Tokenizer, seed: int, num_threads: int
 ) -> None:
-    """share: of the looks at whether copies are dear that say so."""
-    draw = random.Random(f"{share} {num_threads}")
-    dear = random.Random(share)
-    monkeypatch.setattr(
-        CopyCost, "is_expensive_to_copy", property(lambda place: dear.random() < share)
-    )
+    draw = random.Random(f"{seed} {num_threads}")
     truth, letters = Truth(vocabulary), letters_of(tokenizer, "athcoei")
     others = [*letters, tokenizer.eos_id, -1, 2**31 - 1]
     backend: Any = build_backend("llguidance", vocabulary, num_threads)
@@ -166,30 +158,27 @@ def test_masks_are_those_of_the_tokens_before_them(
             if draw.random() < 0.1 and len(writers) < 5:
                 writers.append(draw.choice(writers).fork())
             first: list[MaskRequest] = []
-            later: list[MaskRequest] = []
+            others_of: list[list[MaskRequest]] = []
             chains: list[tuple[MaskRequest, list[int]]] = []
-            nodes: list[tuple[MaskRequest, list[int]]] = []
+            trees: list[tuple[list[Branch], list[list[int]]]] = []
             row = 0
             is_chain = draw.random() < 0.5
             for writer in writers:
-                if is_chain and not writer.automaton.has_budget:
+                if is_chain:
                     if draw.random() < 0.5:
-                        backend.expect([writer.automaton.root.state])
+                        backend.expect([writer.automaton.root])
                     request = writer.chain(draw, truth, others, row)
                     chains.append((request, list(writer.tokens)))
                     first.append(request)
                     row += 1 + max(1, len(request.tokens))
                     continue
-                asked = [
-                    (MaskRequest(point, (), row + i, writer.automaton.is_forked), text)
-                    for i, (point, text) in enumerate(writer.tree(draw, truth, others))
-                ]
-                nodes += asked
-                first.append(asked[0][0])
-                later += [request for request, _ in asked[1:]]
-                row += len(asked)
-            if draw.random() < 0.3:
-                draw.shuffle(later)
+                branches, texts = writer.tree(draw, truth, others, row)
+                trees.append((branches, texts))
+                first.append(branches[0].request)
+                others_of.append([branch.request for branch in branches[1:]])
+                row += sum(len(branch.nodes) for branch in branches)
+            turns = zip_longest(*others_of)
+            later = [[request for request in turn if request is not None] for turn in turns]
             mask_RK = np.zeros((row + 1, vocabulary.num_mask_words), dtype=np.int32)
             filling = Filling(first, later, mask_RK, draw.choice(TIMES))
             if draw.random() < 0.6:
@@ -197,10 +186,14 @@ def test_masks_are_those_of_the_tokens_before_them(
             if filling.wait():
                 for request, text in chains:
                     num_masks += check_chain(truth, request, text, mask_RK)
-                for request, text in nodes:
-                    if not request.is_late and request.point.only_token is None:
-                        assert np.array_equal(mask_RK[request.row], truth.mask(text)), text
-                        num_masks += 1
+                for branch, texts in ((branch, texts) for each, texts in trees for branch in each):
+                    for i, node in enumerate(branch.nodes):
+                        if not branch.request.is_late:
+                            row = branch.request.row + i
+                            assert np.array_equal(mask_RK[row], truth.mask(texts[node])), texts[
+                                node
+                            ]
+                            num_masks += 1
             else:
                 num_left += 1
             writers = [writer for writer in writers if writer.go_on(draw, truth)]

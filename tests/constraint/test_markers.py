@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eyas.grammar import Choice, FreeText, Json, Literal, Marker, Node, Regex, Repeat, Series
+from eyas.grammar import Choice, Concat, FreeText, Json, Literal, Marker, Node, Regex, Repeat
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, legal_ids, letters_of, takes, tokens_of, walked
 
@@ -19,7 +19,7 @@ HARMONY = Marker("<|channel|>final<|message|>")
 
 
 def _reasoning(marker: Marker, answer: Node | None = None) -> Node:
-    return Series((FreeText(until=(marker,)), answer or Json(SCHEMA)))
+    return Concat((FreeText(until=(marker,)), answer or Json(SCHEMA)))
 
 
 def test_a_control_token_ends_the_reasoning(backend: Any, tokenizer: Tokenizer) -> None:
@@ -83,7 +83,7 @@ def test_neither_the_end_nor_another_control_token_comes_inside_reasoning(
 
 
 def test_one_of_several_markers_ends_a_text(backend: Any, tokenizer: Tokenizer) -> None:
-    root = Series((FreeText(until=(BOTH, TEXT, Marker("<x>", 4090))), Literal("!")))
+    root = Concat((FreeText(until=(BOTH, TEXT, Marker("<x>", 4090))), Literal("!")))
     grammar = compiled(backend, root)
     for pieces in (("a", THINK_ID, "!"), ("a<answer>!",), ("a<x>!",), ("a", 4090, "!")):
         assert ends(grammar, tokens_of(tokenizer, *pieces))
@@ -91,8 +91,8 @@ def test_one_of_several_markers_ends_a_text(backend: Any, tokenizer: Tokenizer) 
 
 
 def test_reasoning_may_be_left_out(backend: Any, tokenizer: Tokenizer) -> None:
-    opened = Series((Marker("<think>", 4090), FreeText(until=(BOTH,))))
-    root = Series((Repeat(opened, 0, 1), Regex(r"\n{0,2}"), Json(SCHEMA)))
+    opened = Concat((Marker("<think>", 4090), FreeText(until=(BOTH,))))
+    root = Concat((Repeat(opened, 0, 1), Regex(r"\n{0,2}"), Json(SCHEMA)))
     grammar = compiled(backend, root)
     assert ends(grammar, tokens_of(tokenizer, '{"a": 1}'))
     assert ends(grammar, tokens_of(tokenizer, 4090, "hm", THINK_ID, '\n\n{"a": 1}'))
@@ -102,7 +102,7 @@ def test_reasoning_may_be_left_out(backend: Any, tokenizer: Tokenizer) -> None:
 
 def test_text_and_calls_take_turns(backend: Any, tokenizer: Tokenizer) -> None:
     call, end = Marker("<tool_call>", 4092), Marker("</tool_call>", 4093)
-    one = Series(
+    one = Concat(
         (
             FreeText(until=(call,)),
             Literal('\n{"name": "f", "arguments": '),
@@ -111,7 +111,7 @@ def test_text_and_calls_take_turns(backend: Any, tokenizer: Tokenizer) -> None:
             end,
         )
     )
-    grammar = compiled(backend, Series((Repeat(one), FreeText(without=(call,)))))
+    grammar = compiled(backend, Concat((Repeat(one), FreeText(without=(call,)))))
     body = '\n{"name": "f", "arguments": {"a": 1}}\n'
     assert ends(grammar, tokens_of(tokenizer, "just text with <tool_"))
     assert ends(grammar, tokens_of(tokenizer, "a", 4092, body, 4093, 4092, body, 4093, "b"))
@@ -127,7 +127,7 @@ def test_calls_that_differ_in_their_schema(backend: Any, tokenizer: Tokenizer) -
     )
     calls = Choice(
         tuple(
-            Series((Literal(f'{{"name": "{name}", "arguments": '), Json(schema), Literal("}")))
+            Concat((Literal(f'{{"name": "{name}", "arguments": '), Json(schema), Literal("}")))
             for name, schema in (("first", SCHEMA), ("second", other))
         )
     )

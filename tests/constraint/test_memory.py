@@ -61,10 +61,10 @@ def written(backend: Any, automaton: Automaton, draw: random.Random, num_tokens:
     mask_1K = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
     for _ in range(num_tokens):
         mask_1K[:] = 0
-        if backend.fill([automaton.root.state], mask_1K):
+        if backend.fill([automaton.root], mask_1K):
             automaton.replay()
             mask_1K[:] = 0
-            backend.fill([automaton.root.state], mask_1K)
+            backend.fill([automaton.root], mask_1K)
         bits = np.unpackbits(mask_1K.view(np.uint8), axis=1, bitorder="little")[0]
         legal = [i for i in np.nonzero(bits)[0].tolist() if i not in backend.eos_token_ids]
         if not legal:
@@ -126,8 +126,8 @@ def test_grammars_that_grow_stay_within_the_bound_and_are_counted() -> None:
 
 
 def test_a_lexer_is_bounded_and_what_it_holds_up_goes_on(vocabulary: Vocabulary) -> None:
-    """Nobody whose output is in reach of a fresh lexer ends for what others have used up, and who comes
-    later finds a lane in order."""
+    """No output that a fresh lexer can write ends for what others have used up, and outputs that start
+    later find a replica in order."""
     backend: Any = build_backend("llguidance", vocabulary)
     assert backend._limits.max_lexer_states == MAX_LEXER_STATES
     backend._limits = type(backend._limits)(verbose_errors=False, max_lexer_states=3000)
@@ -142,7 +142,7 @@ def test_a_lexer_is_bounded_and_what_it_holds_up_goes_on(vocabulary: Vocabulary)
         automata.append(automaton)
     assert sum(each.num_replays for each in automata) >= 2
     assert len(automata[0]._tokens) == 250 and grammar.num_replicas == 1
-    assert grammar.is_first(first.matcher), "who has not begun yet stands where others do"
+    assert first.is_shared and first.become([]) is first, "it has not begun, and is not moved"
     backend.close()
 
 

@@ -15,7 +15,7 @@ import pytest
 from eyas.constraint import Vocabulary, build_backend
 from eyas.constraint.base import Backend
 from eyas.core import GrammarError
-from eyas.grammar import SPACED, Json, Literal, Series, Source, Spacing
+from eyas.grammar import SPACED, Concat, Json, Literal, Source, Spacing
 from eyas.text import Tokenizer
 from eyas.white_space import MAX_INDENTATION
 from tests.constraint.walking import compiled, ends, legal_ids, letters_of, takes, walked
@@ -160,7 +160,7 @@ def test_a_backends_own_spacing_is_for_all_that_say_nothing(
     compact: Any, tokenizer: Tokenizer
 ) -> None:
     """Schemas between other parts and inside users' grammars too."""
-    roots = [Series((Literal("x"), node()))]
+    roots = [Concat((Literal("x"), node()))]
     if compact.name == "llguidance":
         text = json.dumps(SCHEMA)
         roots += [
@@ -191,7 +191,7 @@ def test_a_backends_own_spacing_is_for_all_that_say_nothing(
         (node(separators=("[ ]{0,1},", ":"), white_space="[ ]{0,1}"), []),
         (node(white_space=""), []),
         (node(separators=SPACED), []),
-        (Series((node(), node(white_space=r"[\n]{0,1}"))), ['{"a": 1}{"a":1}', '{"a":1}{"a":1}']),
+        (Concat((node(), node(white_space=r"[\n]{0,1}"))), ['{"a": 1}{"a":1}', '{"a":1}{"a":1}']),
     ],
 )
 def test_canonical_trees_allow_less(

@@ -14,7 +14,7 @@ import pytest
 
 from eyas.constraint import Vocabulary, build_backend
 from eyas.core import GrammarError, GrammarsUnavailable
-from eyas.grammar import FreeText, Json, Marker, Node, OutputSpec, Regex, Series
+from eyas.grammar import Concat, FreeText, Json, Marker, Node, OutputSpec, Regex
 from eyas.schemas import prepare
 from eyas.text import Tokenizer
 from tests.constraint.walking import compiled, ends, letters_of, takes, tokens_of
@@ -84,7 +84,7 @@ def test_a_keyword_that_it_ignores_is_refused(xgrammar_backend: Any, tokenizer: 
 
 
 def test_a_markers_token_is_not_text_elsewhere(xgrammar_backend: Any, tokenizer: Tokenizer) -> None:
-    root = Series((FreeText(until=(Marker("</think>", 4091),)), Json('{"type":"string"}')))
+    root = Concat((FreeText(until=(Marker("</think>", 4091),)), Json('{"type":"string"}')))
     grammar = compiled(xgrammar_backend, root)
     tokens = tokens_of(tokenizer, "a", 4091, '"x')
     state = grammar.start()

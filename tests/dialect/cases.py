@@ -1,4 +1,4 @@
-"""Every dialect, over tokenizers with and without its control tokens, and what it may be asked."""
+"""All dialects, with tokenizers with and without their control tokens, and all kinds of requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ JSON_PIECES = ('{"name": "get_weather", "arguments": {"city": "x"}}', '{"name": 
 
 @dataclass(frozen=True)
 class Family:
-    """How to make a dialect, and what its format is made of."""
+    """A constructor of a dialect, and the parts of its format."""
 
     make: Callable[[Vocabulary], Dialect]
     markers: tuple[str, ...]
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def is_told_by_tokens(self) -> bool:
-        """Does the prompt's last message show, where only control tokens tell it from text?"""
+        """Whether the prompt's open message is recognisable: only control tokens show it."""
         return not self.prompt.endswith("<|message|>") or (
             self.tokenizer.control_id("<|message|>") is not None
         )
@@ -169,7 +169,7 @@ WANTED: dict[str, Wanted] = {
 
 
 def tokenizers(family: Family) -> dict[str, Letters]:
-    """With the markers as control tokens that show, that are skipped, and as text."""
+    """Return tokenizers with the markers as visible control tokens, hidden ones, and as text."""
     return {
         "shown": Letters("<t>", *family.markers),
         "skipped": Letters("<t>", hidden=family.markers),
@@ -190,7 +190,7 @@ CASES = [
     if case.is_told_by_tokens
     and not (case.prompt.endswith("final<|message|>") and case.wanted.choice == "required")
 ]
-"""Without calls demanded of an answer that the prompt has begun."""
+"""All cases except required calls after a prompt that has begun the answer."""
 
 
 def cases_of(family: str) -> st.SearchStrategy[Case]:

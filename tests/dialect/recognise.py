@@ -1,4 +1,4 @@
-"""An independent reading of grammar trees: which token streams they accept, and examples of them."""
+"""An independent implementation of grammar trees: accepted token streams, and examples of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jsonschema
 
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -18,7 +19,6 @@ from eyas.grammar import (
     Node,
     Regex,
     Repeat,
-    Series,
 )
 from tests.gaps import GAPS, is_bounded, spaced
 
@@ -28,7 +28,7 @@ Ids = tuple[int, ...]
 
 
 def accepts(node: Node, ids: list[int]) -> bool:
-    """Does the whole stream belong to the grammar?"""
+    """Whether the grammar accepts the whole stream."""
     return len(ids) in _ends(node, tuple(ids), 0)
 
 
@@ -37,7 +37,7 @@ def accepts_text(node: Node, text: str) -> bool:
 
 
 def _run(ids: Ids, at: int) -> str:
-    """The text from here to the next control token."""
+    """Return the text from `at` to the next control token."""
     end = at
     while end < len(ids) and ids[end] < FIRST_CONTROL:
         end += 1
@@ -60,7 +60,7 @@ def _ends(node: Node, ids: Ids, at: int) -> set[int]:
             run = _run(ids, at)
             whole = re.compile(pattern)
             return {at + n for n in range(len(run) + 1) if whole.fullmatch(run[:n])}
-        case Series(parts):
+        case Concat(parts):
             found = {at}
             for part in parts:
                 found = {end for start in found for end in _ends(part, ids, start)}
@@ -126,7 +126,7 @@ def _validator(schema: str) -> jsonschema.Draft202012Validator:
 
 
 def example(node: Node, tokenizer: Letters, pieces: tuple[str, ...], draw: Random) -> list[int]:
-    """A stream that the grammar accepts. pieces: what free text and strings are made of."""
+    """Return a stream that the grammar accepts. pieces: parts of free text and strings."""
     match node:
         case Literal(said):
             return tokenizer.encode_text(said)
@@ -155,7 +155,7 @@ def example(node: Node, tokenizer: Letters, pieces: tuple[str, ...], draw: Rando
         case Regex(pattern):
             matching = [text for text in STRINGS if re.fullmatch(pattern, text)]
             return tokenizer.encode_text(draw.choice(matching))
-        case Series(parts):
+        case Concat(parts):
             return [i for part in parts for i in example(part, tokenizer, pieces, draw)]
         case Choice(options):
             return example(draw.choice(options), tokenizer, pieces, draw)
@@ -170,7 +170,7 @@ STRINGS += ("</think>", "\n<think>a", "<think></think>b", "aa", "\n\n\nb")
 
 
 def _text(pieces: tuple[str, ...], draw: Random) -> str:
-    """Markers, their beginnings, and what else may be mistaken."""
+    """Return text of markers, their prefixes, and other text that resembles a format."""
     parts = []
     for _ in range(draw.randint(0, 4)):
         piece = draw.choice([*pieces, "a", " ", "\n", "é", '"', "{", "}", "</"])
@@ -179,7 +179,7 @@ def _text(pieces: tuple[str, ...], draw: Random) -> str:
 
 
 def _value(schema: dict, pieces: tuple[str, ...], draw: Random) -> object:
-    """A value of one of the small schemas that these tests use."""
+    """Return a value of one of the small schemas in these tests."""
     if "enum" in schema:
         return draw.choice(schema["enum"])
     match schema.get("type"):

@@ -1,4 +1,4 @@
-"""Whatever a dialect's grammar accepts, its segmenter splits right."""
+"""A dialect's segmenter splits everything that its grammar accepts correctly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from eyas.core import GrammarError
 from eyas.dialect.base import Wanted
-from eyas.grammar import Choice, FreeText, Literal, Regex, Series
+from eyas.grammar import Choice, Concat, FreeText, Literal, Regex
 
 from .cases import CASES, FAMILIES, PERSON, TOOLS, Case, tokenizers
 from .recognise import accepts, accepts_text, example
@@ -22,7 +22,7 @@ ANSWERS = {
     "words": Choice((Literal("Paris"), Literal("Amsterdam"))),
     "white words": Choice((Literal("  x"), Literal("\n\ny"), Literal("z"))),
     "pattern": Regex(r"[ \n]{0,3}(<think>|a|</think>){0,2}b?"),
-    "text, then a word": Series((FreeText(until=()), Literal("!"))),
+    "text, then a word": Concat((FreeText(until=()), Literal("!"))),
 }
 
 

@@ -1,4 +1,4 @@
-"""The grammar library takes what a dialect's grammar says, over a real vocabulary."""
+"""The grammar library accepts what a dialect's grammar does, with a real vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dialect a model speaks."""
+"""The choice of a model's dialect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dialect asks of the output: nothing where nothing is asked, limits, errors, shapes."""
+"""The grammars of dialects: none without requirements, limits, errors, structure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from eyas.dialect.glm import glm
 from eyas.dialect.harmony import harmony
 from eyas.dialect.qwen3 import qwen3
 from eyas.dialect.reasoning import ReasoningFormat
-from eyas.grammar import FreeText, Json, Literal, Marker, Regex, Series, leaves
+from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Regex, leaves
 
 from .cases import FAMILIES, HARMONY_MARKERS, PERSON, TOOLS, tokenizers
 from .recognise import accepts
@@ -189,4 +189,4 @@ def test_control_tokens_stand_in_markers_only() -> None:
     assert all(marker.token_id is not None for marker in markers)
     free = [leaf for leaf in leaves(spec.root) if isinstance(leaf, FreeText)]
     assert free
-    assert isinstance(spec.root, Series)
+    assert isinstance(spec.root, Concat)

@@ -1,4 +1,4 @@
-"""Any way of cutting a stream into pushes gives the same events as the whole."""
+"""Every way of cutting a stream into pushes gives the same events as the whole stream."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from eyas.constraint import ConstraintFailure, State
-from eyas.constraint.automaton import Automaton, GrammarNode
+from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import one_by_one
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
@@ -23,6 +23,7 @@ from eyas.grammar import Budget, Marker, OutputSpec, Source
 from tests.laws.automata import Lane, Modular, ToyGrammar, Toys, toy
 from tests.laws.cases import walk_text
 from tests.laws.drafters import RandomTrees
+from tests.laws.test_faults import failing
 from tests.laws.world import EOS, VOCAB, Setting, new_engine, run
 
 NUM_WORDS = -(-VOCAB // 32)
@@ -38,7 +39,6 @@ class Told:
     count: int = 0
 
     num_deviations = 0
-    is_expensive_to_copy = False
 
     def after(self, token: int) -> Told | None:
         if not self.row()[token]:
@@ -89,34 +89,37 @@ def letters(text: str) -> list[int]:
 # Automata
 
 
-def test_a_walk_says_where_each_node_stands() -> None:
-    automaton = automaton_of("told ab?d")
-    points = automaton.walk([0, *letters("abxdxa")], [-1, 0, 1, 2, 3, 1, 2])
-    stands = [None if p is None else p.state.count for p in points]  # type: ignore[attr-defined]
-    assert stands == [0, 1, 2, 3, 4, None, 3]
+def test_legal_is_what_the_grammar_takes() -> None:
+    legal = automaton_of("told ab?d").legal([0, *letters("abxdxa")], [-1, 0, 1, 2, 3, 1, 2])
+    assert legal == [True, True, True, True, True, False, True]
 
 
 def test_nothing_is_legal_below_what_is_not() -> None:
-    points = automaton_of("told abab").walk([0, *letters("bab")], [-1, 0, 1, 2])
-    assert points[1:] == [None, None, None]
+    legal = automaton_of("told abab").legal([0, *letters("bab")], [-1, 0, 1, 2])
+    assert legal == [True, False, False, False]
 
 
 def test_a_branch_that_hits_a_limit_dies_alone() -> None:
     automaton = automaton_of("fused 3:3")
     tokens = [3, 3, 3, 3, 3]
-    points = automaton.walk([0, *tokens], [-1, 0, 1, 2, 3, 4])
-    assert [p is not None for p in points] == [True, True, True, True, False, False]
-    automaton.advance(tokens[:3])  # what the walk found is there
-    assert automaton.num_replays == 0
-    assert automaton.root is points[3]
+    assert automaton.legal([0, *tokens], [-1, 0, 1, 2, 3, 4]) == [True] * 4 + [False] * 2
+    automaton.advance(tokens[:3])
+    assert automaton.num_replays == 1, "the draft has used up what the states share"
+
+
+@pytest.mark.parametrize("where", ["after:1", "after:3"])
+def test_a_draft_that_breaks_the_library_is_not_legal(where: str) -> None:
+    grammar = Toys(failing=failing).compile(OutputSpec(root=Source("lark", f"failing {where}")))
+    automaton = Automaton(grammar)
+    assert automaton.legal([0, 1, 2, 3], [-1, 0, 1, 2]) == [True, False, False, False]
 
 
 def test_a_limit_used_up_by_drafts_is_counted_afresh() -> None:
     automaton = automaton_of("fused 3:3")
-    automaton.walk([0, 3, 4, 7], [-1, 0, 0, 0])
+    automaton.legal([0, 3, 4, 7], [-1, 0, 0, 0])
     automaton.advance([6, 3])
     assert automaton.num_replays == 1
-    assert automaton.root.state.count == 2  # type: ignore[attr-defined]
+    assert automaton.root.count == 2  # type: ignore[attr-defined]
 
 
 def test_a_limit_that_the_text_itself_hits_is_a_failure() -> None:
@@ -125,14 +128,6 @@ def test_a_limit_that_the_text_itself_hits_is_a_failure() -> None:
     with pytest.raises(ConstraintFailure):
         automaton.advance([3])
     assert automaton.num_replays == 1
-
-
-def test_moving_takes_up_the_points_of_the_walk() -> None:
-    automaton = automaton_of("modular 3")
-    points = automaton.walk([0, 1, 6, 3], [-1, 0, 1, 1])
-    automaton.advance([1, 3])
-    assert automaton.root is points[3]
-    assert automaton.walk([3], [-1]) == [automaton.root]
 
 
 def test_a_token_that_is_not_legal_is_our_fault() -> None:
@@ -146,89 +141,53 @@ def test_a_replay_stands_at_the_same_place() -> None:
     before = automaton.root
     automaton.replay()
     assert automaton.root is not before and automaton.num_replays == 1
-    assert automaton.root.state.state == before.state.state  # type: ignore[attr-defined]
-    assert automaton.root.state.count == 4  # type: ignore[attr-defined]
+    assert automaton.root.state == before.state  # type: ignore[attr-defined]
+    assert automaton.root.count == 4  # type: ignore[attr-defined]
 
 
 def test_a_fork_goes_its_own_way() -> None:
     automaton = automaton_of("modular 3")
     automaton.advance([1])
-    twin = automaton.fork()
+    fork = automaton.fork()
     automaton.advance([3])
-    twin.advance([2, 3])
-    assert automaton.root.state.count == 2  # type: ignore[attr-defined]
-    assert twin.root.state.count == 3  # type: ignore[attr-defined]
+    fork.advance([2, 3])
+    assert automaton.root.count == 2  # type: ignore[attr-defined]
+    assert fork.root.count == 3  # type: ignore[attr-defined]
     automaton.replay()
-    twin.replay()
-    assert automaton.root.state.count == 2  # type: ignore[attr-defined]
-    assert twin.root.state.count == 3  # type: ignore[attr-defined]
-
-
-def test_forks_share_their_points_as_long_as_they_go_together() -> None:
-    """Also where each moves over several tokens at once; a mask is made once for both."""
-    automaton = automaton_of("modular 3")
-    twin = automaton.fork()
-    for tokens in ([1, 2, 3], [1], [3, 3]):
-        mine = automaton.walk([0, *tokens], range(-1, len(tokens)))
-        others = twin.walk([0, *tokens], range(-1, len(tokens)))
-        assert all(a is b for a, b in zip(mine, others, strict=True))
-        points = [point for point in (*mine, *others) if point is not None]
-        num, _, _ = masks_of(points)
-        assert num == len({id(point) for point in points}) == len(points) / 2
-        automaton.advance(tokens)
-        twin.advance(tokens)
-        assert automaton.root is twin.root
-
-
-def test_one_who_stays_keeps_little_of_what_follows() -> None:
-    """A choice that waits long holds no chain of all that the others said meanwhile."""
-
-    def reached(point: GrammarNode) -> int:
-        return 1 + sum(reached(later) for later in point.later.values())
-
-    automaton = automaton_of("modular 3")
-    waiting = automaton.fork()
-    for _ in range(100):
-        automaton.walk([0, 3, 6, 3], [-1, 0, 0, 1])
-        automaton.advance([3])
-    assert reached(waiting.root) < 8
+    fork.replay()
+    assert automaton.root.count == 2  # type: ignore[attr-defined]
+    assert fork.root.count == 3  # type: ignore[attr-defined]
 
 
 def test_a_budget_closes_whatever_the_grammar_would_take() -> None:
     budget = Budget(2, (Marker("#", None),), tuple(letters("##")))
     automaton = automaton_of("told ??????", budget)
     # "#" is no letter: the budget waits until its text can stand there
-    points = automaton.walk([0, *letters("aaaa")], [-1, 0, 1, 2, 3])
-    assert all(point is not None for point in points)
+    assert all(automaton.legal([0, *letters("aaaa")], [-1, 0, 1, 2, 3]))
     closing = Budget(2, (Marker("z", None),), tuple(letters("yz")))
     automaton = automaton_of("told ??????", closing)
-    points = automaton.walk([0, *letters("aaayzab")], [-1, 0, 1, 2, 2, 4, 5, 6])
-    assert [p is not None for p in points] == [True, True, True, False, True, True, True, True]
-    at_end = points[2]
-    assert at_end is not None and at_end.only_token == ord("y")
-    num, _, mask_RK = masks_of([at_end])
-    bits = np.unpackbits(mask_RK.view(np.uint8), bitorder="little")
-    assert num == 1
-    assert np.nonzero(bits)[0].tolist() == [ord("y")]
+    tree = [0, *letters("aaayzab")], [-1, 0, 1, 2, 2, 4, 5, 6]
+    assert automaton.legal(*tree) == [True, True, True, False, True, True, True, True]
+    assert automaton.due(*tree) == {2: ord("y"), 3: ord("y"), 4: ord("z")}
 
 
 def test_an_end_in_time_leaves_the_budget_out() -> None:
     budget = Budget(3, (Marker("zz", None),), tuple(letters("zz")))
     automaton = automaton_of("told ????????", budget)
     automaton.advance(letters("azz"))
-    assert automaton.root.budget is None and automaton.root.only_token is None
+    assert automaton.budget is None and automaton.due([0], [-1]) == {}
     split = automaton_of("told ????????", budget)
     split.advance(letters("zaz"))
-    assert split.root.only_token == ord("z")
+    assert split.due([0], [-1]) == {0: ord("z")}
 
 
 def test_a_closing_that_was_begun_goes_on() -> None:
     budget = Budget(1, (Marker("qz", None),), tuple(letters("xyz")))
     automaton = automaton_of("told ????????", budget)
     automaton.advance(letters("ax"))
-    assert automaton.root.only_token == ord("y")
+    assert automaton.due([0], [-1]) == {0: ord("y")}
     automaton.advance(letters("yz"))
-    assert automaton.root.only_token is None
+    assert automaton.due([0], [-1]) == {}
 
 
 def test_spans_follow_the_ends_of_the_draft() -> None:
@@ -257,13 +216,13 @@ def test_a_canonical_grammar_forces_more_until_the_text_leaves_it() -> None:
     assert late.forced([0], [-1], 9) == {}
 
 
-# Masks of points
+# Masks
 
 
-def masks_of(points: Sequence[GrammarNode | None]) -> tuple[int, list[int], np.ndarray]:
-    """How many were made, how many each point has, and all."""
-    mask_RK = np.zeros((len(points), NUM_WORDS), dtype=np.int32)
-    requests = [MaskRequest(each, (), row) for row, each in enumerate(points) if each is not None]
+def masks_of(states: Sequence[State]) -> tuple[int, list[int], np.ndarray]:
+    """How many were made, how many each state has, and all."""
+    mask_RK = np.zeros((len(states), NUM_WORDS), dtype=np.int32)
+    requests = [MaskRequest(state, row) for row, state in enumerate(states)]
     filling = Filling(requests, (), mask_RK, 60.0)
     assert filling.wait()
     return filling.num_masks, [each.num_masks for each in requests], mask_RK
@@ -287,18 +246,17 @@ class Spoilt(Toys):
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_a_point_that_fails_keeps_no_mask_and_its_neighbours_get_theirs(raises: bool) -> None:
+def test_a_state_that_fails_has_no_mask_and_its_neighbours_have_theirs(raises: bool) -> None:
     toys = Spoilt(raises=raises)
-    points = [
+    states = [
         Automaton(toys.compile(OutputSpec(root=Source("lark", f"told {text}")))).root
         for text in ("ab", "spoilt", "ba")
     ]
-    num, nums, mask_RK = masks_of([*points, *points])
-    assert num == 2 and nums == [1, 0, 1] * 2
+    num, nums, mask_RK = masks_of(states)
+    assert num == 2 and nums == [1, 0, 1]
     bits_RV = np.unpackbits(mask_RK.view(np.uint8), axis=1, bitorder="little")
     rows = [np.nonzero(bits)[0].tolist() for bits in bits_RV]
-    assert rows == [[ord("a")], [], [ord("b")]] * 2
-    assert all(point.ahead is None for point in points)
+    assert rows == [[ord("a")], [], [ord("b")]]
 
 
 # The drafter
@@ -464,18 +422,20 @@ def test_forced_tokens_are_accepted_and_change_nothing(kind: str, flights: int) 
             assert drafts.accepted_by_source["forced"] > 10
 
 
-def test_a_step_out_of_time_keeps_the_roots_masks_and_leaves_the_draft() -> None:
-    params = SamplingParams(temperature=0.7, seed=3, max_tokens=40, logprobs=1)
+def test_a_step_out_of_time_has_the_roots_branches_and_no_others() -> None:
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=60, logprobs=1)
     prompt = walk_text(97, 9, [0, 1])
-    asked = [Request(id="a", prompt_token_ids=prompt, params=params, output=toy("lane 5"))]
+    asked = [Request(id="a", prompt_token_ids=prompt, params=params, output=toy("modular 5"))]
     plain = run(new_engine(Setting()), asked)
-    engine = new_engine(Setting(), ForcedDrafter(RandomTrees(5, 1), 12))
+    engine = new_engine(Setting(), ForcedDrafter(RandomTrees(12, 1), 12))
     engine.launcher.masking.time_limit = -1.0
-    assert run(engine, asked) == plain
-    stats = engine.stats()
-    assert stats.num_draft_tokens > 0 and stats.num_accepted_tokens == 0
-    assert stats.grammar.num_replays == 0
-    assert stats.grammar.num_masks == stats.num_output_tokens
+    in_time = new_engine(Setting(), ForcedDrafter(RandomTrees(12, 1), 12))
+    in_time.launcher.masking.time_limit = 60.0
+    assert run(engine, asked) == run(in_time, asked) == plain
+    hurried, whole = engine.stats(), in_time.stats()
+    assert hurried.num_draft_tokens > 0 and hurried.grammar.num_replays == 0
+    assert hurried.grammar.num_late > 0 and whole.grammar.num_late == 0
+    assert 0 < hurried.num_accepted_tokens < whole.num_accepted_tokens
 
 
 def test_toys_force_what_they_say() -> None:

@@ -62,7 +62,7 @@ def grown(
     last = torch.tensor(roots).unsqueeze(1)
     for depth in range(steps):
         width = last.shape[1]
-        path = frontier.path_BKD.flatten(0, 1)
+        path = frontier.path_BQP.flatten(0, 1)
         rows = SamplingRows(
             sequence_R=torch.arange(num).repeat_interleave(width),
             position_R=torch.full((num * width,), 9 + depth),
@@ -76,7 +76,7 @@ def grown(
         frontier, _ = pool.add(
             frontier, ids.view(num, width, -1), scores.view(num, width, -1), topk
         )
-        last = frontier.path_BKD[:, :, -1]
+        last = frontier.path_BQP[:, :, -1]
     tree = pool.tree(torch.tensor(roots).unsqueeze(1), nodes, is_chain=topk == 1)
     return [
         (tree.tokens_BW[b, :size].tolist(), tree.parents_BW[b, :size].tolist())

@@ -223,3 +223,24 @@ def test_batch_sizes_that_run_one_graph_share_what_is_learned() -> None:
     learn(5, 0.01)
     after = {num: pace._rate(num, shape) for num in (4, 5, 6)}
     assert after[4] == before[4] and after[5] > before[5] and after[6] > before[6]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_machine_whose_speed_changes_does_not_make_drafts_look_good(seed: int) -> None:
+    """Drafts gain 5 % here, too little; now and then all steps take 1.4 times as long for a while, so
+    that shapes are timed in minutes of different speed."""
+    pace, draw = Pace(usual_shapes(TreeShape(3, 1, 4)), *MEASURED), random.Random(seed)
+    target, _ = MEASURED
+    num_drafted, slow, num_steps = 0, 1.0, 6000
+    for i in range(num_steps):
+        if i % 40 == 0:
+            slow = draw.choice((1.0, 1.4))
+        shape = pace.choose(1)
+        plain = target.at(1)
+        gain = 1.05 * (1 - 0.1 * max(0, shape.steps - 1))
+        accepted = [draw.random() < 0.6 and shape.steps > 0]
+        seconds = plain if not shape.steps else plain * 1.6 / gain
+        fates = [(shape.steps, int(accepted[0]))]
+        pace.learn(1, shape, fates, slow * seconds * draw.uniform(0.97, 1.06), is_chain=True)
+        num_drafted += shape.steps > 0
+    assert num_drafted < 0.05 * num_steps

@@ -164,7 +164,7 @@ SPOILED = {
     "the widest trees": (
         lambda rows: is_tree(rows) and rows.layout.nodes.parents_BW.shape[1] == 16, "x 16"
     ),
-    "chunks beside nodes": (is_mixed, "a chunk beside others"),
+    "chunks beside nodes": (is_mixed, "a chunk in a batch"),
     "a bucket that is filled up": (
         lambda rows: is_nodes(rows, 6) and rows.layout.nodes.slots_BW.shape[1] == 1, "a graph"
     ),

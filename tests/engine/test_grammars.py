@@ -28,7 +28,7 @@ from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.core import GrammarError, Request, SamplingParams
 from eyas.dialect import Wanted
 from eyas.engine.worker import Worker
-from eyas.grammar import Budget, FreeText, Json, Marker, OutputSpec, Regex, Series, Source
+from eyas.grammar import Budget, Concat, FreeText, Json, Marker, OutputSpec, Regex, Source
 from eyas.llm import LLM
 from tests.laws.structured import DRAFTING, ask, engine, told
 from tests.laws.world import Answer, Answers, run
@@ -43,7 +43,7 @@ def budgeted(max_tokens: int, close: str = "</x>") -> OutputSpec:
     marker = Marker(close)
     closing = tuple(engine("root").tokenizer.encode_text(close, continues=True))
     return OutputSpec(
-        root=Series((FreeText(until=(marker,)), Regex("(Paris|Amsterdam)"))),
+        root=Concat((FreeText(until=(marker,)), Regex("(Paris|Amsterdam)"))),
         budget=Budget(max_tokens, (marker,), closing),
     )
 
@@ -187,28 +187,7 @@ def test_what_a_library_cannot_go_on_with_ends_with_an_error() -> None:
     assert answers["free", 0].finish_reason == "length"
 
 
-# What is shared
-
-
-@pytest.mark.parametrize("drafter", ["root", "blend"])
-def test_choices_that_go_together_share_their_masks(drafter: str) -> None:
-    """The first one, which stores the prompt, is a step ahead of the others."""
-    llm = engine(drafter)
-    ids = llm.encode_chat([{"role": "user", "content": "Extract: Maria is 34."}])
-
-    def num_masks(n: int, temperature: float) -> int:
-        before = llm.engine.stats().grammar.num_masks
-        params = SamplingParams(temperature=temperature, seed=1, n=n, max_tokens=60)
-        asked = Request(id="x", prompt_token_ids=ids, params=params, output=OutputSpec(root=OBJECT))
-        llm.engine.add(asked)
-        while llm.engine.has_work():
-            llm.engine.step()
-        return llm.engine.stats().grammar.num_masks - before
-
-    one, four = num_masks(1, 0.0), num_masks(4, 0.0)
-    assert one > 4
-    assert four <= 2.2 * one, f"{four} masks for four greedy choices, {one} for one"
-    assert num_masks(4, 1.0) < 4 * 1.5 * one
+# Counters
 
 
 def test_an_engine_that_is_hurried_only_drafts_less() -> None:
@@ -347,7 +326,7 @@ class Link:
 def turn(worker: Worker, link: Link, *commands: wire.Command) -> None:
     """A turn of the worker's loop."""
     for command in commands:
-        worker._obey(command)
+        worker._handle(command)
     worker._add_compiled()
     if worker._engine.has_work():
         worker._step()
@@ -364,7 +343,7 @@ def test_the_worker_passes_a_refusal_on(slow: tuple[LLM, Slow, CompilePool], fau
     llm, link = slow[0], Link()
     worker = Worker(llm.engine, link)  # type: ignore[arg-type]
     spec = OutputSpec(root=FAULTS[fault], param="the_field")
-    worker._obey(wire.Submit(request_of(spec)))
+    worker._handle(wire.Submit(request_of(spec)))
     turn_until_woken(worker, link)
     [refused] = link.of(wire.Refused)
     assert (refused.request_id, refused.param, refused.refusal) == ("x", "the_field", "invalid")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.constraint import Vocabulary, build_backend, filling, llguidance_rollback
+from eyas.constraint import Vocabulary, build_backend, filling
 from eyas.constraint.automaton import LEAST_REST, Automaton
 from eyas.constraint.base import MaskJob
 from eyas.constraint.filling import Filling
@@ -23,7 +23,7 @@ from eyas.core import DraftTree
 from eyas.engine.masks import FAILED, Masking, TreeMasks
 from eyas.engine.prune import Refusals
 from eyas.engine.sequence import Status
-from eyas.grammar import Budget, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex, Series
+from eyas.grammar import Budget, Concat, FreeText, Json, Literal, Marker, Node, OutputSpec, Regex
 from eyas.transfer import Outbox
 from eyas.wire import GrammarStats
 from tests.constraint.walking import tokens_of
@@ -40,8 +40,7 @@ END = engine("root").info.eos_token_ids[0]
 
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left out of a tree before the forward, and drafts go through readers at once."""
-    monkeypatch.setattr(llguidance_rollback, "SURE", 0)
+    """Nothing is left out of a tree before the forward."""
     monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
 
 
@@ -77,8 +76,8 @@ def chains(rows: Sequence[Sequence[int]]) -> DraftTree:
     )
 
 
-def as_walked(tree: DraftTree) -> DraftTree:
-    """The same, not known to be a chain, so that every node is walked to."""
+def as_branches(tree: DraftTree) -> DraftTree:
+    """The same, not known to be a chain."""
     return DraftTree(tree.tokens_BW, tree.parents_BW, tree.sizes_B, False)
 
 
@@ -126,7 +125,7 @@ def some_steps(backend: Any, draw: random.Random) -> tuple[DraftTree, list[Any]]
     return chains([*rows, [5, 6, 7, 8, 9]]), [*rooted, ended]
 
 
-@pytest.mark.parametrize("as_tree", [lambda tree: tree, as_walked], ids=["chain", "tree"])
+@pytest.mark.parametrize("as_tree", [lambda tree: tree, as_branches], ids=["chain", "tree"])
 def test_rows_that_fill_up_a_batch_are_nobodys(
     backend: Any, as_tree: Callable[[DraftTree], DraftTree]
 ) -> None:
@@ -140,10 +139,10 @@ def test_rows_that_fill_up_a_batch_are_nobodys(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_chain_that_is_not_walked_has_the_masks_of_one_that_is(backend: Any, seed: int) -> None:
+def test_a_chain_has_the_masks_of_a_tree(backend: Any, seed: int) -> None:
     tree, rooted = some_steps(backend, random.Random(seed))
     mask_BWK, refusals, stats = filled(tree, rooted, backend)
-    walked_BWK, expected, counts = filled(as_walked(tree), rooted, backend)
+    walked_BWK, expected, counts = filled(as_branches(tree), rooted, backend)
     assert np.array_equal(mask_BWK, walked_BWK)
     assert refusals == expected and refusals.num_nodes > 0
     assert stats.num_pruned == counts.num_pruned == refusals.num_nodes
@@ -152,68 +151,47 @@ def test_a_chain_that_is_not_walked_has_the_masks_of_one_that_is(backend: Any, s
     assert stats.num_masks >= counts.num_masks > len(rooted) / 2
     for b, held in enumerate(rooted):  # what it looked at did not move it
         if held.automaton is not None and held.status is Status.RUNNING:
-            assert held.automaton.root.ahead is None, b
-            assert held.failure is None
+            assert held.failure is None, b
 
 
 def test_a_budget_has_its_say_in_a_chain(backend: Any) -> None:
     marker = Marker("</x>")
     closing = tuple(TOKENIZER.encode_text("</x>", continues=True))
-    root = Series((FreeText(until=(marker,)), Literal("Paris")))
+    root = Concat((FreeText(until=(marker,)), Literal("Paris")))
     budget = Budget(2, (marker,), closing)
     held = sequence(backend, root, budget=budget, token_bytes=TOKENIZER.token_bytes)
     tokens = tokens_of(TOKENIZER, "some words here")[:2]
     tree = chains([[*tokens, *closing], [*tokens, tokens[0]]])
-    twin = SimpleNamespace(automaton=held.automaton.fork(), status=held.status, failure=None)
-    mask_BWK, refusals, _ = filled(tree, [held, twin], backend)
+    fork = SimpleNamespace(automaton=held.automaton.fork(), status=held.status, failure=None)
+    mask_BWK, refusals, _ = filled(tree, [held, fork], backend)
     bits = np.unpackbits(mask_BWK[0, 2].view(np.uint8), bitorder="little")
     assert np.nonzero(bits)[0].tolist() == [closing[0]]
     assert refusals.illegal == [set(), {3}] and refusals.below == [set(), {2}]
     assert mask_BWK[0].any(axis=1).all() and not mask_BWK[1, 3:].any()
 
 
-def test_a_draft_that_hits_a_limit_loses_only_what_hits_it(backend: Any) -> None:
-    """It and no other; and where the root hits it the sequence ends."""
+def test_a_draft_that_hits_a_limit_harms_no_other(backend: Any) -> None:
+    """It spoils the lexer for its own root, which counts only where a fresh automaton fails as well."""
     letter = tokens_of(TOKENIZER, "a")[0]
     digits = tokens_of(TOKENIZER, '{"a": 12}')[:5]
     heavy = sequence(backend, HEAVY)
     tree = chains([digits, [letter] * 5, digits])
-    for _ in range(300):
-        rooted = [sequence(backend, OBJECT), heavy, sequence(backend, OBJECT)]
-        mask_BWK, refusals, _ = filled(tree, rooted, backend)
-        assert mask_BWK[[0, 2]].any(axis=2).all()
-        if not mask_BWK[1].any(axis=1).all():
-            break
-        heavy.automaton.advance([letter])
-    has_mask = mask_BWK[1].any(axis=1).tolist()
-    assert has_mask == sorted(has_mask, reverse=True) and has_mask[0]
-    assert heavy.failure is None and refusals.num_nodes == 0
+    num_steps = 0
     while heavy.failure is None:
-        heavy.automaton.advance([letter])
-        mask_BWK, refusals, _ = filled(tree, rooted, backend)
-    assert heavy.failure == FAILED and not mask_BWK[1].any()
-    assert heavy.automaton.num_replays > 0
+        rooted = [sequence(backend, OBJECT), heavy, sequence(backend, OBJECT)]
+        mask_BWK, _, _ = filled(tree, rooted, backend)
+        assert mask_BWK[[0, 2]].any(axis=2).all()
+        has_mask = mask_BWK[1].any(axis=1).tolist()
+        assert has_mask == sorted(has_mask, reverse=True)
+        assert has_mask[0] == (heavy.failure is None)
+        if heavy.failure is None:
+            heavy.automaton.advance([letter])
+        num_steps += 1
+    assert 10 < num_steps < 300 and heavy.automaton.num_replays > 0
     assert [held.failure for held in rooted] == [None, FAILED, None]
-    assert mask_BWK[[0, 2]].any(axis=2).all() and refusals.illegal[1] == set()
-    mask_BWK, _, _ = filled(tree, rooted, backend)
+    mask_BWK, refusals, _ = filled(tree, rooted, backend)
     assert not mask_BWK[1].any() and mask_BWK[[0, 2]].any(axis=2).all()
-
-
-def test_twins_share_what_is_made_for_one_of_them(backend: Any) -> None:
-    tokens = tokens_of(TOKENIZER, TEXT)[:4]
-    first = sequence(backend, OBJECT)
-    twins = [
-        SimpleNamespace(automaton=first.automaton.fork(), status=first.status, failure=None)
-        for _ in range(3)
-    ]
-    one_1WK, _, stats = filled(chains([tokens]), [first], backend)
-    assert stats.num_masks == 5
-    mask_BWK, _, stats = filled(chains([tokens] * 3), twins, backend)
-    assert stats.num_masks == 0 and (mask_BWK == one_1WK).all()
-    for each in twins:
-        each.automaton.advance(tokens)
-    _, _, stats = filled(chains([[], [], []]), twins, backend)
-    assert stats.num_masks == 1
+    assert refusals.illegal[1] == set()
 
 
 # Drafts that are late
@@ -244,12 +222,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def slow(
     backend: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[Sequence[int]], threading.Event]]:
-    """Has a call with drafts of these tokens wait for an event before their masks after the second;
-    it tells how many do."""
+    """Have a call with drafts of these tokens wait for an event before their masks after the second;
+    the event counts them."""
     held: list[threading.Event] = []
     make = backend.job
 
-    def to_static(slow_tokens: Sequence[int]) -> threading.Event:
+    def hold(slow_tokens: Sequence[int]) -> threading.Event:
         go = threading.Event()
         go.num_held = 0  # type: ignore[attr-defined]
 
@@ -258,7 +236,7 @@ def slow(
             ours = [i for i, draft in enumerate(drafts or ()) if draft == tuple(slow_tokens)]
 
             def slowly() -> None:
-                job.branch()
+                job.run()
                 if ours and not go.is_set():
                     last = np.array([rows[i] + behind for i in ours for behind in (2, 3)])
                     found = mask_RK[last]
@@ -274,7 +252,7 @@ def slow(
         held.append(go)
         return go
 
-    yield to_static
+    yield hold
     for go in held:
         go.set()
 
@@ -391,17 +369,17 @@ def test_when_time_is_over_only_roots_have_masks(
         if each.automaton is not None and each.status is Status.RUNNING
     ]
     long = next(b for b in held if in_time_BWK[b, 2].any())
-    go = slow(tree.tokens_BW[long, 1 : int(tree.sizes_B[long])].tolist())
-    for is_walked in (False, True):
-        each = as_walked(tree) if is_walked else tree
-        deadline = -1.0 if is_walked else 0.1
+    num_masks = int(in_time_BWK[long].any(axis=1).sum())
+    go = slow(tree.tokens_BW[long, 1:num_masks].tolist())
+    for each in (tree, as_branches(tree)):
         _, step = some_steps(backend, random.Random(1))
-        mask_BWK, refusals, stats = filled(each, step, backend, deadline=deadline)
+        mask_BWK, refusals, stats = filled(each, step, backend, deadline=0.1)
         assert np.array_equal(mask_BWK[:, 0], in_time_BWK[:, 0])
         is_there = mask_BWK.any(axis=2)
         assert is_there[held, 0].all() and not is_there[held, 1:].any()
-        assert 0 < stats.num_late <= len(held) and (is_walked or refusals.num_nodes == 0)
+        assert 0 < stats.num_late <= len(held) and refusals.num_nodes > 0
     go.set()
+    backend.thread.submit(int).result()
 
 
 def at_rest(backend: Any) -> Any:
@@ -426,12 +404,12 @@ def test_behind_a_root_alone_nothing_is_legal(
         job = make(*asked, **more)
         calls.append(job)
 
-        def branch() -> None:
-            job.branch()
+        def run() -> None:
+            job.run()
             if is_broken and len(calls) == 1:
                 raise RuntimeError("on purpose")
 
-        return MaskJob(branch, job.settle)
+        return MaskJob(run, job.settle)
 
     monkeypatch.setattr(backend, "job", breaking)
     mask_BWK, _, stats = filled(tree, rooted, backend, deadline=60.0 if is_broken else 0.1)
@@ -451,13 +429,13 @@ def test_a_root_at_rest_is_not_to_blame_for_drafts_that_are_late(
     def waiting(states: Any, mask_RK: Any, rows: Any, drafts: Any, **more: Any) -> MaskJob:
         job = make(states, mask_RK, rows, drafts, **more)
 
-        def branch() -> None:
+        def run() -> None:
             if any(len(draft) > 1 for draft in drafts or ()):
                 clock.start()
                 assert go.wait(300)
-            job.branch()
+            job.run()
 
-        return MaskJob(branch, job.settle)
+        return MaskJob(run, job.settle)
 
     monkeypatch.setattr(backend, "job", waiting)
     _, _, stats = filled(tree, rooted, backend, deadline=0.1, step_seconds=0.01)
@@ -468,16 +446,13 @@ def test_a_root_at_rest_is_not_to_blame_for_drafts_that_are_late(
 
 
 @pytest.mark.parametrize("library", BACKENDS)
-@pytest.mark.parametrize("drafter", ["chain", "short chain", "tree", "root", "cheap tree"])
+@pytest.mark.parametrize("drafter", ["chain", "short chain", "tree", "root"])
 @pytest.mark.parametrize("flights", [0, 1])
 def test_an_engine_says_the_same_however_late_it_sees_its_trees(
     monkeypatch: pytest.MonkeyPatch, drafter: str, library: str, flights: int
 ) -> None:
     if library == "xgrammar":
         pytest.importorskip("xgrammar")
-    if drafter == "cheap tree":  # whose runs are not walked through
-        monkeypatch.setattr(llguidance_rollback, "SURE", 10**9)
-        drafter = "tree"
     monkeypatch.setattr(Masking, "is_packed", property(lambda masking: True))  # on a CPU
     llm = engine(drafter, library, flights)
     for temperature, n in ((0.0, 1), (1.0, 3)):
@@ -514,7 +489,7 @@ def test_an_engine_says_the_same_however_many_drafts_are_late(
 
         def slowly() -> None:
             time.sleep(seconds)
-            job.branch()
+            job.run()
 
         return MaskJob(slowly, job.settle)
 

@@ -1,4 +1,4 @@
-"""Trees of which only the first node of each run is walked to: their masks are those of a walk."""
+"""Trees whose masks are filled branch by branch: the masks are those of a copy at each node."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.constraint import llguidance_rollback
-from eyas.constraint.automaton import Automaton, GrammarNode
+from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree
 from eyas.engine.branches import depths_of
 from eyas.engine.masks import Masking
@@ -27,8 +26,7 @@ NUM_TREES = 60
 
 @pytest.fixture(autouse=True)
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left out of a tree before the forward, and nothing is dear."""
-    monkeypatch.setattr(llguidance_rollback, "SURE", 10**9)
+    """Nothing is left out of a tree before the forward."""
     monkeypatch.setattr(Masking, "walks_ahead", property(lambda masking: False))
 
 
@@ -45,11 +43,19 @@ def random_tree(draw: random.Random, held: Any, right: list[int], size: int) -> 
     return [tokens, parents]
 
 
-def mask_of(backend: Any, point: GrammarNode | None) -> np.ndarray:
-    """[K], all zero where there is no point."""
+def mask_of(backend: Any, state: Any) -> np.ndarray:
+    """[K], all zero where there is no state."""
     mask_1K = np.zeros((1, backend.vocabulary.num_mask_words), dtype=np.int32)
-    assert point is None or not backend.fill([point.state], mask_1K)
+    assert state is None or not backend.fill([state], mask_1K)
     return mask_1K[0]
+
+
+def states_of(root: Any, tokens: list[int], parents: list[int]) -> list[Any]:
+    """By node, each by a copy of the state above it; None where it is not legal."""
+    states = [root]
+    for token, above in zip(tokens[1:], parents[1:], strict=True):
+        states.append(None if states[above] is None else states[above].after(token))
+    return states
 
 
 @pytest.mark.parametrize("num_forks", [0, 1])
@@ -90,29 +96,28 @@ def test_masks_and_refusals_are_those_of_a_walk(
             alone = Automaton(backend.compile(OutputSpec(root=OBJECT)))
             alone.advance(tokens[: held.place])
             depths = depths_of(parents)
-            for node, point in enumerate(alone.walk(row[:size], parents[:size])):
+            for node, state in enumerate(states_of(alone.root, row[:size], parents[:size])):
                 is_seen = limit is None or depths[node] <= limit
-                expected_K = mask_of(backend, point if is_seen else None)
+                expected_K = mask_of(backend, state if is_seen else None)
                 assert (mask_BWK[b, node] == expected_K).all(), (b, node)
-                if is_seen:
-                    assert (node in refusals.illegal[b]) == (point is None)
-                    num_legal += point is not None
-                    num_refused += point is None
-                else:
-                    num_deep += 1
+                assert (node in refusals.illegal[b]) == (state is None)
+                num_legal += state is not None
+                num_refused += state is None
+                num_deep += not is_seen
             assert not mask_BWK[b, size:].any()
-    assert num_legal > 50 and (limit == 0 or num_refused > 20) and (limit is None or num_deep > 50)
+    assert num_legal > 50 and num_refused > 20 and (limit is None or num_deep > 50)
 
 
-def test_a_run_whose_call_breaks_has_its_masks_or_none(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_broken", [1, 2])
+def test_a_branch_whose_call_breaks_is_filled_by_itself(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, num_broken: int
 ) -> None:
-    """Its first node's automaton went through the draft itself, and may be anywhere."""
+    """The matcher that went through the draft may be anywhere, so another one does."""
     fill = type(backend).fill_drafts
     broken = []
 
     def breaks(library: Any, asked: Any, mask_RK: np.ndarray) -> None:
-        if any(row == 3 for _, row, _ in asked) and not broken:
+        if asked and len(broken) < num_broken:
             for matcher, _, tokens in asked:
                 matcher.try_consume_tokens(tokens[:1])
             broken.append(asked)
@@ -125,17 +130,16 @@ def test_a_run_whose_call_breaks_has_its_masks_or_none(
     held = sequence(backend, OBJECT)
     tokens, parents = [0, one[0], two[0], one[1], two[-1]], [-1, 0, 0, 1, 2]
     tree = DraftTree(torch.tensor([tokens]), torch.tensor([parents]), torch.tensor([5]), False)
-    mask_1WK, refusals, _ = filled(tree, [held], backend)
-    assert broken and not refusals.num_nodes
-    points = Automaton(backend.compile(OutputSpec(root=OBJECT))).walk(tokens, parents)
-    for node, point in enumerate(points):
-        assert point is not None
-        is_right = (mask_1WK[0, node] == mask_of(backend, point)).all()
-        assert is_right or (node in (2, 4) and not mask_1WK[0, node].any())
+    for _ in range(2):
+        mask_1WK, refusals, _ = filled(tree, [held], backend)
+        assert len(broken) == num_broken and not refusals.num_nodes
+        root = Automaton(backend.compile(OutputSpec(root=OBJECT))).root
+        for node, state in enumerate(states_of(root, tokens, parents)):
+            assert state is not None
+            assert (mask_1WK[0, node] == mask_of(backend, state)).all(), node
 
 
 def test_an_output_goes_on_after_its_trees(backend: Any) -> None:
-    """What a tree has found is given up, and nothing of it is left behind."""
     draw = random.Random(3)
     tokens = [*tokens_of(TOKENIZER, TEXT), END]
     held = sequence(backend, OBJECT)
@@ -147,7 +151,6 @@ def test_an_output_goes_on_after_its_trees(backend: Any) -> None:
         alone = Automaton(backend.compile(OutputSpec(root=OBJECT)))
         alone.advance(tokens[: held.place])
         assert (mask_1WK[0, 0] == mask_of(backend, alone.root)).all()
-        assert not held.automaton.root.later, "its matcher is moved, not copied"
         num = draw.randint(1, 3)
         held.automaton.advance(
             tokens[held.place : held.place + num][: len(tokens) - 1 - held.place]

@@ -27,7 +27,7 @@ PROMPT = walk_text(97, 30, [0, 1])
 
 
 @pytest.mark.parametrize("flights", [0, 1])
-@pytest.mark.parametrize("method", ["read", "depart"])
+@pytest.mark.parametrize("method", ["read", "send_results"])
 def test_a_step_whose_results_are_lost_ends_its_requests_and_holds_nothing(
     method: str, flights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

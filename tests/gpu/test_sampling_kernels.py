@@ -6,14 +6,17 @@ Kernels are imported where they are used: without a device, others must import t
 from __future__ import annotations
 
 import random
-from importlib import import_module
 
 import pytest
 import torch
 
 from eyas.core import SamplingParams, Verdict
-from eyas.sampling import BatchParams, RowSource, choose, gumbel, process, sample
+from eyas.ops.choose import choose as ops_choose
+from eyas.ops.scale_and_filter import scale_and_filter
+from eyas.sampling import BatchParams, RowSource, gumbel, process, sample
 from eyas.sampling.process import SamplingRows, before_temperature
+from tests.kernels.bodies import take_torch
+from tests.sampling.rows import choose
 from tests.sampling.test_choose_law import (
     DISTRIBUTIONS,
     NUM_DRAWS,
@@ -78,9 +81,7 @@ def some_rows(
 
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sample", "process"):
-        destination = import_module(f"eyas.sampling.{module}")
-        monkeypatch.setattr(destination, "usable", lambda device: False)
+    take_torch(monkeypatch, ops_choose, scale_and_filter)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -29,6 +29,7 @@ from eyas.layers.linear import Linear, LogitsHead
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder
 from eyas.layers.search import Search
+from eyas.ops.gate import gate as operation
 
 NUM_IN, SIZE = 1040, 136
 COUNTS = (1, 5, 40, 150)
@@ -46,7 +47,7 @@ def _without_early_launches(
 
         monkeypatch.setattr(gemm, "product", partial(late, gemm.product))
         monkeypatch.setattr(gemm, "gated_product", partial(late, gemm.gated_product))
-        monkeypatch.setattr(apply, "gated_silu", partial(late, gated_silu))
+        monkeypatch.setattr(apply, "gate", operation.by_kernel)
         monkeypatch.setattr(linear_module, "pack_weight", lambda weight_OI: None)
     yield
 
@@ -177,7 +178,7 @@ def test_measured_plans_keep_a_rows_bits(device: torch.device, product: Product)
     x_TI = torch.randn(max_rows, product.num_in, **options)
 
     def run(count: int) -> torch.Tensor:
-        way, rows_TI = plan.way(count), x_TI[max_rows - count :]
+        way, rows_TI = plan.variant(count), x_TI[max_rows - count :]
         match product.role:
             case "parts":
                 parts = apply.parts(way, rows_TI, weight_OI, product.num_splits)
@@ -195,4 +196,4 @@ def test_measured_plans_keep_a_rows_bits(device: torch.device, product: Product)
     expected = run(max_rows)
     assert expected.isfinite().all()
     for count in row_counts(max_rows):
-        assert torch.equal(run(count), expected[max_rows - count :]), (count, plan.way(count))
+        assert torch.equal(run(count), expected[max_rows - count :]), (count, plan.variant(count))

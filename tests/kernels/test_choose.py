@@ -1,4 +1,4 @@
-"""The choice kernel against the torch operations of the sampler: the same words, the same tokens."""
+"""The choice kernel against the torch body: the same words, the same tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import triton.language as tl
 
 from eyas.core import SamplingParams
 from eyas.kernels import choose as kernels
-from eyas.sampling import choose, noise, process
+from eyas.ops import noise
+from eyas.ops.choose import choose
 from tests.kernels.hopper import Job, compile_for_hopper
 from tests.sampling.rows import Row, assemble
 
@@ -73,19 +74,13 @@ def test_the_noise_is_exact_where_it_is_extreme(device: torch.device) -> None:
 
 
 def both_ways(device: torch.device, made: list[Row]) -> tuple[list[int], list[int]]:
-    """(what the kernel chooses, what the sampler's torch operations choose)."""
+    """(what the kernel chooses, what the torch body chooses)."""
     logits, rows, params, mask = assemble(made)
-    want = choose(process(logits, rows, params, mask), rows, params)
-    got = kernels.choose(
-        logits.to(device),
-        rows.sequence_R.to(device),
-        rows.position_R.to(device),
-        params.temperature_B.to(device),
-        params.seed_B.to(device),
-        params.choice_B.to(device),
-        None if mask is None else mask.to(device),
-        any_noise=any(params.noisy),
-    )
+    given = (logits, rows.sequence_R, rows.position_R)
+    given += (params.temperature_B, params.seed_B, params.choice_B, mask)
+    want = choose.by_torch(*given, params.filters, params.noisy)  # pyrefly: ignore
+    moved = (None if x is None else x.to(device) for x in given)
+    got = choose.by_kernel(*moved, params.filters, params.noisy)  # pyrefly: ignore
     assert got.dtype == torch.int64
     return got.tolist(), want.tolist()
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from importlib import import_module
 
 import pytest
 import torch
 
 from eyas.core import SamplingParams
-from eyas.sampling import choose, process, sample
+from eyas.ops.choose import choose
+from eyas.ops.scale_and_filter import scale_and_filter
+from eyas.sampling import process, sample
+from tests.kernels.bodies import take_kernels
 from tests.sampling.rows import Row, assemble
 from tests.sampling.test_process import random_row
 
@@ -22,15 +24,12 @@ pytestmark = [
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler takes the CPU for a device on which kernels run."""
-    for module in ("sample", "process"):
-        room = import_module(f"eyas.sampling.{module}")
-        monkeypatch.setattr(room, "usable", lambda device: True)
+    take_kernels(monkeypatch, choose, scale_and_filter)
 
 
 def wanted(made: list[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     logits, rows, params, mask = assemble(made)
-    processed = process(logits, rows, params, mask)
-    return processed, choose(processed, rows, params)
+    return process(logits, rows, params, mask), sample(logits, rows, params, mask)
 
 
 @pytest.mark.parametrize("vocab_size", [37, 1100])

@@ -1,4 +1,4 @@
-"""Levels into the pool and trees out of it, against the torch functions of draft/grow.py."""
+"""Levels into the pool and trees out of it: the kernels against the torch bodies."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from eyas.core import DraftTree
-from eyas.draft import TreeShape, grow
+from eyas.draft import TreeShape
 from eyas.draft.grow import Frontier, Pool
 from eyas.kernels.grow import extend, finish
+from eyas.ops.add_level import add_level
+from eyas.ops.keep_best import keep_best
+from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
 
 NEVER = float("-inf")
@@ -43,7 +46,7 @@ def grown(
     frontier, pool = Frontier.of_roots(num, device), Pool(capacity)
     for tokens, scores in levels:
         frontier, parents = pool.add(frontier, tokens.to(device), scores.to(device), topk)
-        said += [frontier.pool_BK, frontier.score_BK, frontier.path_BKD, parents]
+        said += [frontier.pool_BQ, frontier.score_BQ, frontier.path_BQP, parents]
     roots = torch.arange(7, 7 + num, device=device).unsqueeze(1)
     return said, pool.tree(roots, nodes, is_chain=topk == 1)
 
@@ -88,7 +91,7 @@ def test_a_tree_is_the_one_of_torch(
 ) -> None:
     levels = levels_of(steps * nodes + topk, num, steps, topk, ties=ties, legal=legal)
     want_said, want = grown(levels, nodes, torch.device("cpu"))
-    monkeypatch.setattr(grow, "usable", lambda device: True)
+    take_kernels(monkeypatch, add_level, keep_best)
     said, tree = grown(levels, nodes, device)
     for got, wanted in zip(said, want_said, strict=True):
         assert_same(got, wanted)
@@ -134,7 +137,7 @@ def test_scores_that_are_no_numbers_break_nothing(device: torch.device) -> None:
 
 
 def test_a_batch_of_nobody(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grow, "usable", lambda device: True)
+    take_kernels(monkeypatch, add_level, keep_best)
     said, tree = grown(levels_of(1, 0, 2, 3, ties=False, legal=1.0), 5, device)
     assert said[-2].shape == (0, 3, 2) and tree.tokens_BW.shape == (0, 5)
 

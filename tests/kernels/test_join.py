@@ -1,4 +1,4 @@
-"""The entry of heads: against torch, half by half."""
+"""The entry of heads: the kernel against the torch body."""
 
 from __future__ import annotations
 
@@ -9,27 +9,14 @@ import torch
 
 from eyas.kernels.join import join
 from eyas.kernels.norm import norm
+from eyas.ops.join import join as operation
 from tests.kernels.hopper import Job, compile_for_hopper
+from tests.kernels.test_norm import close, stored
 
 EPSILON = 1e-5
 DTYPES = [torch.float32, torch.float16]
 if torch.cuda.is_available():
     DTYPES.append(torch.bfloat16)  # the interpreter cuts off where it should round
-
-
-def reference(
-    embedded_TD: torch.Tensor,
-    features_TF: torch.Tensor,
-    weights: tuple[torch.Tensor | None, torch.Tensor | None],
-    *,
-    embedding_first: bool,
-) -> torch.Tensor:
-    """The kernel of `norm`, which has tests of its own, and torch's concatenation."""
-    halves = [
-        half if weight is None else norm(half, weight, EPSILON)
-        for half, weight in zip((embedded_TD, features_TF), weights, strict=True)
-    ]
-    return torch.cat(halves if embedding_first else halves[::-1], -1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,10 +32,17 @@ def test_halves_stand_side_by_side(
     embedding_weight_D = torch.randn(size, device=device).to(dtype)
     feature_weight_F = torch.randn(feature_size, device=device).to(dtype)
     for has_weights, zero_first, embedding_first in product((True, False), repeat=3):
-        embedded_TD = embedding_VD[tokens_T]
-        if zero_first:
-            embedded_TD = embedded_TD.masked_fill((positions_T <= 1).unsqueeze(-1), 0)
         weights = (embedding_weight_D if has_weights else None, feature_weight_F)
+        expected_TW = operation.by_torch(
+            tokens_T,
+            positions_T,
+            embedding_VD,
+            features_TF,
+            *(None if weight is None else stored(weight) for weight in weights),
+            EPSILON,
+            zero_first,
+            embedding_first,
+        )
         wide_TX = torch.full((5, size + feature_size + 8), torch.nan, dtype=dtype, device=device)
         out_TW = wide_TX[:, : size + feature_size]
         found_TW = join(
@@ -63,13 +57,10 @@ def test_halves_stand_side_by_side(
             embedding_first=embedding_first,
         )
         assert found_TW is out_TW
-        expected_TW = reference(embedded_TD, features_TF, weights, embedding_first=embedding_first)
-        # another width of block may add a row's squares in another order
-        difference = (found_TW.float() - expected_TW.float()).abs().max()
-        assert difference <= torch.finfo(dtype).eps * expected_TW.float().abs().max()
+        assert close(found_TW, expected_TW)
         if not has_weights:
             half = slice(size) if embedding_first else slice(feature_size, None)
-            assert torch.equal(found_TW[:, half], embedded_TD)
+            assert torch.equal(found_TW[:, half], expected_TW[:, half])
         assert wide_TX[:, size + feature_size :].isnan().all()
 
 

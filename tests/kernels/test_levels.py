@@ -1,4 +1,4 @@
-"""The rows of a tree's levels by one kernel, against the torch functions of draft/tree.py."""
+"""The rows of a tree's levels: the kernel against the torch body, as the drafter calls them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from eyas.draft import tree as trees
 from eyas.draft.base import TreeShape
-from eyas.draft.catch_up import CatchUpRows
 from eyas.draft.grow import Frontier
 from eyas.draft.tree import TreeDrafter, num_scratch
-from eyas.kernels.levels import level_rows
+from eyas.ops.level_rows import level_rows
 from eyas.runner.rows import ForwardRows
 from eyas.sampling.process import SamplingRows
+from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
 from tests.kernels.test_rows import assert_same, assert_same_layouts, some_batch
 
@@ -36,8 +36,6 @@ def levels(
     shape: TreeShape,
     size: int,
     dtype: torch.dtype,
-    *,
-    by_kernel: bool,
     **params: float,
 ) -> tuple[list[Level], torch.Tensor]:
     """What each level's forward gets while random trees grow, and the table of slots after that."""
@@ -46,24 +44,23 @@ def levels(
     drafter = TreeDrafter(network, shape, first_scratch=FIRST_SCRATCH, max_rows=64, trust=None)
     batch = some_batch(seed, num, 6, device, num_nobody=2, **params)
     num += 2
-    sequence_B = torch.arange(num, device=device) if by_kernel else None
-    tails: Any = CatchUpRows(None, None, None, None, sequence_B)  # pyrefly: ignore
-    growth = trees._Growth(batch, shape, None, tails)
+    sequence_B = torch.arange(num, device=device)
+    growth = trees._Growth(batch, shape, None, (sequence_B, batch.roots_B), sequence_B)
     states_RF = torch.randn(num, size + 8, generator=draw).to(device, dtype)[:, :size]
     states_RF = states_RF if size else None
     made: list[Level] = []
     no_tokens = torch.empty((num, 1, 0), dtype=torch.int64, device=device)
     places = torch.zeros((num, 1), device=device)
     roots = Frontier(places.long(), places, no_tokens)
-    made.append((None, None, drafter._sampling_rows(growth, roots, 0)))  # pyrefly: ignore
+    made.append((None, None, drafter._sampling_rows(growth, roots)))  # pyrefly: ignore
     for depth in range(1, shape.steps):
         grid = (num, shape.topk)
         path_BKD = torch.randint(0, 999, (*grid, depth), generator=draw).to(device)
         above = shape.topk if depth > 1 else 1
         above_BK = torch.randint(0, above, grid, generator=draw).to(device)
         frontier = Frontier(above_BK, torch.zeros(grid, device=device), path_BKD)
-        rows, states_RF = drafter._below(growth, frontier, above_BK, states_RF, depth)
-        made.append((rows, states_RF, drafter._sampling_rows(growth, frontier, depth)))
+        rows, states_RF = drafter._below(growth, frontier, above_BK, states_RF)
+        made.append((rows, states_RF, drafter._sampling_rows(growth, frontier)))
         if states_RF is not None:
             fresh = torch.randn(states_RF.shape, generator=draw).to(device, dtype)
             made[-1] = (rows, states_RF.clone(), made[-1][2])
@@ -96,9 +93,9 @@ def test_levels_are_those_of_torch(
     for seed, dtype in enumerate((torch.float32, torch.float16)):
         given = (seed, num, shape, size, dtype)
         with monkeypatch.context() as patch:
-            patch.setattr(trees, "usable", lambda device: True)
-            got, got_slots = levels(device, *given, by_kernel=True, **params)
-        want, want_slots = levels(torch.device("cpu"), *given, by_kernel=False, **params)
+            take_kernels(patch, level_rows)
+            got, got_slots = levels(device, *given, **params)
+        want, want_slots = levels(torch.device("cpu"), *given, **params)
         assert_same(got_slots, want_slots)
         for (rows, states, sampling), (rows_, states_, sampling_) in zip(got, want, strict=True):
             assert (sampling is None) == (sampling_ is None) == (params["temperature"] == 0)
@@ -120,9 +117,9 @@ def test_penalties_get_the_way_to_each_node(
 ) -> None:
     given = (3, 2, TreeShape(3, 2, 5), 0, torch.float32)
     with monkeypatch.context() as patch:
-        patch.setattr(trees, "usable", lambda device: True)
-        got, _ = levels(device, *given, by_kernel=True, presence_penalty=0.5)
-    want, _ = levels(torch.device("cpu"), *given, by_kernel=False, presence_penalty=0.5)
+        take_kernels(patch, level_rows)
+        got, _ = levels(device, *given, presence_penalty=0.5)
+    want, _ = levels(torch.device("cpu"), *given, presence_penalty=0.5)
     names = ("sequence_R", "position_R", "tokens_RD", "is_ancestor_RD", "history_BL", "length_B")
     for (_, _, sampling), (_, _, sampling_) in zip(got, want, strict=True):
         for name in names:
@@ -133,8 +130,8 @@ def test_scratch_slots_are_a_seats_own(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = TreeShape(4, 3, 12)
-    monkeypatch.setattr(trees, "usable", lambda device: True)
-    made, _ = levels(device, 0, 5, shape, 0, torch.float32, by_kernel=True)
+    take_kernels(monkeypatch, level_rows)
+    made, _ = levels(device, 0, 5, shape, 0, torch.float32)
     batch = some_batch(0, 5, 6, device, num_nobody=2)
     for rows, _, _ in made[1:]:
         seats = (rows.write_slots_T - FIRST_SCRATCH) // num_scratch(shape)
@@ -150,8 +147,8 @@ def test_a_level_of_nobody(device: torch.device) -> None:
     paths_BKD = grid_BK.unsqueeze(2)
     states_RF = torch.empty((0, 8), device=device)
     given = (nothing_B, nothing_B, grid_BK, paths_BKD, grid_BK, None, states_RF, table, 5, 6, 8)
-    rows, grids, below_RF = level_rows(*given)
-    assert len(rows.tokens_R) == 0 and grids is not None and grids.parents_BW.shape == (0, 4)
+    rows, inner, below_RF = level_rows.by_kernel(*given)
+    assert len(rows.tokens_R) == 0 and inner is not None and inner.parents_BW.shape == (0, 4)
     assert below_RF is not None and below_RF.shape == (0, 8)
 
 

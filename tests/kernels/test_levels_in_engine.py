@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from eyas.core import Request, SamplingParams
-from eyas.draft import catch_up, grow
-from eyas.draft import tree as trees
-from eyas.runner import rows as rows_of_a_step
+from eyas.ops.add_level import add_level
+from eyas.ops.keep_best import keep_best
+from eyas.ops.level_rows import level_rows
+from eyas.ops.node_rows import node_rows
+from eyas.ops.rank import rank
+from eyas.ops.tail_rows import tail_rows
 from tests.draft.test_tree_drafter import Recorded, Trees
+from tests.kernels.bodies import take_kernels
 from tests.laws.cases import walk_text
 from tests.laws.heads import head_drafter
 from tests.laws.world import Setting, model_drafter, new_engine, run
@@ -24,8 +28,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 
 @pytest.fixture
 def plumbing_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (catch_up, grow, trees, rows_of_a_step):
-        monkeypatch.setattr(module, "usable", lambda device: True)
+    take_kernels(monkeypatch, add_level, keep_best, level_rows, node_rows, rank, tail_rows)
 
 
 def requests(temperature: float, num: int = 3) -> list[Request]:

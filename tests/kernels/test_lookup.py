@@ -1,4 +1,4 @@
-"""Prompt lookup against the torch operations of draft/ngram.py."""
+"""Prompt lookup: the kernels against the torch body, as the drafter calls them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from eyas.core import DraftTree
-from eyas.draft import NgramDrafter, ngram
+from eyas.draft import NgramDrafter
 from eyas.kernels.lookup import propose
+from eyas.ops.lookup import lookup
+from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
 
 GPU = pytest.mark.gpu
@@ -33,11 +35,9 @@ class Texts:
     max_length: int
     width: int
     rooted: list[int] = field(init=False)
-    history_BL: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.rooted = self.seats_B.tolist()
-        self.history_BL = self.table.tokens_AC[self.seats_B, : self.max_length]
 
     def on(self, device: torch.device) -> Texts:
         table = Table(self.table.tokens_AC.to(device), device)
@@ -88,9 +88,8 @@ def test_it_proposes_what_torch_finds(
 ) -> None:
     drafter = NgramDrafter(8, min_match=least, max_match=most)
     texts = random_texts(least + most, roots, num_columns, max_length, vocab, width)
-    monkeypatch.setattr(ngram, "usable", lambda device: False)
     want = drafted(drafter, texts)
-    monkeypatch.setattr(ngram, "usable", lambda device: True)
+    take_kernels(monkeypatch, lookup)
     got = drafted(drafter, texts.on(device))
     wide = min(width, 9)
     assert got.is_chain and got.tokens_BW.shape == (len(roots), wide)

@@ -1,4 +1,4 @@
-"""Merged trees against the loop of draft/blend.py."""
+"""Merged trees: the kernel against the torch body, as drafters call them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from eyas.core import DraftTree
 from eyas.draft import blend
 from eyas.draft.base import chain
+from eyas.ops.merge_trees import merge_trees
+from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
 
 GPU = pytest.mark.gpu
@@ -81,10 +83,10 @@ def test_merged_trees_are_those_of_the_loop(
         second = random_tree(draw, num, draw.randint(1, most), 4)
         width = draw.randint(1, first.width + second.width + 2)
         grown = max(first.width, min(width, first.width + second.width - 1))
-        monkeypatch.setattr(blend, "usable", lambda device: False)
         want = blend.merge(first, second, 3, width)
-        monkeypatch.setattr(blend, "usable", lambda device: True)
-        got = blend.merge(on(device, first), on(device, second), 3, width)
+        with monkeypatch.context() as patch:
+            take_kernels(patch, merge_trees)
+            got = blend.merge(on(device, first), on(device, second), 3, width)
         assert_same(got, want, grown)
         assert bool((got.parents_BW < got.width).all())
 
@@ -98,7 +100,7 @@ def test_chains_whose_parents_are_one_row(
     second.tokens_BW[:, 0] = first.tokens_BW[:, 0]
     first.source_BW = torch.zeros_like(first.tokens_BW)
     want = blend.merge(first, second, 1, 8)
-    monkeypatch.setattr(blend, "usable", lambda device: True)
+    take_kernels(monkeypatch, merge_trees)
     moved = on(device, second)
     moved.tokens_BW = moved.tokens_BW.t().contiguous().t()
     assert_same(blend.merge(on(device, first), moved, 1, 8), want, 8)
@@ -107,7 +109,7 @@ def test_chains_whose_parents_are_one_row(
 def test_trees_of_nobody_and_roots_alone(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blend, "usable", lambda device: True)
+    take_kernels(monkeypatch, merge_trees)
     nobody = on(device, random_tree(random.Random(1), 0, 3, 4))
     assert blend.merge(nobody, nobody, 1, 4).tokens_BW.shape == (0, 4)
     alone = on(device, random_tree(random.Random(1), 2, 1, 4))

@@ -8,8 +8,10 @@ import torch
 from eyas.core import SamplingParams
 from eyas.draft import grow
 from eyas.kernels.rank import top
+from eyas.ops.rank import rank
 from eyas.sampling import BatchParams, RowSource, gumbel
 from eyas.sampling.process import SamplingRows
+from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
 
 NEVER = float("-inf")
@@ -192,7 +194,7 @@ def test_the_drafter_s_ranking_is_the_same_as_on_a_cpu(
         return grow.rank(logits.to(where), chosen, None if params is None else rows, batch, beta, 5)
 
     want_ids, want = ranked(torch.device("cpu"))
-    monkeypatch.setattr(grow, "usable", lambda device: True)
+    take_kernels(monkeypatch, rank)
     got_ids, got = ranked(device)
     assert got_ids.tolist() == want_ids.tolist()
     torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)

@@ -1,13 +1,12 @@
-"""Heads normalised, rotated and stored: against the layers, number by number."""
+"""Heads normalised, rotated and stored: the kernel against the torch body, number by number."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from eyas.attention.base import finite
-from eyas.kernels.rope import rotate_and_store
-from eyas.layers.rope import RopeSpec, RopeTable, rotate
+from eyas.layers.rope import RopeSpec, RopeTable
+from eyas.ops.rotate_and_store import HeadNorm, KVDestination, rotate_and_store
 from tests.kernels.hopper import Job, compile_for_hopper
 
 EPSILON = 1e-6
@@ -39,48 +38,31 @@ class Scene:
         self.slots_T = 1 + torch.randperm(num_slots - 1, device=device)[:num_rows]
         kv_shape = (num_slots, 2, num_kv, head_dim)
         self.kv_S2GH = torch.full(kv_shape, 7.0, dtype=dtype, device=device)
-        self.weights = {}
+        self.norm = None
         if has_norm:
-            self.weights = {
-                name: torch.randn(head_dim, device=device).to(dtype)
-                for name in ("q_weight_H", "k_weight_H")
-            }
+            weights = [torch.randn(head_dim, device=device).to(dtype) for _ in range(2)]
+            self.norm = HeadNorm.of(EPSILON, *weights, num_query, num_kv)
 
-    def run(self, rows: slice = slice(None), *, pdl: bool = False) -> torch.Tensor:
-        table_P2H = self.table._table_P2H
-        return rotate_and_store(
-            self.heads_TX[rows],
-            self.positions_T[rows],
-            table_P2H,
-            self.slots_T[rows],
-            self.kv_S2GH,
-            *self.shape,
-            **self.weights,
-            epsilon=EPSILON,
-            pdl=pdl,
-        )
+    def run(self, rows: slice = slice(None)) -> torch.Tensor:
+        destination = KVDestination.of(self.kv_S2GH, self.slots_T[rows])
+        angles = self.table.at(self.positions_T[rows])
+        heads_TX = self.heads_TX[rows]
+        return rotate_and_store.by_kernel(heads_TX, angles, destination, *self.shape[:2], self.norm)
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries, and all slots: the arithmetic of `SelfAttention`, torch's way."""
-        num_query, num_kv, head_dim = self.shape
-        heads_TNH = self.heads_TX.unflatten(-1, (-1, head_dim))
-        qk_TNH = heads_TNH[:, : num_query + num_kv]
-        if self.weights:
-            qk32_TNH = qk_TNH.float()
-            mean_TN1 = qk32_TNH.square().mean(-1, keepdim=True)
-            qk_TNH = (qk32_TNH * torch.rsqrt(mean_TN1 + EPSILON)).to(self.dtype)
-            rows = [self.weights["q_weight_H"]] * num_query + [self.weights["k_weight_H"]] * num_kv
-            qk_TNH = qk_TNH * torch.stack(rows)
-        qk_TNH = rotate(qk_TNH, *self.table.gather(self.positions_T))
+        """Queries, and all slots, by torch."""
         kv_S2GH = torch.full_like(self.kv_S2GH, 7.0)
-        kv_S2GH[self.slots_T, 0] = finite(qk_TNH[:, num_query:])
-        kv_S2GH[self.slots_T, 1] = finite(heads_TNH[:, num_query + num_kv :])
-        return qk_TNH[:, :num_query], kv_S2GH
+        destination = KVDestination.of(kv_S2GH, self.slots_T)
+        angles = self.table.at(self.positions_T)
+        q_TNH = rotate_and_store.by_torch(
+            self.heads_TX, angles, destination, *self.shape[:2], self.norm
+        )
+        return q_TNH, kv_S2GH
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(4, 2, 64), (3, 1, 80), (6, 6, 96), (9, 3, 128), (2, 1, 6)])
-def test_rotation_and_storage_equal_the_layers_bit_for_bit(
+def test_rotation_and_storage_equal_torch_bit_for_bit(
     device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> None:
     for num_rows in (1, 5):
@@ -170,5 +152,5 @@ def test_long_batches_and_far_slots(device: torch.device) -> None:
     scene = Scene((32, 8, 128), 2048, torch.bfloat16, device, num_slots=1_100_000)
     scene.slots_T[0] = 1_099_999
     q_TNH, kv_S2GH = scene.expected()
-    assert torch.equal(scene.run(pdl=True), q_TNH)
+    assert torch.equal(scene.run(), q_TNH)
     assert torch.equal(scene.kv_S2GH, kv_S2GH)

@@ -1,4 +1,4 @@
-"""The rows of a step's nodes by one kernel, against the torch functions of runner/rows.py."""
+"""The rows of a step's nodes: the kernel against the torch body, as steps are packed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 from eyas.attention.base import Layout
 from eyas.core import DraftTree, SamplingParams
-from eyas.kernels.rows import node_rows
-from eyas.runner import rows as rows_of_a_step
+from eyas.ops.node_rows import node_rows
 from eyas.runner.batch import Batch, PlannedBatch, Span
 from eyas.runner.rows import PackedRows, pack
 from eyas.runner.table import SequenceTable
 from eyas.sampling.params import BatchParams, RowSource
+from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
 
 MAX_LENGTH = 90
@@ -54,7 +54,7 @@ def some_batch(
         spans.append(Span(int(seat), 0, 0, slots[:0], slots, root_low=root, root_high=root))
     nothing = np.zeros(width, dtype=np.int64)
     for _ in range(num_nobody):
-        spans.append(Span(table.nobody, 0, 0, nothing[:0], nothing, root_low=0, root_high=0))
+        spans.append(Span(table.padding_seat, 0, 0, nothing[:0], nothing, root_low=0, root_high=0))
     if contexts:
         for seat, wants in zip(seats[num:], (False, True), strict=False):
             chunk = Span(int(seat), 5, 7, draw.integers(1, 9999, 7), None, wants)
@@ -68,7 +68,7 @@ def some_tree(
     seed: int, num: int, width: int, device: torch.device, *, is_chain: bool
 ) -> DraftTree:
     """Parents before their children, deep and flat; padding hangs below the root. Views of wider
-    grids, as a drafter may give them."""
+    grids, as a drafter may give them. All nodes count, so padding has rows too, as on a device."""
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCAB, (num, width + 3), generator=draw)[:, 1 : width + 1]
     parents = torch.full((num, width + 5), -1)
@@ -82,7 +82,8 @@ def some_tree(
         parents = torch.arange(-1, width - 1).expand(num, -1)
     wide = torch.zeros((num, width + 4), dtype=torch.int64, device=device)
     wide[:, 2 : width + 2] = tokens.to(device)
-    return DraftTree(wide[:, 2 : width + 2], parents.to(device), sizes.to(device), is_chain)
+    whole = torch.full_like(sizes, width)
+    return DraftTree(wide[:, 2 : width + 2], parents.to(device), whole.to(device), is_chain)
 
 
 def assert_same(got: torch.Tensor | None, want: torch.Tensor | None) -> None:
@@ -119,16 +120,6 @@ def assert_same_rows(got: PackedRows, want: PackedRows) -> None:
     assert [count for _, count in got.context_runs] == [count for _, count in want.context_runs]
 
 
-@pytest.fixture
-def all_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padding has rows too, as on a device."""
-
-    def ragged_rows(real_BW: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return torch.arange(real_BW.numel(), device=real_BW.device).view(real_BW.shape), None
-
-    monkeypatch.setattr(rows_of_a_step, "ragged_rows", ragged_rows)
-
-
 def packed_both_ways(
     monkeypatch: pytest.MonkeyPatch,
     device: torch.device,
@@ -149,7 +140,7 @@ def packed_both_ways(
         tree = some_tree(seed, num + num_nobody, width, place, is_chain=is_chain)
         with monkeypatch.context() as patch:
             if not both:
-                patch.setattr(rows_of_a_step, "usable", lambda device: True)
+                take_kernels(patch, node_rows)
             both.append(pack(batch, tree))
     return both[0], both[1]
 
@@ -157,7 +148,6 @@ def packed_both_ways(
 SIZES = [(1, 1, 1), (1, 6, 6), (3, 4, 7), (5, 33, 33), (2, 160, 161), (4, 1, 6)]
 
 
-@pytest.mark.usefixtures("all_are_rows")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("is_chain", [True, False])
 def test_rows_are_those_of_torch(
@@ -172,7 +162,6 @@ def test_rows_are_those_of_torch(
         assert got.tokens_T.is_contiguous() and got.write_slots_T.data_ptr() % 16 == 0
 
 
-@pytest.mark.usefixtures("all_are_rows")
 @pytest.mark.parametrize("is_chain", [True, False])
 def test_prompt_chunks_follow_the_nodes(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, is_chain: bool
@@ -184,7 +173,6 @@ def test_prompt_chunks_follow_the_nodes(
         assert_same_rows(got, want)
 
 
-@pytest.mark.usefixtures("all_are_rows")
 @pytest.mark.parametrize("is_chain", [True, False])
 def test_penalties_find_their_history(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, is_chain: bool
@@ -202,7 +190,7 @@ def test_a_ring_of_parents_ends(device: torch.device) -> None:
     two = torch.zeros((1, 2), dtype=torch.int64, device=device)
     parents = torch.tensor([[-1, 1]], device=device)
     seat = torch.zeros(1, dtype=torch.int64, device=device)
-    made = node_rows(seat, seat + 5, two, two, parents, two.clone(), 99)
+    made = node_rows.by_kernel(seat, seat + 5, two, two, parents, seat + 2, two.clone(), 99)
     assert made.rows_R.tolist() == [0, 1] and int(made.position_R[0]) == 5
 
 
@@ -210,14 +198,13 @@ def test_positions_stop_at_the_last_of_the_table(device: torch.device) -> None:
     slots = torch.zeros((1, 40), dtype=torch.int64, device=device)
     nodes = torch.arange(4, device=device).view(1, 4)
     seat = torch.zeros(1, dtype=torch.int64, device=device)
-    made = node_rows(seat, seat + 18, nodes + 70, nodes, None, slots, 19)
-    assert made.positions_R.tolist() == [18, 19, 19, 19]
+    made = node_rows.by_kernel(seat, seat + 18, nodes + 70, nodes, None, seat + 4, slots, 19)
+    assert made.model_position_R.tolist() == [18, 19, 19, 19]
     assert made.position_R.tolist() == [18, 19, 20, 21]
     assert slots[0].nonzero().flatten().tolist() == [18, 19, 20, 21]
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("all_are_rows")
 @pytest.mark.parametrize("is_chain", [True, False])
 def test_packing_runs_in_a_graph(device: torch.device, is_chain: bool) -> None:
     def scene(place: torch.device) -> tuple[Batch, DraftTree]:

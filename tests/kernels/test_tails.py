@@ -1,120 +1,116 @@
-"""The rows of tails by one kernel, against the torch function of draft/catch_up.py."""
+"""The rows of tails: the kernel against the torch body."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
-from eyas.draft import catch_up
-from eyas.draft.catch_up import CatchUpRows, RowTracker, tail_rows
+from eyas.cache.slots import NULL_SLOT
+from eyas.ops.tail_rows import TailRows, tail_rows
+from eyas.runner.batch import Batch
 from tests.kernels.hopper import Job, compile_for_hopper
-from tests.kernels.test_rows import assert_same, assert_same_layouts, some_batch
+from tests.kernels.test_rows import assert_same, some_batch
 
 
-@pytest.fixture(autouse=True)
-def all_are_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fills up a tail is a row too, as on a device."""
+def scene(
+    device: torch.device, seed: int, num: int, longest: int, *, num_nobody: int, drafts: bool
+) -> tuple[Batch, torch.Tensor, torch.Tensor | None]:
+    """A batch, by seat how many rows are made, and which sequences draft."""
+    draw = torch.Generator().manual_seed(seed)
+    missing_A = torch.randint(-3, longest + 3, (num + 4,), generator=draw).to(device)
+    drafts_B = (torch.rand(num + num_nobody, generator=draw) < 0.5).to(device) if drafts else None
+    if drafts_B is not None:
+        drafts_B[num:] = True
+    batch = some_batch(seed, num, 5, device, num_nobody=num_nobody)
+    made_A = (batch.table.lengths_A - missing_A).clamp(min=1)
+    made_A[-1] = 0
+    return batch, made_A, drafts_B
 
-    def ragged_rows(real_BP: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return torch.arange(real_BP.numel(), device=real_BP.device).view(real_BP.shape), None
 
-    monkeypatch.setattr(catch_up, "ragged_rows", ragged_rows)
+def arguments(
+    batch: Batch, made_A: torch.Tensor, drafts_B: torch.Tensor | None, longest: int
+) -> tuple[Any, ...]:
+    table = batch.table
+    tables = (table.tokens_AC, table.slots_AC)
+    given = (batch.seats_B, batch.roots_B, made_A, drafts_B, batch.node_slots_BW, *tables)
+    return (*given, longest, table.last_position, NULL_SLOT)
+
+
+def assert_same_tails(got: TailRows, want: TailRows) -> None:
+    """Of the kernel and of torch, which gives no rows to what lies past a root."""
+    shape = want.grid_BP.shape
+    is_real_BP = want.grid_BP >= 0
+    for name in ("tokens_T", "positions_T", "write_slots_T", "previous_slots_T"):
+        assert_same(getattr(got, name).cpu().view(shape)[is_real_BP], getattr(want, name))
+    assert not got.positions_T.cpu().view(shape)[~is_real_BP].any()
+    assert (got.write_slots_T.cpu().view(shape)[~is_real_BP] == NULL_SLOT).all()
+    assert_same(got.grid_BP, torch.arange(is_real_BP.numel()).view(shape))
+    assert_same(want.grid_BP.view(-1)[got.root_rows_B.cpu()], want.root_rows_B)
+    for name in ("slots_BP", "starts_B", "root_tokens_B", "sequence_B"):
+        assert_same(getattr(got, name), getattr(want, name))
 
 
 def tails_both_ways(
-    monkeypatch: pytest.MonkeyPatch,
     device: torch.device,
     seed: int,
     num: int,
     longest: int,
     *,
-    reads_features: bool = True,
     num_nobody: int = 2,
     drafts: bool = False,
 ) -> None:
-    """Both say the same, and leave the same in the table and the book."""
-    draw = torch.Generator().manual_seed(seed)
-    said: list[tuple[CatchUpRows, torch.Tensor]] = []
-    missing = torch.randint(-3, longest + 3, (num + 4,), generator=draw)
-    drafts_B = (torch.rand(num + num_nobody, generator=draw) < 0.5) if drafts else None
-    if drafts_B is not None:
-        drafts_B[num:] = True
-    for place in (device, torch.device("cpu")):
-        batch = some_batch(seed, num, 5, place, num_nobody=num_nobody)
-        tracker = RowTracker(int(reads_features), reads_features, 100, 64)
-        made_A = tracker.next_rows(batch.table)
-        made_A.copy_((batch.table.lengths_A - missing.to(place)).clamp(min=int(reads_features)))
-        made_A[-1] = 0
-        with monkeypatch.context() as patch:
-            if not said:
-                patch.setattr(catch_up, "usable", lambda device: True)
-            held_B = None if drafts_B is None else drafts_B.to(place)
-            said.append((tail_rows(tracker, batch, longest, held_B), made_A))
-            if len(said) == 1:
-                tails = said[0][0]
-                assert_same(tails.sequence_B, torch.arange(num + num_nobody))
-                tokens_B = batch.table.tokens_AC[batch.seats_B, batch.roots_B]
-                assert_same(tails.root_tokens_B, tokens_B.cpu())
-    (got, got_made), (want, want_made) = said
-    assert_same(got_made, want_made)
-    assert_same(got.previous_slots_T, want.previous_slots_T)
-    assert_same(got.root_rows_B, want.root_rows_B)
-    for name in ("tokens_T", "positions_T", "write_slots_T", "logits_rows_R"):
-        assert_same(getattr(got.rows, name), getattr(want.rows, name))
-    assert_same_layouts(got.rows.layout, want.rows.layout)
-    assert got.rows.num_leading == want.rows.num_leading
+    """Both bodies return the same rows, and leave the same in the table and in `made_A`."""
+    made = [
+        scene(place, seed, num, longest, num_nobody=num_nobody, drafts=drafts)
+        for place in (device, torch.device("cpu"))
+    ]
+    got = tail_rows.by_kernel(*arguments(*made[0], longest))
+    want = tail_rows.by_torch(*arguments(*made[1], longest))
+    assert_same_tails(got, want)
+    (batch, made_A, _), (same_batch, want_made_A, _) = made
+    assert_same(made_A, want_made_A)
+    assert_same(batch.table.slots_AC, same_batch.table.slots_AC)
+    assert_same(batch.table.tokens_AC, same_batch.table.tokens_AC)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-@pytest.mark.parametrize("reads_features", [False, True])
 @pytest.mark.parametrize(("num", "longest"), [(1, 1), (1, 6), (4, 2), (5, 7), (3, 24), (2, 70)])
 def test_tails_are_those_of_torch(
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-    num: int,
-    longest: int,
-    reads_features: bool,
-    drafts: bool,
+    device: torch.device, num: int, longest: int, drafts: bool
 ) -> None:
     for seed in range(5):
-        tails_both_ways(
-            monkeypatch,
-            device,
-            seed,
-            num,
-            longest,
-            reads_features=reads_features,
-            num_nobody=2 * (seed % 2),
-            drafts=drafts,
-        )
+        nobody = 2 * (seed % 2)
+        tails_both_ways(device, seed, num, longest, num_nobody=nobody, drafts=drafts)
 
 
-def test_a_batch_of_nobody(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    tails_both_ways(monkeypatch, device, 1, 0, 6, num_nobody=3)
-    tails_both_ways(monkeypatch, device, 1, 0, 6, num_nobody=0)
+def test_a_batch_of_nobody(device: torch.device) -> None:
+    tails_both_ways(device, 1, 0, 6, num_nobody=3)
+    tails_both_ways(device, 1, 0, 6, num_nobody=0)
 
 
 @pytest.mark.gpu
 def test_tails_are_made_in_a_graph(device: torch.device) -> None:
-    books = [RowTracker(1, True, 100, 64) for _ in range(2)]
-    batches = [some_batch(3, 6, 5, place, num_nobody=2) for place in (device, torch.device("cpu"))]
-    tail_rows(books[0], batches[0], 7, None)
+    made = [
+        scene(place, 3, 6, 7, num_nobody=2, drafts=False) for place in (device, torch.device("cpu"))
+    ]
+    given, same = (arguments(*each, 7) for each in made)
+    tail_rows.by_kernel(*given)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = tail_rows(books[0], batches[0], 7, None)
-    for tracker, batch in zip(books, batches, strict=True):
-        tracker.next_rows(batch.table).copy_((batch.table.lengths_A - 4).clamp(min=1))
+        got = tail_rows.by_kernel(*given)
+    for batch, made_A, _ in made:
+        made_A.copy_((batch.table.lengths_A - 4).clamp(min=1))
         batch.roots_B.copy_((batch.roots_B - 1).clamp(min=0))
-    batches[0].table.slots_AC.copy_(batches[1].table.slots_AC)
-    for poisoned in (got.rows.tokens_T, got.rows.positions_T, got.rows.write_slots_T):
+    batch, same_batch = made[0][0], made[1][0]
+    batch.table.slots_AC.copy_(same_batch.table.slots_AC)
+    for poisoned in (got.tokens_T, got.positions_T, got.write_slots_T):
         poisoned.fill_(-9)
     graph.replay()
-    want = tail_rows(books[1], batches[1], 7, None)
-    assert_same(got.previous_slots_T, want.previous_slots_T)
-    for name in ("tokens_T", "positions_T", "write_slots_T", "logits_rows_R"):
-        assert_same(getattr(got.rows, name), getattr(want.rows, name))
-    assert_same(batches[0].table.slots_AC, batches[1].table.slots_AC)
-    assert_same(books[0].next_rows(batches[0].table), books[1].next_rows(batches[1].table))
+    assert_same_tails(got, tail_rows.by_torch(*same))
+    assert_same(batch.table.slots_AC, same_batch.table.slots_AC)
+    assert_same(made[0][1], made[1][1])
 
 
 def test_it_compiles_for_hopper() -> None:

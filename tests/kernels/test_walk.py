@@ -1,4 +1,4 @@
-"""Walks against the verifier's torch walks, advances against the table's."""
+"""Walks and advances: the kernels against the torch bodies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from eyas.core import DraftTree, Verdict
-from eyas.engine.verifier import _walk_chain, _walk_tree
 from eyas.kernels import walk as kernels
+from eyas.ops.advance import advance
+from eyas.ops.walk import walk
 from eyas.runner.table import SequenceTable
 from tests.kernels.hopper import Job, compile_for_hopper
 
@@ -44,6 +45,11 @@ def some_choices(draw: random.Random, tree: DraftTree, share_of_faults: float) -
     return chosen
 
 
+def by_torch(chosen: torch.Tensor, tree: DraftTree) -> Verdict:
+    parents = None if tree.is_chain else tree.parents_BW
+    return Verdict(walk.by_torch(chosen, tree.tokens_BW, parents, tree.sizes_B))
+
+
 def launch(device: torch.device, chosen: torch.Tensor, tree: DraftTree) -> Verdict:
     parents = None if tree.is_chain else tree.parents_BW.to(device)
     report = kernels.walk(
@@ -62,7 +68,7 @@ def test_a_walk_is_the_verifiers(
     draw = random.Random(width)
     tree = some_tree(draw, 24, width, is_chain=is_chain)
     chosen = some_choices(draw, tree, share_of_faults)
-    want = (_walk_chain if is_chain else _walk_tree)(chosen, tree)
+    want = by_torch(chosen, tree)
     got = launch(device, chosen, tree)
     assert torch.equal(got.counts_B, want.counts_B)
     assert torch.equal(got.tokens_BW, want.tokens_BW)
@@ -101,16 +107,16 @@ def test_a_padding_child_is_not_walked_into_and_faults_end_the_walk(device: torc
 
 
 @pytest.mark.parametrize("is_chain", [False, True])
-@pytest.mark.parametrize("trash_seat", [None, 0, 5])
-def test_an_advance_is_the_tables(
-    device: torch.device, is_chain: bool, trash_seat: int | None
+@pytest.mark.parametrize("padding_seat", [-1, 0, 5])
+def test_an_advance_is_that_of_torch(
+    device: torch.device, is_chain: bool, padding_seat: int
 ) -> None:
     draw = random.Random(4)
     width, num, num_seats = 7, 5, 6
     tree = some_tree(draw, num, width, is_chain=is_chain)
     chosen = some_choices(draw, tree, 0.1)
     chosen[1, 0] = -1
-    want = (_walk_chain if is_chain else _walk_tree)(chosen, tree)
+    want = by_torch(chosen, tree)
     assert -1 in want.counts_B.tolist()
     seats = torch.tensor([5, 2, 0, 3, 1])
     roots = torch.tensor([11, 0, 29, 7, 3])
@@ -121,25 +127,11 @@ def test_an_advance_is_the_tables(
     table.lengths_A[seats] = roots + 1
     tensors = (table.tokens_AC, table.slots_AC, table.lengths_A)
     mine = [t.clone().to(device) for t in tensors]
-    got = kernels.walk(
-        chosen.to(device),
-        tree.tokens_BW.to(device),
-        None if is_chain else tree.parents_BW.to(device),
-        tree.sizes_B.to(device),
-    )
-    real = torch.ones(num, dtype=torch.bool) if trash_seat is None else seats != trash_seat
-    verdict = Verdict(want.report_BX[real])
-    table.advance(seats[real], roots[real], verdict, slots[real][:, :width], is_chain=is_chain)
-    kernels.advance(
-        seats.to(device),
-        roots.to(device),
-        got,
-        slots.to(device)[:, :width],
-        *mine,
-        is_chain=is_chain,
-        trash_seat=trash_seat,
-    )
-    trash = table.trash_column
+    given = (seats, roots, want.report_BX, slots[:, :width])
+    advance.by_torch(*given, *tensors, is_chain, padding_seat)
+    moved = (x.to(device) for x in given)
+    advance.by_kernel(*moved, *mine, is_chain, padding_seat)
+    trash = table.num_columns
     assert torch.equal(mine[0].cpu()[:, :trash], table.tokens_AC[:, :trash])
     assert torch.equal(mine[1].cpu()[:, :trash], table.slots_AC[:, :trash])
     assert torch.equal(mine[2].cpu(), table.lengths_A)

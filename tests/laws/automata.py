@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from eyas.constraint import Backend, ConstraintFailure, Grammar, PoolStats, State
-from eyas.constraint.base import MaskJob, along, counted, one_by_one
+from eyas.constraint.base import MaskJob, along, at_paths, counted, one_by_one
 from eyas.grammar import OutputSpec, Source
 from tests.laws.world import EOS, VOCAB
 
@@ -38,7 +38,6 @@ class Modular:
     state: int = 1
     count: int = 0
     num_deviations: ClassVar[int] = 0
-    is_expensive_to_copy: ClassVar[bool] = False
 
     def after(self, token: int) -> Modular | None:
         if not self.row()[token]:
@@ -168,17 +167,18 @@ class Toys(Backend):
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
+        paths: Sequence[Sequence[int]] | None = None,
     ) -> MaskJob:
         asked = [()] * len(states) if drafts is None else drafts
         failed: list[int] = []
         return MaskJob(
-            lambda: failed.extend(self.write(states, mask_RK, rows, drafts)),
+            lambda: failed.extend(self.write(at_paths(states, paths), mask_RK, rows, drafts)),
             lambda: counted(mask_RK, rows, asked, failed),
         )
 
     def write(
         self,
-        states: Sequence[State],
+        states: Sequence[State | None],
         mask_RK: np.ndarray,
         rows: Sequence[int] | None,
         drafts: Sequence[Sequence[int]] | None,

@@ -19,6 +19,7 @@ from eyas.core import GrammarError, SamplingParams
 from eyas.dialect import Wanted
 from eyas.grammar import (
     Budget,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -26,7 +27,6 @@ from eyas.grammar import (
     Node,
     OutputSpec,
     Regex,
-    Series,
 )
 from eyas.llm import LLM, Asked
 from eyas.outputs import Choice, GenerationOutput
@@ -146,7 +146,7 @@ CASES = {
     "a marker of many tokens": Case(
         "Extract name and age as JSON: Maria Silva is 34 years old.",
         lambda: OutputSpec(
-            root=Series((FreeText(until=(Marker(MARKER),)), answer_of(WRONG_FIELDS))),
+            root=Concat((FreeText(until=(Marker(MARKER),)), answer_of(WRONG_FIELDS))),
             budget=Budget(9, (Marker(MARKER),), tuple(marker_tokens())),
         ),
         after_marker,
@@ -159,7 +159,7 @@ CASES = {
     ),
     "the bonus token at the border": Case(
         "What is the capital of France?",
-        lambda: Wanted(answer=Series((Literal("It is "), Regex("[A-Z][a-z]{2,12}"), Literal(".")))),
+        lambda: Wanted(answer=Concat((Literal("It is "), Regex("[A-Z][a-z]{2,12}"), Literal(".")))),
         lambda choice: re.fullmatch(r"It is [A-Z][a-z]{2,12}\.", choice.content) is not None,
     ),
 }

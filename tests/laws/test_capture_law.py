@@ -17,14 +17,20 @@ from eyas import LLM
 from eyas.config import DeviceConfig, DraftConfig, EngineConfig, SchedulerConfig
 from eyas.core import Request, SamplingParams
 from eyas.dialect import Wanted
-from eyas.draft import RootDrafter, blend, catch_up, grow, network
-from eyas.draft import tree as trees
+from eyas.draft import RootDrafter, network
 from eyas.engine.masks import Masking
 from eyas.grammar import Json, Regex
+from eyas.ops.add_level import add_level
+from eyas.ops.keep_best import keep_best
+from eyas.ops.level_rows import level_rows
+from eyas.ops.merge_trees import merge_trees
+from eyas.ops.node_rows import node_rows
+from eyas.ops.rank import rank
+from eyas.ops.tail_rows import tail_rows
 from eyas.outputs import Choice
-from eyas.runner import rows as rows_of_a_step
 from eyas.runner import runner as runners
 from eyas.schemas import prepare
+from tests.kernels.bodies import take_kernels
 from tests.laws.captures import make_unkind
 from tests.laws.cases import walk_text
 from tests.laws.world import Answers, Setting, new_engine, run
@@ -56,6 +62,7 @@ ASKED = (
     ("Fill a JSON object: city Oslo, count 12.", Wanted(answer=Json(CITY))),
     ("Hello! Who are you?", Wanted()),
 )
+PLUMBING = (add_level, keep_best, level_rows, merge_trees, node_rows, rank, tail_rows)
 TEMPERATURES = (0.0, 0.8)
 ROUNDS = ((0,), (1,), (0, 2), (1, 3), (0, 1, 2), (4,), (3, 4), (1, 2, 3), (3,), (2, 4))
 """Who is asked together: free ones before constrained ones and behind them, as many at a time."""
@@ -73,8 +80,8 @@ def ask(llm: LLM, numbers: Sequence[int], temperature: float) -> list[Choice]:
 
 @pytest.fixture
 def plumbing_of_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (blend, catch_up, grow, trees, rows_of_a_step, runners):
-        monkeypatch.setattr(module, "usable", lambda device: True)
+    take_kernels(monkeypatch, *PLUMBING)
+    monkeypatch.setattr(runners, "usable", lambda device: True)
     monkeypatch.setattr(network, "MAX_PENDING_ROWS", 0)
     monkeypatch.setattr(Masking, "walks_ahead", False)
     yield

@@ -199,7 +199,6 @@ class Failing:
     legal after so many tokens."""
 
     num_deviations = 0
-    is_expensive_to_copy = False
 
     def __init__(self, grammar: ToyGrammar, where: str, calls: list[int], count: int = 0) -> None:
         self.grammar, self.where, self.calls, self.count = grammar, where, calls, count

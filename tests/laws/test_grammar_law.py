@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eyas.core import Request, SamplingParams
-from eyas.grammar import Choice, Json, Literal, Node, OutputSpec, Regex, Repeat, Series, Source
+from eyas.grammar import Choice, Concat, Json, Literal, Node, OutputSpec, Regex, Repeat, Source
 from eyas.llm import LLM
 from eyas.schemas import prepare
 from tests.gaps import is_bounded
@@ -119,7 +119,7 @@ LAWS = (
     Law(SUMS, lambda text: re.fullmatch(r"\d{1,3}(\+\d{1,3})*", text)),
     Law(LISTS, lambda text: re.fullmatch(r"(a|b[0-9])(,(a|b[0-9])){1,3}", text)),
     Law(
-        Series((Literal("I say: "), Choice((Literal("yes"), Repeat(Literal("no "), 1, 3))))),
+        Concat((Literal("I say: "), Choice((Literal("yes"), Repeat(Literal("no "), 1, 3))))),
         lambda text: re.fullmatch(r"I say: (yes|(no ){1,3})", text),
     ),
 )

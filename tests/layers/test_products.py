@@ -463,6 +463,6 @@ def test_one_line_tells_of_the_search(
         caplog.clear()
         search.report()
         (line,) = caplog.messages
-        assert line.startswith("products: the fastest way of 1, 0 of them kept")
+        assert line.startswith("products: the fastest variant of 1, 0 of them kept")
         search.report()
         assert len(caplog.messages) == 1, "nothing new to tell"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
 
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
-from eyas.layers.mlp import GatedMlp, gated_silu
+from eyas.layers.mlp import GatedMlp
 from eyas.layers.norm import RMSNorm
-from eyas.layers.rope import RopeSpec, RopeTable, rotate
+from eyas.layers.rope import RopeSpec, RopeTable
 from eyas.layers.row_probe import find_row_order
+from eyas.ops.gate import Activation, gate
+from eyas.ops.rotate_and_store import rotate
 
 NUM_ROWS = 300
 CPU = torch.device("cpu")
@@ -53,9 +56,12 @@ SOME_COUNTS = [2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 47, 64, 65, 95, 127, 128, 200,
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [704, 100, 1001])
-def test_the_gated_activation_is_row_invariant(threads: int, size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_the_gated_activation_is_row_invariant(
+    threads: int, activation: Activation, size: int, dtype: torch.dtype
+) -> None:
     x = random(NUM_ROWS, 2 * size, dtype=dtype, scale=3)
-    assert_rows_are_independent(gated_silu, x, ALL_COUNTS)
+    assert_rows_are_independent(lambda rows: gate(rows, activation), x, ALL_COUNTS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -74,7 +80,7 @@ def test_the_rotation_is_row_invariant(threads: int, head_dim: int, dtype: torch
     x[:, -1] = torch.arange(NUM_ROWS) % 200
 
     def operation(rows: torch.Tensor) -> torch.Tensor:
-        angles = table.gather(rows[:, -1].long())
+        angles = table.at(rows[:, -1].long()).rows()
         return rotate(rows[:, :-1].unflatten(1, (8, head_dim)), *angles)
 
     assert_rows_are_independent(operation, x, ALL_COUNTS)
@@ -141,9 +147,11 @@ def test_elementwise_layers_are_row_invariant_on_a_gpu(dtype: torch.dtype) -> No
     norm = RMSNorm(1001, 1e-6, dtype=dtype, device=gpu)
     table = RopeTable(RopeSpec("default", 1e4, 64), 512, dtype=dtype, device=gpu)
     x = random(NUM_ROWS, 2048, dtype=dtype).to(gpu)
-    angles = table.gather(torch.zeros(1, dtype=torch.int64, device=gpu) + 7)
+    angles = table.at(torch.zeros(1, dtype=torch.int64, device=gpu) + 7).rows()
     counts = list(range(1, NUM_ROWS + 1, 7))
-    assert_rows_are_independent(gated_silu, x, counts, minimum=1)
+    for activation in ("silu", "gelu_tanh"):
+        gated = partial(gate, activation=activation)
+        assert_rows_are_independent(gated, x, counts, minimum=1)
     assert_rows_are_independent(norm, x[:, :1001].contiguous(), counts, minimum=1)
     heads = x.unflatten(1, (32, 64))
     assert_rows_are_independent(lambda rows: rotate(rows, *angles), heads, counts, minimum=1)

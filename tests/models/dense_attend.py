@@ -60,7 +60,7 @@ class DenseAttend:
         return torch.tensor(self.cache.positions[self.first :] + [0] * self.num_padding)
 
     def destination(self, layer: int) -> KVDestination:
-        """A place of this forward's own; `__call__` takes from there what is not padding."""
+        """Allocate the keys and values of a layer; `__call__` appends all but padding."""
         store, num = self.cache.stores[layer], self.num_rows + self.num_padding
         shape = (num, 2, store.num_kv_heads, store.head_dim)
         self._placed = torch.zeros(shape, dtype=self.cache.dtype, device=self.cache.device)
@@ -76,7 +76,7 @@ class DenseAttend:
         keys_SNH = keys_SGH.repeat_interleave(per_kv, 1)
         values_SNH = values_SGH.repeat_interleave(per_kv, 1)
         scores_NTS = torch.einsum("tnh,snh->nts", q_TNH[: self.num_rows], keys_SNH)
-        scores_NTS = scores_NTS * store.head_dim**-0.5
+        scores_NTS = scores_NTS * (store.head_dim**-0.5 if store.scale is None else store.scale)
         hidden_TS = torch.ones(self.num_rows, keys_SGH.shape[0], dtype=torch.bool)
         for row in range(self.num_rows):
             entry = self.first + row

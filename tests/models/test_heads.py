@@ -10,7 +10,7 @@ import torch
 
 from eyas.layers.row_order import RowOrder
 from eyas.models import Decoder, load_model
-from eyas.models.heads import DraftHead, has_mtp, load_head, read_head
+from eyas.models.heads import DraftHead, has_supported_mtp, load_head, read_head
 
 from .dense_attend import DenseCache, RowByRow
 from .tiny_heads import (
@@ -201,13 +201,13 @@ def test_mtp_layers_compute_their_definition(
 ) -> None:
     directory = save_target(tmp_path, family, head_dim=16, num_key_value_heads=2)
     before = load_model(directory, dtype="float32")
-    assert not has_mtp(directory)
+    assert not has_supported_mtp(directory)
     tiny = make_mtp(embedding_first=embedding_first, qk_norm=family == "qwen3")
     if family == "qwen2":  # Qwen2 has biases on q, k and v alone
         tiny = make_mtp(embedding_first=embedding_first, bias=True)
         del tiny.tensors["layers.0.self_attn.o_proj.bias"]
     write_mtp(directory, tiny)
-    assert has_mtp(directory)
+    assert has_supported_mtp(directory)
     target = load_model(directory, dtype="float32")
     assert same_model(target, before)
     head = load(directory, target, directory)

@@ -18,7 +18,7 @@ from eyas.models import Decoder, load_model
 from eyas.models.heads import (
     DraftHead,
     HeadSpec,
-    has_mtp,
+    has_supported_mtp,
     is_head,
     load_head,
     locate_head,
@@ -423,7 +423,7 @@ TENSOR_CASES: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = 
         "a quantised layer is not supported",
     ),
     "unknown": (add("surprise.weight", 2), r"'surprise\.weight', which a head of its config\.json"),
-    "twice": (add("layers.0.hidden_norm.weight", 64), "which are one"),
+    "twice": (add("layers.0.hidden_norm.weight", 64), "which name the same parameter"),
     "missing": (
         lambda tensors: tensors.pop("fc.weight"),
         r"lacks tensor 'fc\.weight'; the head is",
@@ -593,7 +593,7 @@ def test_a_token_map_is_refused_beside_a_heads_own_vocabulary(
 def test_heads_are_told_from_models(
     tmp_path: Path, target: Decoder, target_directory: Path
 ) -> None:
-    assert not is_head(target_directory) and not has_mtp(target_directory)
+    assert not is_head(target_directory) and not has_supported_mtp(target_directory)
     for kind in ("eagle", "eagle3"):
         assert is_head(write_safeailab(tmp_path / kind, make_head(kind=kind)))
     with pytest.raises(ValueError, match="is a whole model without an MTP layer, not a draft head"):
@@ -622,7 +622,7 @@ def test_mtp_layers_that_cannot_run_leave_the_model_usable(
         tensors[f"model.layers.{NUM_TARGET_LAYERS}.eh_proj.weight"] = torch.ones(2, 2)
     change_tensors(directory, lambda held: held.update(tensors))
     target = load_model(directory, dtype="float32")
-    assert not has_mtp(directory)
+    assert not has_supported_mtp(directory)
     with pytest.raises(ValueError, match=message):
         read_head(directory, target.spec)
 
@@ -636,7 +636,7 @@ def test_mimo_is_a_qwen2_that_brings_its_head_along(tmp_path: Path) -> None:
     change_config(directory, architectures=["MiMoForCausalLM"], model_type="mimo")
     target = load_model(directory, dtype="float32")
     assert target.spec == replace(plain.spec, architecture="MiMoForCausalLM", family="mimo")
-    assert has_mtp(directory) and not is_head(directory)
+    assert has_supported_mtp(directory) and not is_head(directory)
     spec = read_head(directory, target.spec)
     assert not spec.embedding_first and spec.norm_output and spec.zero_first_embedding
     assert spec.qkv_bias and not spec.output_bias and not spec.own_head

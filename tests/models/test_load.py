@@ -233,7 +233,7 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
             "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
             "rope_scaling": {"rope_type": "linear", "factor": 2.0},
         },
-        "rope_scaling and rope_parameters say different things; keep one",
+        "rope_scaling and rope_parameters differ; keep one",
     ),
     "layer count": ({"layer_types": ["full_attention"]}, "layer_types must list 3 layers"),
     "no window": (
@@ -263,7 +263,7 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "scaled in one field alone": (
         {"rope_scaling": {"type": "linear", "factor": 4.0}},
-        "rope_scaling and rope_parameters say different things; keep one",
+        "rope_scaling and rope_parameters differ; keep one",
     ),
     "two ropes": (
         {"rope_parameters": {"a": {"rope_type": "default"}, "b": {"rope_type": "yarn"}}},
@@ -522,7 +522,7 @@ def test_a_head_of_its_own_is_used_whatever_the_config_says(
     with caplog.at_level(logging.WARNING, logger="eyas.models"):
         found = load_model(copy, dtype="float32")
     assert torch.equal(run(found), expected) and not found.spec.tie_embeddings
-    assert "its files hold others for it" in caplog.text
+    assert "the files hold other weights for lm_head" in caplog.text
 
 
 def test_a_single_file_counts_where_old_shards_lie_beside_it(

@@ -44,6 +44,16 @@ WINDOW = {
 }
 LAYER_TYPES = ["full_attention", "sliding_attention", "full_attention"]
 
+LONGROPE = {
+    "partial_rotary_factor": 0.75,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+        "long_factor": [1.0, 1.5, 2.0, 3.0, 5.0, 8.0],
+    },
+}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4}),
     "llama3.1": ("Llama", {"rope_parameters": ROPE_LLAMA3}),
@@ -64,13 +74,39 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True},
     ),
+    "phi3": ("Phi3", {"sliding_window": 16}),
+    "phi3 short longrope": ("Phi3", {**LONGROPE, "original_max_position_embeddings": 512}),
+    "phi3 long longrope": (
+        "Phi3",
+        {**LONGROPE, "original_max_position_embeddings": 16, "tie_word_embeddings": True},
+    ),
+    "olmo2": ("Olmo2", {}),
+    "glm4": ("Glm4", {"head_dim": 32}),
+    "glm": ("Glm", {"head_dim": 32}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 16,
+            "query_pre_attn_scalar": 20,
+            "tie_word_embeddings": True,
+            "layer_types": LAYER_TYPES,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 }
+TEXT_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+"""Configuration classes that are not named after their model's."""
 
 
 def make_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A float32 model whose biases and norms are random too, and whose logits are about 10."""
     family, settings = MODELS[name]
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **settings, **changes})
+    config_class = getattr(transformers, TEXT_CONFIGS.get(family, f"{family}Config"))
+    config = config_class(**{**SIZES, **settings, **changes})
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)
@@ -78,7 +114,8 @@ def make_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         for key, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = "norm" in key
-            parameter.copy_(1 + 0.2 * noise if is_norm else noise * 0.1)
+            norm = 0.2 * noise + (0 if family == "Gemma3" else 1)  # Gemma adds the 1 itself
+            parameter.copy_(norm if is_norm else noise * 0.1)
         model.get_output_embeddings().weight.mul_(3 if not config.tie_word_embeddings else 2)
         probe = model(torch.arange(1, 33).unsqueeze(0)).logits.std()
         if config.tie_word_embeddings:

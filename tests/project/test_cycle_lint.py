@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lint_cycles import circle, main
+from lint_cycles import find_cycle, main
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -33,8 +33,8 @@ def test_a_circle_is_named(
     write(tmp_path / name, files)
     monkeypatch.chdir(tmp_path)  # what grimp keeps of a package
     monkeypatch.syspath_prepend(tmp_path)
-    assert circle(name) == [] and main([name]) == 0
+    assert find_cycle(name) == [] and main([name]) == 0
     write(tmp_path / name, {"room/c.py": back.format(name=name)})
-    assert sorted(set(circle(name))) == [f"{name}.room.{each}" for each in "abc"]
+    assert sorted(set(find_cycle(name))) == [f"{name}.room.{each}" for each in "abc"]
     assert main([name]) == 1
     assert f"{name}.room.a <- " in capsys.readouterr().out

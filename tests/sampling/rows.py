@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from eyas.core import SamplingParams
+from eyas.ops.choose import choose_processed
 from eyas.sampling import BatchParams, RowSource
 from eyas.sampling.process import SamplingRows
 
@@ -71,6 +72,13 @@ def assemble(
     if any(r.mask is not None for r in made):
         mask = torch.stack([pack(r.mask or [True] * vocab_size) for r in made])
     return logits, rows, params, mask
+
+
+def choose(processed_RV: torch.Tensor, rows: SamplingRows, params: BatchParams) -> torch.Tensor:
+    """The tokens [R] of processed logits."""
+    keys = (params.temperature_B, params.seed_B, params.choice_B)
+    given = (processed_RV, rows.sequence_R, rows.position_R)
+    return choose_processed(*given, *keys, params.noisy)
 
 
 def pack(allowed: Sequence[bool]) -> torch.Tensor:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from eyas.core import SamplingParams
-from eyas.sampling import choose, gumbel, process
+from eyas.sampling import gumbel, process
 from eyas.sampling.process import SamplingRows
-from tests.sampling.rows import Row, assemble
+from tests.sampling.rows import Row, assemble, choose
 
 NUM_DRAWS = 1_000_000
 CHUNK = 100_000

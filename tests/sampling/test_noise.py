@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.sampling import gumbel, noise
+from eyas.ops import noise
+from eyas.sampling import gumbel
 
 MASK = 0xFFFFFFFF
 

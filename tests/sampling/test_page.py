@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from eyas.core import SamplingParams
-from eyas.sampling.choose import choose as choose_rows
-from eyas.sampling.process import process
+from eyas.sampling import sample
 from tests.sampling.rows import Row, assemble
 
 PAGE = Path(__file__).parents[2] / "docs" / "sampling.md"
@@ -99,7 +98,7 @@ def choose(x: Sequence[float], params: SamplingParams, position: int, choice: in
 def chosen(made: Sequence[Row]) -> list[int]:
     """By eyas."""
     logits_RV, rows, params, mask_RK = assemble(made)
-    return choose_rows(process(logits_RV, rows, params, mask_RK), rows, params).tolist()
+    return sample(logits_RV, rows, params, mask_RK).tolist()
 
 
 def test_the_words_and_the_noise_are_those_of_the_page() -> None:

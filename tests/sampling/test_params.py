@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from eyas.core import SamplingParams
-from eyas.sampling import BatchParams, RowSource, choose, process
+from eyas.sampling import BatchParams, RowSource, process
 from eyas.sampling.process import SamplingRows
-from tests.sampling.rows import CPU
+from tests.sampling.rows import CPU, choose
 
 VOCAB = 300
 WARM = SamplingParams(temperature=0.8, top_k=40, top_p=0.9, min_p=0.05)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from eyas.core import SamplingParams
-from eyas.sampling import choose, process
-from tests.sampling.rows import Row, assemble
+from eyas.sampling import process
+from tests.sampling.rows import Row, assemble, choose
 
 NEVER = float("-inf")
 

@@ -1,4 +1,4 @@
-"""Random schemas and values over few names, so that they often meet."""
+"""Random schemas and values with few names, so that they often interact."""
 
 from __future__ import annotations
 

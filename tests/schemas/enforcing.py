@@ -1,4 +1,4 @@
-"""The backend's automaton over single bytes, for tests of schemas."""
+"""llguidance's matcher over single bytes, for tests of schemas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BYTES = llguidance.LLTokenizer("byte")
 
 
 def matcher(text: str) -> llguidance.LLMatcher | None:
-    """None where it refuses the schema."""
+    """Return the matcher of a prepared schema, or None if llguidance refuses it."""
     grammar = llguidance.LLMatcher.grammar_from_json_schema(text)
     if llguidance.LLMatcher.validate_grammar(grammar):
         return None
@@ -27,14 +27,14 @@ def lets_through(automaton: llguidance.LLMatcher, text: str) -> bool:
 
 
 def allowed(schema: Any, texts: list[str]) -> list[str]:
-    """Those of the JSON texts that the schema's grammar takes."""
+    """Return the JSON texts that the schema's grammar accepts."""
     automaton = matcher(prepare(schema, param="schema"))
     assert automaton is not None
     return [text for text in texts if lets_through(automaton, text)]
 
 
 def spellings(char: str) -> list[str]:
-    """All ways to write a character inside a string of JSON."""
+    """Return all spellings of a character in a JSON string."""
     short = {"\b": "b", "\t": "t", "\n": "n", "\f": "f", "\r": "r", '"': '"', "\\": "\\", "/": "/"}
     found = [f"\\u{ord(char):04x}"] if ord(char) < 0x10000 else [json.dumps(char)[1:-1]]
     if char in short:
@@ -45,7 +45,7 @@ def spellings(char: str) -> list[str]:
 
 
 def check(schema: Any, valid: list[Any], invalid: list[Any]) -> None:
-    """Of these values the schema's grammar takes the valid ones and no other."""
+    """Assert that the schema's grammar accepts the valid values and not the invalid ones."""
     automaton = matcher(prepare(schema, param="schema"))
     assert automaton is not None
     taken = [value for value in (*valid, *invalid) if lets_through(automaton, json.dumps(value))]

@@ -1,4 +1,4 @@
-"""What a prepared schema allows is what the schema allows, by an independent validator and by the
+"""A prepared schema allows the same values as the original, by an independent validator and by the
 backend that enforces it."""
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def test_the_backend_enforces_what_is_rewritten(
     ("one", "other"), [(1, True), (0, False), ([1], [True]), ({"a": 0}, {"a": False})]
 )
 def test_true_is_not_one(one: Any, other: Any) -> None:
-    """Not where schemas are compared either, in whose values they stand."""
+    """Also when schemas that contain these values are compared."""
     both = {"^(a)$": {"const": one}, "^(a|b)$": {"const": other}}
     check({"patternProperties": both}, [{"b": other}, {}], [{"a": one}, {"a": other}, {"b": one}])
     denied = {"properties": {"a": {"enum": [one, "x"]}}, "required": ["a"]}

@@ -1,4 +1,4 @@
-"""`x-guidance` at the root of a schema: what takes effect, what is refused."""
+"""`x-guidance` at the root of a schema: effects and refusals."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_schema_may_say_that_it_is_lenient() -> None:
 
 
 def test_nothing_else_that_it_says_relaxes_a_schema() -> None:
-    """Where oneOf cannot be enforced it is refused, whatever may take its place."""
+    """oneOf that cannot be enforced is refused, although the option permits a substitute."""
     apart = {"oneOf": [{"type": "integer"}, {"type": "string"}]}
     assert node({"coerce_one_of": True}, apart).schema == prepare(apart, param="json")
     unclear = {"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]}

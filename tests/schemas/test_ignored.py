@@ -1,4 +1,4 @@
-"""Schemas that xgrammar would enforce in part are refused before it sees them."""
+"""Schemas that xgrammar would enforce only partly are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A property's name can be spelled in one way, so that no value escapes its schema."""
+"""Each property name has one spelling, so that no value escapes its schema."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_name_has_one_spelling(schema: Any, valid: list[str], invalid: list[st
 
 
 def test_the_usual_objects_stay_small() -> None:
-    """Open objects get one pattern, the same for all, and closed ones none."""
+    """Open objects get one common pattern, closed objects get none."""
     open_one = {"type": "object", "properties": {f"p{i}": WHOLE for i in range(100)}}
     (pattern,) = json.loads(prepare(open_one, param="schema"))["patternProperties"]
     assert pattern == "^(?s:.)*$"
@@ -116,6 +116,14 @@ def test_the_usual_objects_stay_small() -> None:
     assert unspelled(json.loads(prepare({"items": open_one}, param="schema"))) == {
         "items": open_one
     }
+
+
+def test_names_with_control_characters_beside_patterns_are_refused_or_left() -> None:
+    schema = {"properties": {"\n": WHOLE}, "patternProperties": {"^x": WHOLE}, "type": "object"}
+    with pytest.raises(GrammarError, match=r"#/patternProperties: .* control") as caught:
+        prepare(schema, param="schema")
+    assert caught.value.fault == "unsupported"
+    assert matcher(prepare(schema, param="schema", lenient=True)) is not None
 
 
 def test_patterns_that_are_too_much_are_refused_with_their_place_or_left() -> None:

@@ -1,4 +1,4 @@
-"""The keywords of objects together: counts, names, patterns, and the schemas beside them."""
+"""The keywords of objects in combination: counts, names, patterns, and sibling schemas."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_object_stays_open_beside_other_schemas(
 
 
 def test_properties_come_in_the_order_of_the_schemas_that_list_them() -> None:
-    """An applicator before `properties` has its own first."""
+    """The properties of an applicator that precedes `properties` come first."""
     first: dict[str, Any] = {"allOf": [{"properties": {"a": {"type": "integer"}}}]}
     last: dict[str, Any] = {"properties": {"b": {"type": "integer"}}}
     for schema, order in (({**first, **last}, "ab"), ({**last, **first}, "ba")):
@@ -114,10 +114,10 @@ def test_properties_come_in_the_order_of_the_schemas_that_list_them() -> None:
 WHOLE = {"type": "integer"}
 ON_NAMES: list[tuple[Any, list[Any], list[Any]]] = [
     (
-        {"type": "object", "properties": {"a": WHOLE}, "additionalProperties": {"type": "string"}}
-        | {"propertyNames": {"pattern": "^[a-z]+$"}},
-        [{}, {"a": 1}, {"a": 1, "b": "x"}],
-        [{"a": "x"}, {"b": 1}, {"B": "x"}, {"a": 1, "a1": "x"}],
+        {"type": "object", "propertyNames": {"pattern": "^[a-z]+$", "type": "string"}}
+        | {"additionalProperties": WHOLE},
+        [{}, {"a": 1}, {"a": 1, "b": 2}],
+        [{"a": "x"}, {"B": 1}, {"a": 1, "a1": 1}],
     ),
     (
         {"type": "object", "required": ["ab"], "additionalProperties": WHOLE}
@@ -126,16 +126,26 @@ ON_NAMES: list[tuple[Any, list[Any], list[Any]]] = [
         [{}, {"ab": "x"}, {"ab": 1, "abc": 1}],
     ),
     (
-        {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x": WHOLE}}
-        | {"additionalProperties": {"type": "string"}, "propertyNames": {"pattern": "^[a-z]$"}},
-        [{"a": []}, {"x": 1}, {"b": "x"}],
-        [{"x": "x"}, {"xy": 1}, {"b": 1}],
+        {"type": "object", "properties": {"ab": WHOLE, "z": WHOLE}, "additionalProperties": {}}
+        | {"propertyNames": {"enum": ["a", "ab", 3]}},
+        [{"ab": 2, "a": "x"}],
+        [{"ab": "x"}, {"z": 1}, {"d": 1}],
     ),
     (
-        {"type": "object", "patternProperties": {"^a": WHOLE}, "properties": {"ab": {"minimum": 2}}}
-        | {"propertyNames": {"enum": ["a", "ab", "c", 3]}},
-        [{"ab": 2, "a": 1, "c": "x"}],
-        [{"ab": 1}, {"a": "x"}, {"d": 1}],
+        {"type": "object", "propertyNames": {"const": "a"}, "required": ["a"]},
+        [{"a": "x"}],
+        [{}, {"b": 1}, {"a": 1, "b": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^a"}, "additionalProperties": False},
+        [{}],
+        [{"a": 1}, {"b": 1}],
+    ),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^a"}, "required": ["ab"]}
+        | {"additionalProperties": WHOLE, "maxProperties": 2},
+        [{"ab": 1}, {"ab": 1, "a": 2}],
+        [{}, {"ab": "x"}, {"a": 1}, {"ab": 1, "b": 1}, {"ab": 1, "a": 1, "aa": 1}],
     ),
     (
         {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": WHOLE},
@@ -157,11 +167,7 @@ ON_NAMES: list[tuple[Any, list[Any], list[Any]]] = [
         [{}, {"a": 1, "ab": 1}],
         [{"b": 1}, {"abc": 1}],
     ),
-    (
-        {"type": "object", "propertyNames": {"allOf": [{"minLength": 2}, {"pattern": "^/"}]}},
-        [{"/a": 1}],
-        [{"/": 1}, {"aa": 1}],
-    ),
+    ({"type": "object", "propertyNames": False}, [{}], [{"a": 1}]),
     (
         {"type": "object", "propertyNames": {"format": "json-pointer"}},
         [{"/a~0b": 1}, {"": 1}],
@@ -178,15 +184,31 @@ def test_a_condition_on_names_leaves_their_schemas(
     check(schema, valid, invalid)
 
 
-@pytest.mark.parametrize(
-    "name", [{"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}, {"format": "email"}, {"not": {}}]
-)
-def test_a_condition_on_names_that_is_unclear_is_refused_or_left_out(name: Any) -> None:
-    """And nothing else of the object with it."""
-    schema = {"type": "object", "properties": {"a": WHOLE}, "propertyNames": name}
-    with pytest.raises(GrammarError, match="#/propertyNames") as caught:
+NAMED_A = {"properties": {"a": WHOLE}}
+ON_NAMES_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({**NAMED_A, "propertyNames": {"anyOf": [{"pattern": "a"}, {"pattern": "b"}]}}, "/anyOf"),
+    ({"propertyNames": {"allOf": [{"minLength": 2}, {"pattern": "^/"}]}}, "/allOf"),
+    ({"propertyNames": {"format": "email"}}, "/format"),
+    ({"propertyNames": {"format": "date", "minLength": 2}}, "/format"),
+    ({**NAMED_A, "propertyNames": {"not": {}}}, "/not"),
+    ({**NAMED_A, "propertyNames": {"pattern": "^[a-z]+$"}}, ""),
+    ({"patternProperties": {"^x": WHOLE}, "propertyNames": {"pattern": "^[a-z]$"}}, ""),
+    ({"patternProperties": {"^x": WHOLE}, "propertyNames": {"enum": ["xa"]}}, ""),
+    ({"propertyNames": {"pattern": "^a+b+$", "maxLength": 3}}, "/pattern"),
+    ({"propertyNames": {"enum": ["a"], "pattern": "b"}}, ""),
+]
+
+
+@pytest.mark.parametrize(("members", "below"), ON_NAMES_REFUSED)
+def test_other_conditions_on_names_are_refused_or_left_out(
+    members: dict[str, Any], below: str
+) -> None:
+    """A lenient schema loses this condition only."""
+    schema = {"type": "object", **members}
+    with pytest.raises(GrammarError, match=f"#/propertyNames{below}: ") as caught:
         prepare(schema, param="schema")
     assert caught.value.fault == "unsupported"
+    assert "propertyNames, or list the properties" in caught.value.message
     left = prepare(schema, param="schema", lenient=True)
     assert left == prepare(
         {k: v for k, v in schema.items() if k != "propertyNames"}, param="schema"

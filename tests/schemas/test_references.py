@@ -1,4 +1,4 @@
-"""References lead to what they name where they stand, wherever a schema is written out."""
+"""References keep their targets wherever a schema is rewritten."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ APART: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
 def test_a_reference_stays_in_its_resource(
     inner: dict[str, Any], valid: list[Any], invalid: list[Any]
 ) -> None:
-    """The root's own `a` would tell options apart that are not."""
+    """With the root's `a` the options would be disjoint, but they are not."""
     inner = {"$id": "sub", "$defs": {"a": {"type": "integer"}, "b": {"const": 3}}, **inner}
     root = {"$id": ROOT, "$ref": "sub", "$defs": {"a": {"enum": [1, 9]}, "s": inner}}
     check(root, valid, invalid)
 
 
 def test_a_type_beside_a_reference_that_says_as_much_is_left_out() -> None:
-    """The backend cannot join a schema that it is in the middle of with anything."""
+    """The backend cannot merge a schema that refers to itself with other keywords."""
     schema = {
         "type": "object",
         "properties": {"c": {"$ref": "#", "type": ["object", "null"]}, "v": {"type": "integer"}},
@@ -66,7 +66,7 @@ def test_later_keywords_allow_nothing_that_an_older_draft_refuses(draft: str) ->
 
 @pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07"])
 def test_an_older_draft_takes_nothing_from_what_a_schema_says(draft: str) -> None:
-    """Later keywords hold, and so does what stands beside a reference."""
+    """Keywords of later drafts, and keywords beside a reference, are enforced."""
     schema = {
         "$schema": f"http://json-schema.org/{draft}/schema#",
         "type": "object",

@@ -1,4 +1,4 @@
-"""What is malformed, what cannot be enforced, what is too large: three errors, each with a place."""
+"""Malformed, unsupported and too large schemas: three errors, each with a path."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_text_that_is_not_json_is_invalid(text: str) -> None:
                     {
                         "$ref": "#/definitions/x",
                         "required": ["a"],
-                    },  # what stands beside $ref is void
+                    },  # keywords beside $ref are ignored in draft 7
                     {"$ref": "#/definitions/x", "properties": {"a": False}},
                 ],
                 "definitions": {"x": {"type": "object"}},
@@ -168,11 +168,6 @@ def test_hostile_schemas_that_are_small_pass() -> None:
         doubling["$defs"][f"d{i}"] = {"type": "array", "prefixItems": twice}
     assert len(prepare(doubling, param="schema")) < 4000
     assert "100000" in prepare({"type": "string", "maxLength": 100_000}, param="schema")
-    slow = {
-        "propertyNames": {"pattern": "^(a|a)*$"},
-        "properties": {"a" * 90 + "!": {}},
-    }
-    assert json.loads(prepare(slow, param="schema"))["properties"] == {"a" * 90 + "!": False}
 
 
 @pytest.mark.parametrize(
@@ -256,7 +251,8 @@ HOSTILE: dict[str, Any] = {
         "prefixItems": [{"patternProperties": {f"(a|b)*a(a|b){{{i}}}": {}}} for i in range(500)]
     },
     "names that are like a pattern": {
-        "propertyNames": {"pattern": "(a|b)*a(a|b){10}"},
+        "patternProperties": {"(a|b)*a(a|b){10}": {"type": "null"}},
+        "additionalProperties": {"type": "null"},
         "properties": {"ab" * 20 + str(i): {} for i in range(1000)},
     },
     "control characters": {"properties": {f"\n{i}": {"type": "null"} for i in range(900)}},

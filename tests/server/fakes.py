@@ -13,7 +13,7 @@ from eyas.config import EngineConfig, EngineInfo, ModelConfig
 from eyas.core import Delta, DraftCounts, Mark, Request, RequestError, TokenLogprob, Usage
 from eyas.grammar import Marker
 from eyas.server.client import EngineHealth, State
-from eyas.server.free_text import Spelling
+from eyas.server.free_text import ControlTokenSplitter
 from eyas.server.launch import new_server
 from eyas.server.options import ServerOptions
 from eyas.server.service import Service
@@ -132,7 +132,7 @@ class FakeClient:
     def ids_of(self, text: str) -> list[int]:
         """Tokens of a model's text, control tokens where it spells them."""
         ids: list[int] = []
-        for piece in Spelling(self.tokenizer).pieces(text):
+        for piece in ControlTokenSplitter(self.tokenizer).split(text):
             is_control = isinstance(piece, Marker)
             ids += [piece.token_id] if is_control else self.tokenizer.encode_text(piece.text)
         return ids
@@ -206,7 +206,7 @@ class LiveServer:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         with contextlib.suppress(ValueError):
-            await self.service.load_texts()
+            await self.service.load_text_processor()
         await self.server.serve(sockets=[self._socket])
 
     def __enter__(self) -> LiveServer:

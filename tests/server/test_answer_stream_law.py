@@ -16,11 +16,11 @@ from eyas.core import Delta, Request, SamplingParams, TokenLogprob
 from eyas.dialect import Wanted
 from eyas.dialect.qwen3 import qwen3
 from eyas.engine.stops import Shown, StopChecker
-from eyas.server.chat import Chat
+from eyas.server.chat import PreparedChat
 from eyas.server.chat_format import ChatFormat
 from eyas.server.completions import CompletionFormat
-from eyas.server.formats import Choice
-from eyas.server.schema import CompletionBody
+from eyas.server.formats import ChoiceOutput
+from eyas.server.request_models import CompletionBody
 from eyas.text import Detokenizer, Tokenizer
 from tests.server.conftest import NEEDS_CHECKPOINT
 from tests.text import small_tokenizers as small
@@ -105,7 +105,7 @@ def deltas_of(
 def chat_format(names: Tokenizer, params: SamplingParams, *, shows: bool, streams: bool):
     request = Request(id="r", prompt_token_ids=[1], params=params, with_marks=True)
     dialect = qwen3(names)
-    chat = Chat(
+    chat = PreparedChat(
         request,
         lambda: dialect.segmenter(Wanted(), [1]),
         shows_reasoning=shows,
@@ -114,13 +114,13 @@ def chat_format(names: Tokenizer, params: SamplingParams, *, shows: bool, stream
     return ChatFormat(names, "r", "tiny", chat, True)
 
 
-def streamed(shape: ChatFormat, deltas: Sequence[Delta]) -> dict[str, Any]:
+def streamed(answer_format: ChatFormat, deltas: Sequence[Delta]) -> dict[str, Any]:
     """What a stream adds up to: the text of each part, its log-probabilities, all of them in order, the
     usage."""
     parts: dict[str, Any] = {}
     scored: list[bytes] = []
     for delta in deltas:
-        for chunk in shape.chunks(0, delta):
+        for chunk in answer_format.chunks(0, delta):
             choice = chunk["choices"][0]
             names = set(choice["delta"]) & {"content", "reasoning"}
             assert len(names) < 2
@@ -129,7 +129,7 @@ def streamed(shape: ChatFormat, deltas: Sequence[Delta]) -> dict[str, Any]:
             entries += [bytes(raw) for raw in (choice["logprobs"] or {}).get("content", [])]
             parts[name] = (text + (choice["delta"].get(name) or ""), entries)
             scored += [bytes(raw) for raw in (choice["logprobs"] or {}).get("content", [])]
-    return {**parts, "scored": scored, "usage": shape.usage_chunk({})["usage"]}
+    return {**parts, "scored": scored, "usage": answer_format.usage_chunk({})["usage"]}
 
 
 def cuts(num_tokens: int) -> st.SearchStrategy[list[int]]:
@@ -157,12 +157,12 @@ def test_any_cutting_gives_the_same_usage_and_log_probabilities(
     expected = streamed(chat_format(names, params, **how), each)
     wide = deltas_of(names, params, ids, data.draw(cuts(len(ids))))
     assert streamed(chat_format(names, params, **how), wide) == expected
-    whole = Choice(0)
+    whole = ChoiceOutput(0)
     for delta in wide:
         whole.add(delta)
     assert streamed(chat_format(names, params, **how), [whole.joined()]) == expected
-    shape = chat_format(names, params, **how)
-    response = shape.response([whole], {})
+    answer_format = chat_format(names, params, **how)
+    response = answer_format.response([whole], {})
     assert response["usage"] == expected["usage"]
     (choice,) = map(msgspec.json.decode, response["choices"])
     scored = [msgspec.json.decode(raw) for raw in expected["scored"]]
@@ -179,8 +179,8 @@ def test_a_token_counts_where_its_text_stands() -> None:
     ids += [names.control_id("</think>"), *names.encode_text("Paris"), names.control_id(EOS)]
     params = SamplingParams(stop=("\n\n\n", "b\n\nx"), logprobs=0)
     for sizes in ([], [2], [3, 2], [len(ids)]):
-        shape = chat_format(names, params, shows=True, streams=True)
-        parts = streamed(shape, deltas_of(names, params, ids, sizes))
+        answer_format = chat_format(names, params, shows=True, streams=True)
+        parts = streamed(answer_format, deltas_of(names, params, ids, sizes))
         place = 1 + len(names.encode_text("ab"))
         assert parts["usage"] == {"completion_tokens_details": {"reasoning_tokens": place}}
         assert parts["reasoning"][0] == "ab" and parts["content"][0] == "Paris"
@@ -194,8 +194,8 @@ def test_reasoning_that_is_held_back_keeps_the_order_of_its_tokens() -> None:
     ids = ids_of(names, ["<think>", "a", "\n", "</think>", "\n", "Paris", EOS])
     params = SamplingParams(stop=("\n\n\n",), logprobs=0)
     for sizes in ([], [2], [3, 2], [len(ids)]):
-        shape = chat_format(names, params, shows=True, streams=False)
-        parts = streamed(shape, deltas_of(names, params, ids, sizes))
+        answer_format = chat_format(names, params, shows=True, streams=False)
+        parts = streamed(answer_format, deltas_of(names, params, ids, sizes))
         assert parts["reasoning"][0] == "a" and len(parts["reasoning"][1]) == 1
         logprobs = [msgspec.json.decode(raw)["logprob"] for raw in parts["scored"]]
         assert logprobs == [-float(k) for k in range(len(ids))]
@@ -209,11 +209,11 @@ def test_offsets_of_tokens_are_places_in_the_text() -> None:
     params = SamplingParams(logprobs=0, max_tokens=50)
     request = Request(id="r", prompt_token_ids=[1], params=params)
     deltas = deltas_of(names, params, ids, [])
-    choice = Choice(0)
+    choice = ChoiceOutput(0)
     for delta in deltas:
         choice.add(delta)
-    shape = CompletionFormat(names, "r", "tiny", [request], body)
-    written = shape._choice(choice, [choice])
+    answer_format = CompletionFormat(names, "r", "tiny", [request], body)
+    written = answer_format._choice(choice, [choice])
     assert written["text"] == " city, please"
     lengths = [len(names.decode([i], continues=True)) for i in ids]
     assert written["logprobs"]["text_offset"] == [sum(lengths[:k]) for k in range(len(ids))]

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from eyas.server.launch import SPARE_FILES, with_room
+from eyas.server.launch import SPARE_FILES, fit_to_open_files
 from eyas.server.options import ServerOptions
 from tests.server.fakes import FakeClient, LiveServer, live_server
 from tests.server.test_launch import served
@@ -109,13 +109,13 @@ def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for two bodies of 5000 bytes, of which a tenth is free."""
     monkeypatch.setattr("eyas.server.app.MAX_LARGE_BODIES", 2)
     monkeypatch.setattr("eyas.server.body.SMALL_BYTES", 500)
-    monkeypatch.setattr("eyas.server.body.MOVE_BYTES", 1000)
+    monkeypatch.setattr("eyas.server.body.PROGRESS_BYTES", 1000)
 
 
 def test_bodies_share_their_memory(
     directory: Path, small_room: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("eyas.server.body.STILL_SECONDS", 60)
+    monkeypatch.setattr("eyas.server.body.STALLED_SECONDS", 60)
     large = {**BODY, "user": "x" * 1600}
     with live_server(FakeClient(directory), max_body_bytes=5000) as server:
         with contextlib.ExitStack() as stack:
@@ -132,7 +132,7 @@ def test_bodies_share_their_memory(
 def test_an_upload_that_stands_still_makes_room(
     directory: Path, small_room: None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("eyas.server.body.STILL_SECONDS", 0.2)
+    monkeypatch.setattr("eyas.server.body.STALLED_SECONDS", 0.2)
     large = {**BODY, "user": "x" * 3000}
     with (
         live_server(FakeClient(directory), max_body_bytes=5000) as server,
@@ -176,19 +176,19 @@ def test_connections_fit_into_the_files_that_may_be_open(monkeypatch: pytest.Mon
     limits = [1024, 1500]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(0, new[0]))
-    options = with_room(ServerOptions(max_connections=4096, max_requests=2048))
+    options = fit_to_open_files(ServerOptions(max_connections=4096, max_requests=2048))
     assert limits == [1500, 1500]
     assert options.max_connections == 1500 - SPARE_FILES
     assert options.max_requests < options.max_connections
     limits[:] = [1024, 100_000]
-    assert with_room(ServerOptions()) == ServerOptions()
+    assert fit_to_open_files(ServerOptions()) == ServerOptions()
     assert limits[0] == ServerOptions().max_connections + SPARE_FILES
 
 
 def test_too_few_files_for_a_server_are_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
     with pytest.raises(ValueError, match=r"24 files open.* ulimit -n"):
-        with_room(ServerOptions())
+        fit_to_open_files(ServerOptions())
 
 
 def test_idle_connections_take_no_files_from_what_the_server_needs(directory: Path):

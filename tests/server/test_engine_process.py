@@ -23,7 +23,7 @@ from eyas.server.client import (
     EngineOverloaded,
     EngineProcess,
     EngineUnavailable,
-    _Inbox,
+    _DeltaBuffer,
     add_to,
 )
 from eyas.server.codes import Code
@@ -246,7 +246,7 @@ def test_the_engine_process_ends_when_its_parent_does(tmp_path: Path):
 
 def test_an_inbox_merges_what_its_reader_has_not_taken():
     async def test():
-        inbox = _Inbox(request("a", n=2))
+        inbox = _DeltaBuffer(request("a", n=2))
         for k in range(3):
             for index in (0, 1):
                 delta = Delta(request_id="a", index=index, token_ids=[k], text=str(k))

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from eyas.core import GrammarError, RequestError
-from eyas.server import text_workers
+from eyas.server import thread_pool
 from eyas.server.client import EngineOverloaded, EngineUnavailable
 from eyas.server.codes import Code
 from tests.server.fakes import FakeClient, LiveServer, live_server
@@ -202,9 +202,9 @@ def draining(directory: Path) -> None:
 def held(server: LiveServer) -> Callable[[], None]:
     """Keep the threads that prepare requests busy until the returned function is called."""
     go_on = threading.Event()
-    for _ in range(text_workers.NUM_THREADS):
+    for _ in range(thread_pool.NUM_THREADS):
         server.loop.call_soon_threadsafe(
-            lambda: server.loop.create_task(server.service.workers.run(go_on.wait))
+            lambda: server.loop.create_task(server.service.prepare_pool.run(go_on.wait))
         )
     return go_on.set
 
@@ -220,7 +220,7 @@ def preparation_queue_full(directory: Path) -> None:
 def prompt_too_slow(directory: Path) -> None:
     with live_server(FakeClient(directory), text_timeout_seconds=0.2) as server:
         go_on = threading.Event()
-        server.service.texts.prompt_ids = lambda *_: go_on.wait() and []
+        server.service.text_processor.encode_prompt = lambda *_: go_on.wait() and []
         response = httpx.post(server.url + TEXT, json=PROMPT, timeout=120)
         go_on.set()
         checked(response.status_code, response.json(), Code.PROMPT_TOO_SLOW)

@@ -14,11 +14,11 @@ import pytest
 
 from eyas.core import GrammarError
 from eyas.schemas import prepare
-from eyas.schemas.memo import Memo
-from eyas.server import text_workers
+from eyas.schemas.prepare import LruCache
+from eyas.server import thread_pool
 from eyas.server.errors import ApiError
 from eyas.server.options import ServerOptions
-from eyas.server.text_workers import TextWorkers
+from eyas.server.thread_pool import FairThreadPool
 from tests.server.conftest import NEEDS_CHECKPOINT, serving
 from tests.server.fakes import FakeClient, live_server
 from tests.server.test_limits import CHAT, until
@@ -68,7 +68,7 @@ def test_clients_with_slow_schemas_do_not_stop_plain_chats(directory: Path) -> N
     ):
         attackers = [threads.submit(attack, server.url, number) for number in range(12)]
         try:
-            assert until(lambda: server.service.workers.num_waiting > 4)
+            assert until(lambda: server.service.prepare_pool.num_waiting > 4)
             for _ in range(2):
                 with httpx.Client(base_url=server.url, timeout=300) as http:
                     assert http.get("/health").status_code == 200
@@ -76,7 +76,7 @@ def test_clients_with_slow_schemas_do_not_stop_plain_chats(directory: Path) -> N
                         response = http.post(CHAT, json=chat())
                         assert response.status_code == 200, response.text
                         # Whoever has been served since, the large ones still wait their turn.
-                        assert server.service.workers.num_waiting > 0
+                        assert server.service.prepare_pool.num_waiting > 0
         finally:
             is_over.set()
         assert set().union(*(each.result() for each in attackers)) <= {200, 503}
@@ -118,7 +118,7 @@ def test_a_refusal_is_kept_by_field() -> None:
 
 
 def test_a_memo_is_bounded() -> None:
-    memo: Memo[str] = Memo(max_entries=3, max_bytes=100)
+    memo: LruCache[str] = LruCache(max_entries=3, max_bytes=100)
     for k in range(5):
         memo.put(bytes([k]), str(k), 10)
     assert [memo.get(bytes([k])) for k in range(5)] == [None, None, "2", "3", "4"]
@@ -133,7 +133,7 @@ class Blocked:
     """Workers of one thread, which is taken until `free` is called."""
 
     def __init__(self, timeout_seconds: float = 300) -> None:
-        self.workers = TextWorkers(timeout_seconds, num_threads=1)
+        self.workers = FairThreadPool(timeout_seconds, num_threads=1)
         self.order: list[str] = []
         self._gate = threading.Event()
         self.tasks: list[asyncio.Task[Any]] = []
@@ -187,7 +187,7 @@ def test_who_has_asked_for_much_waits_behind_who_has_asked_for_little() -> None:
 def test_where_too_many_wait_the_last_in_turn_is_told_to_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(text_workers, "MAX_WAITING", 3)
+    monkeypatch.setattr(thread_pool, "MAX_WAITING", 3)
 
     async def run() -> tuple[list[Any], list[str]]:
         blocked = Blocked()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from eyas.server.options import ServerOptions
-from eyas.server.texts import ModelTexts
+from eyas.server.text_processor import TextProcessor
 from tests.server.fakes import FakeClient, LiveServer, engine_info, live_server
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -37,7 +37,7 @@ def test_the_given_template_is_rendered(chosen: tuple[LiveServer, FakeClient]) -
 
 def test_a_template_that_cannot_be_compiled_is_named(directory: Path) -> None:
     with pytest.raises(ValueError, match=r"chat_template: .*cannot be compiled"):
-        ModelTexts(directory, engine_info(directory), chat_template="{% if %}")
+        TextProcessor(directory, engine_info(directory), chat_template="{% if %}")
 
 
 @pytest.mark.parametrize(

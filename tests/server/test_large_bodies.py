@@ -16,7 +16,7 @@ import pytest
 from eyas.server.body import parse
 from eyas.server.errors import ApiError
 from eyas.server.json_text import MAX_STRUCTURE, MAX_VALUES, json_object
-from eyas.server.schema import ChatBody, CompletionBody, DetokenizeBody, GenerateBody
+from eyas.server.request_models import ChatBody, CompletionBody, DetokenizeBody, GenerateBody
 from eyas.text import Tokenizer
 from tests.server.fakes import FakeClient, LiveServer
 
@@ -183,7 +183,7 @@ def test_no_text_is_tokenised_that_cannot_fit(
     param: str,
     fields: dict[str, Any],
 ):
-    tokenizer, read = server.service.texts.tokenizer, []
+    tokenizer, read = server.service.text_processor.tokenizer, []
     encode = tokenizer.encode_text
 
     def noted(text: str, **options: bool) -> list[int]:

@@ -129,7 +129,7 @@ def test_a_client_that_leaves_ends_its_request_at_once(
         else:
             assert until(lambda: len(fake.requests) == 1)
     assert until(lambda: len(fake.aborted) == 1)
-    assert until(lambda: server.service.num_live == 0)
+    assert until(lambda: server.service.num_running == 0)
 
 
 def test_a_client_that_reads_nothing_is_given_up(directory: Path):
@@ -160,7 +160,9 @@ def test_probes_say_what_is_true(directory: Path):
             assert "loaded" in response.json()["error"]["message"]
         assert http.post(CHAT, json=BODY).status_code == 503
         client.info = info
-        asyncio.run_coroutine_threadsafe(server.service.load_texts(), server.loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.service.load_text_processor(), server.loop).result(
+            10
+        )
         assert http.get("/ready").json()["status"] == "ready"
         client.idle_seconds = 6
         assert http.get("/ready").status_code == 503
@@ -278,7 +280,7 @@ def test_labels_of_metrics_stay_few():
         endings={f"reason{i:03}": 2 for i in range(500)},
     )
     stats = EngineStats(drafts=drafts)
-    text = Metrics(lambda: EngineHealth(state="ready", stats=stats), "tiny").written("")[0].decode()
+    text = Metrics(lambda: EngineHealth(state="ready", stats=stats), "tiny").render("")[0].decode()
     for name in ("num_draft_tokens_per_pos", "num_draft_tokens_by_source", "draft_endings"):
         assert 2 < text.count(f"eyas_spec_decode_{name}_total{{") <= 64
     assert 'draft_endings_total{model_name="tiny",reason="other"} 968.0' in text
@@ -286,14 +288,14 @@ def test_labels_of_metrics_stay_few():
 
 def test_the_log_tells_the_lengths_that_were_accepted():
     from eyas.core import DraftCounts
-    from eyas.server.launch import drafting_since
+    from eyas.server.launch import draft_statistics
 
     before = DraftCounts(num_drafts=10, accepted_by_depth=[10])
     now = DraftCounts(num_drafts=20, accepted_by_depth=[18, 5, 2])
-    shown = drafting_since(before, now)
+    shown = draft_statistics(before, now)
     assert shown == ", mean accepted length 2.50, by position 0.80 0.50 0.20"
-    assert drafting_since(now, now) == ""
-    assert "length 1.00" in drafting_since(DraftCounts(), DraftCounts(num_drafts=2))
+    assert draft_statistics(now, now) == ""
+    assert "length 1.00" in draft_statistics(DraftCounts(), DraftCounts(num_drafts=2))
 
 
 def test_a_finished_request_leaves_one_line_without_content(

@@ -271,7 +271,7 @@ def test_names_of_the_machine_where_it_listens_for_others() -> None:
     name = socket.gethostname().lower()
 
     def is_known(bound_to: str, host: str) -> bool:
-        return Origins(bound_to, (), ())._is_ours(host)
+        return Origins(bound_to, (), ())._is_own_host(host)
 
     for bound_to in ("0.0.0.0", "::", "192.168.1.7", "models.example"):
         assert is_known(bound_to, name) and is_known(bound_to, f"{name}:8000")

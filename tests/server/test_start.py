@@ -14,7 +14,7 @@ import pytest
 
 from eyas import wire
 from eyas.engine.worker import LOG_SECONDS, REPORT_SECONDS, LoadingReports
-from eyas.server.text_workers import MAX_WAITING
+from eyas.server.thread_pool import MAX_WAITING
 from tests.server.fakes import FakeClient, LiveServer, engine_info, live_server, model_directory
 from tests.server.test_launch import SECONDS, served
 from tests.server.test_limits import post_head, raw, until
@@ -31,7 +31,9 @@ def starting(directory: Path) -> FakeClient:
 
 def get_ready(server: LiveServer, client: FakeClient, directory: Path) -> None:
     client.info = engine_info(directory)
-    asyncio.run_coroutine_threadsafe(server.service.load_texts(), server.loop).result(SECONDS)
+    asyncio.run_coroutine_threadsafe(server.service.load_text_processor(), server.loop).result(
+        SECONDS
+    )
 
 
 def post(server: LiveServer, body: dict[str, object] = BODY, **headers: str) -> httpx.Response:
@@ -42,9 +44,9 @@ def asked(
     pool: ThreadPoolExecutor, server: LiveServer, num: int, **headers: str
 ) -> list[Future[httpx.Response]]:
     """Requests that wait by now."""
-    there = server.service.num_early
+    there = server.service.num_waiting_for_start
     sent = [pool.submit(post, server, **headers) for _ in range(num)]
-    assert until(lambda: server.service.num_early == there + num)
+    assert until(lambda: server.service.num_waiting_for_start == there + num)
     return sent
 
 
@@ -66,7 +68,7 @@ def test_requests_wait_for_the_first_engine_and_models_are_listed_with_it(direct
         assert [each.result(SECONDS).status_code for each in waiting] == [200] * 3
         assert httpx.get(f"{server.url}/v1/models").status_code == 200
         assert post(server).status_code == 200
-        assert server.service.num_early == 0
+        assert server.service.num_waiting_for_start == 0
 
 
 def test_nobody_waits_longer_than_allowed(directory: Path):
@@ -127,8 +129,8 @@ def test_who_leaves_does_not_wait_any_more(directory: Path):
         body = b'{"prompt": "x"}'
         head = post_head(len(body), TEXT)
         with raw(server, head + body):
-            assert until(lambda: server.service.num_early == 1)
-        assert until(lambda: server.service.num_early == 0)
+            assert until(lambda: server.service.num_waiting_for_start == 1)
+        assert until(lambda: server.service.num_waiting_for_start == 0)
         get_ready(server, client, directory)
         assert post(server).status_code == 200
         assert len(client.requests) == 1

@@ -10,17 +10,17 @@ import pytest
 from eyas.core import GrammarError
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Literal,
     Marker,
     Node,
     Regex,
     Repeat,
-    Series,
     Source,
 )
-from eyas.server.free_text import Spelling
-from eyas.server.sources import schema_node
+from eyas.server.free_text import ControlTokenSplitter
+from eyas.server.json_schema import schema_node
 from eyas.server.structural_tag import structural_tag
 from eyas.text import Tokenizer
 
@@ -31,9 +31,9 @@ ANY = {"type": "any_text"}
 
 
 @pytest.fixture(scope="module")
-def spelling(directory: Path) -> Spelling:
+def splitter(directory: Path) -> ControlTokenSplitter:
     tokenizer = Tokenizer.from_directory(directory)
-    return Spelling(tokenizer, [tokenizer.control_id("<|im_end|>")])
+    return ControlTokenSplitter(tokenizer, [tokenizer.control_id("<|im_end|>")])
 
 
 @pytest.fixture(scope="module")
@@ -50,38 +50,40 @@ def tag(begin: str, content: Any, end: Any) -> dict[str, Any]:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def of(spelling: Spelling, form: Any) -> Node:
-    return structural_tag({"type": "structural_tag", "format": form}, spelling, "field")
+def of(splitter: ControlTokenSplitter, form: Any) -> Node:
+    return structural_tag({"type": "structural_tag", "format": form}, splitter, "field")
 
 
-def test_simple_formats(spelling: Spelling):
-    assert of(spelling, const("abc")) == Literal("abc")
-    assert of(spelling, SCHEMA) == JSON
-    assert of(spelling, {**SCHEMA, "style": "json", "any_order": False}) == JSON
-    assert of(spelling, {"type": "regex", "pattern": "a+"}) == Regex("a+")
-    assert of(spelling, {"type": "grammar", "grammar": "root ::= 'a'"}) == Source(
+def test_simple_formats(splitter: ControlTokenSplitter):
+    assert of(splitter, const("abc")) == Literal("abc")
+    assert of(splitter, SCHEMA) == JSON
+    assert of(splitter, {**SCHEMA, "style": "json", "any_order": False}) == JSON
+    assert of(splitter, {"type": "regex", "pattern": "a+"}) == Regex("a+")
+    assert of(splitter, {"type": "grammar", "grammar": "root ::= 'a'"}) == Source(
         "ebnf", "root ::= 'a'"
     )
-    assert of(spelling, ANY) == FreeText()
-    assert of(spelling, {**ANY, "excludes": ["</x>"]}) == FreeText(without=(Marker("</x>"),))
+    assert of(splitter, ANY) == FreeText()
+    assert of(splitter, {**ANY, "excludes": ["</x>"]}) == FreeText(without=(Marker("</x>"),))
 
 
-def test_combined_formats(spelling: Spelling):
+def test_combined_formats(splitter: ControlTokenSplitter):
     a, b = Literal("a"), Literal("b")
     both = [const("a"), const("b")]
-    assert of(spelling, {"type": "sequence", "elements": both}) == Series((a, b))
-    assert of(spelling, {"type": "or", "elements": both}) == Choice((a, b))
-    assert of(spelling, {"type": "optional", "content": const("a")}) == Repeat(a, 0, 1)
-    assert of(spelling, {"type": "plus", "content": const("a")}) == Repeat(a, 1, None)
-    assert of(spelling, {"type": "star", "content": const("a")}) == Repeat(a, 0, None)
+    assert of(splitter, {"type": "sequence", "elements": both}) == Concat((a, b))
+    assert of(splitter, {"type": "or", "elements": both}) == Choice((a, b))
+    assert of(splitter, {"type": "optional", "content": const("a")}) == Repeat(a, 0, 1)
+    assert of(splitter, {"type": "plus", "content": const("a")}) == Repeat(a, 1, None)
+    assert of(splitter, {"type": "star", "content": const("a")}) == Repeat(a, 0, None)
     repeat = {"type": "repeat", "content": const("a"), "min": 2}
-    assert of(spelling, {**repeat, "max": 3}) == Repeat(a, 2, 3)
-    assert of(spelling, {**repeat, "max": -1}) == Repeat(a, 2, None)
+    assert of(splitter, {**repeat, "max": 3}) == Repeat(a, 2, 3)
+    assert of(splitter, {**repeat, "max": -1}) == Repeat(a, 2, None)
 
 
-def test_control_tokens_in_a_format_are_markers(spelling: Spelling, markers: dict[str, Marker]):
-    node = of(spelling, tag('<tool_call>\n{"a": ', SCHEMA, "}\n</tool_call>"))
-    assert node == Series(
+def test_control_tokens_in_a_format_are_markers(
+    splitter: ControlTokenSplitter, markers: dict[str, Marker]
+):
+    node = of(splitter, tag('<tool_call>\n{"a": ', SCHEMA, "}\n</tool_call>"))
+    assert node == Concat(
         (
             markers["<tool_call>"],
             Literal('\n{"a": '),
@@ -91,40 +93,42 @@ def test_control_tokens_in_a_format_are_markers(spelling: Spelling, markers: dic
         )
     )
     # A token that ends the answer cannot stand inside it.
-    assert of(spelling, const("<|im_end|>")) == Literal("<|im_end|>")
+    assert of(splitter, const("<|im_end|>")) == Literal("<|im_end|>")
 
 
-def test_free_text_ends_where_its_tag_does(spelling: Spelling, markers: dict[str, Marker]):
-    thought = of(spelling, tag("<think>", ANY, "</think>\n"))
-    assert thought == Series(
+def test_free_text_ends_where_its_tag_does(
+    splitter: ControlTokenSplitter, markers: dict[str, Marker]
+):
+    thought = of(splitter, tag("<think>", ANY, "</think>\n"))
+    assert thought == Concat(
         (markers["<think>"], FreeText(until=(markers["</think>"],)), Literal("\n"))
     )
-    either = of(spelling, tag("<a>", {**ANY, "excludes": ["x"]}, ["</a>", "</b>"]))
+    either = of(splitter, tag("<a>", {**ANY, "excludes": ["x"]}, ["</a>", "</b>"]))
     free = FreeText(until=(Marker("</a>"), Marker("</b>")), without=(Marker("x"),))
-    assert either == Series((Literal("<a>"), free))
-    then = of(spelling, {"type": "sequence", "elements": [ANY, const("!"), SCHEMA]})
-    assert then == Series((FreeText(until=(Marker("!"),)), JSON))
-    assert of(spelling, tag("<a>", ANY, "")) == Series((Literal("<a>"), FreeText()))
+    assert either == Concat((Literal("<a>"), free))
+    then = of(splitter, {"type": "sequence", "elements": [ANY, const("!"), SCHEMA]})
+    assert then == Concat((FreeText(until=(Marker("!"),)), JSON))
+    assert of(splitter, tag("<a>", ANY, "")) == Concat((Literal("<a>"), FreeText()))
 
 
-def test_triggered_tags_stand_in_free_text(spelling: Spelling):
+def test_triggered_tags_stand_in_free_text(splitter: ControlTokenSplitter):
     form = {
         "type": "triggered_tags",
         "triggers": ["<f=", "<g="],
         "tags": [tag("<f=one>", SCHEMA, "</f>"), tag("<g=x>", SCHEMA, "</g>")],
     }
     f, g = Marker("<f="), Marker("<g=")
-    one = Series((FreeText(until=(f,), without=(g,)), Literal("one>"), JSON, Literal("</f>")))
-    other = Series((FreeText(until=(g,), without=(f,)), Literal("x>"), JSON, Literal("</g>")))
+    one = Concat((FreeText(until=(f,), without=(g,)), Literal("one>"), JSON, Literal("</f>")))
+    other = Concat((FreeText(until=(g,), without=(f,)), Literal("x>"), JSON, Literal("</g>")))
     dispatch, tail = Choice((one, other)), FreeText(without=(f, g))
-    assert of(spelling, form) == Series((Repeat(dispatch, 0), tail))
-    assert of(spelling, {**form, "at_least_one": True}) == Series((Repeat(dispatch, 1), tail))
+    assert of(splitter, form) == Concat((Repeat(dispatch, 0), tail))
+    assert of(splitter, {**form, "at_least_one": True}) == Concat((Repeat(dispatch, 1), tail))
     first = {**form, "stop_after_first": True}
-    assert of(spelling, first) == Choice((dispatch, tail))
-    assert of(spelling, {**first, "at_least_one": True}) == dispatch
+    assert of(splitter, first) == Choice((dispatch, tail))
+    assert of(splitter, {**first, "at_least_one": True}) == dispatch
 
 
-def test_the_older_form_is_triggered_tags(spelling: Spelling):
+def test_the_older_form_is_triggered_tags(splitter: ControlTokenSplitter):
     new = {
         "type": "triggered_tags",
         "triggers": ["<f="],
@@ -138,20 +142,20 @@ def test_the_older_form_is_triggered_tags(spelling: Spelling):
             {"begin": "<f=two>", "schema": '{"type": "object"}', "end": "</f>"},
         ],
     }
-    assert structural_tag(old, spelling, "field") == of(spelling, new)
+    assert structural_tag(old, splitter, "field") == of(splitter, new)
 
 
-def test_tags_with_a_separator(spelling: Spelling):
-    one = Series((Literal("<a>"), JSON, Literal("</a>")))
+def test_tags_with_a_separator(splitter: ControlTokenSplitter):
+    one = Concat((Literal("<a>"), JSON, Literal("</a>")))
     form = {
         "type": "tags_with_separator",
         "tags": [{"begin": "<a>", "content": SCHEMA, "end": "</a>"}],
         "separator": ",",
     }
-    several = Series((one, Repeat(Series((Literal(","), *one.parts)))))
-    assert of(spelling, form) == Repeat(several, 0, 1)
-    assert of(spelling, {**form, "at_least_one": True}) == several
-    assert of(spelling, {**form, "stop_after_first": True, "at_least_one": True}) == one
+    several = Concat((one, Repeat(Concat((Literal(","), *one.parts)))))
+    assert of(splitter, form) == Repeat(several, 0, 1)
+    assert of(splitter, {**form, "at_least_one": True}) == several
+    assert of(splitter, {**form, "stop_after_first": True, "at_least_one": True}) == one
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -169,13 +173,13 @@ def deep(levels: int) -> dict[str, Any]:
     ],
 )
 def test_a_refusal_names_the_field_of_the_written_form(
-    spelling: Spelling, tags: list[Any], place: str
+    splitter: ControlTokenSplitter, tags: list[Any], place: str
 ):
     with pytest.raises(GrammarError, match=rf"^field\.{place}: "):
-        structural_tag({"structures": tags, "triggers": ["x"]}, spelling, "field")
+        structural_tag({"structures": tags, "triggers": ["x"]}, splitter, "field")
     form = {"type": "triggered_tags", "triggers": ["x"], "tags": [tag("y", SCHEMA, "y")]}
     with pytest.raises(GrammarError, match=r"^field\.format\.tags\[0\]\.begin: "):
-        of(spelling, form)
+        of(splitter, form)
 
 
 REFUSED: list[tuple[Any, str]] = [
@@ -245,10 +249,10 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("value", "fault"), REFUSED)
 def test_what_cannot_be_said_is_a_typed_error_that_names_the_field(
-    spelling: Spelling, value: Any, fault: str
+    splitter: ControlTokenSplitter, value: Any, fault: str
 ):
     with pytest.raises(GrammarError) as refused:
-        structural_tag(value, spelling, "field")
+        structural_tag(value, splitter, "field")
     assert refused.value.fault == fault
     assert refused.value.param == "field"
     assert refused.value.message.startswith("field") and len(refused.value.message) < 500

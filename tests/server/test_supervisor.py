@@ -50,7 +50,7 @@ def test_tries_count_anew_after_an_engine_that_lived(healthy_seconds: float, num
         async def on_ready() -> None:
             engines[-1].failed.set()
             if len(engines) == 40:
-                supervisor.start_no_more()
+                supervisor.disable_restarts()
 
         reason = await supervisor.run(on_ready)
         health = supervisor.health()

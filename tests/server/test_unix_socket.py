@@ -114,7 +114,7 @@ def test_a_socket_of_another_program_is_left_alone(place: Path) -> None:
 
 def test_what_is_no_socket_is_left_alone(place: Path) -> None:
     place.write_text("mine")
-    with pytest.raises(ValueError, match=r"uds: .* is there and no socket"):
+    with pytest.raises(ValueError, match=r"uds: .* exists and is not a socket"):
         SocketFile(str(place)).__enter__()
     assert place.read_text() == "mine"
     assert [each.name for each in place.parent.iterdir()] == [place.name]

@@ -240,5 +240,5 @@ def test_arguments_that_are_no_object_stay_text(tokenizers):
 def test_messages_are_normal_once_they_were_made_so(source: str, tokenizers):
     chat = ChatTemplate(tokenizers["chatml"], source)
     answer = {"role": "assistant", "content": "<think>a</think>\n\nb</think>c", "name": None}
-    once = chat.normal([USER, answer, CALLING, RESULT, {"role": "assistant"}])
-    assert chat.normal(once) == once
+    once = chat.normalize([USER, answer, CALLING, RESULT, {"role": "assistant"}])
+    assert chat.normalize(once) == once

@@ -157,7 +157,7 @@ def test_a_file_that_is_too_long_is_not_read_whole(tmp_path: Path) -> None:
 
 def test_a_process_that_was_killed_is_replaced(ready: ChatTemplate) -> None:
     expected = ready.render(USER)
-    for idle in renderers._renderers_of(os.getpid())._idle:
+    for idle in renderers._pool_of(os.getpid())._idle:
         idle._process.send_signal(signal.SIGKILL)
         idle._process.wait()
     assert ready.render(USER) == expected
@@ -171,7 +171,7 @@ def test_renders_at_once_do_not_mix(ready: ChatTemplate) -> None:
 
     with ThreadPoolExecutor(6) as threads:
         assert all(threads.map(rendered, range(60)))
-    assert len(renderers._renderers_of(os.getpid())._idle) <= renderers.MAX_IDLE
+    assert len(renderers._pool_of(os.getpid())._idle) <= renderers.MAX_IDLE
 
 
 def test_more_templates_than_a_process_keeps(ready: ChatTemplate) -> None:

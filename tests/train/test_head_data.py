@@ -27,7 +27,7 @@ USER = {"role": "user", "content": "Hi"}
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "must be an object"),
         ('{"text": "a"}', "'text' is unknown"),
         ('{"prompt": "a", "messages": []}', "either"),
@@ -57,7 +57,7 @@ def test_an_empty_or_missing_source_is_refused(tmp_path: Path) -> None:
     for wrong in ("builtin:many", "builtin:0", "builtin:9:seed"):
         with pytest.raises(ValueError, match=r"prompts: .*write builtin:N"):
             check_source(wrong, "prompts")
-    with pytest.raises(ValueError, match=r"conversations: builtin:641: 640 come along; .* FILE N"):
+    with pytest.raises(ValueError, match=r"builtin:641: there are 640 built-in ones; .* FILE N"):
         check_source("builtin:641", "conversations")
 
 
@@ -147,7 +147,7 @@ def test_features_larger_than_the_budget_are_streamed(tmp_path: Path) -> None:
             tmp_path / name,
             shard_bytes=shard_bytes,
             batch_places=128,
-            say=lambda line: None,
+            log=lambda line: None,
             deadline=math.inf,
             stamp="s",
         )
@@ -165,7 +165,7 @@ def test_features_larger_than_the_budget_are_streamed(tmp_path: Path) -> None:
         batch = make_batch(streamed.texts(planned.members, planned.shards), 3)
         same = tuple((0, owners.index(member)) for member in planned.members)
         states, whole = streamed.states(planned.members, batch), resident.states(same, batch)
-        assert streamed.num_at_hand < num_shards
+        assert streamed.num_loaded < num_shards
         torch.testing.assert_close(states.tapped, whole.tapped, atol=1e-5, rtol=1e-5)
         assert torch.equal(states.choice_P, whole.choice_P)
         live, _ = target.states(batch.tokens_BL)

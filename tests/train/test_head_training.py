@@ -25,10 +25,10 @@ from eyas.train.head.export import export_head, head_spec
 from eyas.train.head.features import LiveFeatures
 from eyas.train.head.layouts import LAYOUTS
 from eyas.train.head.loop import STATE_FILE, Loop
-from eyas.train.head.loss import Judge
+from eyas.train.head.loss import HeadLoss
 from eyas.train.head.network import TrainableHead
 from eyas.train.head.plot import PLOT_FILE, draw
-from eyas.train.head.progress import Progress, Watch, unwatched
+from eyas.train.head.progress import OnProgress, Progress, ignore_progress
 from eyas.train.head.target import Target
 from tests.train.tiny import VOCABULARY, make_spec, make_target, make_texts
 
@@ -46,7 +46,7 @@ def count() -> Callable[[], float]:
 def make_loop(
     target: Target,
     output: Path,
-    watch: Watch = unwatched,
+    on_progress: OnProgress = ignore_progress,
     clock: Callable[[], float] = time.monotonic,
     **changes: Any,
 ) -> Loop:
@@ -64,16 +64,16 @@ def make_loop(
     torch.manual_seed(0)
     ids = torch.arange(VOCABULARY)
     head = TrainableHead(make_spec(), target.embedding_VD, None, 3)
-    judge = Judge(target.head_rows(ids), ids, config.loss_decay, 3)
+    loss = HeadLoss(target.head_rows(ids), ids, config.loss_decay, 3)
     texts = make_texts(8)
     return Loop(
         config,
         head,
-        judge,
+        loss,
         LiveFeatures(target, texts),
         LiveFeatures(target, texts),
         lambda _: None,
-        watch,
+        on_progress,
         clock,
     )
 
@@ -122,7 +122,7 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"conversations": None}, "prompts: nothing to learn from"),
+        ({"conversations": None}, "prompts: there are no texts to train on"),
         ({"conversations": "nowhere.jsonl"}, "conversations: nowhere.jsonl is no file"),
         ({"taps": (1, 2, 30)}, "taps: 1, 2, 30 do not fit the target's 8 layers"),
         ({"taps": (2, 4, 9)}, "taps: 2, 4, 9 do not fit the target's 8 layers"),
@@ -174,7 +174,7 @@ def test_the_builtin_model_gets_a_head_in_every_format_that_can_hold_it(tmp_path
     )
     lines: list[str] = []
     assert train_head(replace(config, stop_after=1e-9), lines.append) is None
-    assert "go on" in lines[-1]
+    assert "continue" in lines[-1]
     with pytest.raises(ValueError, match="answers of a run with max_tokens 8, not 9"):
         train_head(replace(config, max_tokens=9), lines.append)
     assert train_head(config, lines.append) == output
@@ -289,15 +289,15 @@ def test_a_watcher_that_raises_ends_a_training_whose_state_is_kept(
     assert straight.train(math.inf)
     watched: list[Progress] = []
 
-    def watch(progress: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         watched.append(progress)
         if len(watched) == 4:
             raise InterruptedError
 
-    stopped = make_loop(target, tmp_path / "stopped", watch=watch, **settings)
+    stopped = make_loop(target, tmp_path / "stopped", on_progress=on_progress, **settings)
     with pytest.raises(InterruptedError):
         stopped.train(math.inf)
-    again = make_loop(target, tmp_path / "stopped", watch=watched.append, **settings)
+    again = make_loop(target, tmp_path / "stopped", on_progress=watched.append, **settings)
     assert again.step == 4
     assert again.train(math.inf)
     assert [(p.phase, p.done, p.total) for p in watched] == [

@@ -67,7 +67,7 @@ def test_every_level_gives_the_logits_of_a_chain_that_drafts_these_tokens(
         tokens = texts[b].tokens.tolist()
         taps = tapped_TS[b * num_places : b * num_places + t + 1].split(64, -1)
         for level, logits_V in enumerate(chain_logits(head, tokens, t, taps)):
-            if batch.is_trained_KR[level, row]:
+            if batch.is_trained_ZR[level, row]:
                 torch.testing.assert_close(logits_K[level][row], logits_V, atol=1e-5, rtol=1e-5)
                 num_checked += 1
     assert num_checked > 20
@@ -116,12 +116,12 @@ def test_rows_and_targets_of_a_batch_are_the_answers_own() -> None:
         b, t = divmod(place, num_places)
         text = texts[b]
         assert text.is_answer[t + 2]
-        assert batch.cell_time_BA.view(-1)[batch.cell_R[row]] == t
+        assert batch.cell_time_BT.view(-1)[batch.cell_R[row]] == t
         for level in range(LEVELS):
             inside = text.is_answer[t + 2 : t + 3 + level]
             expected = len(inside) == level + 1 and bool(inside.all())
-            assert bool(batch.is_trained_KR[level, row]) == expected
+            assert bool(batch.is_trained_ZR[level, row]) == expected
             if expected:
-                assert batch.tokens_KR[level, row] == text.tokens[t + 1 + level]
-                state = batch.position_P[batch.target_KR[level, row]]
+                assert batch.tokens_ZR[level, row] == text.tokens[t + 1 + level]
+                state = batch.position_P[batch.target_ZR[level, row]]
                 assert state == b * num_places + t + 1 + level

@@ -1,7 +1,7 @@
-"""Conversations of the generator as files that `eyas train head` reads.
+"""Write conversations of the generator to files that `eyas train head` reads.
 
-Promises: (seed, count) fixes a file, and more conversations of a seed begin with the fewer ones.
-Does not know: what is learnt from them.
+Promises: (seed, count) determines a file; a larger count of the same seed starts with the same
+conversations. Does not know: what is trained on them.
 """
 
 import argparse
@@ -16,11 +16,11 @@ SHIPPED = {
     builtin.prompts_file(): ("0", 128),
     builtin.conversations_file(): ("demo", 640),
 }
-"""Seeds and counts of the files that come with the package, by file."""
+"""File that the package ships -> seed and count."""
 
 
 def lines(seed: str, count: int) -> Iterator[str]:
-    """JSON lines, each a conversation with the answer that the generator gives."""
+    """Yield JSON lines, each a conversation with the generator's answer."""
     for example in mixture(f"head/{seed}", "train", count):
         entry = {
             "messages": example.messages,
@@ -31,7 +31,7 @@ def lines(seed: str, count: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Writes conversations; without a FILE those that the package ships."""
+    """Write conversations; without FILE, write the files that the package ships."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("count", type=int, nargs="?", default=20000)

@@ -1,8 +1,7 @@
-"""Packed training tokens of the built-in model, drawn by worker processes.
+"""Generate packed training tokens of the built-in model with worker processes.
 
-Promises that shard n of a seed is the same whatever the number of workers, that conversations are
-never cut, and that weights mark the tokens the model has to write. Imports no torch; does not know
-the model.
+Promises: shard n of a seed does not depend on the number of workers; conversations are never cut;
+roles mark the tokens that the model has to write. Does not know: torch, the model.
 """
 
 import multiprocessing
@@ -25,8 +24,9 @@ _EXAMPLES_PER_SHARD = 64
 
 @dataclass(frozen=True)
 class Shard:
-    """Conversations laid end to end: token ids, what each token is (0 padding, 1 prompt,
-    2 answer), and the length of every conversation."""
+    """Concatenated conversations: token ids, the role of each token (0 padding, 1 prompt, 2
+    answer), and the length of every conversation.
+    """
 
     tokens: NDArray[np.uint16]
     roles: NDArray[np.uint8]
@@ -34,11 +34,11 @@ class Shard:
 
 
 class Marker:
-    """Finds the tokens of a rendered conversation that the model has to write itself.
+    """Finds the tokens of a rendered conversation that the model has to write.
 
-    An answer counts from its first token when it opens with reasoning; the empty reasoning of a
-    prompt without thinking is prompt; the first token of an earlier answer is prompt, because the
-    template dropped the reasoning in front of it.
+    An answer that starts with reasoning counts from its first token. The empty reasoning of a
+    prompt without thinking is part of the prompt, and so is the first token of an earlier answer,
+    because the template removes the reasoning before it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -52,7 +52,7 @@ class Marker:
         (self._think,) = ids("<think>")
 
     def roles(self, tokens: NDArray[np.uint16]) -> NDArray[np.uint8]:
-        """What each token is."""
+        """Return the role of each token."""
         roles = np.full(len(tokens), PROMPT, dtype=np.uint8)
         ends = np.nonzero(tokens == self._end)[0]
         for start in np.nonzero(tokens == self._start)[0]:
@@ -69,7 +69,7 @@ class Marker:
 
 
 def shards(tokenizer_file: Path, seed: str, index: int, size: int, longest: int) -> Shard:
-    """Shard `index` of a seed: `size` tokens, conversations of at most `longest` tokens."""
+    """Return shard `index` of a seed: `size` tokens, in conversations of at most `longest` tokens."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     return _fill(tokenizer, Marker(tokenizer), seed, index, size, longest)
 
@@ -111,7 +111,7 @@ def _pack(documents: list[NDArray[np.uint16]], marker: Marker, size: int) -> Sha
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """Which shards to draw: the tokenizer, the seed, sizes in tokens, the first shard."""
+    """The shards to generate: tokenizer, seed, sizes in tokens, first shard."""
 
     tokenizer_file: Path
     seed: str
@@ -121,7 +121,7 @@ class StreamSpec:
 
 
 def _work(spec: StreamSpec, worker: int, count: int, out: "Queue[Shard]") -> None:
-    """Draws every `count`-th shard until the process that asked for them is gone."""
+    """Generate every `count`-th shard until the parent process has ended."""
     tokenizer = Tokenizer.from_file(str(spec.tokenizer_file))
     marker = Marker(tokenizer)
     parent = multiprocessing.parent_process()
@@ -140,11 +140,11 @@ def _work(spec: StreamSpec, worker: int, count: int, out: "Queue[Shard]") -> Non
 
 
 SHARDS_AHEAD = 16
-"""Of each worker."""
+"""The number of shards that each worker generates ahead."""
 
 
 class ShardStream:
-    """Shards in order, drawn ahead by worker processes; close it to end them."""
+    """Shards in order, generated ahead by worker processes; call `close` to end them."""
 
     def __init__(self, spec: StreamSpec, workers: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -158,7 +158,7 @@ class ShardStream:
             process.start()
 
     def take(self) -> Shard:
-        """The next shard; raises RuntimeError when its worker has died."""
+        """Return the next shard. RuntimeError: its worker has died."""
         worker = self._next
         self._next = (worker + 1) % len(self._queues)
         while True:
@@ -169,7 +169,7 @@ class ShardStream:
                     raise RuntimeError(f"data worker {worker} has died") from None
 
     def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:

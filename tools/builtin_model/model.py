@@ -1,10 +1,10 @@
-"""The built-in model as it is trained: Qwen3's architecture over packed conversations.
+"""The trainable built-in model: Qwen3's architecture over packed conversations.
 
-Promises the parameter names and the function of transformers' Qwen3ForCausalLM with tied
-embeddings. Tokens lie end to end (T); attention stays inside a conversation. Does not know the
-data.
+Promises: the parameter names and the function of transformers' Qwen3ForCausalLM with tied
+embeddings. Conversations are concatenated; attention stays within a conversation. Does not know:
+the data.
 
-Shapes: T tokens, D width, N query heads, G kv heads, H head dim, V vocabulary.
+Legend: T tokens, D width, N query heads, G kv heads, H head dim, V vocabulary.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class BuiltinShape:
-    """Sizes of the built-in model; the defaults are those of the shipped checkpoint."""
+    """The sizes of the built-in model; the defaults are those of the shipped checkpoint."""
 
     vocab_size: int = 4096
     width: int = 320
@@ -33,7 +33,7 @@ class BuiltinShape:
     longest: int = 2048
 
     def config(self) -> dict[str, Any]:
-        """The config.json of the checkpoint."""
+        """Return the config.json of the checkpoint."""
         return {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
@@ -60,11 +60,12 @@ class BuiltinShape:
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(q[T,N,H], k[T,G,H], v[T,G,H], bounds[S+1]) -> [T,N,H], causal inside each conversation."""
+"""Maps (q [T, N, H], k [T, G, H], v [T, G, H], bounds [S + 1]) to [T, N, H]; causal within each
+conversation."""
 
 
 def dense_attend(q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, bounds: Tensor) -> Tensor:
-    """Attention through a full mask: the reference, and the path without a GPU."""
+    """Compute attention with a full mask: the reference, and the implementation without a GPU."""
     rows = torch.arange(len(q_TNH), device=q_TNH.device)
     segment = torch.bucketize(rows, bounds, right=True)
     mask = (segment[:, None] == segment[None, :]) & (rows[:, None] >= rows[None, :])
@@ -74,7 +75,7 @@ def dense_attend(q_TNH: Tensor, k_TGH: Tensor, v_TGH: Tensor, bounds: Tensor) ->
 
 
 def varlen_attend(longest: int) -> Attend:
-    """Attention over packed conversations by torch's variable-length kernel (GPU only)."""
+    """Return attention by torch's variable-length kernel (GPU only)."""
     from torch.nn.attention.varlen import varlen_attn
 
     known = inspect.signature(varlen_attn).parameters
@@ -180,7 +181,7 @@ class BuiltinModel(nn.Module):
     def logits(
         self, tokens_T: Tensor, positions_T: Tensor, bounds: Tensor, attend: Attend
     ) -> Tensor:
-        """Next-token logits [T, V] of packed conversations."""
+        """Return the next-token logits [T, V] of packed conversations."""
         rope = self._rope(positions_T)
         x_TD = self.model.embed_tokens(tokens_T)
         for layer in self.model.layers:

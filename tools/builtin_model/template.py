@@ -1,6 +1,6 @@
-"""The chat template of the built-in model, rendered as transformers renders it.
+"""Render the chat template of the built-in model as transformers does.
 
-Promises the text that `apply_chat_template` gives for the shipped template. Does not tokenise.
+Promises: the same text as `apply_chat_template` with the shipped template. Does not know: tokens.
 """
 
 import json
@@ -37,7 +37,7 @@ def render(
     add_generation_prompt: bool = False,
     enable_thinking: bool = True,
 ) -> str:
-    """The text of a conversation, with the opening of the next answer where asked for."""
+    """Return the text of a conversation, with the start of the next answer if requested."""
     return _template().render(
         messages=messages,
         tools=tools,

@@ -1,9 +1,8 @@
-"""The tokenizer of the built-in model: a byte-level BPE trained on the generator's own text.
+"""Train the tokenizer of the built-in model: a byte-level BPE on text of the generator.
 
-Promises that every Unicode text round-trips, that control tokens are single ids at the end of the
-vocabulary, and that a word has the same tokens wherever it stands: white space is never part of a
-word's token, so that copying a word from prose into JSON copies its tokens. Does not know the
-model.
+Promises: every Unicode text round-trips; control tokens are single ids at the end of the
+vocabulary; a word has the same tokens at every place, since white space is never part of a word's
+token, so that copying a word from prose into JSON copies its tokens. Does not know: the model.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from builtin_model.template import TEMPLATE_FILE, render
 
 VOCABULARY_SIZE = 4096
 LISTED_REPEATS = 300
-"""How often the words of the tables are repeated, so that most of them get one token."""
+"""The number of repetitions of the words of the tables, so that most of them get one token."""
 END_OF_TEXT = "<|endoftext|>"
 CONTROL_TOKENS = (
     END_OF_TEXT,
@@ -33,15 +32,16 @@ CONTROL_TOKENS = (
     "</tool_response>",
 )
 HIDDEN_TOKENS = CONTROL_TOKENS[:3]
-"""Those that a text shown to people leaves out; reasoning and tool tags stay, as Qwen3 has it."""
+"""Tokens that are removed from text for people; tags of reasoning and tools stay, as in Qwen3."""
 SPLIT_PATTERN = (
     r"\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+(?: [^\s\p{L}\p{N}]+)*[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Words, single digits, runs of punctuation (with spaces inside), line ends, white space."""
+"""Splits text into words, single digits, runs of punctuation (with spaces), line ends and white
+space."""
 
 
 def training_text(seed: str, count: int) -> Iterator[str]:
-    """Rendered conversations without their control tokens."""
+    """Yield rendered conversations without their control tokens."""
     for example in mixture(f"tokenizer/{seed}", "train", count):
         text = render(example.messages, example.tools)
         for token in CONTROL_TOKENS:
@@ -52,7 +52,7 @@ def training_text(seed: str, count: int) -> Iterator[str]:
 
 
 def train_tokenizer(texts: Iterator[str]) -> Tokenizer:
-    """A byte-level BPE of `VOCABULARY_SIZE` entries, control tokens last."""
+    """Train a byte-level BPE of `VOCABULARY_SIZE` entries, with control tokens last."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -77,7 +77,7 @@ def train_tokenizer(texts: Iterator[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
@@ -96,7 +96,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def main() -> None:
-    """Trains the tokenizer and writes it into a checkpoint directory."""
+    """Train the tokenizer and write it into a checkpoint directory."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", default="0")

@@ -1,8 +1,8 @@
-"""Training of the built-in model: conversations in, a Hugging Face checkpoint out.
+"""Train the built-in model on generated conversations, and write a Hugging Face checkpoint.
 
-Promises that a run is fixed by its configuration but for the order of floating-point sums, that it
-can stop after a given time and go on later, and that the checkpoint it writes is complete. Does not
-judge the model; see `eyas_bench.builtin`.
+Promises: a run is determined by its configuration, except for the order of floating-point sums; it
+can stop after a given time and continue later; the checkpoint is complete. Does not know: how well
+the model answers (`eyas_bench.builtin` measures it).
 """
 
 import argparse
@@ -30,10 +30,10 @@ _SHORTEST = 24
 
 @dataclass(frozen=True)
 class BuiltinTraining:
-    """One training run. Sizes are in tokens, times in seconds.
+    """The settings of a training run. Sizes are in tokens, times in seconds.
 
-    `tokenizer` is a directory with the tokenizer's files; `output` receives the checkpoint, the
-    loss curve and, when `stop_after` ends the run early, the state to go on from.
+    tokenizer: directory with the tokenizer's files. output: directory for the checkpoint, the loss
+    curve and, when `stop_after` ends the run early, the state to continue from.
     """
 
     output: Path
@@ -65,10 +65,10 @@ class _Batch:
 
 
 def train_builtin(config: BuiltinTraining) -> Path:
-    """Trains, resuming where an earlier run stopped; returns the directory of the checkpoint.
+    """Train, or continue an earlier run. Return the directory of the checkpoint.
 
-    The checkpoint is complete only when all steps are done: until then the directory holds
-    `state.pt`, and calling again with the same configuration goes on.
+    The checkpoint is complete only when all steps are done; until then the directory holds
+    `state.pt`, and a call with the same configuration continues.
     """
     if config.batch_tokens % config.shard_tokens:
         raise ValueError("batch_tokens must be a multiple of shard_tokens")
@@ -96,7 +96,7 @@ def train_builtin(config: BuiltinTraining) -> Path:
         stream.close()
     if done < config.steps:
         torch.save(run.state(done), state_file)
-        print(f"stopped at step {done}; run again to go on", flush=True)
+        print(f"stopped at step {done}; run again to continue", flush=True)
         return config.output
     export(run.model, config.tokenizer, config.output)
     state_file.unlink(missing_ok=True)
@@ -104,7 +104,7 @@ def train_builtin(config: BuiltinTraining) -> Path:
 
 
 def _batch(stream: ShardStream, config: BuiltinTraining) -> _Batch:
-    """The next batch; bounds are padded with empty conversations to a fixed count."""
+    """Return the next batch; bounds are padded with empty conversations to a fixed count."""
     parts = [stream.take() for _ in range(config.batch_tokens // config.shard_tokens)]
     tokens = torch.cat([torch.from_numpy(part.tokens.astype("int32")) for part in parts])
     roles = torch.cat([torch.from_numpy(part.roles) for part in parts])
@@ -127,7 +127,7 @@ def _batch(stream: ShardStream, config: BuiltinTraining) -> _Batch:
 
 
 class _Run:
-    """The model, its optimizers and the loss curve of one run."""
+    """The model, its optimizers and the loss curve of a run."""
 
     def __init__(self, config: BuiltinTraining, state: dict[str, Any] | None) -> None:
         self.config = config
@@ -157,13 +157,13 @@ class _Run:
         )
 
     def rate(self, step: int) -> float:
-        """The learning rate's factor: warm-up, constant, linear to zero."""
+        """Return the factor of the learning rate: warm-up, constant, linear to zero."""
         config = self.config
         left = (config.steps - step) / max(1.0, config.decay_share * config.steps)
         return min(1.0, (step + 1) / max(1, config.warmup_steps), left)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Everything needed to go on."""
+        """Return the state to continue from."""
         return {
             "step": step,
             "model": self.model.state_dict(),
@@ -174,7 +174,7 @@ class _Run:
         }
 
     def train(self, first: int, next_batch: Callable[[], _Batch]) -> int:
-        """Runs the steps from `first`; returns the step it stopped at."""
+        """Run the steps from `first`. Return the step at which it stopped."""
         config, started, before = self.config, time.monotonic(), self.seconds
         step = first
         while step < config.steps and time.monotonic() - started < config.stop_after:
@@ -222,7 +222,7 @@ class _Run:
 def _loss(
     model: BuiltinModel, batch: _Batch, attend: Callable[..., Tensor], prompt_weight: float
 ) -> tuple[Tensor, Tensor]:
-    """(weighted loss, mean loss of answer tokens); nothing is asked across conversations."""
+    """Return (weighted loss, mean loss of answer tokens), within each conversation."""
     logits = model.logits(batch.tokens_T, batch.positions_T, batch.bounds, attend).float()
     targets = batch.tokens_T[1:].long()
     losses = F.cross_entropy(logits[:-1], targets, reduction="none")
@@ -240,7 +240,7 @@ def _plain(config: BuiltinTraining) -> dict[str, Any]:
 
 
 def export(model: BuiltinModel, tokenizer: Path, directory: Path) -> None:
-    """Writes the Hugging Face checkpoint of a model in bfloat16."""
+    """Write the Hugging Face checkpoint of a model in bfloat16."""
     directory.mkdir(parents=True, exist_ok=True)
     weights = {
         name: weight.detach().to("cpu", torch.bfloat16).contiguous()
@@ -256,7 +256,7 @@ def export(model: BuiltinModel, tokenizer: Path, directory: Path) -> None:
 
 
 def _token_ids(shape: BuiltinShape) -> dict[str, Any]:
-    """Control tokens are the last nine ids: end of text, start and end of a message come first."""
+    """Return the token ids of config.json; control tokens are the last nine ids."""
     end_of_text = shape.vocab_size - 9
     return {"eos_token_id": [end_of_text + 2, end_of_text], "pad_token_id": end_of_text}
 
@@ -271,7 +271,7 @@ def _with_tokens(shape: BuiltinShape) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Trains the built-in model."""
+    """Train the built-in model."""
     defaults = BuiltinTraining(Path())
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("output", type=Path)

@@ -1,6 +1,7 @@
-"""The commands of `eyas bench`: measurements, each with the command that repeats it.
+"""The commands of `eyas bench`.
 
-Promises: what `eyas.cli` promises of its commands. Does not know: how anything is measured.
+Promises: the same as the commands of `eyas.cli`; each result includes its command line.
+Does not know: how anything is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from eyas_bench.cli import (
     tune,
 )
 
-app = typer.Typer(help="Measure: decoding speed, the built-in model's answers, a long serve.")
+app = typer.Typer(help="Run benchmarks of decoding, serving, grammars and draft trees.")
 app.command("builtin")(builtin.builtin)
 app.command("serve-soak")(serve_soak.serve_soak)
 app.command("decode")(decode.decode)

@@ -1,6 +1,6 @@
-"""`eyas bench builtin`: how often the built-in model is right.
+"""`eyas bench builtin`: measure the accuracy of the built-in model.
 
-Does not know: what the right answers are.
+Does not know: what the correct answers are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.options import MODEL, engine_config
-from eyas.cli.results import Output, run_facts, tell
+from eyas.cli.results import Output, report_result, run_facts
 
 if TYPE_CHECKING:
     from eyas_bench.builtin import BuiltinReport
@@ -19,16 +19,23 @@ if TYPE_CHECKING:
 
 def builtin(
     num_per_family: Annotated[
-        int, typer.Option("--num-per-family", min=1, help="Held-out conversations of each family.")
+        int,
+        typer.Option(
+            "--num-per-family", min=1, help="Number of held-out conversations of each family."
+        ),
     ] = 50,
-    seed: Annotated[str, typer.Option("--seed", help="Which held-out conversations.")] = "0",
+    seed: Annotated[
+        str, typer.Option("--seed", help="Random seed of the held-out conversations.")
+    ] = "0",
     drafter: options.Drafter = "root",
     model: options.Model = MODEL.path,
-    show_misses: Annotated[int, typer.Option("--show-misses", help="Wrong answers to print.")] = 0,
+    show_misses: Annotated[
+        int, typer.Option("--show-misses", help="Maximum number of wrong answers to print.")
+    ] = 0,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """How often the built-in model's greedy answers to held-out conversations are right."""
+    """Measure how many greedy answers to held-out conversations are correct."""
     from dataclasses import asdict
 
     from eyas.cli.loading import open_model
@@ -39,7 +46,7 @@ def builtin(
         report = evaluate(engine_answers(llm), num_per_family, seed)
     measured = {**asdict(report), "misses": [asdict(miss) for miss in report.misses[:20]]}
     result = {**run_facts(), **measured}
-    tell(result, output, as_json, lambda _: _show(report, show_misses))
+    report_result(result, output, as_json, lambda _: _show(report, show_misses))
 
 
 def _show(report: BuiltinReport, num_misses: int) -> None:
@@ -52,4 +59,6 @@ def _show(report: BuiltinReport, num_misses: int) -> None:
     table.add_row("[bold]overall[/bold]", f"[bold]{100 * report.overall:.1f} %[/bold]")
     Console().print(table)
     for miss in report.misses[:num_misses]:
-        print(f"\n{miss.family}: {miss.asked}\n  right: {miss.expected}\n  given: {miss.answered}")
+        print(
+            f"\n{miss.family}: {miss.asked}\n  expected: {miss.expected}\n  answer: {miss.answered}"
+        )

@@ -1,6 +1,6 @@
-"""`eyas bench decode`: how fast tokens come, with and without drafts.
+"""`eyas bench decode`: measure decoding speed with and without drafts.
 
-Promises: status 1 where a drafter changed a token. Does not know: how anything is measured.
+Promises: exit status 1 where a drafter changed a token. Does not know: how anything is measured.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, DraftOptions, engine_config, flattened
-from eyas.cli.results import Output, run_facts, tell
+from eyas.cli.results import Output, report_result, run_facts
 from eyas_bench.cli.measuring import (
     TASKS_OF_A_ROUND,
     Workload,
-    narrator,
     number,
     place,
     read_inputs,
     round_name,
+    status_line,
 )
 from eyas_bench.cli.shape_measures import measure_shape
 from eyas_bench.cli.shape_options import (
@@ -39,14 +39,14 @@ from eyas_bench.cli.shape_options import (
 
 
 class Peer(StrEnum):
-    """Who may run the same checkpoint for comparison."""
+    """Another engine that can run the same checkpoint."""
 
     transformers = "transformers"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender(DraftOptions):
-    """Drafting that is measured against plain decoding; by default there is none."""
+    """The drafting that is compared with plain decoding; none by default."""
 
     drafter: options.Drafter = "root"
 
@@ -57,24 +57,29 @@ def decode(
     model: options.Model = MODEL.path,
     batch: Annotated[
         str,
-        typer.Option("--batch", "-b", help="Batch sizes, with commas between them."),
+        typer.Option("--batch", "-b", help="Batch sizes, separated by commas."),
     ] = "1,8",
     workload: Annotated[
         Workload,
         typer.Option(
-            help="tasks: held-out tasks of the built-in model's kinds, other ones in every round, "
-            "whose answers end by themselves; chat: short tasks; copy: answers that stand in the "
-            "prompt; random: random tokens."
+            help="Prompts: tasks (held-out tasks of the built-in model's families, new ones in every "
+            "round; answers end at end-of-text), chat (short tasks), copy (the answer is part of the "
+            "prompt), or random (random tokens)."
         ),
     ] = Workload.chat,
     prompts_file: Annotated[
         Path | None,
-        typer.Option("--prompts-file", help="Text prompts of your own, JSON lines; raw."),
+        typer.Option(
+            "--prompts-file",
+            help="JSON lines file of text prompts, used without a chat template.",
+        ),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
         typer.Option(
-            "--prompt-tokens", min=1, help="Length of random prompts; 128, or 1 with --schemas."
+            "--prompt-tokens",
+            min=1,
+            help="Length of random prompts in tokens. Default: 128; 1 with --schemas.",
         ),
     ] = None,
     num_prompts: Annotated[
@@ -82,45 +87,50 @@ def decode(
         typer.Option(
             "--num-prompts",
             min=1,
-            help="Prompts of a round, a batch at a time; by default the batch size (twice that with "
-            "--refill), and at least 13 with tasks.",
+            help="Number of prompts in a round. Default: the batch size (twice that with "
+            "--refill), and at least 13 with --workload tasks.",
         ),
     ] = None,
     refill: Annotated[
         bool,
         typer.Option(
             "--refill",
-            help="Start a prompt as soon as an answer has ended, so that a batch stays full.",
+            help="Start the next prompt when an answer ends, so that the batch stays full.",
         ),
     ] = False,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", help="Tokens of an answer; 128, or 256 with --shape."),
+        typer.Option(
+            "--max-tokens",
+            help="Maximum length of an answer in tokens. Default: 128; 256 with --shape.",
+        ),
     ] = None,
     stop_at_eos: Annotated[
         bool,
         typer.Option(
-            "--stop-at-eos", help="Let answers end by themselves; by default they do not."
+            "--stop-at-eos", help="End answers at end-of-text tokens, which are ignored by default."
         ),
     ] = False,
-    temperature: Annotated[float, typer.Option("--temperature", "-t")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="Sampling temperature; 0 is greedy.")
+    ] = 0.0,
     repeats: Annotated[
         int | None,
         typer.Option(
-            "--repeats", min=1, help="Counted rounds after one to warm up; 5, or 3 with --shape."
+            "--repeats",
+            min=1,
+            help="Number of measured rounds, after a warm-up round. Default: 5; 3 with --shape.",
         ),
     ] = None,
     compare: Annotated[
         Peer | None,
-        typer.Option("--compare", help="Run the same checkpoint through this, in turn."),
+        typer.Option("--compare", help="Also measure this engine with the same checkpoint."),
     ] = None,
     drafting: Contender,
     shaped: ShapeOptions,
     plain: Annotated[
         bool,
-        typer.Option(
-            "--plain/--no-plain", help="With a drafter: run plain decoding in turn as well."
-        ),
+        typer.Option("--plain/--no-plain", help="With --drafter: also measure plain decoding."),
     ] = True,
     dtype: options.Dtype = options.DtypeChoice.auto,
     device: options.Device = DEVICE.device,
@@ -130,15 +140,14 @@ def decode(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tokens per second, time to first token, step time, accepted tokens; contestants take turns.
+    """Measure decoding: tokens per second, time to first token, step time and accepted tokens.
 
-    Plain decoding is an engine of its own that knows nothing of drafts. What a drafter has learned
-    of costs and acceptance stays from round to round; one round is not counted.
+    Contestants take turns. Plain decoding is an engine without a drafter. A drafter keeps its
+    measurements of cost and acceptance from round to round; a warm-up round is not counted.
 
-    With --shape one contestant runs by the protocol that engines are compared with: random prompts
-    start together, tokens per second count from the last sequence's first token to the last
-    sequence's last one, and the best round is told. With --schemas or --prefill other things are
-    measured of it.
+    With --shape, one engine with random weights is measured: random prompts start together, tokens
+    per second count from the last sequence's first token to the last sequence's last token, and the
+    best round is reported. --schemas and --prefill measure schemas and long prompts instead.
     """
     from eyas_bench.tune import numbers
 
@@ -154,7 +163,7 @@ def decode(
             ("--num-prompts", num_prompts),
         ):
             if given:
-                raise ValueError(f"{option}: --shape has a protocol of its own; leave it out")
+                raise ValueError(f"{option}: is not supported with --shape; leave it out")
         protocol = Protocol(
             batches=batches,
             prompt_tokens=prompt_tokens or (PROMPT_TOKENS if shaped.schemas is None else 1),
@@ -194,7 +203,7 @@ def decode(
         return EngineContestant(name, open_model(config, quiet=as_json))
 
     if refill and compare is not None:
-        raise ValueError("--refill: another engine runs whole batches; leave --compare out")
+        raise ValueError("--refill: is not supported with --compare; leave one of them out")
     tasks = workload is Workload.tasks and prompts_file is None
     least = num_prompts or (TASKS_OF_A_ROUND if tasks else 1)
     contestants: list[Any] = []
@@ -214,7 +223,7 @@ def decode(
     entries = None if prompts_file is None else read_entries(prompts_file)
     inputs = read_inputs(llm, workload, entries, most, prompt_tokens)
     prompts = cycle_to(inputs.token_ids, most)
-    say = narrator(as_json)
+    show_status = status_line(as_json)
     results, failed = [], []
     for size, count in counts.items():
         job = Job(
@@ -226,7 +235,7 @@ def decode(
             refills=refill,
             per_round=count if tasks else 0,
         )
-        runs = take_turns(contestants, job, repeats, _of_size(say, size))
+        runs = take_turns(contestants, job, repeats, _show_round(show_status, size))
         names = list(runs)
         entry: dict[str, Any] = {
             "batch": size,
@@ -259,28 +268,31 @@ def decode(
         },
         "results": results,
     }
-    say("")
-    tell(result, output, as_json, _show)
+    show_status("")
+    report_result(result, output, as_json, _show)
     if failed:
         raise CheckFailed("a drafter changed tokens; please report it with this command")
 
 
 def _lengths(prompts: list[list[int]]) -> dict[str, int]:
-    """How many prompts there are and how long, in tokens."""
+    """Return the number of prompts and their lengths in tokens."""
     lengths = sorted(len(prompt) for prompt in prompts)
     middle = lengths[len(lengths) // 2]
     return {"prompts": len(lengths), "least": lengths[0], "median": middle, "most": lengths[-1]}
 
 
 def _pairs(names: list[str], peer: str | None) -> list[tuple[str, str]]:
-    """Whose speed is divided by whose: drafters by plain, everybody of ours by the peer."""
+    """Return the pairs of contestants whose speed ratio is reported.
+
+    Drafters are compared with plain decoding, and all engines of eyas with the peer.
+    """
     ours = [name for name in names if name != peer]
     pairs = [(name, "plain") for name in ours if name != "plain" and "plain" in ours]
     return pairs + [(name, peer) for name in ours if peer is not None]
 
 
-def _of_size(say: Callable[[str], None], size: int) -> Callable[[str, int], None]:
-    return lambda name, turn: say(f"batch {size}: {round_name(turn)}, {name}")
+def _show_round(show_status: Callable[[str], None], size: int) -> Callable[[str, int], None]:
+    return lambda name, turn: show_status(f"batch {size}: {round_name(turn)}, {name}")
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
-"""`eyas bench grammar`: what output schemas cost, and whether they hold.
+"""`eyas bench grammar`: measure the cost of output schemas, and check that they are enforced.
 
-Promises: status 1 where an invalid instance was let through. Does not know: how anything is measured.
+Promises: exit status 1 where an invalid instance was accepted. Does not know: how anything is
+measured.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.results import Output, run_facts, status, tell
+from eyas.cli.results import Output, report_result, run_facts, status
 from eyas_bench.cli.measuring import prefixed
 
 
 class GrammarBackend(StrEnum):
-    """Who compiles."""
+    """A grammar library."""
 
     llguidance = "llguidance"
     xgrammar = "xgrammar"
@@ -29,43 +30,45 @@ def grammar(
     folder: Annotated[
         Path,
         typer.Argument(
-            help='Files of {"schema": ..., "tests": [{"valid": true, "data": ...}]}.',
+            help='Directory of files {"schema": ..., "tests": [{"valid": true, "data": ...}]}.',
             exists=True,
             file_okay=False,
         ),
     ],
     tokenizer: Annotated[
         Path,
-        typer.Option("--tokenizer", help="A model directory or a tokenizer.json.", exists=True),
+        typer.Option("--tokenizer", help="Model directory or tokenizer.json file.", exists=True),
     ],
     backend: Annotated[
-        GrammarBackend, typer.Option("--backend", help="Who compiles.")
+        GrammarBackend, typer.Option("--backend", help="Grammar library.")
     ] = GrammarBackend.llguidance,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Files to read, from the first.")
+        int | None,
+        typer.Option("--limit", min=1, help="Maximum number of files to read. Default: all."),
     ] = None,
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compile schemas, mask along their instances and whole draft trees, on one core."""
+    """Measure compilation and masks of schemas, for instances and draft trees, on one core."""
     from eyas.constraint import build_backend
     from eyas_bench.grammar import measure, read_cases, read_vocabulary, summary
 
     cases = read_cases(folder, limit)
     reader, vocabulary = read_vocabulary(tokenizer)
     built = build_backend(backend.value, vocabulary, 1)
-    with status(as_json) as say:
-        measured = measure(built, reader, vocabulary, cases, prefixed(say, "measuring"))
+    with status(as_json) as show_status:
+        on_case = prefixed(show_status, "measuring")
+        measured = measure(built, reader, vocabulary, cases, on_case)
     result: dict[str, Any] = {
         **run_facts(),
         "backend": backend.value,
         "folder": folder.name,
         **summary(measured),
     }
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     if result["invalid_accepted"]:
         names = sorted({entry["file"] for entry in result["accepted"]})
-        raise CheckFailed(f"invalid instances were let through: {', '.join(names[:8])}")
+        raise CheckFailed(f"invalid instances were accepted: {', '.join(names[:8])}")
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the benches have in common: their inputs, what goes on, parts of their tables.
+"""What the benchmark commands share: inputs, status lines, and parts of tables.
 
 Does not know: what is measured.
 """
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from eyas.verify.inputs import Inputs
 
 TASKS_OF_A_ROUND = 13
-"""Held-out prompts that every round has at least: one of every kind."""
+"""The minimum number of held-out prompts of a round: one of every family."""
 
 
 class Workload(StrEnum):
-    """What the prompts are."""
+    """The kind of prompts."""
 
     tasks = "tasks"
     chat = "chat"
@@ -34,8 +34,10 @@ def read_inputs(
     count: int,
     prompt_tokens: int = 128,
 ) -> Inputs:
-    """The prompts of a file, or else of a workload, up to `count` of them. prompt_tokens: of each that
-    is random."""
+    """Return the prompts of a file, or of a workload if `entries` is None.
+
+    count: number of prompts of a workload. prompt_tokens: length of random prompts.
+    """
     from eyas.verify.inputs import Inputs, from_entries, from_tasks
     from eyas.verify.prompts import TASKS, random_prompts
     from eyas_bench import prompts
@@ -51,29 +53,29 @@ def read_inputs(
     return from_tasks(llm, count, tasks=tasks)
 
 
-def prefixed(say: Callable[[str], None], name: str) -> Callable[[str], None]:
-    """Says what is done of `name`."""
-    return lambda text: say(f"{name}: {text}")
+def prefixed(show_status: Callable[[str], None], name: str) -> Callable[[str], None]:
+    """Return a function that shows a status with `name` in front."""
+    return lambda text: show_status(f"{name}: {text}")
 
 
-def narrator(quiet: bool) -> Callable[[str], None]:
-    """Says what goes on in one line of standard error; an empty text clears it."""
+def status_line(quiet: bool) -> Callable[[str], None]:
+    """Return a function that shows a status in one line of standard error; "" clears the line."""
     if quiet or not sys.stderr.isatty():
         return lambda text: None
     return lambda text: print(f"\r{text:<48}\r", end="", file=sys.stderr, flush=True)
 
 
 def round_name(turn: int) -> str:
-    """Rounds count from 1; what is before them is not counted."""
+    """Return the name of a round; numbers below 1 are warm-up rounds."""
     return f"round {turn}" if turn > 0 else "warm-up"
 
 
 def place(result: dict[str, Any]) -> str:
-    """The processor that ran the model."""
+    """Return the name of the processor or GPU that ran the model."""
     model, machine = result["model"], result["machine"]
     return machine.get("gpu") if model["device"].startswith("cuda") else machine["cpu"]
 
 
 def number(value: float | None) -> str:
-    """As tables have it."""
+    """Return a number as a table cell; "" for None."""
     return "" if value is None else f"{value:.2f}"

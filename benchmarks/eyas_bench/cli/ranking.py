@@ -1,6 +1,6 @@
-"""`eyas bench ranking`: what a head gains from ranking candidates with the target's noise.
+"""`eyas bench ranking`: compare rankings of draft candidates with and without the sampling noise.
 
-Promises: status 1 where a ranking changed a token. Does not know: how anything is counted.
+Promises: exit status 1 where a ranking changed a token. Does not know: how anything is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, engine_config
-from eyas.cli.results import Output, run_facts, status, tell
+from eyas.cli.results import Output, report_result, run_facts, status
 from eyas_bench.cli.measuring import prefixed
 
 if TYPE_CHECKING:
@@ -24,31 +24,36 @@ def ranking(
     model: options.Model = MODEL.path,
     draft_model: Annotated[
         str | None,
-        typer.Option("--draft-model", help="A draft head; the model's own by default."),
+        typer.Option("--draft-model", help="Draft head. Default: the model's own."),
     ] = None,
     temperatures: Annotated[
-        str, typer.Option("--temperatures", help="Above 0, with commas between them.")
+        str,
+        typer.Option("--temperatures", help="Sampling temperatures above 0, separated by commas."),
     ] = "0.6,1",
-    top_p: Annotated[str, typer.Option("--top-p", help="With commas between them.")] = "1,0.95",
+    top_p: Annotated[
+        str, typer.Option("--top-p", help="Values of top-p, separated by commas.")
+    ] = "1,0.95",
     shapes: Annotated[
-        str, typer.Option("--shapes", help="Trees as steps/topk/nodes, with commas between them.")
+        str,
+        typer.Option("--shapes", help="Tree sizes as steps/topk/nodes, separated by commas."),
     ] = "5/1/6,5/4/16",
     families: Annotated[
         str,
         typer.Option(
             "--families",
-            help="Kinds of held-out tasks, with commas between them; groups with a semicolon "
-            "between them; all names every kind.",
+            help="Groups of task families, separated by semicolons; families of a group are separated "
+            "by commas. all is every family.",
         ),
     ] = "all;pick,talk",
     num_prompts: Annotated[
-        int, typer.Option("--num-prompts", min=2, help="Prompts of a group.")
+        int, typer.Option("--num-prompts", min=2, help="Number of prompts in a group.")
     ] = 39,
     num_seeds: Annotated[
-        int, typer.Option("--num-seeds", min=1, help="Answers to a prompt, with a seed each.")
+        int,
+        typer.Option("--num-seeds", min=1, help="Number of answers per prompt, each with a seed."),
     ] = 2,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=2, help="Longest answer; they end by themselves.")
+        int, typer.Option("--max-tokens", min=2, help="Maximum length of an answer in tokens.")
     ] = 256,
     dtype: options.Dtype = options.DtypeChoice.auto,
     device: options.Device = DEVICE.device,
@@ -57,7 +62,7 @@ def ranking(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Accepted tokens with candidates ranked by the model's noise and by likelihood alone."""
+    """Compare accepted tokens of rankings with and without the noise of the target."""
     from builtin_model.families import FAMILIES
     from eyas.cli.loading import open_model
     from eyas.verify.inputs import check_lengths, from_tasks
@@ -67,7 +72,7 @@ def ranking(
     from eyas_bench.prompts import heldout_tasks
     from eyas_bench.tune import largest
 
-    grown = _shapes(shapes)
+    tree_shapes = _shapes(shapes)
     settings = [
         bench.Setting(temperature, p)
         for temperature in _numbers(temperatures, "--temperatures", 2.0)
@@ -78,7 +83,7 @@ def ranking(
         for text in families.split(";")
     }
     tasks = {name: heldout_tasks(num_prompts, chosen) for name, chosen in groups.items()}
-    most = largest(grown)
+    largest_shape = largest(tree_shapes)
     config = engine_config(
         model=model,
         dtype=dtype,
@@ -87,15 +92,15 @@ def ranking(
         offline=offline,
         drafter="head",
         draft_model=draft_model,
-        draft_steps=most.steps,
-        draft_topk=most.topk,
-        draft_nodes=most.nodes,
+        draft_steps=largest_shape.steps,
+        draft_topk=largest_shape.topk,
+        draft_nodes=largest_shape.nodes,
         max_num_seqs=16,
-        max_batch_tokens=batch_tokens([16], [most]),
+        max_batch_tokens=batch_tokens([16], [largest_shape]),
         prefix_cache=False,
     )
     results = []
-    with open_model(config, quiet=as_json) as llm, status(as_json) as say:
+    with open_model(config, quiet=as_json) as llm, status(as_json) as show_status:
         stage = Stage(llm)
         for name, chosen in tasks.items():
             inputs = from_tasks(llm, len(chosen), tasks=chosen)
@@ -104,10 +109,10 @@ def ranking(
                 stage,
                 inputs.token_ids,
                 settings,
-                grown,
+                tree_shapes,
                 num_seeds=num_seeds,
                 max_tokens=max_tokens,
-                say=prefixed(say, name),
+                show_status=prefixed(show_status, name),
             )
             results += [{"families": name, **entry} for entry in counted]
         assert isinstance(stage.built, bench.TreeDrafter)
@@ -124,7 +129,7 @@ def ranking(
             },
             "results": results,
         }
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     if any(entry["changed_answers"] for entry in results):
         raise CheckFailed("a ranking changed tokens; please report it with this command")
 
@@ -133,21 +138,22 @@ def _names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _numbers(text: str, option: str, most: float) -> list[float]:
-    """Numbers above 0, at most `most`."""
+def _numbers(text: str, option: str, maximum: float) -> list[float]:
+    """Parse numbers above 0 and at most `maximum`, separated by commas."""
     try:
-        values = sorted({float(part) for part in text.split(",")}, reverse=most == 1.0)
+        values = sorted({float(part) for part in text.split(",")}, reverse=maximum == 1.0)
     except ValueError:
         values = [0.0]
-    if not all(0 < value <= most for value in values):
+    if not all(0 < value <= maximum for value in values):
         raise ValueError(
-            f"{option}: numbers above 0, at most {most:g}, with commas between them, not {text!r}"
+            f"{option}: must be numbers above 0 and at most {maximum:g}, separated by commas, not "
+            f"{text!r}"
         )
     return values
 
 
 def _shapes(text: str) -> list[TreeShape]:
-    """Trees like 5/4/16."""
+    """Parse tree sizes such as 5/4/16, separated by commas."""
     from eyas.draft import TreeShape
     from eyas.verify.shapes import normal
     from eyas_bench.tune import LIMITS
@@ -161,7 +167,7 @@ def _shapes(text: str) -> list[TreeShape]:
         )
         if not fits:
             raise ValueError(
-                f"--shapes: trees as steps/topk/nodes such as 5/4/16 with commas between them (at "
+                "--shapes: must be trees as steps/topk/nodes such as 5/4/16, separated by commas (at "
                 f"most 32/32/128), not {text!r}"
             )
         shapes.append(normal(TreeShape(*sizes)))
@@ -169,7 +175,7 @@ def _shapes(text: str) -> list[TreeShape]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    """A table for each group of families, a row for each setting and shape."""
+    """Print a table for each group of families, with a row for each setting and shape."""
     from rich.console import Console
     from rich.table import Table
 
@@ -181,7 +187,7 @@ def _show(result: dict[str, Any]) -> None:
     for families, of_group in rows.items():
         table = Table(
             *("T", "top_p", "tree", "top-k", "noise", "gain", "(95 %)", "beta 1"),
-            title=f"{families}: tokens a step, {settings['num_prompts']} prompts, "
+            title=f"{families}: tokens per step, {settings['num_prompts']} prompts, "
             f"{settings['num_seeds']} answers to each",
         )
         for (temperature, top_p, *shape), found in of_group.items():

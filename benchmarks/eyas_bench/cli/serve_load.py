@@ -1,7 +1,7 @@
-"""`eyas bench serve`: an open load of requests, and how long they waited.
+"""`eyas bench serve`: measure latency and throughput under an open load of requests.
 
-Promises: arrivals do not wait for answers; what stood in line at the end is told. Does not know: how
-anything is measured.
+Promises: arrivals do not wait for answers; the queue at the last arrival is reported.
+Does not know: how anything is measured.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.options import DraftOptions, ResourceOptions, engine_config, flattened
-from eyas.cli.results import Output, run_facts, tell
-from eyas_bench.cli.measuring import narrator
+from eyas.cli.results import Output, report_result, run_facts
+from eyas_bench.cli.measuring import status_line
 from eyas_bench.cli.shape_options import SHAPE_PANEL, DummyOptions, unpaced, with_aliases
 
 if TYPE_CHECKING:
@@ -31,21 +31,28 @@ LOAD_PANEL = "Load"
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """What arrives, and what is in time."""
+    """The load of requests, and the latency targets."""
 
     rate: Annotated[
         float,
-        typer.Option("--rate", help="Requests a second, on average.", rich_help_panel=LOAD_PANEL),
+        typer.Option(
+            "--rate",
+            help="Mean arrival rate in requests per second.",
+            rich_help_panel=LOAD_PANEL,
+        ),
     ] = 4.0
     num_requests: Annotated[
-        int, typer.Option("--num-requests", min=1, rich_help_panel=LOAD_PANEL)
+        int,
+        typer.Option(
+            "--num-requests", min=1, help="Number of requests.", rich_help_panel=LOAD_PANEL
+        ),
     ] = 100
     prompt_tokens: Annotated[
         int,
         typer.Option(
             "--prompt-tokens",
             min=1,
-            help="Mean length of prompts; log-normal, an eighth to four times the mean.",
+            help="Mean length of prompts in tokens; log-normal, 1/8 to 4 times the mean.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = 256
@@ -54,18 +61,26 @@ class LoadOptions:
         typer.Option(
             "--max-tokens",
             min=1,
-            help="Mean length of answers, drawn alike; one with a schema may end sooner.",
+            help="Mean length of answers in tokens, with the same distribution; an answer with a "
+            "schema may end sooner.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = 128
     temperature: Annotated[
-        float, typer.Option("--temperature", "-t", rich_help_panel=LOAD_PANEL)
+        float,
+        typer.Option(
+            "--temperature",
+            "-t",
+            help="Sampling temperature; 0 is greedy.",
+            rich_help_panel=LOAD_PANEL,
+        ),
     ] = 0.0
     schemas: Annotated[
         Path | None,
         typer.Option(
             "--schemas",
-            help='Folder of {"schema": ..., "tests": [...]} files that answers are held to, in turn.',
+            help='Directory of {"schema": ..., "tests": [...]} files; their schemas constrain answers, '
+            "in turn.",
             exists=True,
             file_okay=False,
             rich_help_panel=LOAD_PANEL,
@@ -77,16 +92,19 @@ class LoadOptions:
             "--schema-share",
             min=0,
             max=1,
-            help="Share of the requests that have a schema, where --schemas is given.",
+            help="With --schemas: fraction of requests with a schema.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = 0.25
-    seed: Annotated[int, typer.Option("--seed", rich_help_panel=LOAD_PANEL)] = 0
+    seed: Annotated[
+        int,
+        typer.Option("--seed", help="Random seed of the load.", rich_help_panel=LOAD_PANEL),
+    ] = 0
     slo_first_token_ms: Annotated[
         float,
         typer.Option(
             "--slo-first-token-ms",
-            help="A first token is in time within this, from when its request was due.",
+            help="Target of the time to first token in milliseconds, from the scheduled arrival.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = 500.0
@@ -94,7 +112,7 @@ class LoadOptions:
         float,
         typer.Option(
             "--slo-inter-token-ms",
-            help="An answer is in time within this a token, on average after its first.",
+            help="Target of the mean time per token after the first, in milliseconds.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = 50.0
@@ -102,7 +120,8 @@ class LoadOptions:
         str | None,
         typer.Option(
             "--url",
-            help="A running server with OpenAI's interface, instead of an engine in this process.",
+            help="Base URL of a running OpenAI-compatible server to measure instead of an engine "
+            "in this process.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = None
@@ -111,13 +130,13 @@ class LoadOptions:
         typer.Option(
             "--vocab-size",
             min=2,
-            help="With --url: prompts are random tokens below this.",
+            help="With --url: upper bound of the random token ids of prompts.",
             rich_help_panel=LOAD_PANEL,
         ),
     ] = 256
 
     def check(self) -> None:
-        """ValueError for numbers that make no load."""
+        """Check the numbers. ValueError: one must be above 0."""
         for name in ("rate", "slo_first_token_ms", "slo_inter_token_ms"):
             value = getattr(self, name)
             if not 0 < value < float("inf"):
@@ -134,7 +153,7 @@ def serve(
         Path | None,
         typer.Option(
             "--tokenizer",
-            help="With --shape: a model directory whose tokens schemas are spelled with.",
+            help="With --shape and --schemas: model directory whose tokenizer is used.",
             exists=True,
             file_okay=False,
             rich_help_panel=SHAPE_PANEL,
@@ -147,10 +166,10 @@ def serve(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """An open load: time to first token, time between tokens, and requests served in time.
+    """Measure an open load: time to first token, time between tokens, requests within the targets.
 
-    Requests arrive at random moments whether or not earlier ones have been answered, and every time
-    counts from when a request was due. Prompts are random tokens.
+    Requests arrive at random times, independently of earlier answers, and every time is measured
+    from the scheduled arrival. Prompts are random tokens.
     """
     from eyas_bench.load import Load, draw_load, summarise
     from eyas_bench.serve_load import run_on_engine, run_on_server
@@ -170,10 +189,10 @@ def serve(
         schemas=schemas,
         schema_share=load.schema_share if schemas else 0.0,
     )
-    say = narrator(as_json)
+    show_status = status_line(as_json)
 
     def on_turn(arrived: int, ended: int) -> None:
-        say(f"{arrived} of {load.num_requests} arrived, {ended} ended")
+        show_status(f"{arrived} of {load.num_requests} arrived, {ended} ended")
 
     if load.url is not None:
         outcomes, queue = asyncio.run(
@@ -205,25 +224,25 @@ def serve(
             outcomes, queue, load.slo_first_token_ms / 1000, load.slo_inter_token_ms / 1000
         ),
     }
-    say("")
-    tell(result, output, as_json, _show)
+    show_status("")
+    report_result(result, output, as_json, _show)
 
 
 def _check_together(load: LoadOptions, shaped: DummyOptions, tokenizer: Path | None) -> None:
     if load.url is not None and shaped.shape is not None:
         raise ValueError("--url: the server has its own model; leave --shape out")
     if tokenizer is not None and shaped.shape is None:
-        raise ValueError("--tokenizer: goes with --shape, which was not given")
+        raise ValueError("--tokenizer: needs --shape")
     if load.schemas is not None and shaped.shape is not None and tokenizer is None:
         raise ValueError("--schemas: a shape has no tokenizer; add --tokenizer")
     if load.schemas is not None and shaped.synthetic_acceptance is not None:
         raise ValueError(
-            "--schemas: drawn acceptance keeps to no schema; leave --synthetic-acceptance out"
+            "--schemas: synthetic acceptance ignores schemas; leave --synthetic-acceptance out"
         )
 
 
 def _schemas(folder: Path | None) -> tuple[list[str], int]:
-    """The schemas of a folder as they are enforced, and how many were refused."""
+    """Return the prepared schemas of a directory, and the number of unsupported ones."""
     if folder is None:
         return [], 0
     from eyas.core import GrammarError
@@ -237,7 +256,7 @@ def _schemas(folder: Path | None) -> tuple[list[str], int]:
         except GrammarError:
             num_refused += 1
     if not schemas:
-        raise ValueError(f"--schemas: none of the {num_refused} schemas there can be enforced")
+        raise ValueError(f"--schemas: none of its {num_refused} schemas is supported")
     return schemas, num_refused
 
 
@@ -260,7 +279,7 @@ def _config(
 def _engine(
     config: EngineConfig, shaped: DummyOptions, tokenizer: Path | None, quiet: bool
 ) -> tuple[Engine, Callable[[], None], dict[str, Any]]:
-    """An engine, how to give it up, and what it is."""
+    """Return an engine, the function that closes it, and its description for the result."""
     if shaped.shape is None:
         from eyas.cli.loading import open_model
         from eyas.verify.lineup import about
@@ -274,7 +293,7 @@ def _engine(
 
     accepted = shaped.synthetic_acceptance
     if accepted is not None and config.draft.drafter == "root":
-        raise ValueError("--synthetic-acceptance: nothing drafts; add --drafter eagle3")
+        raise ValueError("--synthetic-acceptance: needs a drafter; add --drafter eagle3")
     steps = config.draft.max_steps
     drawn = None if accepted is None else synthetic.SyntheticAcceptance(accepted, steps)
     engine = dummy_engine(
@@ -284,7 +303,7 @@ def _engine(
 
 
 def _fitted(plan: Load, engine: Engine, needed: int) -> Load:
-    """The load with the engine's vocabulary; ValueError where its longest request does not fit."""
+    """Return the load with the engine's vocabulary. ValueError: its longest request does not fit."""
     from dataclasses import replace
 
     info = engine.info
@@ -294,7 +313,7 @@ def _fitted(plan: Load, engine: Engine, needed: int) -> Load:
             f"holds {info.max_model_len}; lower --prompt-tokens or --max-tokens"
         )
     if plan.schemas and info.grammar_backend is None:
-        raise ValueError("--schemas: this model cannot be held to schemas")
+        raise ValueError("--schemas: this model does not support schemas")
     return replace(plan, vocab_size=max(2, info.vocab_size - 64))
 
 
@@ -304,7 +323,7 @@ def _show(result: dict[str, Any]) -> None:
 
     found, settings = result["results"], result["settings"]
     name = result["model"].get("name", "a server")
-    title = f"{name}: {found['num_requests']} requests, {settings['rate']:g} a second"
+    title = f"{name}: {found['num_requests']} requests, {settings['rate']:g} per second"
     if settings["synthetic_acceptance"] is not None:
         title += ", synthetic acceptance"
     table = Table("ms", "p50", "p90", "p99", title=title)
@@ -322,19 +341,19 @@ def _show(result: dict[str, Any]) -> None:
     console, queue = Console(), found["queue"]
     console.print(table)
     console.print(
-        f"goodput {found['goodput_per_second']:.2f} requests/s ({found['share_in_time']:.1%} in time: "
-        f"first token within {settings['slo_first_token_ms']:g} ms, "
-        f"{settings['slo_inter_token_ms']:g} ms a token)\n"
+        f"goodput {found['goodput_per_second']:.2f} requests/s ({found['share_in_time']:.1%} "
+        f"within the targets: first token {settings['slo_first_token_ms']:g} ms, "
+        f"{settings['slo_inter_token_ms']:g} ms per token)\n"
         f"{found['ended_per_second']:.2f} requests/s ended of "
         f"{found['offered_per_second'] or 0:.2f} offered, "
         f"{found['output_tokens_per_second']:.1f} tokens/s, {found['num_failed']} failed\n"
-        f"when the last request arrived {queue['open_at_last_arrival']} were open"
+        f"open requests at the last arrival: {queue['open_at_last_arrival']}"
         + (
             f" ({queue['waiting_at_last_arrival']} waiting)"
             if queue["waiting_at_last_arrival"] is not None
             else ""
         )
-        + f"; they took {queue['drained_seconds']:.2f} s",
+        + f", finished after {queue['drained_seconds']:.2f} s",
         highlight=False,
     )
     for error in found["errors"]:

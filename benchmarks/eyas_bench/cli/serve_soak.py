@@ -1,6 +1,7 @@
-"""`eyas bench serve-soak`: many streaming clients against a live server, for long.
+"""`eyas bench serve-soak`: run many streaming clients against a server for a long time.
 
-Promises: status 1 where anything was lost or doubled, or memory grew. Does not know: how that is found.
+Promises: exit status 1 where a part of an answer was lost or repeated, or memory grew.
+Does not know: how that is detected.
 """
 
 from __future__ import annotations
@@ -12,26 +13,35 @@ import typer
 
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
-from eyas.cli.results import Output, run_facts, tell
+from eyas.cli.results import Output, report_result, run_facts
 
 SOAK_SLOTS = 16384
-"""Few enough that the prefix cache is full long before memory is compared."""
+"""A small cache, so that the prefix cache is full long before memory is compared."""
 
 
 def serve_soak(
-    clients: Annotated[int, typer.Option("--clients", min=1, help="Streams at once.")] = 64,
-    seconds: Annotated[float, typer.Option("--seconds", help="How long they go on.")] = 120.0,
+    clients: Annotated[
+        int, typer.Option("--clients", min=1, help="Number of concurrent streaming clients.")
+    ] = 64,
+    seconds: Annotated[float, typer.Option("--seconds", help="Duration in seconds.")] = 120.0,
     vanish: Annotated[
-        float, typer.Option("--vanish", min=0, max=1, help="Share of streams left half way.")
+        float,
+        typer.Option(
+            "--vanish",
+            min=0,
+            max=1,
+            help="Fraction of streams that the client closes before the end.",
+        ),
     ] = 0.2,
     max_growth: Annotated[
-        float, typer.Option("--max-growth", help="Growth of memory that is still flat.")
+        float,
+        typer.Option("--max-growth", help="Maximum growth of memory, as a fraction, that passes."),
     ] = 0.05,
-    seed: Annotated[int, typer.Option("--seed", help="Which requests are drawn.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the requests.")] = 0,
     drafter: options.Drafter = "root",
     output: Output = None,
 ) -> None:
-    """Many streaming clients against a live server: nothing lost or doubled, memory flat."""
+    """Check a server under many streaming clients: complete answers, and constant memory."""
     import contextlib
     import io
 
@@ -46,8 +56,8 @@ def serve_soak(
     with contextlib.redirect_stdout(printed):
         status = bench.main(arguments)
     result = {**run_facts(), **json.loads(printed.getvalue())}
-    del result["machine"]["threads"]  # those of this process, not the server's
+    del result["machine"]["threads"]  # of this process, not of the server
     printed_again = json.dumps(result, indent=1, ensure_ascii=False)
-    tell(result, output, False, lambda _: print(printed_again))
+    report_result(result, output, False, lambda _: print(printed_again))
     if status:
-        raise CheckFailed("the soak did not hold; its report says where")
+        raise CheckFailed("the soak test failed; the report says where")

@@ -1,7 +1,6 @@
-"""`eyas bench decode --shape`: a model of a known size with random weights, by the peers' protocol.
+"""`eyas bench decode --shape`: measure decoding of a model with random weights.
 
-Promises: synthetic acceptance is named wherever its numbers are. Does not know: how anything is
-measured.
+Promises: results with synthetic acceptance say so. Does not know: how anything is measured.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DraftOptions
-from eyas.cli.results import tell
-from eyas_bench.cli.measuring import narrator, number
+from eyas.cli.results import report_result
+from eyas_bench.cli.measuring import number, status_line
 from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config
-from eyas_bench.cli.shape_results import finish, result_of, title_of, turns
+from eyas_bench.cli.shape_results import finish, result_of, show_rounds, title_of
 
 if TYPE_CHECKING:
     from eyas_bench.synthetic import SyntheticAcceptance
@@ -27,7 +26,7 @@ def decode_shape(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure every batch size in one engine."""
+    """Measure every batch size with one engine."""
     from eyas.engine.verifier import verify
     from eyas.verify.prompts import random_prompts
     from eyas_bench import synthetic
@@ -45,8 +44,8 @@ def decode_shape(
     if accepted is not None:
         steps, alike = config.draft.max_steps, options.synthetic_alike
         drawn = synthetic.SyntheticAcceptance(accepted, steps, alike=alike)
-    say = narrator(as_json)
-    say("filling weights")
+    show_status = status_line(as_json)
+    show_status("filling weights")
     engine = dummy_engine(shape.name, config, verify=drawn or verify)
     results: list[dict[str, Any]] = []
     for size in protocol.batches:
@@ -57,7 +56,7 @@ def decode_shape(
             max_tokens=protocol.max_tokens,
             temperature=protocol.temperature,
             repeats=protocol.repeats,
-            tell=turns(say, f"batch {size}"),
+            on_round=show_rounds(show_status, f"batch {size}"),
         )
         _check_drawn(drawn)
         entry: dict[str, Any] = {
@@ -67,7 +66,7 @@ def decode_shape(
             **summarise(runs),
         }
         if options.profile:
-            say(f"batch {size}: profile")
+            show_status(f"batch {size}: profile")
             most = engine.info.max_model_len - protocol.prompt_tokens
             batch = requests(prompts, most, protocol.temperature, f"profile-{size}")
             entry["profile"] = profile_steps(engine, batch)
@@ -78,8 +77,8 @@ def decode_shape(
         "max_batch_tokens": config.scheduler.max_batch_tokens,
     }
     result = result_of(engine, shape.name, drafting, protocol, settings, results)
-    finish(engine, say)
-    tell(result, output, as_json, _show)
+    finish(engine, show_status)
+    report_result(result, output, as_json, _show)
 
 
 def _acceptance(options: ShapeOptions) -> str:
@@ -92,7 +91,7 @@ def _acceptance(options: ShapeOptions) -> str:
 
 def _check_drawn(drawn: SyntheticAcceptance | None) -> None:
     if drawn is not None and not drawn.num_calls:
-        raise CheckFailed("synthetic acceptance never ran: no step had a draft, or none was asked")
+        raise CheckFailed("synthetic acceptance was never used, because no step had a draft")
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -100,8 +99,8 @@ def _show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(
-        *("batch", "drafter", "tokens/s", "step\nms", "asked\ntokens\na step"),
-        *("tokens\na step", "tokens\na draft", "first\ntokens ms", "tokens/s of every round"),
+        *("batch", "drafter", "tokens/s", "step\nms", "target\ntokens\nper step"),
+        *("tokens\nper step", "tokens\nper draft", "first\ntokens ms", "tokens/s of every round"),
         title=title_of(result),
         padding=(0, 0),
     )

@@ -1,4 +1,4 @@
-"""`eyas bench decode --shape`: which measurement of a named shape is asked for.
+"""`eyas bench decode --shape`: select the measurement of a shape.
 
 Does not know: how anything is measured.
 """
@@ -20,14 +20,14 @@ def measure_shape(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Steps with schemas, long prompts, or else decoding."""
+    """Measure steps with schemas, long prompts, or decoding, as the options say."""
     from eyas_bench.shapes import find_shape
 
     assert options.shape is not None
     find_shape(options.shape)
     drafting = unpaced(drafting)
     if options.synthetic_acceptance is not None and drafting.drafter == "root":
-        raise ValueError("--synthetic-acceptance: nothing drafts; add --drafter eagle3")
+        raise ValueError("--synthetic-acceptance: needs a drafter; add --drafter eagle3")
     measure = decode_shape
     if options.schemas is not None:
         measure = schema_steps

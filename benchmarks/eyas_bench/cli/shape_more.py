@@ -1,7 +1,6 @@
-"""`eyas bench decode --shape` with --schemas or --prefill: steps of structured answers, long prompts.
+"""`eyas bench decode --shape` with --schemas or --prefill: steps with schemas, or long prompts.
 
-Promises: what was replaced by drawn numbers is named in the result. Does not know: how anything is
-measured.
+Promises: the result says which parts are synthetic. Does not know: how anything is measured.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import Any
 
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DraftOptions
-from eyas.cli.results import tell
-from eyas_bench.cli.measuring import narrator, number
+from eyas.cli.results import report_result
+from eyas_bench.cli.measuring import number, status_line
 from eyas_bench.cli.shape_options import Protocol, ShapeOptions, shape_config
-from eyas_bench.cli.shape_results import finish, result_of, title_of, turns
+from eyas_bench.cli.shape_results import finish, result_of, show_rounds, title_of
 
 PREFILL_ROWS, INTERFERE_ROWS = 8192, 2048
 
@@ -28,7 +27,7 @@ def schema_steps(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Steps with schemas beside steps without, at every batch size."""
+    """Measure steps with and without schemas at every batch size."""
     from eyas.text import Tokenizer
     from eyas.verify.machine import write_result
     from eyas_bench import schema_steps as bench
@@ -41,16 +40,16 @@ def schema_steps(
     drafts = drafting.drafter != "root"
     if drafts and (drafting.drafter != "head" or accepted is None):
         raise ValueError(
-            "--schemas: drafts are a head's, of drawn acceptance, here; give --drafter eagle3 "
-            "--synthetic-acceptance, or no drafter"
+            "--schemas: supports only the drafts of a head with synthetic acceptance; give --drafter "
+            "eagle3 --synthetic-acceptance, or no drafter"
         )
     if protocol.temperature:
-        raise ValueError("--temperature: with --schemas answers are given; leave it out")
+        raise ValueError("--temperature: is not supported with --schemas; leave it out")
     config = shape_config(options, drafting, protocol, spare_seats=max(protocol.batches))
     shape = config.draft.max_steps, drafting.draft_topk if drafts else 1
     teacher = schema_texts.Teacher(protocol.prompt_tokens, accepted, *shape)
-    say = narrator(as_json)
-    say("filling weights")
+    show_status = status_line(as_json)
+    show_status("filling weights")
     engine = dummy_engine(
         options.shape,
         config,
@@ -64,7 +63,7 @@ def schema_steps(
         options.schemas,
         protocol.max_tokens,
         topk=shape[1],
-        tell=lambda number: say(f"{number} instances"),
+        on_text=lambda number: show_status(f"{number} instances"),
     )
     teacher.teach(engine, found.texts)
     lengths = sorted(len(text.tokens) for text in found.texts)
@@ -89,7 +88,7 @@ def schema_steps(
             protocol.prompt_tokens,
             accepted or 1.0,
             protocol.repeats,
-            tell=turns(say, f"batch {size}"),
+            on_round=show_rounds(show_status, f"batch {size}"),
         )
         refused, late = (
             now - then for now, then in zip(teacher.num_2.tolist(), before, strict=True)
@@ -104,11 +103,11 @@ def schema_steps(
         }
         results.append(entry)
         if output is not None:
-            write_result(result, output)  # a run that is cut off keeps the batches that are done
+            write_result(result, output)  # so that an interrupted run has the finished batches
         if not as_json:
             print(_ratios(entry), file=sys.stderr, flush=True)
-    finish(engine, say)
-    tell(result, output, as_json, _show_steps)
+    finish(engine, show_status)
+    report_result(result, output, as_json, _show_steps)
     failed = sum(entry[one]["failed"] for entry in results for one in ("with_schemas", "without"))
     if failed or any(entry["refused"] for entry in results):
         raise CheckFailed(f"{failed} requests failed; instances' tokens were refused")
@@ -121,7 +120,7 @@ def prefill(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Prompts alone, and prompts among sequences that decode."""
+    """Measure prompts alone, and prompts that arrive while other sequences decode."""
     from eyas.engine.verifier import verify
     from eyas_bench import prefill as bench
     from eyas_bench import synthetic
@@ -142,15 +141,17 @@ def prefill(
     accepted = options.synthetic_acceptance
     steps = config.draft.max_steps
     drawn = None if accepted is None else synthetic.SyntheticAcceptance(accepted, steps)
-    say = narrator(as_json)
-    say("filling weights")
+    show_status = status_line(as_json)
+    show_status("filling weights")
     engine = dummy_engine(options.shape, config, verify=drawn or verify)
     if num_tokens >= engine.info.max_model_len:
         raise ValueError(
-            f"--prefill: the context holds {engine.info.max_model_len}, one token more than a prompt"
+            f"--prefill: must be less than the context length of {engine.info.max_model_len} tokens"
         )
     spec = find_shape(options.shape).model
-    seconds = bench.time_prompts(engine, num_tokens, protocol.repeats, turns(say, "prompt"))
+    seconds = bench.time_prompts(
+        engine, num_tokens, protocol.repeats, show_rounds(show_status, "prompt")
+    )
     entry: dict[str, Any] = bench.summarise_prompts(seconds, spec, num_tokens, rows)
     if others is not None:
         gaps = bench.interfere(
@@ -159,7 +160,7 @@ def prefill(
             protocol.prompt_tokens,
             num_tokens,
             protocol.repeats,
-            turns(say, f"{others} others"),
+            show_rounds(show_status, f"{others} others"),
         )
         entry["interference"] = bench.summarise_interference(gaps, others, entry)
     settings = {
@@ -169,8 +170,8 @@ def prefill(
         "max_batch_tokens": rows,
     }
     result = result_of(engine, options.shape, drafting, protocol, settings, [entry])
-    finish(engine, say)
-    tell(result, output, as_json, _show_prefill)
+    finish(engine, show_status)
+    report_result(result, output, as_json, _show_prefill)
 
 
 def _show_steps(result: dict[str, Any]) -> None:
@@ -178,7 +179,7 @@ def _show_steps(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(
-        *("batch", "", "steps", "mean\nms", "p50\nms", "p99\nms", "tokens\na draft"),
+        *("batch", "", "steps", "mean\nms", "p50\nms", "p99\nms", "tokens\nper draft"),
         *("masks\nms", "walks\nms", "wait for\ntrees ms", "wait for\nresults ms", "failed"),
         title=title_of(result),
         padding=(0, 0),
@@ -204,7 +205,7 @@ def _show_steps(result: dict[str, Any]) -> None:
 def _ratios(entry: dict[str, Any]) -> str:
     ratios = ", ".join(f"{name} {ratio:.3f}" for name, ratio in entry["ratio"].items())
     return (
-        f"batch {entry['batch']}: with schemas / without: {ratios}, tokens a second "
+        f"batch {entry['batch']}: with schemas / without: {ratios}, tokens per second "
         f"{number(entry['speed'])}; refused {entry['refused']}, cut by late masks "
         f"{entry['cut_by_masks']}"
     )
@@ -226,9 +227,10 @@ def _show_prefill(result: dict[str, Any]) -> None:
         return
     calm, during = found["gap_ms"]["calm"], found["gap_ms"]["during"]
     console.print(
-        f"{found['sequences']} sequences beside it: between deliveries p50 {during['p50']:.2f} ms, p99 "
-        f"{during['p99']:.2f} ms; before it came {calm['p50']:.2f} and {calm['p99']:.2f} ms.\n"
-        f"A calm one and a chunk are {found['bound_ms']:.2f} ms (p99 is {found['p99_over_bound']:.2f} "
-        f"of that); its first token came after {found['first_token_ms']:.1f} ms",
+        f"time between tokens of {found['sequences']} running sequences: p50 {during['p50']:.2f} "
+        f"ms, p99 {during['p99']:.2f} ms; before the prompt arrived {calm['p50']:.2f} and "
+        f"{calm['p99']:.2f} ms.\nBound (p50 before, plus a chunk): {found['bound_ms']:.2f} ms; p99 is "
+        f"{found['p99_over_bound']:.2f} of it. First token of the prompt after "
+        f"{found['first_token_ms']:.1f} ms",
         highlight=False,
     )

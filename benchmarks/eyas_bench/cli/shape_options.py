@@ -1,7 +1,7 @@
-"""What a named shape is measured with: the options of `--shape`, and the engine that they ask for.
+"""The options of `--shape`, and the engine configuration that follows from them.
 
-Promises: what cannot go together is refused here, with the name of the option. Does not know: what is
-measured, or how.
+Promises: options that cannot be combined are refused here, with the name of the option.
+Does not know: what is measured, or how.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ Drafting = TypeVar("Drafting", bound=DraftOptions)
 SHAPE_PANEL = "Named shapes"
 PROMPT_TOKENS, NEW_TOKENS, REPEATS = 128, 256, 3
 TEXT_TOKENS = 448
-"""Longest instance with --schemas: all contexts then share the graphs of the shortest."""
-MOST_TREE_NODES = 32
+"""The default of --max-tokens with --schemas; all contexts then use the same CUDA graphs."""
+MAX_TREE_NODES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class DummyOptions:
-    """A model without a checkpoint."""
+    """Options of a model with random weights."""
 
     shape: Annotated[
         str | None,
         typer.Option(
             "--shape",
-            help="A model of a known size instead of --model: llama-3.1-8b, qwen3-8b or tiny. Trees "
-            "are not paced: without --draft-nodes a chain has all its levels, a tree 32 nodes.",
+            help="Sizes of a model to run with random weights instead of --model: llama-3.1-8b, "
+            "qwen3-8b or tiny. Without --draft-nodes a chain has all its levels and a tree has 32 "
+            "nodes.",
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = None
@@ -41,7 +42,7 @@ class DummyOptions:
         bool,
         typer.Option(
             "--dummy-weights",
-            help="Random weights; --shape has no others.",
+            help="Use random weights; required with --shape.",
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = False
@@ -49,33 +50,33 @@ class DummyOptions:
         float | None,
         typer.Option(
             "--synthetic-acceptance",
-            help="Verify in full, then accept so many tokens a step on average, the one that every "
-            "step yields included.",
+            help="Replace the result of verification: yield this many tokens per step on average, "
+            "including the token that every step yields.",
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = None
 
     def check(self) -> None:
-        """ValueError for what cannot go together."""
+        """Check the options. ValueError: they cannot be combined."""
         if self.shape is None:
             for field in fields(self):
                 if getattr(self, field.name):
                     option = "--" + field.name.replace("_", "-")
-                    raise ValueError(f"{option}: goes with --shape, which was not given")
+                    raise ValueError(f"{option}: needs --shape")
         elif not self.dummy_weights:
-            raise ValueError("--shape: there are no weights of a shape; add --dummy-weights")
+            raise ValueError("--shape: a shape has no weights; add --dummy-weights")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeOptions(DummyOptions):
-    """What is measured of it."""
+    """Options of the measurement."""
 
     synthetic_alike: Annotated[
         bool,
         typer.Option(
             "--synthetic-alike",
-            help="With --synthetic-acceptance: all sequences of a step accept as many, as in SGLang's "
-            "simulation; otherwise each draws for itself, and a batch ends with its slowest.",
+            help="With --synthetic-acceptance: all sequences of a step accept the same number of "
+            "tokens, as in SGLang's simulation. By default each sequence draws its own number.",
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = False
@@ -83,7 +84,7 @@ class ShapeOptions(DummyOptions):
         bool,
         typer.Option(
             "--profile",
-            help="Also tell what a step is made of: device time by kind, kernels, gaps.",
+            help="Also report the parts of a step: device time by kind of kernel, and gaps.",
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = False
@@ -91,7 +92,7 @@ class ShapeOptions(DummyOptions):
         int | None,
         typer.Option(
             "--max-model-len",
-            help="Positions to prepare for; prompt and answer by default.",
+            help="Context length in tokens. Default: the length of prompt and answer.",
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = None
@@ -100,8 +101,8 @@ class ShapeOptions(DummyOptions):
         typer.Option(
             "--max-batch-tokens",
             min=1,
-            help="Rows of one step; by default as many as a batch's prompts, with --prefill 8192, and "
-            "with --interfere 2048.",
+            help="Maximum number of tokens in a step. Default: all prompts of the batch; 8192 with "
+            "--prefill; 2048 with --interfere.",
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = None
@@ -109,8 +110,10 @@ class ShapeOptions(DummyOptions):
         Path | None,
         typer.Option(
             "--schemas",
-            help='Measure steps instead, with schemas and without: folder of {"schema": ..., "tests": '
-            "[...]} files, whose valid instances of up to --max-tokens (448) tokens are the answers.",
+            help="Measure steps with and without schemas instead: directory of files "
+            '{"schema": ..., "tests": [...]}, whose valid instances of up to --max-tokens '
+            "(default 448) "
+            "tokens are the answers.",
             exists=True,
             file_okay=False,
             rich_help_panel=SHAPE_PANEL,
@@ -120,7 +123,7 @@ class ShapeOptions(DummyOptions):
         Path | None,
         typer.Option(
             "--tokenizer",
-            help="With --schemas: a model directory whose tokens instances are spelled with.",
+            help="With --schemas: model directory whose tokenizer is used.",
             exists=True,
             file_okay=False,
             rich_help_panel=SHAPE_PANEL,
@@ -131,7 +134,8 @@ class ShapeOptions(DummyOptions):
         typer.Option(
             "--prefill",
             min=1,
-            help="Measure instead how long a prompt of so many tokens takes, such as 8192.",
+            help="Measure the time to first token of a prompt of this many tokens instead, such "
+            "as 8192.",
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = None
@@ -140,38 +144,36 @@ class ShapeOptions(DummyOptions):
         typer.Option(
             "--interfere",
             min=1,
-            help="With --prefill: also how long so many sequences, such as 16, wait for their tokens "
-            "while such a prompt arrives.",
+            help="With --prefill: also measure the time between tokens of this many running sequences, "
+            "such as 16, while the prompt is stored.",
             rich_help_panel=SHAPE_PANEL,
         ),
     ] = None
 
     def check(self) -> None:
-        """ValueError for what cannot go together."""
+        """Check the options. ValueError: they cannot be combined."""
         DummyOptions.check(self)
         if (self.schemas is None) != (self.tokenizer is None):
-            raise ValueError("--schemas: goes with --tokenizer, which spells the instances")
+            raise ValueError("--schemas: needs --tokenizer, and the other way round")
         if self.synthetic_alike and self.synthetic_acceptance is None:
-            raise ValueError("--synthetic-alike: goes with --synthetic-acceptance")
+            raise ValueError("--synthetic-alike: needs --synthetic-acceptance")
         if self.synthetic_alike and self.schemas is not None:
             raise ValueError("--synthetic-alike: with --schemas every sequence has its own text")
         if self.interfere is not None and self.prefill is None:
             raise ValueError("--interfere: add --prefill, the length of the prompt that arrives")
-        asked = {
+        measurements = {
             "--schemas": self.schemas is not None,
             "--prefill": self.prefill is not None,
             "--profile": self.profile,
         }
-        if sum(asked.values()) > 1:
-            given = [option for option, is_given in asked.items() if is_given]
-            raise ValueError(
-                f"{given[0]}: measures something else than {given[1]}; give one of them"
-            )
+        given = [option for option, is_given in measurements.items() if is_given]
+        if len(given) > 1:
+            raise ValueError(f"{given[0]}: cannot be combined with {given[1]}; give one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How the named shape is run."""
+    """The settings of a measurement of a shape."""
 
     batches: list[int]
     prompt_tokens: int
@@ -185,13 +187,13 @@ class Protocol:
 
 
 def with_aliases(drafting: Drafting) -> Drafting:
-    """eagle3 is another name of head."""
+    """Replace `eagle3` in the drafter by `head`, of which it is another name."""
     names = ["head" if name == "eagle3" else name for name in drafting.drafter.split("+")]
     return replace(drafting, drafter="+".join(names))
 
 
 def unpaced(drafting: DraftOptions) -> DraftOptions:
-    """The tree's size in numbers."""
+    """Replace automatic tree sizes by fixed ones."""
     if drafting.drafter == "root" or drafting.draft_nodes != "auto":
         return drafting
     from eyas.draft import TreeShape
@@ -199,16 +201,16 @@ def unpaced(drafting: DraftOptions) -> DraftOptions:
     try:
         steps = USUAL_STEPS if drafting.draft_steps == "auto" else int(drafting.draft_steps)
     except ValueError:
-        return drafting  # engine_config says what is wrong with it
-    most = TreeShape(steps, drafting.draft_topk, MOST_TREE_NODES).num_candidates
-    nodes = steps + 1 if drafting.draft_topk == 1 else min(MOST_TREE_NODES, 1 + most)
+        return drafting  # engine_config reports the error
+    num_candidates = TreeShape(steps, drafting.draft_topk, MAX_TREE_NODES).num_candidates
+    nodes = steps + 1 if drafting.draft_topk == 1 else min(MAX_TREE_NODES, 1 + num_candidates)
     return replace(drafting, draft_steps=str(steps), draft_nodes=str(nodes))
 
 
 def shape_config(
     options: ShapeOptions, drafting: DraftOptions, protocol: Protocol, *, spare_seats: int = 0
 ) -> Any:
-    """The engine for the largest batch, with seats beside it."""
+    """Return the engine configuration for the largest batch and `spare_seats` more sequences."""
     from eyas_bench.together import SLACK, step_rows
 
     largest, prompt_tokens = max(protocol.batches) + spare_seats, protocol.prompt_tokens
@@ -221,7 +223,7 @@ def shape_config(
         raise ValueError(
             f"--max-model-len: {options.max_model_len} is less than prompt and answer, {needed}"
         )
-    is_number = drafting.draft_nodes.isdecimal()  # engine_config says what else is wrong with it
+    is_number = drafting.draft_nodes.isdecimal()  # if not, engine_config reports the error
     nodes = int(drafting.draft_nodes) if is_number and drafting.drafter != "root" else 1
     return engine_config(
         model=options.shape or "",

@@ -1,4 +1,4 @@
-"""What the measurements of a named shape have in common: how a result is told.
+"""What the measurements of a shape share: the form of the result.
 
 Does not know: what is measured.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from eyas.engine.engine import Engine
 
 
-def turns(say: Callable[[str], None], what: str) -> Callable[[int], None]:
-    """Says which round of something it is."""
-    return lambda turn: say(f"{what}: {round_name(turn)}")
+def show_rounds(show_status: Callable[[str], None], name: str) -> Callable[[int], None]:
+    """Return a function that shows the name of a round as the status."""
+    return lambda turn: show_status(f"{name}: {round_name(turn)}")
 
 
 def result_of(
@@ -31,7 +31,7 @@ def result_of(
     settings: dict[str, Any],
     results: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """What is told of a measurement; results may grow."""
+    """Return the result of a measurement. results: may be extended later."""
     from eyas_bench.shape import about
 
     return {
@@ -47,15 +47,15 @@ def result_of(
     }
 
 
-def finish(engine: Engine, say: Callable[[str], None]) -> None:
-    """Nothing more is measured."""
+def finish(engine: Engine, show_status: Callable[[str], None]) -> None:
+    """Check and close the engine, and clear the status line."""
     engine.check()
     engine.shutdown()
-    say("")
+    show_status("")
 
 
 def title_of(result: dict[str, Any]) -> str:
-    """What was run, and where."""
+    """Return the title of a table: the model, the device and the kind of acceptance."""
     model, settings = result["model"], result["settings"]
     title = f"{model['name']}, dummy weights, {model['dtype']} on {place(result)}"
     return title if settings["acceptance"] == "real" else f"{title}, {settings['acceptance']}"

@@ -1,7 +1,7 @@
-"""`eyas bench structured`: what a schema costs, and what drafting forced text yields.
+"""`eyas bench structured`: measure the cost of schemas and the gain of drafting forced text.
 
-Promises: status 1 where a drafter changed a token or an answer broke its schema. Does not know: how
-anything is measured.
+Promises: exit status 1 where a drafter changed a token or an answer violated its schema.
+Does not know: how anything is measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, engine_config
-from eyas.cli.results import Output, run_facts, status, tell
+from eyas.cli.results import Output, report_result, run_facts, status
 from eyas_bench.cli.measuring import place, prefixed
 
 
@@ -22,21 +22,28 @@ def structured(
     model: options.Model = MODEL.path,
     draft_model: Annotated[
         str | None,
-        typer.Option("--draft-model", help="A draft head; the model's own by default."),
+        typer.Option("--draft-model", help="Draft head. Default: the model's own."),
     ] = None,
     draft_steps: Annotated[
         int,
-        typer.Option("--draft-steps", min=1, max=15, help="Tokens of the chain of a fixed shape."),
+        typer.Option(
+            "--draft-steps", min=1, max=15, help="Length in tokens of the chain of fixed size."
+        ),
     ] = 5,
     num_prompts: Annotated[
         int,
-        typer.Option("--num-prompts", min=2, help="Prompts of a group; at most 36 of the forms."),
+        typer.Option(
+            "--num-prompts",
+            min=2,
+            help="Number of prompts in a group; the groups of forms have at most 36.",
+        ),
     ] = 36,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=2, help="Longest answer; they end by themselves.")
+        int, typer.Option("--max-tokens", min=2, help="Maximum length of an answer in tokens.")
     ] = 512,
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Counted rounds after one to warm up.")
+        int,
+        typer.Option("--repeats", min=1, help="Number of measured rounds, after a warm-up round."),
     ] = 7,
     dtype: options.Dtype = options.DtypeChoice.auto,
     device: options.Device = DEVICE.device,
@@ -45,7 +52,7 @@ def structured(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answers with and without a schema, drafted and not; one request at a time, in turn."""
+    """Measure answers with and without schemas and drafts, one request at a time, in turn."""
     from eyas.cli.loading import open_model
     from eyas.config import AUTO_NODES, AUTO_STEPS
     from eyas.verify.inputs import Inputs, check_lengths
@@ -68,21 +75,21 @@ def structured(
     )
     groups = bench.groups(num_prompts)
     reports: dict[str, Any] = {}
-    with open_model(config, quiet=as_json) as llm, status(as_json) as say:
+    with open_model(config, quiet=as_json) as llm, status(as_json) as show_status:
         stage = Stage(llm, with_grammars=True)
         lineup = bench.contestants(stage, draft_steps)
         for name, tasks in groups.items():
-            asked, compile_seconds = bench.ask(llm, tasks)
-            check_lengths(Inputs(name, [one.prompt for one in asked]), llm, max_tokens)
+            prepared, compile_seconds = bench.prepare_tasks(llm, tasks)
+            check_lengths(Inputs(name, [one.prompt for one in prepared]), llm, max_tokens)
             rounds = bench.measure(
                 stage,
                 lineup,
-                asked,
+                prepared,
                 max_tokens=max_tokens,
                 repeats=repeats,
-                say=prefixed(say, name),
+                show_status=prefixed(show_status, name),
             )
-            reports[name] = bench.report(lineup, asked, rounds, compile_seconds)
+            reports[name] = bench.report(lineup, prepared, rounds, compile_seconds)
         result = {
             **run_facts(),
             "model": about(llm),
@@ -96,12 +103,12 @@ def structured(
             },
             "groups": reports,
         }
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     _check(reports)
 
 
 def _check(reports: dict[str, Any]) -> None:
-    """CheckFailed where something must not be."""
+    """Raise CheckFailed if tokens differ or an answer violates its schema."""
     constrained = [
         (group, name, one)
         for group, found in reports.items()
@@ -116,7 +123,7 @@ def _check(reports: dict[str, Any]) -> None:
         )
     broken = sorted({title for _, _, one in constrained for title in one["broken"]})
     if broken:
-        raise CheckFailed(f"answers broke their schemas: {', '.join(broken)}")
+        raise CheckFailed(f"answers violate their schemas: {', '.join(broken)}")
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -125,7 +132,9 @@ def _show(result: dict[str, Any]) -> None:
 
     console, model, machine = Console(), result["model"], result["machine"]
     for group, found in result["groups"].items():
-        columns = ("tokens\na step", "tokens/s", "ms\na step", "steps", "finished", "valid", "same")
+        columns = (
+            *("tokens\nper step", "tokens/s", "ms per\nstep", "steps", "finished", "valid", "same"),
+        )
         table = Table(
             "",
             *columns,
@@ -146,8 +155,8 @@ def _show(result: dict[str, Any]) -> None:
         console.print(table)
         gained = found["tokens_per_step_ratio"]
         print(
-            f"tokens a step, head+forced / head: {gained['ratio']:.3f} ({gained['low']:.3f} to "
-            f"{gained['high']:.3f} over draws of prompts)"
+            f"tokens per step, head+forced / head: {gained['ratio']:.3f} ({gained['low']:.3f} to "
+            f"{gained['high']:.3f}, 95 % interval over prompts)"
         )
         for name, speed in found["speed_ratios"].items():
             print(

@@ -1,6 +1,6 @@
-"""`eyas bench tune`: which draft tree is fastest for a model, at which batch size.
+"""`eyas bench tune`: find the fastest draft tree of a model for each batch size.
 
-Promises: status 1 where a shape changed a token. Does not know: how anything is measured.
+Promises: exit status 1 where a shape changed a token. Does not know: how anything is measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, MODEL, engine_config
-from eyas.cli.results import Output, run_facts, tell
+from eyas.cli.results import Output, report_result, run_facts
 from eyas_bench.cli.measuring import TASKS_OF_A_ROUND, Workload, place, read_inputs, round_name
 
 if TYPE_CHECKING:
@@ -34,43 +34,55 @@ def tune(
         typer.Option(
             "--drafter",
             "-d",
-            help="head, model, ngram (chains alone), or auto: the model's own head or what "
-            "--draft-model is.",
+            help="Drafter: head, model, ngram (only chains), or auto (the model's own head, or "
+            "the kind of --draft-model).",
         ),
     ] = "auto",
     draft_model: options.DraftModel = None,
-    steps: Annotated[str, typer.Option("--steps", help="Levels of a tree to try.")] = "1,3,5",
+    steps: Annotated[
+        str, typer.Option("--steps", help="Numbers of levels to try, separated by commas.")
+    ] = "1,3,5",
     topk: Annotated[
-        str, typer.Option("--topk", help="Children of a node to try; 1 is a chain.")
+        str,
+        typer.Option(
+            "--topk", help="Numbers of children per node to try, separated by commas; 1 is a chain."
+        ),
     ] = "1,2,4",
     nodes: Annotated[
-        str, typer.Option("--nodes", help="Nodes of a tree to try, the root included.")
+        str,
+        typer.Option(
+            "--nodes",
+            help="Numbers of nodes to try, including the root, separated by commas.",
+        ),
     ] = "4,8,16",
     batch: Annotated[
-        str, typer.Option("--batch", "-b", help="Batch sizes, with commas between them.")
+        str, typer.Option("--batch", "-b", help="Batch sizes, separated by commas.")
     ] = "1,2,4,8",
     workload: Annotated[
         Workload,
         typer.Option(
-            help="tasks: held-out tasks of the built-in model's kinds, whose answers end by "
-            "themselves; chat: short tasks; copy: answers that stand in the prompt; random: random "
-            "tokens."
+            help="Prompts: tasks (held-out tasks of the built-in model's families; answers end at "
+            "end-of-text), chat (short tasks), copy (the answer is part of the prompt), or random "
+            "(random tokens)."
         ),
     ] = Workload.chat,
     prompts_file: Annotated[
         Path | None,
         typer.Option(
             "--prompts-file",
-            help='Prompts of your own, JSON lines: {"prompt": text or token ids} continued as they '
-            'are, or {"messages": [...]}.',
+            help='JSON lines file of prompts: {"prompt": text or token ids}, used without a chat '
+            'template, or {"messages": [...]}.',
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=2, help="Tokens of an answer.")
+        int, typer.Option("--max-tokens", min=2, help="Maximum length of an answer in tokens.")
     ] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="Sampling temperature; 0 is greedy.")
+    ] = 0.0,
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Counted rounds after one to warm up.")
+        int,
+        typer.Option("--repeats", min=1, help="Number of measured rounds, after a warm-up round."),
     ] = 3,
     dtype: options.Dtype = options.DtypeChoice.auto,
     max_model_len: options.MaxModelLen = None,
@@ -79,11 +91,11 @@ def tune(
     offline: options.Offline = False,
     output: Output = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Also draw heat maps into this PNG file.")
+        Path | None, typer.Option("--plot", help="PNG file to write heat maps to.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure draft trees of all sizes against plain decoding and auto; contestants take turns."""
+    """Compare draft trees of all given sizes with plain decoding and auto; contestants take turns."""
     from eyas.cli.generate import read_entries
     from eyas.cli.loading import open_model
     from eyas.core import SamplingParams
@@ -106,7 +118,7 @@ def tune(
     entries = None if prompts_file is None else read_entries(prompts_file)
     if plot is not None:
         plots.require_matplotlib()
-    most = largest(shapes)
+    largest_shape = largest(shapes)
     config = engine_config(
         model=model,
         dtype=dtype,
@@ -116,11 +128,11 @@ def tune(
         offline=offline,
         drafter=_drafter(drafter, draft_model, model, offline),
         draft_model=draft_model,
-        draft_steps=most.steps,
-        draft_topk=most.topk,
-        draft_nodes=most.nodes,
+        draft_steps=largest_shape.steps,
+        draft_topk=largest_shape.topk,
+        draft_nodes=largest_shape.nodes,
         max_num_seqs=max(sizes),
-        max_batch_tokens=batch_tokens(sizes, [most]),
+        max_batch_tokens=batch_tokens(sizes, [largest_shape]),
         prefix_cache=False,
     )
     with open_model(config, quiet=as_json) as llm:
@@ -157,7 +169,7 @@ def tune(
         }
     if plot is not None:
         plots.draw_sweep(result, plot)
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     changed = {name for entry in results for name in entry["changed_tokens"]}
     if changed:
         raise CheckFailed(
@@ -167,7 +179,7 @@ def tune(
 
 
 def _drafter(drafter: str, draft_model: str | None, model: str, offline: bool) -> str:
-    """What "auto" is, before anything is loaded. ValueError where nobody can draft."""
+    """Return the drafter that "auto" selects, before anything is loaded. ValueError: there is none."""
     if drafter != "auto":
         return drafter
     from eyas.engine.drafting import decide_drafting
@@ -176,10 +188,10 @@ def _drafter(drafter: str, draft_model: str | None, model: str, offline: bool) -
     config = engine_config(model=model, offline=offline, draft_model=draft_model)
     directory = locate_model(model, None, offline)
     (name, *_) = decide_drafting(config, directory, read_spec(directory)).names
-    if name == "forced":  # nothing drafts where no grammar does
+    if name == "forced":  # drafts only text that a grammar determines
         raise ValueError(
-            f"--draft-model: {draft_model or model} brings no head along; name a head or a draft "
-            "model, or tune --drafter ngram"
+            f"--draft-model: {draft_model or model} has no draft head; give a head or a draft "
+            "model, or use --drafter ngram"
         )
     return name
 
@@ -187,19 +199,19 @@ def _drafter(drafter: str, draft_model: str | None, model: str, offline: bool) -
 def _advice(
     results: list[dict[str, Any]], model: str, drafter: str, draft_model: str | None
 ) -> dict[str, Any]:
-    """What to serve with, and the options that say so."""
+    """Return the fastest contestant and the options of `eyas serve` for it."""
     from eyas.verify.lineup import PLAIN
     from eyas_bench.tune import advised, options_of
 
     name, of_plain = advised(results)
-    said = [] if model == MODEL.path else ["--model", model]
+    arguments = [] if model == MODEL.path else ["--model", model]
     if name != PLAIN:
-        said += [] if draft_model is None else ["--draft-model", draft_model]
-        said += [] if drafter == "auto" else ["--drafter", drafter]
+        arguments += [] if draft_model is None else ["--draft-model", draft_model]
+        arguments += [] if drafter == "auto" else ["--drafter", drafter]
     return {
         "contestant": name,
         "of_plain": of_plain,
-        "options": shlex.join([*said, *options_of(name, results[0])]),
+        "options": shlex.join([*arguments, *options_of(name, results[0])]),
     }
 
 
@@ -215,7 +227,7 @@ def _about_drafting(
 
 @contextmanager
 def _progress(quiet: bool, num_runs: int) -> Iterator[Callable[[int, str, int], None]]:
-    """A bar on standard error."""
+    """Show a progress bar on standard error, and yield the function that advances it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -268,7 +280,7 @@ def _show(result: dict[str, Any]) -> None:
     Console().print(table)
     advice = result["advice"]
     print(
-        f"Over these batch sizes {advice['contestant']} decodes {advice['of_plain']:.2f} times as many "
-        "tokens a second as plain; it is chosen by these options of eyas serve and eyas generate:"
+        f"Over these batch sizes {advice['contestant']} is {advice['of_plain']:.2f} times as fast as "
+        "plain decoding. Options of eyas serve and eyas generate for it:"
     )
     print(advice["options"])

@@ -1,4 +1,4 @@
-"""Attention over slots: one layout, one plan, one run for prompts, trees and draft steps alike."""
+"""Attention over slots: prompts, trees and draft steps are planned and run in the same way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["attention_units", "open_attention"]
 
 
 def open_attention(kv: KVStore) -> AttentionBackend:
-    """The backend for where the store lives."""
+    """Return the attention backend for the device of the store."""
     if usable(kv.layers[0].device):
         from eyas.attention.triton import TritonAttention
 
@@ -20,7 +20,7 @@ def open_attention(kv: KVStore) -> AttentionBackend:
 
 
 def attention_units(max_length: int, width: int) -> int:
-    """Most partial results that kernels keep of a row, where a step has many rows."""
+    """Return the most partial results that kernels store of a row, in steps of many rows."""
     from eyas.kernels.softmax import GROUP, SPLIT
 
     unit = GROUP * SPLIT

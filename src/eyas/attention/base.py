@@ -1,12 +1,12 @@
-"""The door of attention: what a forward covers, how a backend is called.
+"""The interface of attention: the layout of a forward pass, and the protocol of a backend.
 
-Promises: a `Layout` describes every forward (prompt chunk, plain token, chain, tree, inner draft
-step); a backend turns it into a plan once and runs the plan for every layer. The output of a row
+Promises: a `Layout` describes every forward pass (prompt chunk, plain token, chain, tree, inner
+draft step). A backend plans a layout once and runs the plan for every layer. The output of a row
 depends on its own prefix alone: keys are reduced in position order, whatever the layout.
 Does not know: models, schedulers, where slots come from.
 
-Legend: T rows of the forward, B sequences, W tree nodes, A seats, C columns (positions), N query heads,
-G key/value heads, H head dim, S slots.
+Legend: T rows of the forward, B sequences, W tree nodes, A seats, C columns (positions), N query
+heads, G key/value heads, H head dim, S slots.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from typing import Protocol
 
 import torch
 
+from eyas.ops.rotate_and_store import KVDestination
+
 
 @dataclass(frozen=True, slots=True)
 class ContextRun:
-    """Rows [row, row + count) of the forward are positions [start, start + count) of `sequence`."""
+    """A prompt chunk: rows [row, row + count) of the forward pass are positions [start, start +
+    count) of `sequence`."""
 
     sequence: int
     row: int
@@ -29,11 +32,10 @@ class ContextRun:
 
 @dataclass(frozen=True, slots=True)
 class NodeGrid:
-    """The tree nodes of a forward.
+    """The tree nodes of a forward pass.
 
-    rows_BW: row of each node, -1 for padding. slots_BW: where its key and value are written to.
-    roots_B: position of node 0. parents_BW: None for chains, whose nodes' slots stand in the layout's
-    slots_AC as well.
+    rows_BW: row of each node, -1 for padding. slots_BW: the slot of its key and value. roots_B:
+    position of node 0. parents_BW: None for chains, whose slots are in the layout's slots_AC too.
     """
 
     rows_BW: torch.Tensor
@@ -44,15 +46,15 @@ class NodeGrid:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What one forward covers.
+    """The rows of one forward pass, and the slots of what they attend to.
 
-    slots_AC: the sequence table: slot of each stored position, context rows of this forward included
+    slots_AC: the sequence table: slot of each stored position, context rows of this pass included
         (int64; entries past a sequence's end are any valid slot).
     seats_B: the row of slots_AC of each sequence. Those with tree nodes come first, in the order of
         `nodes`; then one for every prompt chunk.
-    max_position: upper bound of any position in the forward (host), so buffers can be sized
-        without asking the device.
-    contexts: prompt chunks, known to the host. nodes: None where no sequence has any.
+    max_position: upper bound of any position, known to the host, so that buffers can be sized without
+        waiting for the device.
+    contexts: prompt chunks, known to the host. nodes: None if no sequence has any.
     """
 
     slots_AC: torch.Tensor
@@ -62,39 +64,26 @@ class Layout:
     nodes: NodeGrid | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KVDestination:
-    """Where a layer's keys and values go: row t of the forward to kv_S2GH[slots_T[t]], whose views
-    keys_SGH and values_SGH are. What is written must be finite (`finite`)."""
-
-    kv_S2GH: torch.Tensor
-    slots_T: torch.Tensor
-    keys_SGH: torch.Tensor
-    values_SGH: torch.Tensor
-
-    @classmethod
-    def of(cls, kv_S2GH: torch.Tensor, slots_T: torch.Tensor) -> KVDestination:
-        return cls(kv_S2GH, slots_T, kv_S2GH.select(1, 0), kv_S2GH.select(1, 1))
-
-
 class Attend(Protocol):
-    """A plan bound to a cache, as a model's layers see it: a layer first stores its rows' keys and
-    values in `destination`, then calls for the answers."""
+    """The planned attention of a forward pass, as a model's layers use it.
 
-    def destination(self, layer: int) -> KVDestination: ...
+    A layer first stores its rows' keys and values in `destination`, then calls the object with its
+    queries.
+    """
+
+    def destination(self, layer: int) -> KVDestination:
+        """Return where this layer's keys and values are stored."""
+        ...
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
-        """[T, N, H] in q's dtype."""
+        """Return the attention output [T, N, H] in q's dtype."""
         ...
 
 
-def finite(x: torch.Tensor) -> torch.Tensor:
-    """`x` with zeros for what is no finite number: 0 times infinity is not 0, so a masked key would
-    spread to rows that must not see it, and from shared slots to other requests."""
-    return x.nan_to_num(0.0, 0.0, 0.0)
-
-
 class AttentionBackend(Protocol):
-    """plan once per forward, run once per layer."""
+    """An implementation of attention over a key/value store."""
 
-    def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend: ...
+    def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
+        """Plan a forward pass, whose layers then share the plan. write_slots_T: the slot of each
+        row."""
+        ...

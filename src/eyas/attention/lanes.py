@@ -1,12 +1,12 @@
 """Lanes: the keys of one sequence, or of one root-to-leaf path, in the columns of their positions.
 
-Promises: a tree is answered as the chains it consists of, so one causal rule serves prompts, chains
-and trees; each node is a query of exactly one lane. Columns past a lane's last query point at the
+Promises: a tree is treated as its root-to-leaf chains, so prompts, chains and trees have the same
+causal mask; each node is a query of exactly one lane. Columns past a lane's last query refer to the
 null slot: they are masked, but a stale slot may hold another sequence's infinities, and 0 times
 infinity is not 0.
 Does not know: heads, layers, data types.
 
-Legend: B sequences, W tree nodes, C lanes, L key columns, Q queries of a lane, D depth of a path.
+Legend: B sequences, W tree nodes, Y lanes, L key columns, Q queries of a lane, P depth of a path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NARROW_WIDTHS = (192, 384)
 
 
 def key_width(position: int) -> int:
-    """How many key columns the query at `position` is computed with: a function of it alone."""
+    """Return the number of key columns of the query at `position`, which depends on nothing else."""
     for width in NARROW_WIDTHS:
         if position < width:
             return width
@@ -34,15 +34,15 @@ def key_width(position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Lanes of one key width. rows_CQ: row of each query in the forward (-1 padding)."""
+    """Lanes of one key width. rows_YQ: row of each query in the forward pass, -1 for padding."""
 
-    slots_CL: torch.Tensor
-    rows_CQ: torch.Tensor
-    positions_CQ: torch.Tensor
+    slots_YL: torch.Tensor
+    rows_YQ: torch.Tensor
+    positions_YQ: torch.Tensor
 
 
 def context_lanes(layout: Layout) -> list[Lanes]:
-    """One lane for each stretch of a prompt chunk whose queries have the same width."""
+    """Return the lanes of prompt chunks: one for each run of queries with the same key width."""
     lanes: list[Lanes] = []
     device = layout.slots_AC.device
     for run in layout.contexts:
@@ -60,7 +60,10 @@ def context_lanes(layout: Layout) -> list[Lanes]:
 
 
 def node_lanes(layout: Layout, nodes: NodeGrid) -> Lanes:
-    """One lane a sequence for chains, one a leaf for trees, all as wide as the longest may need."""
+    """Return the lanes of tree nodes: one a sequence for chains, one a leaf for trees.
+
+    All are as wide as the longest sequence may need.
+    """
     rows_BW, roots_B = nodes.rows_BW, nodes.roots_B
     width = key_width(layout.max_position)
     slots_BL = layout.slots_AC[layout.seats_B[: rows_BW.shape[0]], : layout.max_position + 1]
@@ -75,27 +78,27 @@ def node_lanes(layout: Layout, nodes: NodeGrid) -> Lanes:
     device = rows_BW.device
     lane_of = torch.tensor([b for b, _ in paths], device=device)
     depth = max(len(path) for _, path in paths)
-    nodes_CD = torch.tensor([p + [p[-1]] * (depth - len(p)) for _, p in paths], device=device)
+    nodes_YP = torch.tensor([p + [p[-1]] * (depth - len(p)) for _, p in paths], device=device)
     # Past a path's end its last node repeats, in columns beyond every query of the lane.
-    columns_CD = roots_B[lane_of].unsqueeze(1) + torch.arange(depth, device=device)
-    columns_CD = columns_CD.clamp(max=width - 1)
-    slots_CD = nodes.slots_BW[lane_of].gather(1, nodes_CD)
-    slots_CL = slots_BL[lane_of].scatter(1, columns_CD, slots_CD)
+    columns_YP = roots_B[lane_of].unsqueeze(1) + torch.arange(depth, device=device)
+    columns_YP = columns_YP.clamp(max=width - 1)
+    slots_YP = nodes.slots_BW[lane_of].gather(1, nodes_YP)
+    slots_YL = slots_BL[lane_of].scatter(1, columns_YP, slots_YP)
     most = max(len(own) for own in owned)
     depths = [
         [path.index(node) for node in own] for (_, path), own in zip(paths, owned, strict=True)
     ]
-    depth_CQ = torch.tensor([d + [-1] * (most - len(d)) for d in depths], device=device)
-    node_CQ = nodes_CD.gather(1, depth_CQ.clamp(min=0))
-    rows_CQ = torch.where(depth_CQ >= 0, rows_BW[lane_of].gather(1, node_CQ), -1)
-    positions_CQ = roots_B[lane_of].unsqueeze(1) + depth_CQ.clamp(min=0)
-    return Lanes(_up_to(slots_CL, positions_CQ.amax(dim=1, keepdim=True)), rows_CQ, positions_CQ)
+    depth_YQ = torch.tensor([d + [-1] * (most - len(d)) for d in depths], device=device)
+    node_YQ = nodes_YP.gather(1, depth_YQ.clamp(min=0))
+    rows_YQ = torch.where(depth_YQ >= 0, rows_BW[lane_of].gather(1, node_YQ), -1)
+    positions_YQ = roots_B[lane_of].unsqueeze(1) + depth_YQ.clamp(min=0)
+    return Lanes(_up_to(slots_YL, positions_YQ.amax(dim=1, keepdim=True)), rows_YQ, positions_YQ)
 
 
 def split_by_width(lanes: Lanes) -> list[Lanes]:
-    """Lanes by the key width of their queries; one whose queries straddle a border is answered in
-    two."""
-    rows, positions = lanes.rows_CQ.tolist(), lanes.positions_CQ.tolist()
+    """Return the lanes grouped by the key width of their queries; a lane with queries of two widths is
+    split."""
+    rows, positions = lanes.rows_YQ.tolist(), lanes.positions_YQ.tolist()
     picked: dict[int, dict[int, list[int]]] = {}
     for c, (row_Q, position_Q) in enumerate(zip(rows, positions, strict=True)):
         for q, (row, position) in enumerate(zip(row_Q, position_Q, strict=True)):
@@ -103,32 +106,32 @@ def split_by_width(lanes: Lanes) -> list[Lanes]:
                 picked.setdefault(key_width(position), {}).setdefault(c, []).append(q)
     if len(picked) == 1:
         width = next(iter(picked))
-        return [Lanes(lanes.slots_CL[:, :width], lanes.rows_CQ, lanes.positions_CQ)]
+        return [Lanes(lanes.slots_YL[:, :width], lanes.rows_YQ, lanes.positions_YQ)]
     return [_pick(lanes, width, queries) for width, queries in sorted(picked.items())]
 
 
 def _pick(lanes: Lanes, width: int, queries: dict[int, list[int]]) -> Lanes:
-    """The given queries of the given lanes, `width` columns wide."""
+    """Return the given queries of the given lanes, `width` columns wide."""
     most = max(map(len, queries.values()))
-    lane_C = torch.tensor(list(queries))
-    query_CQ = torch.tensor([q + [-1] * (most - len(q)) for q in queries.values()])
-    at_CQ = query_CQ.clamp(min=0)
-    rows_CQ = torch.where(query_CQ >= 0, lanes.rows_CQ[lane_C].gather(1, at_CQ), -1)
-    positions_CQ = lanes.positions_CQ[lane_C].gather(1, at_CQ)
-    last_C1 = torch.where(rows_CQ >= 0, positions_CQ, -1).amax(dim=1, keepdim=True)
-    return Lanes(_up_to(lanes.slots_CL[lane_C, :width], last_C1), rows_CQ, positions_CQ)
+    lane_Y = torch.tensor(list(queries))
+    query_YQ = torch.tensor([q + [-1] * (most - len(q)) for q in queries.values()])
+    at_YQ = query_YQ.clamp(min=0)
+    rows_YQ = torch.where(query_YQ >= 0, lanes.rows_YQ[lane_Y].gather(1, at_YQ), -1)
+    positions_YQ = lanes.positions_YQ[lane_Y].gather(1, at_YQ)
+    last_Y1 = torch.where(rows_YQ >= 0, positions_YQ, -1).amax(dim=1, keepdim=True)
+    return Lanes(_up_to(lanes.slots_YL[lane_Y, :width], last_Y1), rows_YQ, positions_YQ)
 
 
-def _up_to(slots_CL: torch.Tensor, last_C1: torch.Tensor) -> torch.Tensor:
-    """The slots, with the null slot in the columns past `last_C1`."""
-    columns_L = torch.arange(slots_CL.shape[1], device=slots_CL.device)
-    return torch.where(columns_L <= last_C1, slots_CL, NULL_SLOT)
+def _up_to(slots_YL: torch.Tensor, last_Y1: torch.Tensor) -> torch.Tensor:
+    """Return the slots, with the null slot in the columns past `last_Y1`."""
+    columns_L = torch.arange(slots_YL.shape[1], device=slots_YL.device)
+    return torch.where(columns_L <= last_Y1, slots_YL, NULL_SLOT)
 
 
 def _leaf_paths(
     parents_BW: torch.Tensor, rows_BW: torch.Tensor
 ) -> tuple[list[tuple[int, list[int]]], list[list[int]]]:
-    """Root-to-leaf paths as (sequence, nodes), and the nodes whose query each path answers."""
+    """Return root-to-leaf paths as (sequence, nodes), and the nodes that are queries of each path."""
     paths: list[tuple[int, list[int]]] = []
     owned: list[list[int]] = []
     for b, (parents, rows) in enumerate(zip(parents_BW.tolist(), rows_BW.tolist(), strict=True)):

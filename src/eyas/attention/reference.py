@@ -1,14 +1,14 @@
-"""Attention in plain torch: the oracle of every other backend, and the CPU's path.
+"""Attention by torch operations: the CPU's backend, and the reference of every other one.
 
-Promises: a row's result depends on its own prefix alone, bit for bit on the CPU. Every sequence, and
-every root-to-leaf path of a tree, becomes a *lane*: its keys gathered into the columns of their
-positions. How many columns a query sees is a function of its position alone (`key_width`), and tiles
-of queries have heights that were seen to agree on this machine, so a row meets the same products in
-the same reduction order whatever the batch looks like (docs/facts.md has the measurement).
+Promises: a row's result depends on its own prefix alone, bit for bit on the CPU. Every sequence,
+and every root-to-leaf path of a tree, becomes a *lane*: its keys gathered into the columns of their
+positions. The number of columns of a query depends on its position alone (`key_width`), and tiles
+of queries have heights that give the same bits on this machine. So a row has the same products in
+the same reduction order in every batch (docs/facts.md has the measurement).
 Does not know: models, which rows are prompts and which are drafts.
 
-Legend: N query heads, G key/value heads, P query heads a key/value head, H head dim, C lanes, L key
-columns, Q queries of a lane, M tiles of a lane, U rows of a tile.
+Legend: N query heads, G key/value heads, J query heads a key/value head, H head dim, Y lanes, L key
+columns, Q queries of a lane, X tiles of a lane, M rows of a tile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReferenceAttention:
         }
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
-        """Lanes for the prompt chunks (one each) and for the trees (one a leaf)."""
+        """Plan the forward pass as lanes of prompt chunks and of trees."""
         groups = context_lanes(layout)
         if layout.nodes is not None:
             groups.extend(split_by_width(node_lanes(layout, layout.nodes)))
@@ -46,10 +46,10 @@ class ReferenceAttention:
 
 
 def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) -> tuple[int, ...]:
-    """Tile heights that give a row the same bits here, smallest first.
+    """Return the tile heights that give a row the same bits on this machine, smallest first.
 
-    All are tried on random data, and the first is kept alone where another disagrees with it, and
-    for head dims that are no multiple of 16, whose rare differences random data may not show.
+    All are tried on random data. If one disagrees with the smallest, only the smallest is used. So
+    it is for head dims that are no multiple of 16, whose rare differences random data may not show.
     """
     per_kv = store.num_query_heads // store.num_kv_heads
     heights = sorted(
@@ -114,9 +114,9 @@ class _Plan:
 
 
 class _Answers:
-    """All tiles of a forward for layers of one kind, and where each row's answer stands in them.
+    """All tiles of a forward pass for layers of one kind, and the place of each row's output in them.
 
-    Rows that no lane asks for (padding) get some other row's answer, a finite one.
+    Padding rows, which are in no lane, get the output of another row, which is finite.
     """
 
     def __init__(
@@ -141,45 +141,45 @@ class _Answers:
         self._index_T = index[:num_rows]
 
     def run(self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor) -> torch.Tensor:
-        """[T, N, H] the answers of all rows."""
+        """Return the outputs [T, N, H] of all rows."""
         answers = [tiles.run(q_TNH, kv_S2GH) for tiles in self._tiles]
         flat = answers[0] if len(answers) == 1 else torch.cat(answers)
         return flat[: self._num_rows] if self._index_T is None else flat[self._index_T]
 
 
 class _Tiles:
-    """Lanes cut into tiles of one height, with their masks: what all layers alike can share.
+    """Lanes cut into tiles of one height, with their masks; shared by all layers of one kind.
 
-    rows: row of the forward for each place of the tiles in order, -1 for padding.
+    rows: row of the forward pass for each place of the tiles in order, -1 for padding.
     """
 
     def __init__(
         self, lanes: Lanes, store: LayerStore, heights: tuple[int, ...], dtype: torch.dtype
     ) -> None:
-        self._num_lanes, num_queries = lanes.rows_CQ.shape
+        self._num_lanes, num_queries = lanes.rows_YQ.shape
         self._scale = store.scale
         self._per_kv = per_kv = store.num_query_heads // store.num_kv_heads
         self._height = next((h for h in heights if h >= num_queries), heights[-1])
         self._num_tiles = -(-num_queries // self._height)
         missing = self._num_tiles * self._height - num_queries
-        positions_CQ, rows_CQ = lanes.positions_CQ, lanes.rows_CQ
+        positions_YQ, rows_YQ = lanes.positions_YQ, lanes.rows_YQ
         if missing:
-            positions_CQ = pad(positions_CQ, (0, missing))
-            rows_CQ = pad(rows_CQ, (0, missing), value=-1)
-        self.rows = rows_CQ.reshape(-1)
+            positions_YQ = pad(positions_YQ, (0, missing))
+            rows_YQ = pad(rows_YQ, (0, missing), value=-1)
+        self.rows = rows_YQ.reshape(-1)
         self._query_rows = self.rows.clamp(min=0)
-        self._slots = lanes.slots_CL.reshape(-1)
-        self._num_columns = lanes.slots_CL.shape[1]
+        self._slots = lanes.slots_YL.reshape(-1)
+        self._num_columns = lanes.slots_YL.shape[1]
         columns_L = torch.arange(self._num_columns, device=self.rows.device)
-        positions_CQ1 = positions_CQ.unsqueeze(-1)
-        seen = columns_L <= positions_CQ1
+        positions_YQ1 = positions_YQ.unsqueeze(-1)
+        seen = columns_L <= positions_YQ1
         if store.window is not None:
-            seen &= columns_L > positions_CQ1 - store.window
+            seen &= columns_L > positions_YQ1 - store.window
         if store.first_position:
-            seen &= (columns_L >= store.first_position) | (columns_L == positions_CQ1)
+            seen &= (columns_L >= store.first_position) | (columns_L == positions_YQ1)
         shown = torch.zeros((), dtype=dtype, device=self.rows.device)
         mask = torch.where(seen, shown, shown - torch.inf)
-        # [C * M, 1, P * U, L]: the query heads of a group are rows of a tile
+        # [Y * X, 1, J * M, L]: the query heads of a group are rows of a tile
         self._num_places = self._num_lanes * self._num_tiles
         mask = mask.view(self._num_places, 1, self._height, self._num_columns)
         self._mask = mask.expand(-1, per_kv, -1, -1).reshape(
@@ -187,27 +187,27 @@ class _Tiles:
         )
 
     def run(self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor) -> torch.Tensor:
-        """[places, N, H] the answers in tile order."""
+        """Return the outputs [places, N, H] in tile order."""
         num_kv, head_dim = kv_S2GH.shape[2:]
         kv = kv_S2GH.index_select(0, self._slots)
         kv = kv.view(self._num_lanes, self._num_columns, 2, num_kv, head_dim)
-        k_CGLH, v_CGLH = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        k_YGLH, v_YGLH = kv.permute(2, 0, 3, 1, 4).unbind(0)
         q = q_TNH.index_select(0, self._query_rows)
         q = q.view(self._num_places, self._height, num_kv, self._per_kv, head_dim)
         q = q.permute(0, 2, 3, 1, 4).reshape(
             self._num_places, num_kv, self._per_kv * self._height, head_dim
         )
         if self._num_tiles == 1:
-            out = self._attend(q, k_CGLH, v_CGLH, self._mask)
+            out = self._attend(q, k_YGLH, v_YGLH, self._mask)
         elif self._num_lanes == 1:
             every = (self._num_tiles, -1, -1, -1)
-            out = self._attend(q, k_CGLH.expand(every), v_CGLH.expand(every), self._mask)
+            out = self._attend(q, k_YGLH.expand(every), v_YGLH.expand(every), self._mask)
         else:
             shape = (self._num_lanes, self._num_tiles)
             q_tiles = q.unflatten(0, shape).unbind(1)
             masks = self._mask.unflatten(0, shape).unbind(1)
             tiles = [
-                self._attend(q_tile, k_CGLH, v_CGLH, mask)
+                self._attend(q_tile, k_YGLH, v_YGLH, mask)
                 for q_tile, mask in zip(q_tiles, masks, strict=True)
             ]
             out = torch.stack(tiles, dim=1)

@@ -1,8 +1,8 @@
-"""Attention by triton kernels: nodes in one or two launches a layer, prompt rows in one.
+"""Attention by Triton kernels: one or two launches a layer for tree nodes, one for prompt rows.
 
 Promises: a row's bits depend on its own prefix alone: prompt rows, plain tokens, chains and trees
-agree. What layers share is prepared once a forward, without asking the
-device anything; a forward without prompt rows can be captured in a graph and replayed with other roots.
+agree. What layers share is prepared once a forward pass, without waiting for the device. A forward
+pass without prompt rows can be captured in a CUDA graph and replayed with other roots.
 Does not know: models, how kernels reduce.
 
 Legend: T rows, N query heads, H head dim, B sequences, W tree nodes, X tiles.
@@ -26,16 +26,16 @@ from eyas.transfer import send
 HEIGHTS = (16, 32)
 """Heights of tiles (queries times query heads of a group) that give a row the same bits."""
 MANY_PROGRAMS = 256
-"""Where groups of splits make so many programs, a program does a whole group, which spares the traffic
+"""From this many programs on, a program processes a whole group of splits. This saves the traffic
 of partial results and changes no bit."""
 
 
 class TritonAttention:
     """`AttentionBackend` over a `KVStore` on a CUDA device.
 
-    pdl: kernels start while the one before them ends. heights: see HEIGHTS. sinks: for each layer None
-    or a logit a query head [N] (float32) that takes part in its softmax without a value; empty where
-    no layer has any.
+    pdl: whether a kernel may start while the one before it ends. heights: see HEIGHTS. sinks: for
+    each layer None, or a logit for each query head [N] (float32) that takes part in the softmax
+    without a value; empty if no layer has any.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class TritonAttention:
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
-        """The nodes' places and scratch; the prompts' tiles when a layer first asks for them."""
+        """Plan the nodes; the tiles of prompts are made when a layer first needs them."""
         return _Plan(self, layout, write_slots_T)
 
 
 def prompt_tiles(shape: HeadShape, itemsize: int) -> PromptTiles:
-    """Tiles of prompt rows; any height gives the same bits."""
+    """Return the tiles of prompt rows; any height gives the same bits."""
     if itemsize > 2 or shape.inner > 128:
         return PromptTiles(max(32, _power(shape.per_kv)), num_warps=8, stages=1)
     return PromptTiles(max(128, _power(shape.per_kv)), num_warps=8, stages=2)
@@ -85,7 +85,7 @@ def _shape(store: LayerStore, itemsize: int) -> HeadShape:
 
 
 def _fitting(per_kv: int, heights: Sequence[int]) -> tuple[int, ...]:
-    """The heights that hold a query, smallest first."""
+    """Return the heights that hold all heads of a query, smallest first."""
     return tuple(height for height in sorted(heights) if height >= per_kv) or (_power(per_kv),)
 
 
@@ -150,7 +150,7 @@ class _Plan:
         backend, layout = self._backend, self._layout
         num, width = grid.rows_BW.shape
         num_rows, pdl = self._num_node_rows, backend.pdl
-        positions_BW, nodes_T, paths_BWD = node_paths(
+        positions_BW, nodes_T, paths_BWP = node_paths(
             grid.rows_BW, grid.roots_B, grid.parents_BW, grid.slots_BW, num_rows, pdl=pdl
         )
         limit = min(layout.max_position, layout.slots_AC.shape[1] - 1)
@@ -160,8 +160,8 @@ class _Plan:
         num_groups = limit // (GROUP * SPLIT) + 1
         is_crowded = num * tiles * stores[0].num_kv_heads * num_groups >= MANY_PROGRAMS
         unit = GROUP if is_crowded else 1
-        # The root's split, and as many as a path as long as the tree is wide may reach into.
-        tails = 0 if paths_BWD is None else 1 + -(-(width - 1) // SPLIT)
+        # The root's split, and the splits that a path as long as the tree is wide may reach.
+        tails = 0 if paths_BWP is None else 1 + -(-(width - 1) // SPLIT)
         num_units = limit // (unit * SPLIT) + 1 + tails
         partials = num_rows * num_units
         heads = max(store.num_query_heads for store in stores)
@@ -171,7 +171,7 @@ class _Plan:
             rows_BW=grid.rows_BW.contiguous(),
             positions_BW=positions_BW,
             nodes_T=nodes_T,
-            paths_BWD=paths_BWD,
+            paths_BWP=paths_BWP,
             roots_B=grid.roots_B.contiguous(),
             seats_B=layout.seats_B,
             slots_AC=layout.slots_AC,
@@ -185,7 +185,7 @@ class _Plan:
         )
 
     def _prompt_tiles(self, queries: int) -> torch.Tensor:
-        """[X, 4] the tiles of the prompt chunks, cut by so many queries."""
+        """Return [X, 4] the tiles of the prompt chunks, `queries` positions high."""
         tiles_X4 = self._tiles.get(queries)
         if tiles_X4 is None:
             runs = [(r.sequence, r.row, r.start, r.count) for r in self._layout.contexts]

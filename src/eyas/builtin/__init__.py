@@ -1,7 +1,7 @@
-"""The built-in model: a small chat model, its tokenizer and draft head, and conversations of its kinds.
+"""The built-in model: a small chat model, its tokenizer, its draft head, and example conversations.
 
-Promises a complete Hugging Face checkpoint directory inside the package, so that everything can be
-tried without a download. Knows nothing of the engine that runs it, nor how the model was made
+Promises: a complete Hugging Face checkpoint directory inside the package, so that everything can be
+tried without a download. Does not know: the engine that runs it, nor how it was trained
 (`tools/builtin_model` in the repository).
 """
 
@@ -9,28 +9,28 @@ from pathlib import Path
 
 
 def path() -> Path:
-    """Directory of the shipped checkpoint (config, tokenizer, chat template, weights)."""
+    """Return the directory of the checkpoint (config, tokenizer, chat template, weights)."""
     return Path(__file__).parent / "checkpoint"
 
 
 def head_path() -> Path | None:
-    """Directory of the shipped draft head, where there is one."""
+    """Return the directory of the draft head; None where the package has none."""
     directory = Path(__file__).parent / "head"
     return directory if (directory / "config.json").is_file() else None
 
 
 def prompts_file() -> Path:
-    """JSON lines of conversations whose answers a model may write anew."""
+    """Return the JSON lines file of prompts, which a model answers."""
     return Path(__file__).parent / "prompts.jsonl"
 
 
 def conversations_file() -> Path:
-    """JSON lines of conversations whose answers are to be learnt as they stand."""
+    """Return the JSON lines file of conversations with answers to train on as they are."""
     return Path(__file__).parent / "conversations.jsonl"
 
 
 def without_end(text: str) -> str:
-    """An answer up to its end-of-message token."""
+    """Return an answer up to its end-of-message token."""
     return text.split("<|im_end|>")[0].split("<|endoftext|>")[0]
 
 

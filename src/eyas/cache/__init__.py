@@ -1,4 +1,4 @@
-"""The one cache: token-granular slots, shared prefixes, and the tensors behind them."""
+"""The key/value cache: slots of one token, shared prefixes, and the tensors that hold the values."""
 
 from eyas.cache.kv import KVStore
 from eyas.cache.manager import CacheManager, CacheStats, SlotsExhausted

@@ -1,8 +1,10 @@
-"""The tensors behind the slots: keys and values of every layer, for every slot.
+"""The tensors of the cache: keys and values of every layer, for every slot.
 
-Promises: one tensor [S, 2, G, H] a layer, S slots (the null slot included), 0 keys and 1 values; a
-model's layers declare what they keep (`LayerStore`), and this room allocates it once.
-Does not know: which slot belongs to whom.
+Promises: one tensor [S, 2, G, H] a layer, allocated once, with keys at index 0 and values at index 1.
+The layers of a model declare their sizes (`LayerStore`).
+Does not know: which sequence owns a slot.
+
+Legend: S slots, the null slot included, G key/value heads, H head dimension.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ import torch
 from eyas.cache.store import LayerStore
 
 ALIGNMENT = 64
-"""Bytes: torch's own."""
+"""Bytes; the alignment of torch's own allocations."""
 
 
 def zeros_on_demand(
     shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Zeros; on a CPU the memory is taken page by page as it is written (numpy asks the system for
-    zeroed pages, torch would write them)."""
+    """Return a tensor of zeros. On a CPU memory is only used for pages that are written to: numpy gets
+    zeroed pages from the operating system, where torch would write the zeros."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -33,9 +35,9 @@ def zeros_on_demand(
 
 
 class KVStore:
-    """Keys and values of all layers of one model (a draft model has a store of its own).
+    """Keys and values of all layers of one model; a drafting network has a second store.
 
-    layers: [S, 2, G, H] each; keys, values: views of them [S, G, H].
+    layers: tensors [S, 2, G, H]. keys, values: views [S, G, H] of them.
     """
 
     def __init__(
@@ -58,4 +60,5 @@ class KVStore:
 
     @staticmethod
     def bytes_per_slot(stores: Sequence[LayerStore], dtype: torch.dtype) -> int:
+        """Return the bytes of keys and values of one token in all layers."""
         return sum(2 * s.num_kv_heads * s.head_dim * dtype.itemsize for s in stores)

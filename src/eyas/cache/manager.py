@@ -1,8 +1,10 @@
-"""The only door to the cache: who owns which slot, from admission to release.
+"""The cache manager: which sequence owns which slot, from admission to release.
 
-Promises: every usable slot is free, held by one sequence, reserved by one flight, or shared through
-the prefix tree, and `check()` proves it; nothing is copied; slots of a path that was accepted stay
-where they are. Shared slots are never written: a sequence's own slots begin where its match ends.
+All other rooms take and return slots through it.
+
+Promises: each usable slot is free, held by one sequence, reserved for one flight, or shared through the
+prefix tree; `check` verifies it. Slots are never copied: those of accepted nodes stay where they were
+written. Shared slots are never written to: a sequence's own slots begin after its matched prefix.
 Does not know: tensors, devices, how sequences are scheduled.
 """
 
@@ -17,15 +19,16 @@ from eyas.cache.slots import SlotPool
 
 
 class SlotsExhausted(Exception):
-    """No slots left, even after evicting every unlocked prefix; somebody must be preempted."""
+    """There are not enough slots, even after evicting all unlocked prefixes."""
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """What one admitted sequence holds.
+    """The slots that one admitted sequence holds.
 
-    slots[:num_stored] are the slots of its stored positions; the first num_shared of them belong to
-    the prefix tree (locked through `node`), the rest to the sequence.
+    slots: slots[:num_stored] are those of its stored positions. The first `num_shared` of them belong
+    to the prefix tree and are locked through `node`; the others belong to the sequence. reserved:
+    slots for the rows of flights, one array a reservation.
     """
 
     namespace: str
@@ -38,7 +41,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """num_held counts slots of admitted sequences, shared ones not included."""
+    """Numbers of slots. num_held: of admitted sequences and reservations, without shared ones.
+    num_cached: in the prefix tree."""
 
     num_slots: int
     num_free: int
@@ -47,7 +51,11 @@ class CacheStats:
 
 
 class CacheManager:
-    """admit, reserve, commit, release, check. shares_prefixes: between sequences."""
+    """Hands out slots: `admit` a sequence, `reserve` slots for a step, `commit` them when it lands,
+    `release` the sequence.
+
+    num_slots: usable slots. shares_prefixes: whether stored prefixes are shared between sequences.
+    """
 
     def __init__(self, num_slots: int, *, shares_prefixes: bool = True) -> None:
         self._pool = SlotPool(num_slots)
@@ -59,13 +67,17 @@ class CacheManager:
     def admit(
         self, tokens: list[int], capacity: int, *, namespace: str = "", share: bool = True
     ) -> Lease:
-        """Take up a sequence with these known tokens. Its longest stored prefix is matched, short of
-        the last token (the root has to run). `capacity`: the most positions it can ever have."""
+        """Make the lease of a sequence. It starts with the longest stored prefix of `tokens`, without
+        the last token, since the root must run.
+
+        capacity: most positions that the sequence can have. namespace: prefixes are only shared within
+        one. share: whether a stored prefix may be used.
+        """
         slots = np.zeros(capacity, dtype=np.int64)
         lease = Lease(namespace, slots, 0, 0, None)
         if self.shares_prefixes and share and len(tokens) > 1:
-            known = np.asarray(tokens[:-1], dtype=np.int64)
-            matched, node = self._tree.match(known, namespace)
+            context = np.asarray(tokens[:-1], dtype=np.int64)
+            matched, node = self._tree.match(context, namespace)
             if len(matched):
                 self._tree.lock(node)
                 slots[: len(matched)] = matched
@@ -76,11 +88,12 @@ class CacheManager:
 
     @property
     def num_available(self) -> int:
-        """Slots that can be reserved now: free ones, and shared prefixes nobody holds."""
+        """Slots that can be reserved now: free ones, and those of unlocked prefixes."""
         return self._pool.num_free + self._tree.num_evictable
 
     def reserve(self, lease: Lease, count: int) -> np.ndarray:
-        """[count] slots for the rows of one flight. Raises SlotsExhausted, with nothing changed."""
+        """Reserve `count` slots for rows of one flight, evicting unlocked prefixes if needed. Raises
+        SlotsExhausted, with nothing changed, if there are fewer."""
         missing = count - self._pool.num_free
         if missing > 0:
             if missing > self._tree.num_evictable:
@@ -91,8 +104,11 @@ class CacheManager:
         return slots
 
     def commit(self, lease: Lease, reserved: np.ndarray, kept: np.ndarray) -> None:
-        """A flight landed: `kept` (a subset of `reserved`, in position order) are the sequence's next
-        stored positions; the other reserved slots return."""
+        """Apply a landed flight to a lease. The other reserved slots become free.
+
+        reserved: the array that `reserve` returned. kept: those of its slots that hold the sequence's
+        next positions, in order of position.
+        """
         for i, held in enumerate(lease.reserved):
             if held is reserved:
                 del lease.reserved[i]
@@ -106,17 +122,17 @@ class CacheManager:
             self._pool.give(reserved)
         elif len(kept) < len(reserved):
             held = set(kept.tolist())
-            given_up = [slot for slot in reserved.tolist() if slot not in held]
-            self._pool.give(np.array(given_up, dtype=np.int64))
+            rejected = [slot for slot in reserved.tolist() if slot not in held]
+            self._pool.give(np.array(rejected, dtype=np.int64))
 
     def publish(self, lease: Lease, tokens: list[int]) -> None:
-        """Offer what a live sequence has stored of `tokens` to others (its prompt, once stored)."""
+        """Share the stored part of `tokens` with other sequences while this one is running."""
         num_offered = min(lease.num_stored, len(tokens))
         if not self.shares_prefixes or num_offered <= lease.num_shared:
             return
         run = np.asarray(tokens[:num_offered], dtype=np.int64)
         if len(self._tree.match(run, lease.namespace)[0]) > lease.num_shared:
-            return  # somebody stored the same meanwhile; ours stays private until release
+            return  # another sequence has shared the same tokens; these stay private until release
         _, node = self._tree.insert(run, lease.slots[:num_offered], lease.namespace)
         self._tree.lock(node)
         if lease.node is not None:
@@ -124,8 +140,8 @@ class CacheManager:
         lease.node, lease.num_shared = node, num_offered
 
     def release(self, lease: Lease, tokens: list[int]) -> None:
-        """A sequence ends or is preempted: what it stored of `tokens` stays as a shared prefix until
-        evicted, the rest returns. No flight may still touch its slots."""
+        """Return the slots of a sequence that ends or is preempted. The stored part of `tokens` stays
+        as a shared prefix until it is evicted. No flight may have reserved slots of the lease."""
         assert not lease.reserved, "released while a flight may still write"
         self._leases.remove(lease)
         num_kept = lease.num_shared
@@ -133,9 +149,11 @@ class CacheManager:
             num_offered = min(lease.num_stored, len(tokens))
             if num_offered > lease.num_shared:
                 run = np.asarray(tokens[:num_offered], dtype=np.int64)
-                num_known, _ = self._tree.insert(run, lease.slots[:num_offered], lease.namespace)
-                if num_known > lease.num_shared:
-                    self._pool.give(lease.slots[lease.num_shared : num_known])
+                num_stored_before, _ = self._tree.insert(
+                    run, lease.slots[:num_offered], lease.namespace
+                )
+                if num_stored_before > lease.num_shared:
+                    self._pool.give(lease.slots[lease.num_shared : num_stored_before])
                 num_kept = num_offered
         if lease.num_stored > num_kept:
             self._pool.give(lease.slots[num_kept : lease.num_stored])
@@ -143,18 +161,19 @@ class CacheManager:
             self._tree.unlock(lease.node)
 
     def stats(self) -> CacheStats:
+        """Return the numbers of free, held and cached slots."""
         num_held = self.num_slots - self._pool.num_free - self._tree.num_slots
         return CacheStats(self.num_slots, self._pool.num_free, num_held, self._tree.num_slots)
 
     def check(self) -> None:
-        """Free + held + reserved + shared = all, each slot once. Raises AssertionError otherwise."""
+        """Raise AssertionError unless each slot is exactly once free, held, reserved or shared."""
         parts = [self._pool.free_slots(), self._tree.all_slots()]
         for lease in self._leases:
             parts.append(lease.slots[lease.num_shared : lease.num_stored])
             parts.extend(lease.reserved)
-        everything = np.sort(np.concatenate(parts))
+        slots = np.sort(np.concatenate(parts))
         expected = np.arange(1, self.num_slots + 1)
-        assert np.array_equal(everything, expected), "a slot is lost, or held twice"
+        assert np.array_equal(slots, expected), "a slot is lost, or held twice"
         locked = sum(len(n.slots) for n in self._locked_nodes())
         assert locked == self._tree.num_locked_slots, "lock count of the prefix tree is off"
 

@@ -1,9 +1,8 @@
-"""The prefix tree: which token sequences already have their keys and values in slots.
+"""The prefix tree (a radix tree): token prefixes whose keys and values are stored, and their slots.
 
-Promises: edges carry runs of real token ids, compared one by one (no hashes, so no collisions);
-namespaces never share anything; a locked path is never evicted; eviction frees the least recently
-used leaves first.
-Does not know: sequences, the pool its slots came from, what a slot holds.
+Promises: prefixes are compared token by token (no hashes, so no collisions). Namespaces share
+nothing. A locked path is never evicted. Eviction takes the least recently used leaves first.
+Does not know: sequences, the pool of free slots, what a slot holds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
-    """An edge of the tree: `tokens` and their `slots`, below `parent`. namespace: set on roots."""
+    """A node with the edge above it: `tokens` and their `slots`. namespace: only set on roots."""
 
     tokens: np.ndarray
     slots: np.ndarray
@@ -38,7 +37,7 @@ _EMPTY = np.empty(0, dtype=np.int64)
 
 
 class RadixTree:
-    """Prefixes by namespace. Token runs are int64 arrays throughout."""
+    """The prefixes of all namespaces. Tokens and slots are int64 arrays."""
 
     def __init__(self) -> None:
         self._roots: dict[str, RadixNode] = {}
@@ -50,7 +49,8 @@ class RadixTree:
         self.num_locked_slots = 0
 
     def match(self, tokens: np.ndarray, namespace: str) -> tuple[np.ndarray, RadixNode]:
-        """Slots of the longest stored prefix of `tokens`, and the node it ends at (split there)."""
+        """Return the slots of the longest stored prefix of `tokens`, and the node at its end. An edge
+        that the prefix ends inside is split."""
         node, parts, at = self._roots.get(namespace), [], 0
         if node is None:
             return _EMPTY, RadixNode(_EMPTY, _EMPTY, None, namespace=namespace)
@@ -66,30 +66,31 @@ class RadixTree:
             parts.append(child.slots)
             node, at = child, at + length
         if node.parent is not None:
-            self._remember(node)
+            self._push(node)
         return (np.concatenate(parts) if parts else _EMPTY), node
 
     def insert(
         self, tokens: np.ndarray, slots: np.ndarray, namespace: str
     ) -> tuple[int, RadixNode]:
-        """Store a prefix. Returns how many leading tokens were there already (their given slots are
-        still the caller's, the rest are the tree's now) and the node the prefix ends at."""
-        known, node = self.match(tokens, namespace)
-        num_known = len(known)
-        if num_known < len(tokens):
-            child = RadixNode(tokens[num_known:].copy(), slots[num_known:].copy(), node)
+        """Store a prefix. Returns the number of leading tokens that were stored before, and the node at
+        the end of the prefix. The tree takes over the slots of the other tokens; those of the leading
+        tokens still belong to the caller."""
+        stored, node = self.match(tokens, namespace)
+        num_stored = len(stored)
+        if num_stored < len(tokens):
+            child = RadixNode(tokens[num_stored:].copy(), slots[num_stored:].copy(), node)
             child.last_used = next(self._clock)
             node.children[int(child.tokens[0])] = child
             if node.parent is None:
                 self._roots[namespace] = node
             self._num_nodes += 1
             self.num_slots += len(child.slots)
-            self._remember(child)
+            self._push(child)
             node = child
-        return num_known, node
+        return num_stored, node
 
     def lock(self, node: RadixNode) -> None:
-        """Keep the path from the root to `node` until `unlock`."""
+        """Protect the path from the root to `node` from eviction until `unlock`."""
         while node.parent is not None:
             if node.num_locks == 0:
                 self.num_locked_slots += len(node.slots)
@@ -97,20 +98,23 @@ class RadixTree:
             node = node.parent
 
     def unlock(self, node: RadixNode) -> None:
+        """Undo one `lock` of the path from the root to `node`."""
         while node.parent is not None:
             assert node.num_locks > 0, "unlocked more often than locked"
             node.num_locks -= 1
             if node.num_locks == 0:
                 self.num_locked_slots -= len(node.slots)
-                self._remember(node)
+                self._push(node)
             node = node.parent
 
     @property
     def num_evictable(self) -> int:
+        """Number of slots of unlocked paths."""
         return self.num_slots - self.num_locked_slots
 
     def evict(self, num_wanted: int) -> np.ndarray:
-        """Free up to `num_wanted` or a few more slots, least recently used leaves first."""
+        """Remove the least recently used leaves. Returns their slots: `num_wanted`, or fewer if the
+        rest is locked. The last leaf is cut so that no more are removed."""
         freed: list[np.ndarray] = []
         num_freed = 0
         while num_freed < num_wanted and self._heap:
@@ -123,23 +127,23 @@ class RadixTree:
             surplus = num_freed + len(node.slots) - num_wanted
             if surplus > 0:
                 node = self._split_tail(node, len(node.slots) - surplus)
-            above = node.parent
-            assert above is not None
-            del above.children[int(node.tokens[0])]
+            parent = node.parent
+            assert parent is not None
+            del parent.children[int(node.tokens[0])]
             freed.append(node.slots)
             num_freed += len(node.slots)
             self._num_nodes -= 1
             self.num_slots -= len(node.slots)
-            if above.children:
+            if parent.children:
                 continue
-            if above.parent is None:
-                del self._roots[above.namespace]
+            if parent.parent is None:
+                del self._roots[parent.namespace]
             else:
-                self._remember(above)
+                self._push(parent)
         return np.concatenate(freed) if freed else _EMPTY
 
     def all_slots(self) -> np.ndarray:
-        """Every slot the tree holds, for integrity checks."""
+        """Return all slots of the tree, for integrity checks."""
         parts, stack = [], list(self._roots.values())
         while stack:
             node = stack.pop()
@@ -148,7 +152,7 @@ class RadixTree:
         return np.concatenate(parts) if parts else _EMPTY
 
     def _split(self, node: RadixNode, length: int) -> RadixNode:
-        """Cut an edge: a new node takes the first `length` tokens. Returns the new upper node."""
+        """Split an edge: a new node takes its first `length` tokens. Returns the new node."""
         parent = node.parent
         assert parent is not None and 0 < length < len(node.tokens)
         upper = RadixNode(node.tokens[:length], node.slots[:length], parent)
@@ -160,12 +164,14 @@ class RadixTree:
         return upper
 
     def _split_tail(self, leaf: RadixNode, num_tail: int) -> RadixNode:
-        """Cut off a leaf's last `num_tail` tokens as a leaf of their own, and return it."""
+        """Split a leaf so that its last `num_tail` tokens are a leaf, and return that leaf."""
         if num_tail < len(leaf.tokens):
-            self._remember(self._split(leaf, len(leaf.tokens) - num_tail))
+            self._push(self._split(leaf, len(leaf.tokens) - num_tail))
         return leaf
 
-    def _remember(self, node: RadixNode) -> None:
+    def _push(self, node: RadixNode) -> None:
+        """Push a node to the heap of eviction candidates, and drop outdated entries if they are
+        many."""
         heapq.heappush(self._heap, (node.last_used, next(self._ties), node))
         if len(self._heap) > 1024 and len(self._heap) > 4 * self._num_nodes:
             fresh = {id(n): (t, i, n) for t, i, n in self._heap if n.last_used == t}

@@ -1,8 +1,8 @@
-"""The pool of slots: which token positions of the key/value tensors are free.
+"""The pool of free slots. A slot holds the keys and values of one token.
 
-Promises: a slot is handed out once until it returns; slot 0 (`NULL_SLOT`) is never handed out, rows
-that must write somewhere harmless write there. Low slots first after a quiet moment, so that a
-sequence's slots tend to be one contiguous run.
+Promises: a slot that was taken is not handed out again before it is given back. Slot 0 (`NULL_SLOT`) is
+never handed out: rows whose keys and values are not needed are written there. When all slots are free,
+they are sorted, so that the slots of a sequence tend to be contiguous.
 Does not know: sequences, prefixes, tensors.
 """
 
@@ -24,17 +24,18 @@ class SlotPool:
 
     @property
     def num_free(self) -> int:
+        """Number of free slots."""
         return self._num_free
 
     def take(self, count: int) -> np.ndarray:
-        """[count] slots; the caller has made sure that they are there."""
+        """Take `count` slots, lowest numbers first. The caller has checked `num_free`."""
         assert 0 <= count <= self._num_free, (count, self._num_free)
         start = self._num_free - count
         self._num_free = start
         return self._free[start : start + count][::-1].copy()
 
     def give(self, slots: np.ndarray) -> None:
-        """Return slots that were taken."""
+        """Give back slots that were taken."""
         count = len(slots)
         assert self._num_free + count <= self.num_slots, "a slot came back twice"
         self._free[self._num_free : self._num_free + count] = slots[::-1]
@@ -43,10 +44,10 @@ class SlotPool:
             self._free = _all_slots(self.num_slots)
 
     def free_slots(self) -> np.ndarray:
-        """The free slots, for integrity checks."""
+        """Return the free slots, for integrity checks."""
         return self._free[: self._num_free]
 
 
 def _all_slots(num_slots: int) -> np.ndarray:
-    """Every usable slot, low ones last, where they are taken first."""
+    """Return all usable slots in descending order, since slots are taken from the end."""
     return np.arange(num_slots, 0, -1, dtype=np.int64)

@@ -1,6 +1,8 @@
-"""What an attention layer keeps per token; models declare it, the cache allocates it.
+"""The description of what an attention layer stores per token. Models declare it, the cache allocates
+it.
 
-Promises: plain facts. Does not know: tensors, slots.
+Promises: plain data.
+Does not know: tensors, slots.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LayerStore:
-    """What one attention layer keeps per token, and how far back its queries look.
+    """What one attention layer stores per token, and which keys its queries attend to.
 
-    window: a query at position p sees keys at positions > p - window; None is everything.
-    first_position: the first position that has a row at all; keys before it are never seen.
-    scale: multiplies the dot products; None is head_dim ** -0.5.
+    window: a query at position p attends to keys at positions > p - window; None is all of them.
+    scale: factor of the dot products; None is head_dim ** -0.5.
+    first_position: first position that has keys; earlier positions are never attended to.
     """
 
     num_query_heads: int

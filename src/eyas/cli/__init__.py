@@ -1,7 +1,7 @@
-"""The commands: `eyas serve`, `generate`, `demo`, `models`, `verify`, `bench`, `train`.
+"""The commands `eyas serve`, `generate`, `demo`, `models`, `verify`, `bench` and `train`.
 
-Promises: exit status 0 is success, 1 a check that failed (or an error of ours), 2 something the user
-can put right, told in one line that names the option; heavy imports happen inside the commands.
+Promises: exit status 0 is success, 1 a failed check or an internal error, 2 an error that the user can
+correct, reported in a line that names the option; heavy imports happen inside the commands.
 Does not know: how anything is computed.
 """
 
@@ -13,10 +13,10 @@ import typer
 
 from eyas.children import guard_children
 from eyas.cli import demo, generate, models, serve, train, verify
+from eyas.cli.command_line import PeersCommand
 from eyas.cli.errors import report
 from eyas.cli.installed import InstalledGroup
 from eyas.cli.options import Debug
-from eyas.cli.reading import PeersCommand
 
 app = typer.Typer(
     name="eyas",
@@ -32,7 +32,7 @@ app.command("verify")(verify.verify)
 app.add_typer(
     typer.Typer(cls=InstalledGroup),
     name="bench",
-    help="Measure: decoding speed, serving, grammars, draft trees; of the package eyas-bench.",
+    help="Run benchmarks of decoding, serving, grammars and draft trees; needs eyas-bench.",
 )
 app.add_typer(train.app, name="train")
 
@@ -46,9 +46,9 @@ def _show_version(asked: bool) -> None:
 
 
 FIRST_STEPS = (
-    ("eyas demo", "see drafts at work with the model that comes along: same tokens, fewer steps"),
-    ("eyas serve", "an OpenAI-style API at http://127.0.0.1:8000/v1; --model names another model"),
-    ("eyas generate PROMPT", "one answer in the terminal"),
+    ("eyas demo", "compare plain and drafted decoding: the same tokens in fewer steps"),
+    ("eyas serve", "serve an OpenAI-compatible API at http://127.0.0.1:8000/v1"),
+    ("eyas generate PROMPT", "generate one answer in the terminal"),
 )
 
 
@@ -61,14 +61,14 @@ def _root(
     ),
 ) -> None:
     if context.invoked_subcommand is None:
-        typer.echo("Three commands to begin with:")
+        typer.echo("Commands to start with (they use the built-in model unless --model is given):")
         for command, purpose in FIRST_STEPS:
             typer.echo(f"  {command:<21} {purpose}")
-        typer.echo("eyas --help shows all commands, eyas COMMAND --help their options.")
+        typer.echo("Run eyas --help for all commands, eyas COMMAND --help for their options.")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and leave with its exit status."""
+    """Run one command and exit with its status."""
     given = sys.argv[1:] if arguments is None else arguments
     guard_children()
     try:

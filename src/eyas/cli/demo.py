@@ -1,8 +1,8 @@
-"""`eyas demo`: real prompts, plain and drafted, and the proof that the tokens are the same.
+"""`eyas demo`: answer prompts with and without drafts, and compare the tokens.
 
-Promises: every contestant answers every prompt with the same parameters and seed, one prompt after
-the other; a token is coloured where the step that yielded it had drafted it. The last prompts hold the
-answer to a form: a pattern, a schema after reasoning, a tool call.
+Promises: every contestant answers every prompt with the same parameters and seed, one prompt at a time;
+accepted draft tokens are coloured. The last prompts constrain the answer: a pattern, a schema after
+reasoning, a tool call.
 Does not know: how drafting works.
 
 With --json: `tasks` (task, prompt, form, temperature, answer, reasoning, content, tool_calls,
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 SEED = 7
 NUM_SLOTS, MAX_MODEL_LEN = 2048, 1024
-"""Room for one of the prompts at a time, so that loading takes no longer than it must."""
+"""Enough for one prompt at a time, so that the cache is allocated quickly."""
 PLAIN = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown(DraftOptions):
-    """The drafting that is shown: the model's own head, in small trees that pay on a CPU."""
+class DemoDrafting(DraftOptions):
+    """The default drafting of the demo: the model's own head, with small trees for a CPU."""
 
     draft_steps: options.DraftSteps = "7"
     draft_topk: options.DraftTopk = 2
     draft_nodes: options.DraftNodes = "8"
 
 
-COPYING = Shown(drafter="ngram", draft_steps="8", draft_topk=1, draft_nodes="9")
-"""What stands in the text already, shown beside the head."""
+PROMPT_LOOKUP = DemoDrafting(drafter="ngram", draft_steps="8", draft_topk=1, draft_nodes="9")
+"""Prompt lookup, which is compared as well with --drafter auto."""
 
 
 FIELDS = {
@@ -60,12 +60,12 @@ FIELDS = {
     "required": ["family_name", "years_of_age"],
     "additionalProperties": False,
 }
-"""Other names of fields than those that the prompt tempts with."""
+"""Field names that differ from those in the prompt, so that the schema has an effect."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
-    """A task, and what its answer is held to. form: that in words; None where it is free."""
+class DemoTask:
+    """A task and the constraint of its answer. form: the constraint as text; None without one."""
 
     task: Task
     wanted: Wanted
@@ -74,8 +74,11 @@ class Shaped:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """pieces: the text in parts, and whether drafts had them right; each token is in one part. choice:
-    the same split into reasoning, content and calls."""
+    """An answer of one contestant.
+
+    pieces: the text in parts, each with whether its tokens were accepted draft tokens. choice: the
+    answer, split into reasoning, content and tool calls. seconds: time of generation.
+    """
 
     pieces: list[tuple[str, bool]]
     choice: Choice
@@ -94,13 +97,13 @@ class Answer:
 def demo(
     *,
     model: options.Model = MODEL.path,
-    drafting: Shown,
+    drafting: DemoDrafting,
     dtype: options.Dtype = options.DtypeChoice.auto,
     device: options.Device = DEVICE.device,
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer a few prompts plain and drafted; status 1 if any token differs."""
+    """Answer a few prompts with and without drafts, and exit with status 1 if a token differs."""
     from eyas.core import RequestError
 
     shared = {"model": model, "dtype": dtype, "device": device, "threads": threads}
@@ -111,15 +114,15 @@ def demo(
         tasks = free_tasks()
         for llm in llms.values():
             answer(llm, tasks[0])
-        for shaped in shaped_tasks():
+        for constrained in constrained_tasks():
             try:
                 for llm in llms.values():
-                    answer(llm, shaped)  # what a grammar costs once is not shown
+                    answer(llm, constrained)  # compiles the grammar before it is measured
             except RequestError as error:
                 if not as_json:
-                    _leave_out(shaped, error)
+                    _show_skipped(constrained, error)
             else:
-                tasks.append(shaped)
+                tasks.append(constrained)
         rows = []
         for task in tasks:
             answers = {name: answer(llm, task) for name, llm in llms.items()}
@@ -136,10 +139,13 @@ def demo(
 def open_contestants(
     stack: ExitStack, shared: dict[str, Any], drafting: DraftOptions, *, quiet: bool
 ) -> dict[str, LLM]:
-    """Plain decoding, the drafting asked for, and n-gram drafting where the choice was left to us."""
+    """Load the model once for each contestant, and return them by name.
+
+    These are plain decoding, the given drafting, and prompt lookup where the drafter is auto.
+    """
     from eyas.cli.loading import open_model
 
-    def opened(options: DraftOptions) -> LLM:
+    def load(options: DraftOptions) -> LLM:
         config = engine_config(
             **shared,
             **vars(options),
@@ -149,43 +155,43 @@ def open_contestants(
         )
         return stack.enter_context(open_model(config, quiet=quiet))
 
-    drafted = opened(drafting)
-    if drafted.info.drafter == "root":  # `auto`, and a model without a head
+    drafted = load(drafting)
+    if drafted.info.drafter == "root":  # --drafter auto, and a model without a head
         llms = {PLAIN: drafted}
     else:
-        llms = {PLAIN: opened(Shown(drafter="root")), drafted.info.drafter: drafted}
+        llms = {PLAIN: load(DemoDrafting(drafter="root")), drafted.info.drafter: drafted}
     if drafting.drafter == "auto":
-        llms[COPYING.drafter] = opened(COPYING)
+        llms[PROMPT_LOOKUP.drafter] = load(PROMPT_LOOKUP)
     return llms
 
 
-def free_tasks() -> list[Shaped]:
-    """Tasks whose answers are held to nothing."""
+def free_tasks() -> list[DemoTask]:
+    """Return the tasks without a constraint."""
     from eyas.dialect import Wanted
     from eyas.verify.prompts import TASKS
 
-    return [Shaped(task, Wanted()) for task in TASKS]
+    return [DemoTask(task, Wanted()) for task in TASKS]
 
 
-def shaped_tasks() -> list[Shaped]:
-    """Tasks whose answers are held to a form that they would not take by themselves."""
+def constrained_tasks() -> list[DemoTask]:
+    """Return the tasks with a constraint that changes the answer."""
     from eyas.dialect import Wanted, tool_specs
     from eyas.grammar import Json, Regex
     from eyas.schemas import prepare
     from eyas.verify.prompts import TASKS, Task
 
-    def asked(title: str, text: str, **settings: Any) -> Task:
+    def user_task(title: str, text: str, **settings: Any) -> Task:
         return Task(title, ({"role": "user", "content": text},), **settings)
 
-    calling = next(task for task in TASKS if task.tools)
+    with_tools = next(task for task in TASKS if task.tools)
     return [
-        Shaped(
-            asked("pattern", "What is the capital of France?", temperature=1.0),
+        DemoTask(
+            user_task("pattern", "What is the capital of France?", temperature=1.0),
             Wanted(answer=Regex("(Paris|Amsterdam)")),
             "(Paris|Amsterdam)",
         ),
-        Shaped(
-            asked(
+        DemoTask(
+            user_task(
                 "schema",
                 "Extract name and age as JSON: Maria Silva is 34 years old.",
                 thinks=True,
@@ -193,20 +199,20 @@ def shaped_tasks() -> list[Shaped]:
             Wanted(answer=Json(prepare(FIELDS, param="schema"))),
             "a schema with the fields family_name and years_of_age",
         ),
-        Shaped(
-            replace(calling, title="required call", thinks=True),
-            Wanted(tools=tool_specs(calling.tools), choice="required"),
+        DemoTask(
+            replace(with_tools, title="required call", thinks=True),
+            Wanted(tools=tool_specs(with_tools.tools), choice="required"),
             "a call of get_weather",
         ),
     ]
 
 
-def answer(llm: LLM, shaped: Shaped) -> Answer:
-    """The answer to a task, and what it took. RequestError where it cannot be held to its form."""
+def answer(llm: LLM, demo_task: DemoTask) -> Answer:
+    """Generate the answer to a task. RequestError: the constraint is not supported for this model."""
     from eyas.core import Request
     from eyas.outputs import Choice, GenerationOutput
 
-    task, wanted = shaped.task, shaped.wanted
+    task, wanted = demo_task.task, demo_task.wanted
     params = llm.default_params(
         temperature=task.temperature,
         seed=SEED,
@@ -232,22 +238,22 @@ def answer(llm: LLM, shaped: Shaped) -> Answer:
             events += segmenter.finish()
         collected.absorb(delta, events)
         drafted = llm.tokenizer.decode(delta.token_ids[:-1], skip_special=False)
-        if not delta.text.startswith(drafted):  # half a character
+        if not delta.text.startswith(drafted):  # the tokens end within a character
             drafted = ""
         pieces += [(drafted, True), (delta.text[len(drafted) :], False)]
     return Answer(pieces, collected.choices[0], seconds)
 
 
-def compare(shaped: Shaped, answers: dict[str, Answer]) -> dict[str, Any]:
-    """One task answered by every contestant."""
+def compare(demo_task: DemoTask, answers: dict[str, Answer]) -> dict[str, Any]:
+    """Return the result of a task. answers: by contestant."""
     from eyas.builtin import without_end
 
-    task, plain = shaped.task, answers[PLAIN]
-    error = next((each.choice.error for each in answers.values() if each.choice.error), None)
+    task, plain = demo_task.task, answers[PLAIN]
+    error = next((given.choice.error for given in answers.values() if given.choice.error), None)
     return {
         "task": task.title,
         "prompt": task.messages[-1]["content"],
-        "form": shaped.form,
+        "form": demo_task.form,
         "temperature": task.temperature,
         "answer": without_end(plain.choice.text).strip(),
         "reasoning": plain.choice.reasoning,
@@ -259,19 +265,20 @@ def compare(shaped: Shaped, answers: dict[str, Answer]) -> dict[str, Any]:
         "num_tokens": len(plain.token_ids),
         "contestants": {
             name: {
-                "seconds": each.seconds,
-                "steps": each.usage.num_steps,
-                "accepted_per_step": each.usage.num_accepted_tokens / max(1, each.usage.num_steps),
+                "seconds": given.seconds,
+                "steps": given.usage.num_steps,
+                "accepted_per_step": given.usage.num_accepted_tokens
+                / max(1, given.usage.num_steps),
             }
-            for name, each in answers.items()
+            for name, given in answers.items()
         },
         "identical": not error
-        and all(each.token_ids == plain.token_ids for each in answers.values()),
+        and all(given.token_ids == plain.token_ids for given in answers.values()),
     }
 
 
 def summary(llm: LLM, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows and their totals."""
+    """Return the result of the demo: the results of all tasks and their totals."""
     return {
         "model": llm.info.model,
         "parameters": llm.info.num_parameters,
@@ -285,13 +292,15 @@ def summary(llm: LLM, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _totals(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    own, plain = ([row["contestants"][each] for row in rows] for each in (name, PLAIN))
-    seconds, plain_seconds = (sum(entry["seconds"] for entry in each) for each in (own, plain))
+    own = [row["contestants"][name] for row in rows]
+    plain = [row["contestants"][PLAIN] for row in rows]
+    seconds = sum(entry["seconds"] for entry in own)
+    plain_seconds = sum(entry["seconds"] for entry in plain)
     steps = sum(entry["steps"] for entry in own)
     accepted = sum(entry["accepted_per_step"] * entry["steps"] for entry in own)
     speedups = {
-        row["task"]: theirs["seconds"] / mine["seconds"]
-        for row, mine, theirs in zip(rows, own, plain, strict=True)
+        row["task"]: of_plain["seconds"] / entry["seconds"]
+        for row, entry, of_plain in zip(rows, own, plain, strict=True)
     }
     best = max(speedups, key=lambda task: speedups[task])
     return {
@@ -316,25 +325,25 @@ def _introduce(llms: dict[str, LLM]) -> None:
         highlight=False,
     )
     console.print(
-        "Every prompt is answered by "
+        "Each prompt is answered by "
         + ", ".join(f"[bold]{name}[/bold]" for name in llms)
-        + ". [green]Green[/green] tokens were drafted, and right: they took no step of their own.",
+        + ". [green]Green[/green] tokens are accepted draft tokens.",
         highlight=False,
     )
 
 
 def answer_panel(row: dict[str, Any], answers: dict[str, Answer]) -> Panel:
-    """One task and its answer as `compare` has them, in colour, for a terminal."""
+    """Return a panel with a task and its answer. row: from `compare`."""
     from rich.panel import Panel
     from rich.text import Text
 
     text = Text()
     text.append(row["prompt"], style="dim")
     if row["form"]:
-        text.append(f"\nHeld to {row['form']}.", style="cyan")
+        text.append(f"\nConstrained to {row['form']}.", style="cyan")
     text.append("\n\n")
-    quickest = min(answers.values(), key=lambda each: each.usage.num_steps)
-    text.append_text(coloured(quickest.pieces, row["answer"]))
+    fewest_steps = min(answers.values(), key=lambda given: given.usage.num_steps)
+    text.append_text(coloured(fewest_steps.pieces, row["answer"]))
     for name, part in _parts(row):
         text.append(f"\n{name}: ", style="cyan")
         text.append(part, style="bold")
@@ -352,7 +361,7 @@ def _show(panel: Panel) -> None:
 
 
 def _parts(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a client gets of a held answer that is more than its content."""
+    """Return (name, text) of the parts of a constrained answer; [] where it has only content."""
     calls = [f"{call['name']}({call['arguments']})" for call in row["tool_calls"]]
     if not row["form"] or not (row["reasoning"] or calls):
         return []
@@ -360,14 +369,14 @@ def _parts(row: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, part) for name, part in (*parts, *(("call", call) for call in calls)) if part]
 
 
-def _leave_out(shaped: Shaped, error: RequestError) -> None:
+def _show_skipped(demo_task: DemoTask, error: RequestError) -> None:
     from rich.console import Console
 
-    Console().print(f"{shaped.task.title} is left out: {error}", markup=False, highlight=False)
+    Console().print(f"{demo_task.task.title} is skipped: {error}", markup=False, highlight=False)
 
 
 def coloured(pieces: list[tuple[str, bool]], shown: str) -> Any:
-    """The part of an answer that is shown, drafted pieces in green."""
+    """Return the part `shown` of an answer, with accepted draft tokens in green."""
     from rich.text import Text
 
     text = Text()
@@ -397,8 +406,9 @@ def _show_summary(result: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     if result["identical"]:
-        num_ways = len(result["contestants"])
+        num_contestants = len(result["contestants"])
         console.print(
-            f"[green]All {result['num_tokens']} tokens are identical, {num_ways} ways.[/green]",
+            f"[green]All {result['num_tokens']} tokens are identical with {num_contestants} "
+            "ways of decoding.[/green]",
             highlight=False,
         )

@@ -1,7 +1,7 @@
-"""From an exception to one line on standard error and an exit status.
+"""Report an exception as a line on standard error and an exit status.
 
-Promises: what a user can put right is status 2 and names the option; anything else is status 1 and
-says how to see more. Does not know: commands.
+Promises: an error that the user can correct is status 2 and names the option; any other is status 1,
+with a hint at --debug. Does not know: commands.
 """
 
 from __future__ import annotations
@@ -83,22 +83,22 @@ OPTION_OF_SETTING = {
     "synthetic_acceptance": "--synthetic-acceptance",
     "tokenizer": "--tokenizer",
 }
-"""How the settings that error texts begin with are called on the command line."""
+"""Name of a setting at the start of an error text -> the option that sets it."""
 
 
 class CheckFailed(Exception):
-    """A check that the command was asked to make did not hold; status 1."""
+    """A check that the command makes has failed; exit status 1."""
 
 
-def in_words_of_options(text: str) -> str:
-    """An error text whose leading `setting:` is the option that sets it."""
+def with_option_name(text: str) -> str:
+    """Replace the leading `setting:` of an error text by the option that sets it."""
     setting, colon, rest = text.partition(":")
-    option = OPTION_OF_SETTING.get(setting) or _option_of_field(setting)
+    option = OPTION_OF_SETTING.get(setting) or _option_of_sampling_field(setting)
     return f"{option}:{rest}" if colon and option else text
 
 
 def report(error: Exception) -> int:
-    """Print one line about an error; the exit status."""
+    """Print an error on standard error, in one line, and return the exit status."""
     if isinstance(error, CheckFailed):
         print(f"check failed: {error}", file=sys.stderr)
         return 1
@@ -106,35 +106,35 @@ def report(error: Exception) -> int:
         _report_all(error)
         return 2
     if isinstance(error, ValueError | FileNotFoundError | PermissionError | IsADirectoryError):
-        print(f"error: {in_words_of_options(_line(error))}", file=sys.stderr)
+        print(f"error: {with_option_name(_line(error))}", file=sys.stderr)
         return 2
     print(
-        f"error: {type(error).__name__}: {_line(error)} (this is ours to fix; "
-        "`eyas --debug COMMAND ...` shows where it happened)",
+        f"error: {type(error).__name__}: {_line(error)} (this is a bug in eyas; "
+        "run `eyas --debug COMMAND ...` for the traceback)",
         file=sys.stderr,
     )
     return 1
 
 
 def _report_all(refused: Refused) -> None:
-    """Each of them on a line, and what remains of the command without them."""
-    reasons = [in_words_of_options(" ".join(reason.split())) for reason in refused.reasons]
+    """Print each reason on a line, and the command line without the refused options."""
+    reasons = [with_option_name(" ".join(reason.split())) for reason in refused.reasons]
     if len(reasons) == 1:
         print(f"error: {reasons[0]}", file=sys.stderr)
     else:
-        print(f"error: {len(reasons)} options cannot be as they are:", file=sys.stderr)
+        print(f"error: {len(reasons)} options are invalid or not supported:", file=sys.stderr)
         for reason in reasons:
             print(f"  {reason}", file=sys.stderr)
     if refused.instead:
-        print(f"without: {refused.instead}", file=sys.stderr)
+        print(f"command without them: {refused.instead}", file=sys.stderr)
 
 
-def _option_of_field(name: str) -> str | None:
-    """Sampling fields are called as the options are."""
+def _option_of_sampling_field(name: str) -> str | None:
+    """Return the option of a field of `SamplingParams`; None for any other name."""
     from eyas.core import SamplingParams
 
-    known = name in SamplingParams.__struct_fields__
-    return "--" + name.replace("_", "-") if known else None
+    is_field = name in SamplingParams.__struct_fields__
+    return "--" + name.replace("_", "-") if is_field else None
 
 
 def _line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""`eyas generate`: prompts in, answers out."""
+"""`eyas generate`: generate answers to prompts."""
 
 from __future__ import annotations
 
@@ -25,121 +25,191 @@ if TYPE_CHECKING:
     from eyas.outputs import GenerationOutput
 
 SAMPLING_PANEL, OUTPUT_PANEL = "Sampling", "Output"
+_DEFAULT = "Default: the model's."
 
 
 @flattened
 def generate(
     *,
     prompt: Annotated[
-        str | None, typer.Argument(help="The prompt; read from standard input when absent.")
+        str | None, typer.Argument(help="The prompt. Default: read from standard input.")
     ] = None,
     prompts_file: Annotated[
         Path | None,
         typer.Option(
             "--prompts-file",
-            help='JSON lines: {"prompt": text or token ids} or {"messages": [...], "tools": [...]}, '
-            "each with sampling fields of its own where wanted.",
+            help='JSON lines file of prompts: {"prompt": text or token ids} or {"messages": [...], '
+            '"tools": [...]}, each optionally with its own sampling parameters.',
         ),
     ] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="Put the prompt through the chat template, or continue it as it is. "
-            "Default: --chat where the model has a template.",
+            help="Apply the chat template to the prompt, or use the prompt as it is. "
+            "Default: --chat if the model has a template.",
         ),
     ] = None,
     system: Annotated[
-        str | None, typer.Option("--system", help="System message in front of the prompt.")
+        str | None, typer.Option("--system", help="System message before the prompt.")
     ] = None,
     think: Annotated[
         bool | None,
-        typer.Option("--think/--no-think", help="Ask a model that can reason to do so, or not."),
+        typer.Option(
+            "--think/--no-think",
+            help="Turn reasoning on or off. Default: as the chat template does.",
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", help="Longest answer.", rich_help_panel=SAMPLING_PANEL),
+        typer.Option(
+            "--max-tokens",
+            help="Maximum length of an answer in tokens. Default: the rest of the context.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING_PANEL),
+        typer.Option(
+            "--temperature",
+            "-t",
+            help=f"Sampling temperature; 0 is greedy. {_DEFAULT}",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", rich_help_panel=SAMPLING_PANEL)] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            "--top-p",
+            help="Sample from the fewest tokens whose probabilities sum to this; 1 is off. "
+            f"{_DEFAULT}",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = None,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", help="0 is off.", rich_help_panel=SAMPLING_PANEL)
+        int | None,
+        typer.Option(
+            "--top-k",
+            help=f"Sample from this many most likely tokens; 0 is off. {_DEFAULT}",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = None,
-    min_p: Annotated[float | None, typer.Option("--min-p", rich_help_panel=SAMPLING_PANEL)] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p",
+            help="Minimum probability of a token, relative to the most likely one; 0 is off. "
+            f"{_DEFAULT}",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
+    ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option("--repetition-penalty", rich_help_panel=SAMPLING_PANEL)
+        float | None,
+        typer.Option(
+            "--repetition-penalty",
+            help=f"Penalty factor of tokens in prompt and answer; 1 is off. {_DEFAULT}",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = None,
     frequency_penalty: Annotated[
-        float | None, typer.Option("--frequency-penalty", rich_help_panel=SAMPLING_PANEL)
+        float | None,
+        typer.Option(
+            "--frequency-penalty",
+            help="Penalty for each occurrence of a token in the answer; 0 is off.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = None,
     presence_penalty: Annotated[
-        float | None, typer.Option("--presence-penalty", rich_help_panel=SAMPLING_PANEL)
+        float | None,
+        typer.Option(
+            "--presence-penalty",
+            help="Penalty of tokens that occur in the answer; 0 is off.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
             "--seed",
-            help="Fixes the answer, whatever the drafter.",
+            help="Random seed; with it the answer is the same on every run and with every drafter.",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     n: Annotated[
         int | None,
-        typer.Option("--n", "-n", help="Answers a prompt.", rich_help_panel=SAMPLING_PANEL),
+        typer.Option(
+            "--n", "-n", help="Number of answers per prompt.", rich_help_panel=SAMPLING_PANEL
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(
             "--stop",
-            help="A string that ends the answer; may be given several times.",
+            help="String that ends the answer. Repeat it for several strings.",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     min_tokens: Annotated[
-        int | None, typer.Option("--min-tokens", rich_help_panel=SAMPLING_PANEL)
+        int | None,
+        typer.Option(
+            "--min-tokens",
+            help="Minimum length of an answer in tokens.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = None,
     logprobs: Annotated[
         int | None,
         typer.Option(
             "--logprobs",
-            help="With --json: log-probabilities of each token and the N most likely.",
+            help="With --json: log-probabilities of each token and of this many most likely tokens.",
             rich_help_panel=SAMPLING_PANEL,
         ),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", rich_help_panel=SAMPLING_PANEL)
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            help="Do not stop at end-of-text tokens.",
+            rich_help_panel=SAMPLING_PANEL,
+        ),
     ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="One JSON object a prompt and line.", rich_help_panel=OUTPUT_PANEL
+            "--json", help="Print one JSON object per prompt.", rich_help_panel=OUTPUT_PANEL
         ),
     ] = False,
     show_tokens: Annotated[
         bool,
         typer.Option(
-            "--show-tokens", help="Token ids after the text.", rich_help_panel=OUTPUT_PANEL
+            "--show-tokens",
+            help="Print the token ids after the text.",
+            rich_help_panel=OUTPUT_PANEL,
         ),
     ] = False,
     show_usage: Annotated[
         bool,
-        typer.Option("--show-usage", help="Counts after the text.", rich_help_panel=OUTPUT_PANEL),
+        typer.Option(
+            "--show-usage",
+            help="Print the numbers of tokens and steps after the text.",
+            rich_help_panel=OUTPUT_PANEL,
+        ),
     ] = False,
     show_special: Annotated[
         bool,
         typer.Option(
-            "--show-special", help="Keep control tokens in the text.", rich_help_panel=OUTPUT_PANEL
+            "--show-special", help="Print control tokens too.", rich_help_panel=OUTPUT_PANEL
         ),
     ] = False,
     chosen: ModelOptions,
     drafting: DraftOptions,
     resources: ResourceOptions,
 ) -> None:
-    """Continue a prompt or answer it; stream to the terminal."""
-    wanted = {
+    """Generate answers to prompts, and stream them to the terminal."""
+    from eyas.cli.loading import open_model
+    from eyas.core import SamplingParams
+
+    params_given: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
@@ -156,12 +226,10 @@ def generate(
         "ignore_eos": ignore_eos or None,
         "skip_special_tokens": False if show_special else None,
     }
-    changes = {name: value for name, value in wanted.items() if value is not None}
-    _check_early(changes)
+    changes = {name: value for name, value in params_given.items() if value is not None}
+    SamplingParams(**changes)  # refuses a value out of range before a model is loaded
     entries = _entries(prompt, prompts_file, system)
     config = engine_config(**vars(chosen), **vars(drafting), **vars(resources))
-    from eyas.cli.loading import open_model
-
     with open_model(config, quiet=as_json) as llm:
         template_options = {} if think is None else {"enable_thinking": think}
         prompts = [_encode(llm, entry, chat, template_options) for entry in entries]
@@ -182,12 +250,12 @@ def generate(
 
 
 def has_failed(outputs: Iterable[GenerationOutput]) -> bool:
-    """Did an answer end by an error?"""
+    """Whether an answer ended with an error."""
     return any(choice.error for output in outputs for choice in output.choices)
 
 
 def as_dict(output: GenerationOutput) -> dict[str, Any]:
-    """What `--json` prints of one prompt."""
+    """Return what --json prints for a prompt."""
     import msgspec
 
     return {
@@ -196,17 +264,10 @@ def as_dict(output: GenerationOutput) -> dict[str, Any]:
     }
 
 
-def _check_early(changes: Mapping[str, Any]) -> None:
-    """A sampling option out of range is refused before a model is loaded."""
-    from eyas.core import SamplingParams
-
-    SamplingParams(**changes)
-
-
 def _entries(
     prompt: str | None, prompts_file: Path | None, system: str | None
 ) -> list[dict[str, Any]]:
-    """One dictionary a prompt, with "prompt" or "messages"."""
+    """Return a dictionary for each prompt, with "prompt" or "messages", and "system" if given."""
     if prompts_file is None:
         text = sys.stdin.read() if prompt is None else prompt
         if not text.strip():
@@ -214,13 +275,16 @@ def _entries(
         entry: dict[str, Any] = {"prompt": text}
         return [{**entry, "system": system} if system else entry]
     if prompt is not None:
-        raise ValueError("--prompts-file: a prompt was given as well; give one of them")
+        raise ValueError("--prompts-file: a prompt is given as well; give one of them")
     entries = read_entries(prompts_file)
     return [{"system": system, **entry} if system else entry for entry in entries]
 
 
 def read_entries(file: Path) -> list[dict[str, Any]]:
-    """The objects of a prompts file. ValueError names the line that is wrong."""
+    """Return the objects of a file of prompts.
+
+    ValueError: the file cannot be read, or a line is invalid; the text names the line.
+    """
     entries = [
         _entry(line, f"{file}:{number}")
         for number, line in enumerate(_read(file).splitlines(), start=1)
@@ -308,6 +372,6 @@ def _show_details(output: GenerationOutput, show_tokens: bool, show_usage: bool)
                 f"usage: {usage.num_prompt_tokens} prompt ({usage.num_cached_tokens} cached), "
                 f"{usage.num_output_tokens} output in {usage.num_steps} steps, "
                 f"{usage.num_accepted_tokens} of {usage.num_draft_tokens} drafted tokens accepted "
-                f"({per_step:.2f} a step), "
-                f"ended by {choice.finish_reason}, seed {choice.seed}"
+                f"({per_step:.2f} per step), "
+                f"finish reason {choice.finish_reason}, seed {choice.seed}"
             )

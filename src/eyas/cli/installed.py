@@ -1,7 +1,7 @@
-"""Commands that another package brings: they are there where it is installed.
+"""Commands of another package, available where that package is installed.
 
-Promises: the package is looked up and imported when one of its commands is asked for, and not before;
-where it is not installed one line says how to get it. Does not know: what the commands do.
+Promises: the package is imported only when one of its commands is run; where it is not installed, the
+error says how to install it. Does not know: what the commands do.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import typer
 from typer.core import TyperGroup
 
 GROUP = "eyas.commands"
-"""Entry points of this group are typer apps, under the names of their commands."""
+"""The group of entry points; each is a typer app, named as its command."""
 
 
 class InstalledGroup(TyperGroup):
-    """The commands that the entry point of this group's name holds."""
+    """A group whose commands are those of the entry point with the group's name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        found = entry_points(group=GROUP, name=self.name or "")
-        if not found:
+        entries = entry_points(group=GROUP, name=self.name or "")
+        if not entries:
             raise ValueError(
-                f"{self.name}: is not installed here; it comes with the package eyas-{self.name} "
+                f"{self.name}: is not installed here; it is part of the package eyas-{self.name} "
                 "(`pip install ./benchmarks` in a checkout of eyas)"
             )
-        (entry, *_) = found
+        (entry, *_) = entries
         loaded = typer.main.get_group(entry.load())
         self.commands.update(loaded.commands)
         return super().parse_args(ctx, args)

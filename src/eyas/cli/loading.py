@@ -1,7 +1,7 @@
-"""A model on its way into memory, with progress on the terminal.
+"""Load a model with a progress bar on the terminal.
 
-Promises: nothing is printed when the output is for machines or the terminal is none.
-Does not know: what the model is for.
+Promises: nothing is printed with --json, or where standard error is not a terminal.
+Does not know: what the model is used for.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 def open_model(config: EngineConfig, *, quiet: bool) -> LLM:
-    """Load what `config` names; a bar shows the bytes of the weights."""
+    """Load the model and drafter of `config`. quiet: show no progress bar."""
     from eyas.llm import LLM
 
-    with _bar(f"loading {config.model.path}", quiet) as advance:
-        return LLM(config=config, progress=advance)
+    with _progress_bar(f"loading {config.model.path}", quiet) as bar:
+        return LLM(config=config, progress=bar)
 
 
 @contextmanager
-def _bar(label: str, quiet: bool) -> Iterator[_Advance]:
+def _progress_bar(label: str, quiet: bool) -> Iterator[_ProgressBar]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     is_hidden = quiet or not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
-        yield _Advance(progress, label)
+        yield _ProgressBar(progress, label)
 
 
-class _Advance:
-    """Called with (stage, bytes done, bytes in all); stages without bytes leave the bar alone."""
+class _ProgressBar:
+    """Called with (stage, bytes done, bytes in all); a stage without bytes does not change the bar."""
 
     def __init__(self, progress: Progress, label: str) -> None:
         self._progress = progress

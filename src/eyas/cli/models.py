@@ -1,4 +1,4 @@
-"""`eyas models`: what can be served, and the facts of a checkpoint or of a draft head."""
+"""`eyas models`: list the supported architectures, or show the facts of a model or draft head."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 def models(
     model: Annotated[
         str | None,
-        typer.Argument(help="'builtin', a directory or a hub name; absent: what is supported."),
+        typer.Argument(
+            help="Model or draft head: 'builtin', a directory or a hub name. Without it, the supported "
+            "architectures are listed."
+        ),
     ] = None,
     revision: options.Revision = None,
     offline: options.Offline = False,
     as_json: options.Json = False,
 ) -> None:
-    """List the supported architectures and the built-in model, or the facts of one model or head."""
+    """List the supported architectures, or show the facts of a model or draft head."""
     from eyas.models import locate_model, supported_architectures
     from eyas.models.heads import is_head, locate_head
 
@@ -53,7 +56,10 @@ def models(
 
 
 def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
-    """What config, generation config and file sizes say; weights are not read."""
+    """Return the facts of a model from its configuration and its file sizes; weights are not read.
+
+    name: of the model, as the user wrote it.
+    """
     from eyas.models import read_spec
     from eyas.text import sampling_defaults
 
@@ -76,13 +82,13 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
         "eos_token_ids": list(spec.eos_token_ids),
         **sampling_defaults(directory),
         "chat_template": has_chat_template(directory),
-        "draft_head": own_head(name, directory),
+        "draft_head": own_head_kind(name, directory),
         "directory": str(directory),
     }
 
 
 def head_facts(name: str, directory: Path) -> dict[str, Any]:
-    """What config and the headers of the files say of a draft head."""
+    """Return the facts of a draft head from its configuration and the headers of its files."""
     from eyas.models.heads import read_facts
 
     facts = read_facts(directory)
@@ -100,13 +106,13 @@ def head_facts(name: str, directory: Path) -> dict[str, Any]:
     }
 
 
-def own_head(name: str, directory: Path) -> str | None:
-    """The kind of the head that a model brings along, if it does."""
+def own_head_kind(name: str, directory: Path) -> str | None:
+    """Return the kind of the model's own draft head; None where it has none."""
     from eyas.builtin import head_path
     from eyas.models import read_spec
-    from eyas.models.heads import has_mtp, read_head
+    from eyas.models.heads import has_supported_mtp, read_head
 
-    if has_mtp(directory):
+    if has_supported_mtp(directory):
         return "mtp"
     head = head_path() if name == "builtin" else None
     if head is None:
@@ -115,15 +121,15 @@ def own_head(name: str, directory: Path) -> str | None:
 
 
 def model_directory(llm: LLM) -> Path:
-    """Where the files of a loaded model are."""
+    """Return the directory of a loaded model's files."""
     from eyas.models import locate_model
 
-    chosen = llm.config.model
-    return locate_model(chosen.path, chosen.revision, offline=True)
+    model = llm.config.model
+    return locate_model(model.path, model.revision, offline=True)
 
 
 def has_chat_template(directory: Path) -> bool:
-    """Is there a template, in a file or inside the tokenizer's configuration?"""
+    """Whether the model has a chat template, in a file or in the tokenizer's configuration."""
     from eyas.text import template_sources
 
     return bool(template_sources(directory))

@@ -1,7 +1,7 @@
-"""The options that commands share, once: names, help texts, and how they become an EngineConfig.
+"""The options that several commands share: names, help texts and defaults.
 
-Promises: defaults come from `eyas.config`, so commands, server and Python cannot differ. Options that
-go together are one dataclass; `flattened` lets a command take such a group as one parameter.
+Promises: defaults come from `eyas.config`, so that commands, server and Python have the same. Related
+options are one dataclass; `flattened` lets a command take such a group as one parameter.
 Does not know: what a command does with its engine.
 """
 
@@ -42,34 +42,39 @@ class DtypeChoice(StrEnum):
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 Model = Annotated[
     str,
     typer.Option(
         "--model",
         "-m",
-        help="'builtin', a directory, or a Hugging Face hub name.",
+        help="Model to load: 'builtin', a directory, or a Hugging Face hub name.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
 Revision = Annotated[
     str | None,
     typer.Option(
-        "--revision", help="Branch, tag or commit on the hub.", rich_help_panel=MODEL_PANEL
+        "--revision",
+        help="Branch, tag or commit of the model on the hub. Default: the main branch.",
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 Offline = Annotated[
     bool,
     typer.Option(
-        "--offline", help="Use downloaded files; never the network.", rich_help_panel=MODEL_PANEL
+        "--offline",
+        help="Use only files that were downloaded before; never access the network.",
+        rich_help_panel=MODEL_PANEL,
     ),
 ]
 Dtype = Annotated[
     DtypeChoice,
     typer.Option(
         "--dtype",
-        help="Number format of the weights.",
+        help="Number format of weights and cache. auto is bfloat16 where the device supports it in "
+        "hardware, else float32.",
         metavar="<auto|bfloat16|float16|float32>",
         rich_help_panel=MODEL_PANEL,
     ),
@@ -78,7 +83,8 @@ MaxModelLen = Annotated[
     int | None,
     typer.Option(
         "--max-model-len",
-        help="Longest prompt and answer together, in tokens; the model's own by default.",
+        help="Context length: maximum number of tokens of prompt and answer together. Default: the "
+        "model's own.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -87,10 +93,10 @@ Drafter = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="Who proposes tokens: root (nobody: plain decoding), ngram (prompt lookup), model (a "
-        "smaller model), head (EAGLE or MTP), forced (what a grammar leaves no choice about), several "
-        "joined by + such as ngram+head, or auto: forced and the model's own head or what "
-        "--draft-model is. The tokens are the same with any.",
+        help="Source of draft tokens: root (no drafts, plain decoding), ngram (prompt lookup), "
+        "model (a smaller model), head (EAGLE or MTP), forced (text that the grammar determines), "
+        "several joined by + such as ngram+head, or auto (forced, and --draft-model or the model's "
+        "own head). The output is the same with every drafter.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -98,7 +104,7 @@ DraftModel = Annotated[
     str | None,
     typer.Option(
         "--draft-model",
-        help="A draft model or draft head: 'builtin', a directory, or a hub name.",
+        help="Draft model or draft head: 'builtin', a directory, or a hub name.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -107,9 +113,8 @@ DraftSteps = Annotated[
     typer.Option(
         "--draft-steps",
         metavar="<int>|auto",
-        help="Levels of a draft tree, counted as SGLang does: that many passes of the drafter, of "
-        "which the first also catches up with what was accepted. auto is 5, or up to 8 where "
-        "--draft-nodes is auto.",
+        help="Depth of a draft tree: number of forward passes of the drafter in a step, as in SGLang. "
+        "auto is 5, or up to 8 with --draft-nodes auto.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -117,7 +122,7 @@ DraftTopk = Annotated[
     int,
     typer.Option(
         "--draft-topk",
-        help="Children that a node proposes; 1 drafts a chain.",
+        help="Number of candidates that each node of a draft tree proposes; 1 drafts a chain.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -126,8 +131,9 @@ DraftNodes = Annotated[
     typer.Option(
         "--draft-nodes",
         metavar="<int>|auto",
-        help="Nodes of a tree that the model checks in one step, the known last token included; "
-        "auto chooses by cost for every batch, not to draft included.",
+        help="Number of tree nodes that the model verifies in a step, including the root (the last "
+        "known token). auto chooses it for every batch by measured cost; it may be 1, which drafts "
+        "nothing.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
@@ -135,19 +141,23 @@ DraftTokenMap = Annotated[
     str | None,
     typer.Option(
         "--draft-token-map",
-        help="File with the token ids that an EAGLE-2 head may propose (FR-Spec).",
+        help="File with the token ids that an EAGLE-2 head may propose (FR-Spec); .pt or .json.",
         rich_help_panel=DRAFT_PANEL,
     ),
 ]
 Device = Annotated[
     str,
-    typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel=RESOURCE_PANEL),
+    typer.Option(
+        "--device",
+        help="Device to run on: auto, cpu, cuda or cuda:N.",
+        rich_help_panel=RESOURCE_PANEL,
+    ),
 ]
 Threads = Annotated[
     int | None,
     typer.Option(
         "--threads",
-        help="CPU threads; by default one core stays free.",
+        help="Number of CPU threads. Default: the number of physical cores minus one.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -155,8 +165,8 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact/--no-exact",
-        help="On a GPU: keep a row's bits whatever is drafted, and whoever its neighbours are, or "
-        "take the fastest kernels.",
+        help="On a GPU: use only kernels whose results do not depend on drafts or on the other "
+        "sequences of the batch, bit for bit; or use the fastest kernels.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -164,7 +174,7 @@ NumSlots = Annotated[
     int | None,
     typer.Option(
         "--num-slots",
-        help="Tokens whose keys and values fit in the cache; from memory by default.",
+        help="Capacity of the key/value cache in tokens. Default: what --memory-fraction allows.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -172,20 +182,24 @@ MemoryFraction = Annotated[
     float,
     typer.Option(
         "--memory-fraction",
-        help="Share of the device's memory for weights and cache.",
+        help="Fraction of the device's memory to use for weights and cache, 0.05 to 0.98.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
 MaxNumSeqs = Annotated[
     int,
-    typer.Option("--max-num-seqs", help="Sequences of one step.", rich_help_panel=RESOURCE_PANEL),
+    typer.Option(
+        "--max-num-seqs",
+        help="Maximum number of sequences in a step.",
+        rich_help_panel=RESOURCE_PANEL,
+    ),
 ]
 MaxBatchTokens = Annotated[
     str,
     typer.Option(
         "--max-batch-tokens",
-        help="Rows of one step: prompt chunks and draft trees together; auto is 512 on a CPU, 2048 on "
-        "a GPU.",
+        help="Maximum number of tokens in a step, prompt chunks and draft trees together. auto is 512 "
+        "on a CPU, 2048 on a GPU.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -193,8 +207,8 @@ MaxGraphBatch = Annotated[
     int | None,
     typer.Option(
         "--max-graph-batch",
-        help="On a GPU: sequences of the largest step that is captured as CUDA graphs; any by default, "
-        "0 captures none.",
+        help="On a GPU: maximum number of sequences of a step that runs as CUDA graphs; 0 disables "
+        "CUDA graphs. Default: no limit.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -202,7 +216,7 @@ NoPrefixCache = Annotated[
     bool,
     typer.Option(
         "--no-prefix-cache",
-        help="Do not keep prompts for later requests.",
+        help="Do not reuse the cached keys and values of earlier requests with the same prefix.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -210,7 +224,7 @@ Flights = Annotated[
     str,
     typer.Option(
         "--flights",
-        help="Steps under way when the next is launched: auto, 0 or 1.",
+        help="Number of steps that may still run when the next one is launched: auto, 0 or 1.",
         rich_help_panel=RESOURCE_PANEL,
     ),
 ]
@@ -218,7 +232,7 @@ Flights = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Which model, and how it is read."""
+    """The model, and how to load it."""
 
     model: Model = MODEL.path
     revision: Revision = MODEL.revision
@@ -229,7 +243,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
-    """Who proposes tokens, and how many."""
+    """The drafter, and the size of its trees."""
 
     drafter: Drafter = DRAFT.drafter
     draft_model: DraftModel = DRAFT.model
@@ -241,14 +255,14 @@ class DraftOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GrammarOptions:
-    """Who enforces grammars."""
+    """The grammar library, and its limits."""
 
     grammar_backend: Annotated[
         GrammarChoice,
         typer.Option(
             "--grammar-backend",
-            help="Library that enforces schemas, patterns and grammars; xgrammar needs the extra of "
-            "that name.",
+            help="Library that enforces schemas, patterns and grammars. xgrammar must be installed "
+            "separately, with the extra of that name.",
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GrammarChoice.llguidance
@@ -256,7 +270,7 @@ class GrammarOptions:
         float,
         typer.Option(
             "--grammar-timeout",
-            help="Seconds that compiling one may take.",
+            help="Maximum time to compile a grammar, in seconds.",
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GRAMMAR.compile_seconds
@@ -264,8 +278,8 @@ class GrammarOptions:
         int,
         typer.Option(
             "--grammar-memory",
-            help="MiB that compiled grammars may hold, with all that outputs have made of them since; "
-            "those not in use go before it is more.",
+            help="Maximum memory of compiled grammars and their caches, in MiB. Unused grammars are "
+            "evicted first.",
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = GRAMMAR.cache_bytes // 2**20
@@ -273,7 +287,7 @@ class GrammarOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceOptions:
-    """What the engine may use."""
+    """Device, memory and batch sizes."""
 
     device: Device = DEVICE.device
     threads: Threads = DEVICE.num_threads
@@ -286,7 +300,7 @@ class ResourceOptions:
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every parameter that is a dataclass of options replaced by its fields."""
+    """Return the command with each parameter that is a dataclass of options replaced by its fields."""
     groups: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)

@@ -1,7 +1,7 @@
-"""A file of options: YAML, whose keys are names of options without dashes in front.
+"""Read a YAML file of options; its keys are option names without the leading dashes.
 
-Promises: nothing but plain data is read from it, in bounds; an error names the file and the place.
-Does not know: which options there are.
+Promises: only plain data of limited size is read; an error names the file and the line.
+Does not know: which options exist.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ MAX_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class OptionsFile:
-    """options: by name, as they stand in the file."""
+    """The content of a file of options. options: values by name, as written in the file."""
 
     path: str
     options: dict[str, Any]
 
     @classmethod
     def read(cls, path: str) -> OptionsFile:
-        """ValueError for what is no file of options."""
-        return cls(path, _options(path, _text_of(path)))
+        """Read the file. ValueError: it cannot be read, or is not a mapping of names in YAML."""
+        return cls(path, _parse(path, _read_text(path)))
 
 
-def _text_of(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         with Path(path).expanduser().open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -43,17 +43,18 @@ def _text_of(path: str) -> str:
         raise ValueError(f"{CONFIG}: {path} is not UTF-8 text; save it as such") from error
 
 
-def _options(path: str, text: str) -> dict[str, Any]:
+def _parse(path: str, text: str) -> dict[str, Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Without references, by which a small file stands for a large one, and without repeated keys,
-        of which all but the last would be lost."""
+        """Refuses references, with which a small file can expand to a large one, and repeated keys."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
                 mark = self.peek_event().start_mark
-                raise yaml.MarkedYAMLError(problem="references (*) are not read", problem_mark=mark)
+                raise yaml.MarkedYAMLError(
+                    problem="references (*) are not supported", problem_mark=mark
+                )
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -62,7 +63,7 @@ def _options(path: str, text: str) -> dict[str, Any]:
                 key = key_node.value
                 if not isinstance(key, str) or key in seen:
                     raise yaml.MarkedYAMLError(
-                        problem=f"the key {key!r} is there twice, or is no name",
+                        problem=f"the key {key!r} is repeated, or is not a name",
                         problem_mark=key_node.start_mark,
                     )
                 seen.add(key)
@@ -75,12 +76,12 @@ def _options(path: str, text: str) -> dict[str, Any]:
         finally:
             loader.dispose()
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        said = " ".join(str(error).split()) or "it is nested too deeply"
-        raise ValueError(f"{CONFIG}: {path} is not YAML that can be read ({said})") from error
+        problem = " ".join(str(error).split()) or "it is nested too deeply"
+        raise ValueError(f"{CONFIG}: {path} is not valid YAML ({problem})") from error
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise ValueError(
-            f"{CONFIG}: {path} must have the names of options as its keys, such as 'port: 8000'"
+            f"{CONFIG}: {path} must have names of options as keys, such as 'port: 8000'"
         )
     return value

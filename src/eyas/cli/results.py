@@ -1,6 +1,6 @@
-"""The result of a command that measures: how it begins, where it is kept, how it is told.
+"""The result of a command that measures: its header, its file, and how it is printed.
 
-Promises: with --json standard output holds the result alone. Does not know: what is measured.
+Promises: with --json, standard output holds only the result. Does not know: what is measured.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Annotated, Any
 import typer
 
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Also write the result to this JSON file.")
+    Path | None, typer.Option("--output", "-o", help="JSON file to write the result to as well.")
 ]
 
 
 @contextmanager
 def status(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """What is being done, on standard error."""
+    """Yield a function that shows a status text on standard error; it does nothing if quiet."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -33,19 +33,19 @@ def status(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def run_facts() -> dict[str, Any]:
-    """How a result begins: when, what was typed, which commit, on what."""
+    """Return the header of a result: date, command line, commit and machine."""
     from eyas.verify.machine import describe_run
 
     return describe_run(["eyas", *sys.argv[1:]])
 
 
-def tell(
+def report_result(
     result: dict[str, Any],
     output: Path | None,
     as_json: bool,
     show: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Keep the result where that was asked for; print it for a program, or for a person."""
+    """Write the result to `output` if given, and print it, as JSON or with `show`."""
     from eyas.verify.machine import write_result
 
     if output is not None:

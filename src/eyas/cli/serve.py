@@ -1,4 +1,4 @@
-"""`eyas serve`: an OpenAI-style API in front of one engine."""
+"""`eyas serve`: an OpenAI-compatible API in front of one engine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from eyas.cli import options
+from eyas.cli.command_line import META, ParsedLine
 from eyas.cli.options import (
     GRAMMAR_PANEL,
     MODEL_PANEL,
@@ -21,10 +22,9 @@ from eyas.cli.options import (
     flattened,
 )
 from eyas.cli.peers import PeerOptions
-from eyas.cli.reading import META, Reading
-from eyas.cli.translated import blamed, option_of_error, translated, unreadable_model
+from eyas.cli.translated import error_text, option_of_error, translated, unreadable_model
 from eyas.cli.white_space import WhiteSpaceOptions
-from eyas.peers import Refused, in_our_words
+from eyas.peers import Refused, translate_options
 
 Result = TypeVar("Result")
 
@@ -32,11 +32,12 @@ SERVER_PANEL = "Server"
 MAX_WAITING = 1024
 MAX_LOGPROBS = 20
 SPARE_REQUESTS, SPARE_CONNECTIONS = 1024, 2048
-"""Requests that are being prepared beside those in the queue; connections beside these."""
+"""Requests being prepared, in addition to those running or queued; connections, in addition to all
+requests."""
 
 
 class LogLevel(StrEnum):
-    """How much is logged."""
+    """The least severe messages that are logged."""
 
     debug = "debug"
     info = "info"
@@ -45,14 +46,14 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """What a line of the log is."""
+    """The format of a log line."""
 
     text = "text"
     json = "json"
 
 
 class MetricsNames(StrEnum):
-    """Whose names metrics have beside ours."""
+    """The engine whose metric names are exported in addition to eyas_..."""
 
     eyas = "eyas"
     vllm = "vllm"
@@ -68,8 +69,8 @@ def serve(
         typer.Option(
             "--config",
             metavar="<file>",
-            help="YAML with options by their names, such as 'port: 8000'; what the command line says "
-            "counts.",
+            help="YAML file with options by name, such as 'port: 8000'. The command line takes "
+            "precedence.",
         ),
     ] = None,
     chosen: ModelOptions,
@@ -78,7 +79,7 @@ def serve(
         typer.Option(
             "--chat-template",
             metavar="<file>",
-            help="A Jinja file, or the text of a template, in place of the model's own.",
+            help="Chat template to use instead of the model's: a Jinja file, or the template's text.",
             rich_help_panel=MODEL_PANEL,
         ),
     ] = None,
@@ -86,7 +87,7 @@ def serve(
         list[str] | None,
         typer.Option(
             "--served-model-name",
-            help="What clients call the model; may be given several times.",
+            help="Model name in the API. Repeat it for several names. Default: the value of --model.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
@@ -97,7 +98,9 @@ def serve(
     port: Annotated[
         int,
         typer.Option(
-            "--port", help="Port to listen on; 0 takes a free one.", rich_help_panel=SERVER_PANEL
+            "--port",
+            help="Port to listen on; 0 chooses a free port.",
+            rich_help_panel=SERVER_PANEL,
         ),
     ] = 8000,
     uds: Annotated[
@@ -105,7 +108,8 @@ def serve(
         typer.Option(
             "--uds",
             metavar="<path>",
-            help="Listen on a Unix socket at this path, for this user alone, and on no port.",
+            help="Listen on a Unix socket at this path, which only this user can open, instead of a "
+            "port.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
@@ -113,7 +117,7 @@ def serve(
         list[str] | None,
         typer.Option(
             "--api-key",
-            help="A key that opens the API; may be given several times. Other users of this "
+            help="API key that requests must send. Repeat it for several keys. Other users of this "
             "machine can read it in the process list: prefer --api-key-file.",
             rich_help_panel=SERVER_PANEL,
         ),
@@ -121,14 +125,16 @@ def serve(
     api_key_file: Annotated[
         Path | None,
         typer.Option(
-            "--api-key-file", help="A file with one key a line.", rich_help_panel=SERVER_PANEL
+            "--api-key-file",
+            help="File with API keys, one per line.",
+            rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
     allow_no_key: Annotated[
         bool,
         typer.Option(
             "--allow-no-key",
-            help="Do not warn that an address which others reach is open without a key.",
+            help="Do not warn when the server is reachable from other machines without an API key.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = False,
@@ -136,8 +142,9 @@ def serve(
         list[str] | None,
         typer.Option(
             "--allowed-host",
-            help="Without a key, requests call this machine by its own name, localhost or an address; "
-            "this is a name more, '*' any. May be given several times.",
+            help="Another host name to accept in the Host header of requests without an API key; '*' "
+            "accepts all. localhost, IP addresses and this machine's name are always accepted. Repeat "
+            "it for several names.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
@@ -145,8 +152,8 @@ def serve(
         list[str] | None,
         typer.Option(
             "--cors-origin",
-            help="Web pages of this origin (http://localhost:3000) may use the API; '*' is any. May be "
-            "given several times.",
+            help="Origin of web pages that may use the API, such as http://localhost:3000; '*' allows "
+            "all. Repeat it for several origins.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
@@ -154,7 +161,7 @@ def serve(
         int,
         typer.Option(
             "--max-body-bytes",
-            help="Larger requests are refused with 413.",
+            help="Maximum size of a request body in bytes; larger requests get status 413.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 8 * 1024 * 1024,
@@ -162,8 +169,8 @@ def serve(
         int,
         typer.Option(
             "--max-logprobs",
-            help=f"Most alternatives to a token that a request may ask the log-probabilities of, 0 to "
-            f"{MAX_LOGPROBS}.",
+            help="Maximum number of alternatives per token whose log-probabilities a request may ask "
+            f"for, 0 to {MAX_LOGPROBS}.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = MAX_LOGPROBS,
@@ -171,7 +178,7 @@ def serve(
         float,
         typer.Option(
             "--drain-timeout",
-            help="Seconds that running answers may take to finish after SIGTERM.",
+            help="Time that running answers get to finish after SIGTERM, in seconds.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 30.0,
@@ -179,8 +186,8 @@ def serve(
         float,
         typer.Option(
             "--start-wait",
-            help="Seconds that a request may wait for the model while it is loaded for the first time, "
-            "before 503; 0 refuses it at once.",
+            help="Time that a request waits while the model is loaded for the first time, in seconds, "
+            "before it gets status 503; 0 refuses it immediately.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 30.0,
@@ -188,8 +195,8 @@ def serve(
         float,
         typer.Option(
             "--stall-timeout",
-            help="Seconds that the engine may go without a step, while it has work, before /ready and "
-            "new requests get 503; more than its longest step takes.",
+            help="Time without an engine step while there are requests, in seconds, after which /ready "
+            "and new requests get status 503. Must be longer than the longest step.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = 5.0,
@@ -197,7 +204,7 @@ def serve(
         bool,
         typer.Option(
             "--no-restart",
-            help="When the engine process dies, end with status 1 instead of starting it again.",
+            help="Exit with status 1 when the engine process dies, instead of restarting it.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = False,
@@ -207,8 +214,8 @@ def serve(
         str | None,
         typer.Option(
             "--reasoning-parser",
-            help="How the model writes its reasoning, in the peers' names (qwen3, deepseek-r1, glm45, "
-            "gpt-oss, ...); chosen from the model's files by default.",
+            help="Format of the model's reasoning, by the names of SGLang and vLLM (qwen3, "
+            "deepseek-r1, glm45, gpt-oss, ...). Default: detected from the model's files.",
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = None,
@@ -216,24 +223,26 @@ def serve(
         str | None,
         typer.Option(
             "--tool-call-parser",
-            help="How the model writes tool calls, in the peers' names (qwen25, hermes, llama3_json, "
-            "deepseekv3, glm45, gpt-oss, ...); chosen from the model's files by default.",
+            help="Format of the model's tool calls, by the names of SGLang and vLLM (qwen25, hermes, "
+            "llama3_json, deepseekv3, glm45, gpt-oss, ...). Default: detected from the model's files.",
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = None,
     log_level: Annotated[
-        LogLevel, typer.Option("--log-level", help="How much is logged.")
+        LogLevel, typer.Option("--log-level", help="Least severe messages to log.")
     ] = LogLevel.info,
     log_format: Annotated[
         LogFormat,
-        typer.Option("--log-format", help="Lines for people, or an object of JSON a line."),
+        typer.Option(
+            "--log-format", help="Format of log lines: text, or one JSON object per line."
+        ),
     ] = LogFormat.text,
     metrics_names: Annotated[
         MetricsNames,
         typer.Option(
             "--metrics-names",
-            help="Whose names /metrics has: eyas_..., or beside them those that dashboards and "
-            "routers made for vLLM or SGLang read.",
+            help="Metric names at /metrics: eyas_... alone, or in addition the names that dashboards "
+            "and routers for vLLM or SGLang read.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = MetricsNames.eyas,
@@ -244,7 +253,7 @@ def serve(
             "--max-waiting",
             min=0,
             max=1_000_000,
-            help="Answers that may wait for a place in a step before new requests get 429.",
+            help="Maximum number of answers in the queue; beyond it new requests get status 429.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = MAX_WAITING,
@@ -252,15 +261,15 @@ def serve(
     flights: options.Flights = "auto",
     peers: PeerOptions,
 ) -> None:
-    """Serve a model over an OpenAI-style API."""
+    """Serve a model over an OpenAI-compatible API."""
     from eyas.dialect import check_parsers
     from eyas.server.launch import serve as run_server
     from eyas.server.options import MAX_RESTARTS, ServerOptions
     from eyas.server.origins import checked_host, checked_origin
 
-    reading: Reading = context.meta[META]
-    said = in_our_words(vars(peers), chosen.model, _given(context))
-    reasons = [*reading.reasons, *said.reasons]
+    parsed: ParsedLine = context.meta[META]
+    translation = translate_options(vars(peers), chosen.model, _given(context))
+    reasons = [*parsed.reasons, *translation.reasons]
     settings: dict[str, Any] = {
         **vars(chosen),
         **vars(drafting),
@@ -271,38 +280,40 @@ def serve(
         "flights": flights,
         "max_waiting": max_waiting,
         "drain_timeout": drain_timeout,
-        **said.settings,
+        **translation.settings,
     }
     max_waiting, drain_timeout = settings.pop("max_waiting"), settings.pop("drain_timeout")
-    wrong: list[ValueError] = []
+    errors: list[ValueError] = []
 
-    def tried(make: Callable[[], Result]) -> Result | None:
+    def collect_error(make: Callable[[], Result]) -> Result | None:
         try:
             return make()
         except ValueError as error:
-            wrong.append(error)
+            errors.append(error)
             return None
 
     without_cache = settings.pop("no_prefix_cache")
-    engine = tried(lambda: engine_config(**settings, prefix_cache=not without_cache))
-    template = tried(lambda: _template_of(chat_template))
-    tried(lambda: check_parsers(reasoning_parser, None))
-    tried(lambda: check_parsers(None, tool_call_parser))
-    line = translated(context, said.settings, set(map(option_of_error, wrong)))
-    if reasons or wrong:
+    engine = collect_error(lambda: engine_config(**settings, prefix_cache=not without_cache))
+    template = collect_error(lambda: _template_text(chat_template))
+    collect_error(lambda: check_parsers(reasoning_parser, None))
+    collect_error(lambda: check_parsers(None, tool_call_parser))
+    line = translated(context, translation.settings, set(map(option_of_error, errors)))
+    if reasons or errors:
         if reasons:
             reasons += unreadable_model(settings["model"], chosen.revision)
-        reasons += [blamed(error, said.flags) for error in wrong]
-        raise Refused(reasons, line if reading.is_of_peers else "")
+        reasons += [error_text(error, translation.flags) for error in errors]
+        raise Refused(reasons, line if parsed.has_peer_options else "")
     assert engine is not None
     max_queued = engine.scheduler.max_num_seqs + max_waiting
     max_requests = max_queued + SPARE_REQUESTS
-    notes = [*reading.notes, *said.notes, *([f"in words of eyas: {line}"] * reading.is_of_peers)]
+    notes = [*parsed.notes, *translation.notes]
+    if parsed.has_peer_options:
+        notes.append(f"equivalent command: {line}")
     server_options = ServerOptions(
         host=host,
         port=port,
         uds=uds,
-        api_keys=(*(api_key or ()), *_keys_of(api_key_file)),
+        api_keys=(*(api_key or ()), *_read_keys(api_key_file)),
         allowed_hosts=tuple(map(checked_host, allowed_host or ())),
         cors_origins=tuple(map(checked_origin, cors_origin or ())),
         served_model_names=tuple(served_model_name or ()),
@@ -327,22 +338,22 @@ def serve(
     raise typer.Exit(run_server(engine, server_options))
 
 
-def _template_of(given: str | None) -> str | None:
-    """The text of a chat template."""
-    if given is None:
+def _template_text(template: str | None) -> str | None:
+    """Return the text of the chat template that --chat-template names or contains."""
+    if template is None:
         return None
     from eyas.text.template import template_text
 
-    return template_text(given)
+    return template_text(template)
 
 
 def _given(context: typer.Context) -> set[str]:
-    """The parameters that are on the command line."""
+    """Return the names of the parameters that are on the command line."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
-def _keys_of(file: Path | None) -> tuple[str, ...]:
+def _read_keys(file: Path | None) -> tuple[str, ...]:
     if file is None:
         return ()
     try:
@@ -353,5 +364,5 @@ def _keys_of(file: Path | None) -> tuple[str, ...]:
         raise ValueError(f"--api-key-file: {file} is not UTF-8 text; save it as such") from error
     keys = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not keys:
-        raise ValueError(f"--api-key-file: {file} holds no key; write one a line")
+        raise ValueError(f"--api-key-file: {file} holds no key; write one per line")
     return keys

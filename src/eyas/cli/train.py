@@ -1,4 +1,4 @@
-"""`eyas train`: draft heads."""
+"""`eyas train`: train draft heads."""
 
 from __future__ import annotations
 

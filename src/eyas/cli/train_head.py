@@ -1,6 +1,6 @@
-"""`eyas train head`: from prompts to a draft head.
+"""`eyas train head`: train a draft head from prompts.
 
-Promises: every option is a setting of the training, which checks it. Does not know: how heads are
+Promises: every option is a field of `HeadTraining`, which checks it. Does not know: how heads are
 trained.
 """
 
@@ -16,171 +16,298 @@ DEMO_OUTPUT = "eyas-head-demo"
 
 def head(
     model: Annotated[
-        str, typer.Argument(help="Target: 'builtin', a directory, or a Hugging Face name.")
+        str,
+        typer.Argument(help="Target model: 'builtin', a directory, or a Hugging Face hub name."),
     ] = "builtin",
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Directory of the run; the same command goes on in it."
+            "--output",
+            "-o",
+            help="Directory of the run. The same command with the same directory continues a run.",
         ),
     ] = None,
     demo: Annotated[
         bool,
         typer.Option(
             "--demo",
-            help="Train a small head for the built-in model with prompts that come along, in some "
-            f"minutes on two CPU cores and without a network; --output is {DEMO_OUTPUT} by default.",
+            help="Train a small head for the built-in model with built-in prompts, in a few minutes on "
+            f"two CPU cores and without a network. --output is {DEMO_OUTPUT} by default.",
         ),
     ] = False,
     head_format: Annotated[
         str | None,
         typer.Option(
             "--format",
-            help="eagle3.1 (the default; SGLang and vLLM since the middle of 2026), or eagle3, which "
-            "older ones and SafeAILab's code run too.",
+            help="Kind of head: eagle3.1 (default; needs SGLang or vLLM of mid-2026 or newer), or "
+            "eagle3, which older releases and SafeAILab's code run as well.",
         ),
     ] = None,
     prompts: Annotated[
         str | None,
         typer.Option(
             "--prompts",
-            help="JSONL with 'messages' or 'prompt' a line, or builtin:N; the target answers.",
+            help="Prompts that the target answers: a JSON lines file with 'messages' or 'prompt' "
+            "in each line, or builtin:N for the first N built-in prompts.",
         ),
     ] = None,
     conversations: Annotated[
         str | None,
-        typer.Option("--conversations", help="The same, with answers to learn from as they stand."),
+        typer.Option(
+            "--conversations",
+            help="Conversations with answers to train on as they are: a JSON lines file, or builtin:N.",
+        ),
     ] = None,
     thinking: Annotated[
-        str | None, typer.Option("--thinking", help="as-given, on, off or both.")
+        str | None,
+        typer.Option(
+            "--thinking",
+            help="Reasoning in the target's answers: as-given (by the prompt), on, off or both. "
+            "Default: as-given.",
+        ),
     ] = None,
     temperatures: Annotated[
-        str | None, typer.Option("--temperatures", help="Of the answers, in turn: 0,0.7,1.0.")
+        str | None,
+        typer.Option(
+            "--temperatures",
+            help="Temperatures of the target's answers, used in turn. Default: 0,0.7,1.0.",
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", help="Longest answer.", min=1)
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            help="Maximum length of an answer in tokens. Default: 1024.",
+            min=1,
+        ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", help="Longest text, prompt included.", min=8)
+        int | None,
+        typer.Option(
+            "--max-length",
+            help="Maximum length of a training text in tokens, prompt included. Default: the target's "
+            "context length.",
+            min=8,
+        ),
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option("--max-num-seqs", help="Answers written at a time.", min=1)
+        int | None,
+        typer.Option(
+            "--max-num-seqs",
+            help="Maximum number of answers generated at a time. Default: 256.",
+            min=1,
+        ),
     ] = None,
     generate_seconds: Annotated[
         float | None,
-        typer.Option("--generate-seconds", help="Go on with the answers there are by then."),
+        typer.Option(
+            "--generate-seconds",
+            help="Time to generate answers, in seconds; training then uses the answers so far. "
+            "Default: no limit.",
+        ),
     ] = None,
     heldout_share: Annotated[
-        float | None, typer.Option("--heldout", help="Share of texts kept for evaluation.")
+        float | None,
+        typer.Option(
+            "--heldout",
+            help="Fraction of texts that are held out for evaluation. Default: 0.05.",
+        ),
     ] = None,
     online: Annotated[
         bool | None,
         typer.Option(
-            "--online/--stored", help="Run the target for every batch instead of storing features."
+            "--online/--stored",
+            help="Run the target for every batch, or store its hidden states on disk once. Default: "
+            "--stored.",
         ),
     ] = None,
     shard_mib: Annotated[
-        int | None, typer.Option("--shard-mib", help="Size of a feature file.", min=1)
+        int | None,
+        typer.Option(
+            "--shard-mib",
+            help="Size of a file of stored hidden states, in MiB. Default: 256.",
+            min=1,
+        ),
     ] = None,
     cache_gib: Annotated[
-        float | None, typer.Option("--cache-gib", help="Features kept in memory at most.")
+        float | None,
+        typer.Option(
+            "--cache-gib",
+            help="Memory to cache stored hidden states in, in GiB. Default: by free memory.",
+        ),
     ] = None,
     draft_vocab_size: Annotated[
-        int | None, typer.Option("--draft-vocab-size", help="Tokens the head can propose.", min=1)
+        int | None,
+        typer.Option(
+            "--draft-vocab-size",
+            help="Number of tokens that the head can propose. Default: 32000, or the target's "
+            "vocabulary if that is smaller; 2048 for builtin.",
+            min=1,
+        ),
     ] = None,
     intermediate_size: Annotated[
         int | None,
-        typer.Option("--intermediate-size", help="Width of the feed-forward; the target's.", min=1),
+        typer.Option(
+            "--intermediate-size",
+            help="Width of the head's feed-forward block. Default: the target's.",
+            min=1,
+        ),
     ] = None,
     num_heads: Annotated[
-        int | None, typer.Option("--num-heads", help="Query heads; the target's.", min=1)
+        int | None,
+        typer.Option("--num-heads", help="Number of query heads. Default: the target's.", min=1),
     ] = None,
     num_kv_heads: Annotated[
-        int | None, typer.Option("--num-kv-heads", help="Key/value heads; the target's.", min=1)
+        int | None,
+        typer.Option(
+            "--num-kv-heads", help="Number of key/value heads. Default: the target's.", min=1
+        ),
     ] = None,
     taps: Annotated[
         str | None,
         typer.Option(
-            "--taps", help="States to read, in layers applied: 2,18,33; EAGLE-3's by default."
+            "--taps",
+            help="Hidden states that the head reads, each the number of layers before it, such as "
+            "2,18,33. Default: EAGLE-3's.",
         ),
     ] = None,
     ttt_steps: Annotated[
-        int | None, typer.Option("--ttt-steps", help="Levels of training-time test.", min=1)
+        int | None,
+        typer.Option(
+            "--ttt-steps",
+            help="Number of draft levels that are trained (training-time test). Default: 7.",
+            min=1,
+        ),
     ] = None,
     loss_decay: Annotated[
-        float | None, typer.Option("--loss-decay", help="Weight of a level over the one before.")
+        float | None,
+        typer.Option(
+            "--loss-decay",
+            help="Factor of a level's loss relative to the level before. Default: 0.8.",
+        ),
     ] = None,
     batch_tokens: Annotated[
-        int | None, typer.Option("--batch-tokens", help="Tokens of a step, padded.", min=16)
+        int | None,
+        typer.Option(
+            "--batch-tokens",
+            help="Tokens in a training step, padding included. Default: 8192; 65536 for builtin.",
+            min=16,
+        ),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option("--epochs", help="How often each text is seen.")
+        float | None,
+        typer.Option("--epochs", help="Passes over the training texts. Default: 10."),
     ] = None,
     train_seconds: Annotated[
         float | None,
-        typer.Option("--train-seconds", help="Train for so long, instead of for epochs."),
+        typer.Option("--train-seconds", help="Training time in seconds, instead of --epochs."),
     ] = None,
     max_steps: Annotated[
         int | None,
-        typer.Option("--max-steps", help="Train for so many steps at most.", min=1),
+        typer.Option(
+            "--max-steps", help="Maximum number of training steps. Default: no limit.", min=1
+        ),
     ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
             "--optimizer",
-            help="muon (matrices by Muon, the rest by AdamW), or adamw, which the EAGLE papers used.",
+            help="muon (Muon for matrices, AdamW for the rest), or adamw as in the EAGLE papers. "
+            "Default: muon.",
         ),
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option("--learning-rate", help="AdamW's highest rate; 1e-4, for builtin 2e-3."),
+        typer.Option(
+            "--learning-rate",
+            help="Peak learning rate of AdamW. Default: 1e-4; 2e-3 for builtin.",
+        ),
     ] = None,
     matrix_rate: Annotated[
-        float | None, typer.Option("--matrix-rate", help="Muon's highest rate; 0.02.")
+        float | None,
+        typer.Option(
+            "--matrix-rate",
+            help="Peak learning rate of Muon. Default: 0.02.",
+        ),
     ] = None,
     decay: Annotated[
-        str | None, typer.Option("--decay", help="How rates fall: cosine or linear.")
+        str | None,
+        typer.Option(
+            "--decay",
+            help="Decay of the learning rates: cosine or linear. Default: cosine.",
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Of answers, first weights and order.")
+        int | None,
+        typer.Option(
+            "--seed",
+            help="Seed of the answers, the initial weights and the order of texts. Default: 0.",
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cuda or cpu.")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Of the target.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Device: auto, cuda or cpu. Default: auto.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Number format of the target. Default: auto.")
+    ] = None,
     compile_head: Annotated[
-        bool | None, typer.Option("--compile/--no-compile", help="Use torch.compile.")
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile", help="Use torch.compile for the head. Default: --no-compile."
+        ),
     ] = None,
     offline: Annotated[
-        bool | None, typer.Option("--offline", help="Use downloaded files; never the network.")
+        bool | None,
+        typer.Option(
+            "--offline",
+            help="Use only files that were downloaded before; never access the network.",
+        ),
     ] = None,
     stop_after: Annotated[
         float | None,
-        typer.Option("--stop-after", help="Stop after so many seconds; the same command goes on."),
+        typer.Option(
+            "--stop-after",
+            help="Stop the command after this time in seconds; the same command continues the run. "
+            "Default: no limit.",
+        ),
     ] = None,
     log_every: Annotated[
-        int | None, typer.Option("--log-every", help="Steps from report to report.", min=1)
+        int | None,
+        typer.Option(
+            "--log-every",
+            help="Steps between log lines. Default: 50.",
+            min=1,
+        ),
     ] = None,
     eval_every: Annotated[
         int | None,
-        typer.Option("--eval-every", help="Steps from one held-out evaluation to the next.", min=1),
+        typer.Option(
+            "--eval-every",
+            help="Steps between evaluations on held-out texts. Default: 500.",
+            min=1,
+        ),
     ] = None,
     evaluate: Annotated[
         bool | None,
-        typer.Option("--evaluate/--no-evaluate", help="Decode with the head at the end."),
+        typer.Option(
+            "--evaluate/--no-evaluate",
+            help="Measure the trained head by decoding held-out prompts. Default: --evaluate.",
+        ),
     ] = None,
 ) -> None:
-    """Train an EAGLE-3 or EAGLE-3.1 draft head for a model, from a file of prompts.
+    """Train an EAGLE-3 or EAGLE-3.1 draft head for a model from a file of prompts.
 
-    It is written for eyas, SGLang and vLLM, as far as they run its --format, with a model card.
-    What was done stays in --output: an interrupted run goes on with the same command.
+    The head is written in the file formats of eyas, SGLang and vLLM that support its --format, with a
+    model card. An interrupted run continues when the same command is run again.
     """
-    from eyas.cli.watching import Stopped, watching
+    from eyas.cli.watching import Stopped, run_display
     from eyas.train.head import HeadTraining, demo_settings, summary, train_head
 
     if output is None and demo:
         output = Path(DEMO_OUTPUT)
     if output is None:
         raise ValueError("output: give a directory for the run")
-    asked = {
+    settings = {
         "prompts": prompts,
         "conversations": conversations,
         "thinking": thinking,
@@ -197,7 +324,7 @@ def head(
         "intermediate_size": intermediate_size,
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
-        "taps": _whole(taps),
+        "taps": _whole_numbers(taps, "taps"),
         "format": None if head_format is None else head_format.lower().replace("-", ""),
         "ttt_steps": ttt_steps,
         "loss_decay": loss_decay,
@@ -219,15 +346,15 @@ def head(
         "eval_every": eval_every,
         "evaluate": evaluate,
     }
-    changes = {name: value for name, value in asked.items() if value is not None}
+    changes = {name: value for name, value in settings.items() if value is not None}
     if demo:
         changes = demo_settings(model, changes)
     config = HeadTraining(output=output, model=model, **changes)  # pyrefly: ignore
     try:
-        with watching() as run:
-            done = train_head(config, run.say, run.watch)
+        with run_display() as display:
+            done = train_head(config, display.print_line, display.show_progress)
     except Stopped as stopped:
-        print("stopped; run the same command again to go on", flush=True)
+        print("stopped; run the same command again to continue", flush=True)
         raise typer.Exit(stopped.status) from None
     if done is not None:
         for line in summary(config):
@@ -240,13 +367,13 @@ def _numbers(text: str | None, name: str) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"{name}: {text!r} is no list of numbers, such as 0,0.7,1.0") from None
+        raise ValueError(f"{name}: {text!r} is not a list of numbers, such as 0,0.7,1.0") from None
 
 
-def _whole(text: str | None) -> tuple[int, ...] | None:
-    values = _numbers(text, "taps")
+def _whole_numbers(text: str | None, name: str) -> tuple[int, ...] | None:
+    values = _numbers(text, name)
     if values is None:
         return None
     if any(value != int(value) for value in values):
-        raise ValueError(f"taps: {text!r} are no whole numbers")
+        raise ValueError(f"{name}: {text!r} must be whole numbers")
     return tuple(int(value) for value in values)

@@ -1,6 +1,6 @@
-"""A peer's command line written in words of eyas.
+"""Write a command line with options of SGLang or vLLM as one with options of eyas.
 
-Promises: it asks for what the other asked for; keys are not shown. Does not know: the peers' words.
+Promises: both have the same meaning; API keys are not shown. Does not know: the peers' options.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from eyas.cli.errors import in_words_of_options
+from eyas.cli.errors import with_option_name
 from eyas.cli.peers import PANEL
 
 _NOT_SHOWN = ("config", "api_key")
 
 
 def translated(context: Any, settings: Mapping[str, Any], dropped: Collection[str]) -> str:
-    """`eyas serve ...` with what is on the command line and `settings`, but for those of `dropped`."""
+    """Return `eyas serve ...` with the options of the command line.
+
+    context: typer's. settings: values that replace or add to those of the command line. dropped:
+    options to omit.
+    """
     words = ["eyas", "serve"]
     for parameter in context.command.params:
         name = parameter.name
@@ -43,27 +47,27 @@ def _words(parameter: Any, value: Any) -> Iterator[str]:
         names = parameter.opts if value else parameter.secondary_opts
         yield from names[:1]
         return
-    for each in value if isinstance(value, list | tuple) else [value]:
-        shown = str(each.value if isinstance(each, Enum) else each)
+    for item in value if isinstance(value, list | tuple) else [value]:
+        shown = str(item.value if isinstance(item, Enum) else item)
         if shown.startswith("-"):
             yield f"{parameter.opts[0]}={shown}"
         else:
             yield from (parameter.opts[0], shown)
 
 
-def blamed(error: ValueError, flags: Mapping[str, str]) -> str:
-    """What is wrong, about what the user wrote. flags: by an option of ours, what stands for it."""
-    option, colon, rest = in_words_of_options(str(error)).partition(":")
+def error_text(error: ValueError, flags: Mapping[str, str]) -> str:
+    """Return the text of an error with the option that the user wrote. flags: of the `Translation`."""
+    option, colon, rest = with_option_name(str(error)).partition(":")
     return f"{flags.get(option, option)}{colon}{rest}"
 
 
 def option_of_error(error: ValueError) -> str:
-    """Our own option that it is about."""
-    return in_words_of_options(str(error)).partition(":")[0].partition(" ")[0]
+    """Return the option of eyas that an error is about."""
+    return with_option_name(str(error)).partition(":")[0].partition(" ")[0]
 
 
 def unreadable_model(model: str, revision: str | None) -> list[str]:
-    """Why the model could not be served either, as far as its files are here."""
+    """Return the error of the model's configuration, if any; nothing is downloaded for it."""
     if not Path(model).is_dir() and "/" not in model:
         return []
     from eyas.models import locate_model

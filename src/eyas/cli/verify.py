@@ -1,7 +1,7 @@
-"""`eyas verify`: one command that says whether a model and its head are right here, and what they give.
+"""`eyas verify`: check a model and its draft head on this machine, and measure them.
 
-Promises: status 1 where the drafter law or the parity with transformers does not hold. Does not know:
-how anything is checked.
+Promises: exit status 1 where the drafter law or the parity with transformers does not hold.
+Does not know: how anything is checked.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import typer
 from eyas.cli import options
 from eyas.cli.errors import CheckFailed
 from eyas.cli.options import DEVICE, DRAFT, MODEL, engine_config
-from eyas.cli.results import Output, run_facts, status, tell
+from eyas.cli.results import Output, report_result, run_facts, status
 
 _TITLES = {
     "exactness": "exact on this machine",
-    "law": "drafts change nothing",
-    "parity": "as transformers",
+    "law": "same tokens with drafts",
+    "parity": "parity with transformers",
     "acceptance": "accepted tokens",
     "speed": "speed",
 }
@@ -29,40 +29,44 @@ _STYLES = {"pass": "green", "fail": "bold red", "skipped": "yellow"}
 def verify(
     *,
     model: Annotated[
-        str, typer.Argument(help="'builtin', a directory, or a Hugging Face hub name.")
+        str, typer.Argument(help="Model: 'builtin', a directory, or a Hugging Face hub name.")
     ] = MODEL.path,
     head: Annotated[
         str | None,
-        typer.Option("--head", help="An EAGLE or MTP head: a directory or a hub name."),
+        typer.Option("--head", help="EAGLE or MTP head to check: a directory or a hub name."),
     ] = None,
     draft_model: options.DraftModel = None,
     draft_steps: options.DraftSteps = str(DRAFT.steps),
     draft_topk: options.DraftTopk = DRAFT.topk,
     draft_nodes: Annotated[
         int,
-        typer.Option("--draft-nodes", help="Nodes of the largest tree, the root included."),
+        typer.Option(
+            "--draft-nodes", help="Number of nodes of the largest draft tree, including the root."
+        ),
     ] = DRAFT.max_nodes,
     prompts_file: Annotated[
         Path | None,
         typer.Option(
             "--prompts-file",
-            help='Prompts of your own, JSON lines: {"prompt": text or token ids} continued as they '
-            'are, or {"messages": [...]}. Default: a few short tasks.',
+            help='JSON lines file of prompts: {"prompt": text or token ids}, used without a chat '
+            'template, or {"messages": [...]}. Default: a few short built-in tasks.',
         ),
     ] = None,
     num_prompts: Annotated[
-        int, typer.Option("--num-prompts", min=1, max=64, help="Prompts to use, from the first.")
+        int, typer.Option("--num-prompts", min=1, max=64, help="Number of prompts to use.")
     ] = 4,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer.")] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=2, help="Maximum length of an answer in tokens.")
+    ] = 64,
     parity: Annotated[
         bool,
         typer.Option(
             "--parity/--no-parity",
-            help="Compare with transformers; the model is loaded once more in float32.",
+            help="Compare the logits with transformers, which loads the model again in float32.",
         ),
     ] = True,
     repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Counted rounds of the speed part.")
+        int, typer.Option("--repeats", min=1, help="Number of measured rounds of the speed part.")
     ] = 3,
     revision: options.Revision = MODEL.revision,
     dtype: options.Dtype = options.DtypeChoice.auto,
@@ -73,7 +77,7 @@ def verify(
     output: Output = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check a model on your own prompts: exactness, every drafter, transformers, acceptance, speed."""
+    """Check a model and its drafters on your prompts, and measure acceptance and speed."""
     from eyas.cli.generate import read_entries
     from eyas.verify.report import VerifyPlan
     from eyas.verify.report import verify as run
@@ -93,13 +97,13 @@ def verify(
         threads=threads,
     )
     plan = VerifyPlan(config, head, entries, num_prompts, max_tokens, repeats, parity)
-    with status(as_json) as say:
-        report = run(plan, say)
+    with status(as_json) as show_status:
+        report = run(plan, show_status)
     result = {**run_facts(), **report}
-    tell(result, output, as_json, _show)
+    report_result(result, output, as_json, _show)
     if not result["passed"]:
-        wrong = [_TITLES[n] for n, part in result["parts"].items() if part["status"] == "fail"]
-        raise CheckFailed(f"{', '.join(wrong)}: does not hold; the report says where")
+        failed = [_TITLES[n] for n, part in result["parts"].items() if part["status"] == "fail"]
+        raise CheckFailed(f"{', '.join(failed)}: does not hold; the report says where")
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -147,12 +151,12 @@ def _speed_table(results: list[dict[str, Any]]) -> Any:
 
     table = Table("batch", "", "tokens/s", "of plain", "accepted\na step", title="speed")
     for entry in results:
-        for name, one in entry["contestants"].items():
+        for name, contestant in entry["contestants"].items():
             table.add_row(
                 str(entry["batch"]),
                 name,
-                f"{one['tokens_per_second']:.1f}",
-                f"{one['speed_ratio']:.2f}",
-                f"{one['accepted_per_step']:.2f}",
+                f"{contestant['tokens_per_second']:.1f}",
+                f"{contestant['speed_ratio']:.2f}",
+                f"{contestant['accepted_per_step']:.2f}",
             )
     return table

@@ -1,7 +1,7 @@
-"""A long run on the terminal: lines of what was done, a bar of what is being done, a way to stop it.
+"""Show a long run on the terminal, as log lines and a progress bar, and stop it on a signal.
 
-Promises: without a terminal there are lines alone. The first interrupt (Ctrl-C, or SIGTERM) ends the
-run where its state can be kept, the second one at once.
+Promises: without a terminal only lines are printed. The first interrupt (Ctrl-C or SIGTERM) stops the
+run after the current step, with its state saved; the second one stops it immediately.
 Does not know: what the run does.
 """
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from eyas.train.head.progress import Progress
 
 STATUS_OF_SIGNAL = 128
-"""What a shell adds the signal's number to."""
+"""The exit status of a process that a signal ended is this plus the signal's number."""
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and its state is kept. status: of the process."""
+    """A signal stopped the run. status: the exit status for it."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__("stopped")
         self.status = STATUS_OF_SIGNAL + signal_number
 
 
-class Watching:
-    """say: takes a line. watch: takes the progress of a phase, and raises Stopped."""
+class RunDisplay:
+    """The lines and the progress bar of a run. signal_number: of the signal that came; 0 is none."""
 
     def __init__(self, console: Console, bars: Bars) -> None:
         self._console = console
@@ -43,13 +43,15 @@ class Watching:
         self._tasks: dict[str, TaskID] = {}
         self.signal_number = 0
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
+        """Print a line above the progress bar."""
         if self._console.is_terminal:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             print(line, flush=True)
 
-    def watch(self, progress: Progress) -> None:
+    def show_progress(self, progress: Progress) -> None:
+        """Show the progress of a phase. Stopped: a signal has come."""
         if self.signal_number:
             raise Stopped(self.signal_number)
         if not self._console.is_terminal:
@@ -67,8 +69,8 @@ class Watching:
 
 
 @contextmanager
-def watching() -> Iterator[Watching]:
-    """While the run lasts."""
+def run_display() -> Iterator[RunDisplay]:
+    """Yield the display of a run, and handle signals until the block ends."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -85,33 +87,32 @@ def watching() -> Iterator[Watching]:
     )
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
-        run = Watching(console, bars)
-        with _interrupts(run):
-            yield run
+        display = RunDisplay(console, bars)
+        with _handled_signals(display):
+            yield display
 
 
 @contextmanager
-def _interrupts(run: Watching) -> Iterator[None]:
-    """The first signal is noted, and the next one has its usual effect."""
+def _handled_signals(display: RunDisplay) -> Iterator[None]:
+    """Record the first signal in `display`; the next one has its usual effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = {kind: signal.getsignal(kind) for kind in kinds}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def back() -> None:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
-    def note(number: int, frame: FrameType | None) -> None:
-        run.signal_number = number
-        back()
-        # print() may be what was interrupted
-        os.write(2, b"\nstopping after this step; once more to leave at once\n")
+    def record(number: int, frame: FrameType | None) -> None:
+        display.signal_number = number
+        restore()
+        # not print(), which may be what the signal interrupted
+        os.write(2, b"\nstopping after this step; interrupt again to stop immediately\n")
 
-    for kind in kinds:
-        signal.signal(kind, note)
+    for number in handlers:
+        signal.signal(number, record)
     try:
         yield
     finally:
-        back()
+        restore()

@@ -16,13 +16,14 @@ from eyas.white_space import MAX_INDENTATION
 
 @dataclass(frozen=True, kw_only=True)
 class WhiteSpaceOptions:
-    """Where a request says nothing of it."""
+    """The white space of a request that does not set it."""
 
     whitespace_pattern: Annotated[
         str | None,
         typer.Option(
-            help="White space that may stand between the parts of JSON, such as '[ ]?'; '' for none. "
-            f"By default a blank, then a line's end with at most {MAX_INDENTATION} more.",
+            help="Pattern of the white space allowed between the parts of JSON, such as '[ ]?'; '' "
+            "allows none. Default: at most one blank, then at most one line break with up to "
+            f"{MAX_INDENTATION} characters of indentation.",
             metavar="<pattern>",
             rich_help_panel=GRAMMAR_PANEL,
         ),
@@ -31,7 +32,7 @@ class WhiteSpaceOptions:
         bool,
         typer.Option(
             "--disable-any-whitespace",
-            help="JSON with ', ' and ': ' and no other white space.",
+            help="Write JSON with ', ' and ': ' and no other white space.",
             rich_help_panel=GRAMMAR_PANEL,
         ),
     ] = not GRAMMAR.any_white_space

@@ -1,4 +1,4 @@
-"""The door through which an output grammar enters a step; grammar libraries stand behind it."""
+"""The interface of output grammars to a step; grammar libraries are behind it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def build_backend(
     deadline_seconds: float = 5.0,
     spacing: Spacing = SPACING,
 ) -> Backend:
-    """num_threads: that fill masks. deadline_seconds: of a compilation, where the backend enforces it.
-    spacing: of schemas that say nothing of it. ValueError for a name that is none, or whose library is
-    not installed."""
+    """Return a grammar library's backend. num_threads: fill masks. deadline_seconds: of a compilation,
+    where the backend enforces it. spacing: of schemas that do not set their own. ValueError for an
+    unknown name, or where the library is not installed."""
     if name == "llguidance":
         from eyas.constraint.llguidance import LlguidanceBackend
 

@@ -1,10 +1,10 @@
-"""What the process has on its heap, as the C library's allocator counts it.
+"""The memory on the process's heap, as the C library's allocator counts it.
 
-Grammar libraries do not say how much memory they hold, and what they hold grows as outputs are read.
-glibc counts what it has handed out and not got back. A cache of keys and values or a checkpoint is one
-large piece from the beginning on, so what changes while a server runs is grammars, more than all else.
+Grammar libraries do not report how much memory they hold, and it grows as outputs are read. glibc
+counts what it has handed out and not got back. A cache of keys and values or a checkpoint is one large
+piece from the beginning on, so changes while a server runs are mostly grammars'.
 
-Promises: None where the C library has no such count, or something else serves its callers.
+Promises: None where the C library has no such count, or another allocator serves its callers.
 Does not know: who holds what.
 """
 
@@ -14,19 +14,19 @@ import ctypes
 from typing import Protocol
 
 PROBE_BYTES = 4 * 2**20
-"""Taken once, to see whether it is counted."""
+"""Allocated once, to see whether it is counted."""
 
 
 class Allocator(Protocol):
     """Counts what is on the heap."""
 
     def num_bytes(self) -> int:
-        """Handed out and not given back. Milliseconds where the heap is in many pieces; other threads
-        wait for some of it when they allocate."""
+        """Return the bytes handed out and not given back. Takes milliseconds where the heap is in many
+        pieces; other threads wait for some of it when they allocate."""
         ...
 
     def trim(self) -> None:
-        """Return to the system what lies free on the heap, in about as much time."""
+        """Return free memory on the heap to the system, in about as much time."""
         ...
 
 
@@ -61,7 +61,7 @@ class _Glibc:
 
 
 def process_allocator() -> Allocator | None:
-    """This process's, or None where it cannot be asked."""
+    """Return this process's allocator, or None where it cannot be asked."""
     try:
         allocator = _Glibc()
     except (AttributeError, OSError, TypeError):  # another C library or system

@@ -1,16 +1,17 @@
 """The doors of constrained output: a backend compiles a grammar; its states mask tree nodes.
 
-Promises: a state never changes unless it is given up, and what it allows depends on the tokens that led
-to it alone.
+Promises: a state never changes unless it is given up; what it allows depends only on the tokens that
+led to it.
 Does not know: models, drafters, sampling, requests.
 
-Legend: R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed), N drafts,
-D their most tokens.
+Legend: R mask rows, K 32-bit words of a row (bit i of word j: token 32 * j + i is allowed), B drafts, L
+their most tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -24,43 +25,40 @@ class ConstraintFailure(Exception):
 
 
 class State(Protocol):
-    """An automaton after some tokens. The text may end here where it allows an end-of-sequence token;
-    after that token nothing is legal."""
+    """An automaton after some tokens. The text may end here where the state allows an end-of-sequence
+    token; after that token nothing is legal."""
 
     @property
     def num_deviations(self) -> int:
-        """In a canonical grammar: tokens so far whose white space was another than the grammar's."""
-        ...
-
-    @property
-    def is_expensive_to_copy(self) -> bool:
-        """Do copies of it take long? Then who moves on gives it up, with all that walks have found."""
+        """In a canonical grammar: the number of tokens so far whose white space is not the
+        grammar's."""
         ...
 
     @property
     def grammar(self) -> Grammar: ...
 
     def after(self, token: int) -> State | None:
-        """The state one token later; None where the token is not legal. ConstraintFailure where a
-        resource limit is hit."""
+        """Return the state one token later, or None where the token is not legal. ConstraintFailure
+        where a resource limit is hit."""
         ...
 
     def after_all(self, tokens: Sequence[int]) -> State | None:
-        """As `after`, token by token."""
+        """Return the state after all tokens, as `after` does token by token. Without tokens: another
+        state at the same place."""
         ...
 
     def become(self, tokens: Sequence[int]) -> State | None:
-        """As `after_all`, from a state that is given up: nobody may ask it for anything afterwards."""
+        """As `after_all`, from a state that is given up: it must not be used afterwards."""
         ...
 
     def forced(self, limit: int) -> list[int]:
-        """Up to `limit` tokens that spell the only text that can follow; [] when there is a choice.
-        A guess for drafts: nothing has to come of it."""
+        """Return up to `limit` tokens that spell the only text that can follow; [] when there is a
+        choice. The tokens are a guess for drafts."""
         ...
 
 
 def one_by_one(state: State, tokens: Sequence[int]) -> State | None:
-    """`State.after_all` for libraries that have nothing quicker."""
+    """Return the state after all tokens, for libraries that read one token at a time."""
     last: State | None = state
     for token in tokens:
         if last is None:
@@ -69,30 +67,42 @@ def one_by_one(state: State, tokens: Sequence[int]) -> State | None:
     return last
 
 
+def at_paths(
+    states: Sequence[State], paths: Sequence[Sequence[int]] | None
+) -> Sequence[State | None]:
+    """Return the state at the end of each path from states[i]; None where it is not legal."""
+    if paths is None:
+        return states
+    return [
+        state.after_all(path) if path else state for state, path in zip(states, paths, strict=True)
+    ]
+
+
 def along(
-    states: Sequence[State],
+    states: Sequence[State | None],
     rows: Sequence[int] | None,
     drafts: Sequence[Sequence[int]] | None,
 ) -> Iterator[tuple[int, State]]:
-    """What `Backend.job` is asked for, state by state, with their rows."""
+    """Yield (row, state) for each mask that `Backend.job` is asked for, draft by draft."""
     for i, first in enumerate(states):
-        state: State | None = first
+        state = first
         row = i if rows is None else rows[i]
-        left = list(() if drafts is None else drafts[i])
+        remaining = list(() if drafts is None else drafts[i])
         while state is not None:
             yield row, state
-            state = state.after(left.pop(0)) if left else None
+            state = state.after(remaining.pop(0)) if remaining else None
             row += 1
 
 
 def allows(mask_K: np.ndarray, token: int) -> bool:
-    """Does a mask allow this token?"""
+    """Whether a mask allows this token."""
     return bool(mask_K.item(token // 32) >> token % 32 & 1)
 
 
 class Filled(NamedTuple):
-    """The masks of a state and its draft. num_legal: tokens of the draft that they allow; num_masks:
-    how many there are, one more unless the text is over or a limit was hit."""
+    """The masks of a state and its draft. num_legal: tokens of the draft that the masks allow;
+    num_masks: number of masks, one more than num_legal unless the text has ended or a limit was
+    hit."""
 
     num_legal: int
     num_masks: int
@@ -101,18 +111,19 @@ class Filled(NamedTuple):
 def num_legal(
     mask_RK: np.ndarray, rows: Sequence[int], drafts: Sequence[Sequence[int]]
 ) -> list[int]:
-    """How many tokens of drafts[i] the masks from rows[i] on allow, up to the first that is refused."""
+    """Count the tokens of drafts[i] that the masks from rows[i] on allow, up to the first refused
+    token."""
     num, longest = len(drafts), max(map(len, drafts), default=0)
     if not longest:
         return [0] * num
-    tokens_ND = np.array([[*draft, *[-1] * (longest - len(draft))] for draft in drafts])
-    is_id_ND = (tokens_ND >= 0) & (tokens_ND < 32 * mask_RK.shape[1])
-    tokens_ND[~is_id_ND] = 0
-    rows_ND = np.array(rows)[:, None] + np.arange(longest)
-    words_ND = mask_RK[np.minimum(rows_ND, len(mask_RK) - 1), tokens_ND // 32]
-    is_legal_ND = is_id_ND & ((words_ND >> tokens_ND % 32 & 1) != 0)
-    found: list[int] = np.logical_and.accumulate(is_legal_ND, axis=1).sum(axis=1).tolist()
-    return found
+    tokens_BL = np.array([[*draft, *[-1] * (longest - len(draft))] for draft in drafts])
+    is_id_BL = (tokens_BL >= 0) & (tokens_BL < 32 * mask_RK.shape[1])
+    tokens_BL[~is_id_BL] = 0
+    rows_BL = np.array(rows)[:, None] + np.arange(longest)
+    words_BL = mask_RK[np.minimum(rows_BL, len(mask_RK) - 1), tokens_BL // 32]
+    is_legal_BL = is_id_BL & ((words_BL >> tokens_BL % 32 & 1) != 0)
+    counts: list[int] = np.logical_and.accumulate(is_legal_BL, axis=1).sum(axis=1).tolist()
+    return counts
 
 
 def counted(
@@ -121,7 +132,8 @@ def counted(
     drafts: Sequence[Sequence[int]],
     failed: Collection[int] = (),
 ) -> list[Filled | None]:
-    """What `MaskJob.settle` returns, told from the masks. failed: states that hit a limit."""
+    """Return what `MaskJob.settle` returns, from the masks alone. failed: indices of states that hit a
+    limit."""
     first = range(len(drafts)) if rows is None else rows
     return [
         None if i in failed else Filled(num, num + bool(mask_RK[row + num].any()))
@@ -132,10 +144,10 @@ def counted(
 class Grammar(Protocol):
     """A compiled grammar.
 
-    num_bytes: about how much memory it takes now. num_replicas: there are now; outputs that start in
-    different ones do not wait for each other's masks, and who starts is in the next one. canonical:
-    grammars that allow less, with the usual white space only, so that more of the text is forced; their
-    states overlook white space that is another.
+    num_bytes: about how much memory it takes now. num_replicas: current number of compiled copies;
+    outputs in different replicas do not wait for each other's masks. canonical: grammars that allow
+    less, with the usual white space only, so that more of the text is forced; their states accept other
+    white space as if it were their own.
     """
 
     @property
@@ -148,17 +160,17 @@ class Grammar(Protocol):
     def canonical(self) -> Sequence[Grammar]: ...
 
     def start(self, *, fresh: bool = False) -> State:
-        """Before the first token. fresh: share nothing with other states that could count against a
-        resource limit."""
+        """Return the state before the first token. fresh: share nothing with other states that could
+        count against a resource limit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """Masks to be filled. run: the library's own work, without the interpreter's lock over most of it
-    where it can; once, in any thread. settle: after it, where the job was made; it returns what became
-    of each state, None where one hit a limit itself. Rows are what they are to be after it, not
-    before."""
+    """Masks to be filled. run: the library's own work, called once, in any thread; it releases the
+    interpreter's lock over most of its time where the library can. settle: called after it by the
+    thread that made the job; returns the result of each state, None where the state itself hit a limit.
+    The rows hold their masks after `settle`, not before."""
 
     run: Callable[[], None]
     settle: Callable[[], list[Filled | None]]
@@ -171,14 +183,26 @@ class Backend(Protocol):
     eos_token_ids: frozenset[int]
 
     def compile(self, spec: OutputSpec) -> Grammar:
-        """`eyas.core.GrammarError` says what is wrong with it and where."""
+        """Compile an output's grammar. `eyas.core.GrammarError` says what is wrong with it and
+        where."""
         ...
 
-    def expect(self, states: Sequence[State], *, once: bool = False) -> None:
-        """Masks of these states and of drafts behind them will be asked for soon; what can be done for
-        them before the drafts are known is done now. once: by one request, and nothing will be asked of
-        them after it. Nothing, for most libraries."""
+    def expect(self, states: Sequence[State]) -> None:
+        """Prepare for masks of drafts behind these states, before the drafts are known. Most libraries
+        have nothing to prepare."""
         return None
+
+    def validate(self, state: State, tokens: Sequence[int]) -> int:
+        """Count the tokens that are legal one after the other from this state, which does not move.
+        The count is for drafts: what is chosen is decided by masks alone."""
+        num = 0
+        with suppress(ConstraintFailure):
+            for token in tokens:
+                reached = state.after(token)
+                if reached is None:
+                    break
+                state, num = reached, num + 1
+        return num
 
     def job(
         self,
@@ -186,10 +210,13 @@ class Backend(Protocol):
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
+        paths: Sequence[Sequence[int]] | None = None,
     ) -> MaskJob:
-        """Write the mask of states[i] into the zeroed int32 row rows[i] (without `rows`: i), and those
-        after each token of drafts[i] into the rows behind it, as far as tokens are legal: over all
-        cores. What is left of these rows after an end, or where a resource limit is hit, stays zero.
+        """Prepare to write masks into zeroed int32 rows, on all cores.
+
+        Row rows[i] (without `rows`: i) gets the mask at the end of paths[i] from states[i] (without
+        `paths`: of the state itself), the rows behind it the masks after each token of drafts[i], as
+        far as the tokens are legal. Rows after an end, an illegal token or a resource limit stay zero.
         """
         ...
 
@@ -199,12 +226,13 @@ class Backend(Protocol):
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
+        paths: Sequence[Sequence[int]] | None = None,
     ) -> list[int]:
-        """A job, done at once: the indices of states that hit a limit themselves."""
-        job = self.job(states, mask_RK, rows, drafts)
+        """Make a job and run it at once. Returns the indices of states that hit a limit themselves."""
+        job = self.job(states, mask_RK, rows, drafts, paths=paths)
         job.run()
         return [i for i, filled in enumerate(job.settle()) if filled is None]
 
     def close(self) -> None:
-        """End its threads and processes; nothing is compiled afterwards."""
+        """End the library's threads and processes; nothing is compiled afterwards."""
         ...

@@ -1,7 +1,7 @@
 """A limit on the text at the beginning of an output: when it is used up, its closing tokens follow.
 
-Promises: where a text stands depends on its tokens alone, so plain and drafted decoding close at the
-same token.
+Promises: the count depends on the text's tokens alone, so plain and drafted decoding close at the same
+token.
 Does not know: grammars, what is limited.
 """
 
@@ -14,9 +14,9 @@ from eyas.grammar import Budget
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetPoint:
-    """A text somewhere inside its budget. num_tokens: so far; tail: its last bytes, as many as a
-    spelled end may begin with; num_closed: closing tokens that have come."""
+class BudgetCount:
+    """How much of a budget a text has used. num_tokens: so far; tail: the text's last bytes, as many as
+    the beginning of a spelled end may have; num_closed: closing tokens so far."""
 
     budget: Budget
     token_bytes: Callable[[int], bytes]
@@ -26,13 +26,14 @@ class BudgetPoint:
 
     @property
     def must_follow(self) -> int | None:
-        """The only token that may come next; None while the model may choose."""
+        """The only token that may come next where the grammar allows it; None while the model may
+        choose."""
         if self.num_closed == 0 and self.num_tokens < self.budget.max_tokens:
             return None
         return self.budget.closing[self.num_closed]
 
-    def after(self, token: int) -> BudgetPoint | None:
-        """One token later; None once the budget has no more say."""
+    def after(self, token: int) -> BudgetCount | None:
+        """Return the count one token later; None once the limited text has ended."""
         budget = self.budget
         if token == self.must_follow:
             num_closed = self.num_closed + 1

@@ -1,6 +1,7 @@
-"""Trees that allow less than theirs: JSON with the usual white space only, so that more is forced.
+"""Trees of nodes that allow less than the original: JSON with the usual white space only, so that more
+text is forced.
 
-Promises: what a canonical tree allows, its tree allows as well.
+Promises: what a canonical tree allows, its original allows as well.
 Does not know: who compiles them, when.
 """
 
@@ -16,15 +17,16 @@ from eyas.white_space import MAX_WRITTEN_CHARS, is_plain, read_white_space
 
 
 def canonical_trees(root: Node, default: Spacing) -> list[Node]:
-    """The tree with fixed separators in its schemas, in each usual way; none where it has no free white
-    space. default: the spacing of schemas that say nothing of it."""
-    ways = [_ways(leaf, default) for leaf in leaves(root) if isinstance(leaf, Json)]
-    most = max(map(len, ways), default=0)
-    return [replaced(root, lambda leaf, way=way: _fixed(leaf, default, way)) for way in range(most)]
+    """Return copies of the tree with fixed separators in its schemas, one for each usual style; none
+    where the tree has no free white space. default: the spacing of schemas that do not set their own.
+    """
+    styles = [_styles(leaf, default) for leaf in leaves(root) if isinstance(leaf, Json)]
+    most = max(map(len, styles), default=0)
+    return [replaced(root, lambda leaf, i=i: _fixed(leaf, default, i)) for i in range(most)]
 
 
-def _ways(leaf: Json, default: Spacing) -> Sequence[tuple[str, str]]:
-    """Separators that a schema's white space comes to, the wider ones first."""
+def _styles(leaf: Json, default: Spacing) -> Sequence[tuple[str, str]]:
+    """Return the separators that a schema's white space permits, the wider ones first."""
     spacing = spacing_of(leaf, default)
     own = (spacing.item, spacing.key)
     if not spacing.white_space or not all(map(is_plain, own)):
@@ -34,8 +36,8 @@ def _ways(leaf: Json, default: Spacing) -> Sequence[tuple[str, str]]:
     return (own,)
 
 
-def _fixed(leaf: Node, default: Spacing, way: int) -> Node:
-    ways = _ways(leaf, default) if isinstance(leaf, Json) else ()
-    if not ways:
+def _fixed(leaf: Node, default: Spacing, number: int) -> Node:
+    styles = _styles(leaf, default) if isinstance(leaf, Json) else ()
+    if not styles:
         return leaf
-    return msgspec.structs.replace(leaf, separators=ways[way % len(ways)], white_space="")
+    return msgspec.structs.replace(leaf, separators=styles[number % len(styles)], white_space="")

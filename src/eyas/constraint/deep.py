@@ -1,7 +1,7 @@
 """Work of a library that recurses as deep as what a client sends, on a stack that is deep enough.
 
-A grammar compiler follows a chain of rules or references by calling itself, and a stack that overflows
-ends the process: no exception tells of it. Sources are bounded in length, and so are chains in them.
+A grammar compiler follows a chain of rules or references by calling itself, and a stack overflow ends
+the process without an exception. Sources are bounded in length, and so are chains in them.
 
 Promises: what the work returns or raises comes back to the caller, who waits.
 Does not know: grammar libraries.
@@ -25,7 +25,8 @@ _BEGINNING = threading.Lock()
 
 
 def on_deep_stack(work: Callable[[], T]) -> T:
-    """`work()`, in a thread of its own. GrammarsUnavailable where there is none left."""
+    """Return `work()`, called in a thread of its own. GrammarsUnavailable where the system has no
+    thread left."""
     done: Future[T] = Future()
 
     def run() -> None:

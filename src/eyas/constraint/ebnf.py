@@ -19,7 +19,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")
 
 
 def lark_of(text: str) -> str:
-    """The grammar's rules, its `root` as `start`. GrammarError says what is wrong."""
+    """Return the grammar's rules, with its `root` as `start`. GrammarError says what is wrong."""
     try:
         rules = _Parser().parse(_ESCAPE.sub(_character, text))
         return _written(rules)
@@ -34,7 +34,7 @@ def lark_of(text: str) -> str:
 
 
 class _Parser(gbnf_to_lark.GrammarParser):
-    """Takes alternatives of a rule on lines of their own, and no rule twice."""
+    """Reads alternatives of a rule on lines of their own, and refuses a rule that is defined twice."""
 
     def parse(self, text: str) -> dict[str, RuleNode]:
         rules: dict[str, RuleNode] = {}
@@ -62,7 +62,7 @@ class _Parser(gbnf_to_lark.GrammarParser):
 
 
 def _written(rules: dict[str, RuleNode]) -> str:
-    """The rules under names of their own."""
+    """Return the rules under names of their own."""
     references: dict[str, list[RuleRefNode]] = {}
     for name, rule in rules.items():
         rule.alternatives = rule.alternatives.simplify()
@@ -84,7 +84,7 @@ def _written(rules: dict[str, RuleNode]) -> str:
 
 
 def _find_terminals(rules: dict[str, RuleNode], references: dict[str, list[RuleRefNode]]) -> None:
-    """Those that refer to terminals alone, which never lead back to themselves."""
+    """Return the rules that refer to terminals alone, which never lead back to themselves."""
     needed = {name: {node.name for node in nodes} for name, nodes in references.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for name, others in needed.items():

@@ -29,7 +29,7 @@ _LEAST = re.compile(r"(?:~|\{)\s*(\d*)")
 
 
 def check_ends(lark: str) -> None:
-    """GrammarError (invalid) where no text of the grammar ever ends."""
+    """Raise GrammarError (invalid) where no text of the grammar ever ends."""
     rules = _rules(lark)
     if rules is None or "start" not in rules:
         return
@@ -60,7 +60,7 @@ def check_ends(lark: str) -> None:
 
 
 def end_of_json(text: str, place: int) -> int:
-    """Where the JSON value after a keyword ends; malformed values are left to the compiler."""
+    """Return where the JSON value after a keyword ends; malformed values are left to the compiler."""
     begin = place + len(text[place:]) - len(text[place:].lstrip())
     try:
         return json.JSONDecoder().raw_decode(text, begin)[1]
@@ -69,7 +69,8 @@ def end_of_json(text: str, place: int) -> int:
 
 
 def _rules(lark: str) -> dict[str, list[set[str]]] | None:
-    """For each rule and each group the rules that its alternatives need; None where that is unclear."""
+    """Return for each rule and each group the rules that its alternatives need, or None where that is
+    unclear."""
     rules: dict[str, list[set[str]]] = {}
     open_ones: list[tuple[list[set[str]], list[str]]] = []
     options: list[set[str]] = []
@@ -121,6 +122,6 @@ def _rules(lark: str) -> dict[str, list[set[str]]] | None:
 
 
 def _may_be_none(found: re.Match[str]) -> bool:
-    """Does a count let what it repeats be left out?"""
+    """Whether a count allows zero repetitions."""
     least = _LEAST.match(found["count"])
     return found["count"] in ("*", "?") or (least is not None and int(least[1] or 0) == 0)

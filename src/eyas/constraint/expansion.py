@@ -1,7 +1,8 @@
-"""How large a grammar's terminals are with those that they name written out, as the library does.
+"""The size of a grammar's terminals with the terminals that they name written out, as the library
+writes them.
 
-A terminal that names another twice, which names a third twice, and so on, is short to say and has no
-end in practice: the library takes minutes and gigabytes to find out that it will not do.
+A terminal that names another twice, which names a third twice, and so on, is short to write and takes
+the library minutes and gigabytes.
 
 Promises: what passes here is compiled or refused by the library within seconds.
 Does not know: rules, which are never written out; what is between quotes and slashes.
@@ -35,8 +36,8 @@ _PIECE = re.compile(
 
 
 class _Definition:
-    """num_chars, num_sets: of its own, before it is finished; then with all that it names.
-    is_written_out: it is a terminal, or a rule that has attributes, which is one as well."""
+    """num_chars, num_sets: its own until it is finished, then with all that it names. is_written_out:
+    it is a terminal, or a rule with attributes, which the library treats as one."""
 
     def __init__(self, is_written_out: bool = False) -> None:
         self.is_written_out = is_written_out
@@ -45,7 +46,7 @@ class _Definition:
 
 
 def check_expansion(lark: str) -> None:
-    """GrammarError (too_complex) where the terminals are too large."""
+    """Raise GrammarError (too_complex) where the terminals are too large."""
     terminals = {n: found for n, found in _definitions(lark).items() if found.is_written_out}
     missing: dict[str, int] = {}
     users: dict[str, list[str]] = {name: [] for name in terminals}
@@ -83,7 +84,7 @@ def check_expansion(lark: str) -> None:
 
 
 def _definitions(lark: str) -> dict[str, _Definition]:
-    """What is defined, each a name that begins a line and has a colon behind it."""
+    """Return what is defined: names that begin a line and have a colon behind them."""
     current = _Definition()
     found: dict[str, _Definition] = {}
     first, begin, before = "", 0, (0, 0, 0)

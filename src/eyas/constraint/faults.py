@@ -1,8 +1,8 @@
-"""What is wrong with a grammar, in words for the one who wrote it.
+"""Errors in grammars, described for the people who wrote them.
 
-Promises: one of the four faults of `GrammarError`; the text names the place (position, line and
-column, keyword), never the grammar around it.
-Does not know: grammar libraries' types, only their words.
+Promises: one of the four faults of `GrammarError`; the text names the place (position, line and column,
+keyword), never the grammar around it.
+Does not know: grammar libraries' types, only their messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MAX_MESSAGE_CHARS = 400
 
 
 def refused_leaf(root: Node, refusal: Callable[[Node], str | None]) -> GrammarError | None:
-    """The first leaf that `refusal` (the library's words, nothing when it is content) refuses."""
+    """Return an error for the first leaf that `refusal` refuses. refusal: returns the library's
+    message, or an empty one."""
     for leaf in leaves(root):
         words = refusal(leaf)
         if words:
@@ -41,29 +42,29 @@ def refused_leaf(root: Node, refusal: Callable[[Node], str | None]) -> GrammarEr
 
 
 def named(error: GrammarError, param: str | None) -> GrammarError:
-    """The error with the request's field in front."""
+    """Return the error with the request's field in front."""
     message = f"{param}: {error.message}" if param else error.message
     return type(error)(message, error.fault, param=param)
 
 
 def described(node: Node | None, words: str) -> GrammarError:
-    """A library's words about a node as an error."""
+    """Return a library's message about a node as an error."""
     words = _SOURCE_PLACE.sub("", words.replace("<non-verbose/>", "")).strip()
     fault = fault_of(words)
     match node:
         case Regex(pattern):
-            said = _about_regex(pattern, words)
+            message = _about_regex(pattern, words)
         case Json(schema):
-            said = _about_schema(schema, words)
+            message = _about_schema(schema, words)
         case Source(syntax):
-            said = _about_source(words, has_places=syntax == "lark")
+            message = _about_source(words, has_places=syntax == "lark")
         case _:
-            said = f"the output cannot be compiled: {_first_line(words).partition(chr(34))[0]}"
-    return GrammarError(said[:MAX_MESSAGE_CHARS] + _remedy(fault), fault)
+            message = f"the output cannot be compiled: {_first_line(words).partition(chr(34))[0]}"
+    return GrammarError(message[:MAX_MESSAGE_CHARS] + _remedy(fault), fault)
 
 
 def fault_of(words: str) -> GrammarFault:
-    """Which of the faults a library's words mean."""
+    """Return the fault that a library's message means."""
     if _UNSUPPORTED.search(words):
         return "unsupported"
     return "too_complex" if _TOO_COMPLEX.search(words) else "invalid"
@@ -83,7 +84,7 @@ def _first_line(words: str) -> str:
 
 
 def _about_regex(pattern: str, words: str) -> str:
-    """With the position in the user's pattern."""
+    """Describe a refused regular expression, with the position in the user's pattern."""
     shown = re.search(r"regex parse error:\n {4}(.*)\n {4}( *)\^+\nerror: ([^\n]*)", words)
     if shown is None:
         return f"the regular expression is refused: {_about_pattern(words)}"
@@ -93,7 +94,7 @@ def _about_regex(pattern: str, words: str) -> str:
 
 
 def _about_pattern(words: str) -> str:
-    """The library's reason without the pattern and the grammar it quotes."""
+    """Return the library's reason without the pattern and the grammar that it quotes."""
     reason = re.search(r"^error: ([^\n]*)", words, re.MULTILINE)
     if reason is not None:
         return reason[1]

@@ -23,9 +23,9 @@ _END = "\0end"
 
 
 def free_text_regex(ends: Sequence[str], without: Sequence[str]) -> str:
-    """Rust's syntax: any text that goes on to the first of `ends`, and to anywhere where there are
-    none; nothing in `without` occurs in it. The automaton's states are taken out one by one, the
-    longest first (Brzozowski and McCluskey, 1963)."""
+    """Return a regular expression in Rust's syntax for any text up to the first of `ends`, or of any
+    length where there are none; nothing in `without` occurs in it. The automaton's states are
+    eliminated one by one, the longest first (Brzozowski and McCluskey, 1963)."""
     edges = _automaton(ends, without)
     size = 0
     ways: dict[str, dict[str, list[str]]] = {}
@@ -51,7 +51,7 @@ def free_text_regex(ends: Sequence[str], without: Sequence[str]) -> str:
 
 
 def free_text_grammar(ends: Sequence[str], without: Sequence[str]) -> str:
-    """The same as EBNF with the rule `root`."""
+    """Return the same text as EBNF with the rule `root`."""
     edges = _automaton(ends, without)
     names = {state: f"s{number}" for number, state in enumerate(edges)}
     rules = ["root ::= s0"]
@@ -67,8 +67,8 @@ def free_text_grammar(ends: Sequence[str], without: Sequence[str]) -> str:
 def _automaton(
     ends: Sequence[str], without: Sequence[str]
 ) -> dict[str, dict[str, tuple[list[str], bool]]]:
-    """From each state (what was read of a marker; "" first) to others, by letters or by all others than
-    these letters."""
+    """Return the edges from each state (what was read of a marker; "" first) to others: by letters, or
+    by all letters but these."""
     texts = [text for text in (*ends, *without) if text]
     if sum(map(len, texts)) > MAX_MARKER_CHARS:
         raise _too_many()

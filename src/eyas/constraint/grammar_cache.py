@@ -1,15 +1,15 @@
-"""Compiled grammars that are kept for later requests, within a bound on memory.
+"""Compiled grammars that are cached for later requests, within a bound on memory.
 
 A grammar grows while outputs are read: its library makes states of its lexer as texts need them. Where
-the process's allocator counts, the bound is on what grammars hold by that count, those of running
-outputs and their states included; elsewhere on what grammars say of themselves.
+the process's allocator counts, the bound is on what grammars hold by that count, with those of running
+outputs and their states; elsewhere on the grammars' own estimates.
 
-The count is of the whole process. What was there before the first grammar is taken off, and again what
-is there whenever no grammar is left. Other growth looks like grammars' until letting grammars go has
-not helped for a while; then it is taken off as well.
+The count is of the whole process. What was there before the first grammar is subtracted, and what is
+there whenever no grammar is left. Other growth looks like grammars' until dropping grammars has not
+helped for a while; then it is subtracted as well.
 
-Promises: the least recently used go first; what they leave free returns to the system.
-Does not know: who compiles, who reads.
+Promises: the least recently used grammars are dropped first; what they free returns to the system.
+Does not know: who compiles and reads grammars.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from eyas.constraint.allocator import Allocator
 from eyas.constraint.base import Grammar
 
 LOOK_SECONDS = 2.0
-"""Between two looks at the allocator, while there are grammars."""
+"""Seconds between two looks at the allocator, while there are grammars."""
 LEAST_SECONDS = 0.2
 """The same after a grammar was compiled."""
 RESIDENT = 1.25
@@ -32,13 +32,13 @@ RESIDENT = 1.25
 TRIM_BYTES = 16 * 2**20
 """So much is free before it is returned."""
 PATIENCE = 5
-"""Looks in a row after which growth that no grammar's end stops is taken for somebody else's."""
+"""Looks in a row after which growth that dropping grammars does not stop is taken for other memory."""
 RECOUNTS, RECOUNT_SECONDS = 3, 0.02
-"""A step's own tensors come and go: what is too much is counted so often."""
+"""Readings of the count when it is above the bound, since a step's own tensors come and go."""
 
 
 class GrammarCache:
-    """max_bytes: of what grammars hold. Without an allocator at least the newest is kept."""
+    """max_bytes: that grammars may hold. Without an allocator at least the newest is cached."""
 
     def __init__(self, max_bytes: int, allocator: Allocator | None = None) -> None:
         self._max_bytes = max_bytes
@@ -57,21 +57,21 @@ class GrammarCache:
 
     @property
     def num_bytes(self) -> int:
-        """What grammars hold; where the allocator counts, as it was at the last look."""
+        """Bytes that grammars hold; where the allocator counts, at the last look."""
         if self._allocator is not None:
             return self._held
         with self._lock:
             return self._told_bytes()
 
     def find(self, key: bytes) -> Grammar | None:
-        """The grammar, which is now the one used last."""
+        """Return the grammar, which becomes the most recently used."""
         with self._lock:
             if key in self._grammars:
                 self._grammars.move_to_end(key)
             return self._grammars.get(key)
 
     def begin(self) -> None:
-        """A grammar is about to be compiled. Not on a thread that others wait for."""
+        """Note that a grammar is about to be compiled. Not on a thread that others wait for."""
         if self._allocator is None:
             return
         with self._lock:
@@ -85,7 +85,7 @@ class GrammarCache:
             self._num_begun += 1
 
     def keep(self, key: bytes, grammar: Grammar) -> None:
-        """For later requests."""
+        """Cache a grammar for later requests."""
         with self._lock:
             self._grammars[key] = grammar
             if self._allocator is not None:
@@ -95,13 +95,13 @@ class GrammarCache:
                 pass
 
     def end(self) -> None:
-        """A compilation has ended, well or not: look soon."""
+        """Note that a compilation has ended: look soon."""
         with self._looking:
             self._num_begun -= 1
         self._is_wanted.set()
 
     def settle(self) -> None:
-        """Look how much is held, and let go what is too much; done by a thread of its own."""
+        """Look how much is held, and drop what is too much. Runs on a thread of its own."""
         allocator = self._allocator
         if allocator is None:
             return
@@ -137,12 +137,12 @@ class GrammarCache:
             self._is_closed.wait(LEAST_SECONDS)
 
     def _trim(self, allocator: Allocator) -> None:
-        """What is free goes back. A look is under way."""
+        """Return free memory to the system, within a look."""
         allocator.trim()
         self._peak, self._is_used = self._used, False
 
     def _lasting_excess(self, allocator: Allocator) -> int:
-        """Bytes beyond the bound, the least of a few counts."""
+        """Return the bytes beyond the bound, the least of a few readings."""
         excess = self._count(allocator) - self._max_bytes
         for _ in range(RECOUNTS - 1):
             if excess > 0:
@@ -151,7 +151,7 @@ class GrammarCache:
         return excess
 
     def _count(self, allocator: Allocator) -> int:
-        """What grammars hold now."""
+        """Return the bytes that grammars hold now."""
         with self._lock:
             self._alive = [each for each in self._alive if each() is not None]
             is_rest = not (self._alive or self._num_begun)
@@ -162,11 +162,11 @@ class GrammarCache:
         return self._held
 
     def _share(self, excess: int) -> int:
-        """How many grammars hold about so much."""
+        """Return how many grammars hold about so much."""
         return max(1, len(self._grammars) * excess // max(1, self._held))
 
     def _let_go(self, num: int) -> bool:
-        """Put out the least recently used; False where none may go."""
+        """Drop the least recently used grammar. Returns False where there is none to drop."""
         least = 1 if self._allocator is None else 0
         gone: list[Grammar] = []
         with self._lock:
@@ -175,7 +175,7 @@ class GrammarCache:
         return bool(gone)  # and here they end, without the lock
 
     def _told_bytes(self) -> int:
-        """What grammars say. The lock is held."""
+        """Return the grammars' own estimate. The lock is held."""
         return sum(len(key) + grammar.num_bytes for key, grammar in self._grammars.items())
 
     def _told_excess(self) -> bool:

@@ -25,6 +25,7 @@ from eyas.constraint.sources import (
 from eyas.core import GrammarError
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -32,7 +33,6 @@ from eyas.grammar import (
     Node,
     Regex,
     Repeat,
-    Series,
     Source,
     Spacing,
 )
@@ -43,8 +43,8 @@ _OPTIONS = '%llguidance {"no_forcing": true}'
 
 
 def to_llguidance(root: Node, spacing: Spacing) -> str:
-    """The JSON text that llguidance takes. spacing: of schemas that say nothing of it. GrammarError
-    (without a field) for what cannot be said."""
+    """Return the JSON text that llguidance takes. spacing: of schemas that do not set their own.
+    GrammarError (without a field) for what cannot be written."""
     return _Writer(spacing).document(root)
 
 
@@ -64,7 +64,7 @@ class _Writer:
         return _document([_lark_grammar("eyas_output", lark), *self._grammars])
 
     def _expression(self, node: Node) -> str:
-        """What stands for the node in a rule."""
+        """Return what stands for the node in a rule."""
         terminal = _terminal(node)
         if terminal is not None:
             return self._terminal(terminal)
@@ -75,7 +75,7 @@ class _Writer:
                 return self._free_text(until, without)
             case Json() | Source():
                 return self._grammar(node)
-            case Series(parts):
+            case Concat(parts):
                 return self._series(parts)
             case Choice(options):
                 return self._choice(options)
@@ -87,7 +87,7 @@ class _Writer:
         return expression if expression == '""' else self._named("T", expression)
 
     def _named(self, prefix: str, expression: str, attributes: str = "") -> str:
-        """A rule or, in capitals, a terminal; equal ones are one."""
+        """Add a rule or, in capitals, a terminal. Equal ones share a name."""
         key = prefix + attributes + expression
         name = self._names.get(key)
         if name is None:
@@ -158,7 +158,7 @@ class _Writer:
 
 
 def json_grammar(name: str, node: Json, spacing: Spacing) -> str:
-    """A schema with the options of its node; the schema's text stays as it is, numbers and all."""
+    """Return a schema with its node's options; the schema's text stays as it is, numbers included."""
     value = parsed_json(node.schema, "the schema")
     if value is False:
         raise GrammarError("the schema is false, so no output could match it", "invalid")
@@ -168,7 +168,7 @@ def json_grammar(name: str, node: Json, spacing: Spacing) -> str:
 
 
 def _with_options(node: Json, default: Spacing) -> str:
-    """The schema's text with what the library is told beside it."""
+    """Return the schema's text with the options that the library takes beside it."""
     options: dict[str, Any] = {"lenient": node.lenient, "whitespace_flexible": False}
     spacing = spacing_of(node, default)
     options |= {"item_separator": spacing.item, "key_separator": spacing.key}
@@ -181,12 +181,13 @@ def _with_options(node: Json, default: Spacing) -> str:
 
 
 def _users_schemas(spacing: Spacing) -> Callable[[Any, str], str]:
-    """What writes a schema inside a user's grammar, which is enforced like any other."""
+    """Return a function that writes a schema inside a user's grammar, where it is enforced like any
+    other."""
     return lambda schema, what: _with_options(json_node(schema, param=what), spacing)
 
 
 def _terminal(node: Node) -> str | None:
-    """A terminal's expression; None where the node is more than a regular text."""
+    """Return a terminal's expression, or None where the node is more than a regular text."""
     match node:
         case Literal(text):
             return _string(text)
@@ -194,7 +195,7 @@ def _terminal(node: Node) -> str | None:
             return _string(text) if token_id is None else None
         case Regex(pattern):
             return _regex(pattern)
-        case Series(parts):
+        case Concat(parts):
             inner = [_terminal(part) for part in parts]
             return None if None in inner else _joined([text for text in inner if text])
         case Choice(options) if options:
@@ -210,7 +211,7 @@ def _terminal(node: Node) -> str | None:
 
 def _flat(parts: Sequence[Node]) -> Iterator[Node]:
     for part in parts:
-        if isinstance(part, Series):
+        if isinstance(part, Concat):
             yield from _flat(part.parts)
         else:
             yield part
@@ -260,7 +261,7 @@ def _document(grammars: Sequence[str]) -> str:
 
 
 def _sources(name: str, node: Source, spacing: Spacing) -> list[str]:
-    """The grammars of a user's source, the first of them called `name`."""
+    """Return the grammars of a user's source, the first of them called `name`."""
     check_source(node.text)
     schema_text = _users_schemas(spacing)
     if node.syntax == "ebnf":

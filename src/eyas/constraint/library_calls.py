@@ -1,8 +1,7 @@
-"""Objects of a library in Rust, which refuses who comes while another thread uses one of them.
+"""Calls of a library in Rust, whose objects can be used by one thread at a time and whose panics are
+not of type `Exception`.
 
-Its panics are no `Exception`.
-
-Promises: the call is made once it is let in, and once only; a panic ends nobody's thread.
+Promises: a call is made once, when no other thread uses its objects; a panic ends no thread.
 Does not know: what is called.
 """
 
@@ -18,11 +17,11 @@ from eyas.constraint.base import ConstraintFailure
 _T = TypeVar("_T")
 _PAUSE_SECONDS = 0.0002
 OF_THE_HOST = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""What else is no `Exception` is a library's panic."""
+"""Other classes that are no `Exception` are a library's panic."""
 
 
 def when_free(call: Callable[[], _T]) -> _T:
-    """The call, as soon as no other thread uses what it reads."""
+    """Make the call as soon as no other thread uses its objects."""
     while True:
         try:
             return call()
@@ -33,7 +32,7 @@ def when_free(call: Callable[[], _T]) -> _T:
 
 
 class _WithoutPanic:
-    """What is done inside may fail; a panic is a `ConstraintFailure` like any other."""
+    """A context in which a panic becomes a `ConstraintFailure`."""
 
     def __enter__(self) -> None:
         return None

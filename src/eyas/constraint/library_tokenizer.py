@@ -1,7 +1,7 @@
-"""A vocabulary as llguidance wants it.
+"""A vocabulary in the form that llguidance takes.
 
-Promises: padding and nameless ids have no bytes; tokens whose legality can be decided at once stand
-together.
+Promises: padding and nameless ids have no bytes; tokens whose legality can be decided at once are in
+one class.
 Does not know: grammars.
 """
 
@@ -31,7 +31,7 @@ without; 152k tokens), and words, alone, behind a space and in other scripts, wh
 
 
 def library_tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
-    """The vocabulary's tokens, with its ends."""
+    """Return the library's tokenizer with the vocabulary's tokens and end-of-sequence tokens."""
     return llguidance.LLTokenizer(
         llguidance.TokenizerWrapper(_Tokens(vocabulary)),
         eos_token=list(vocabulary.eos_token_ids),
@@ -40,7 +40,7 @@ def library_tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
 
 
 class _Tokens:
-    """A vocabulary in the shape in which the library's wrapper reads one."""
+    """A vocabulary with the attributes that the library's wrapper reads."""
 
     bos_token_id = None
 

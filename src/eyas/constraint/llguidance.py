@@ -2,7 +2,7 @@
 
 Promises: padding and nameless ids are never legal; masks allow every spelling of a forced text and
 never call the tokenizer, so they need no interpreter.
-Does not know: who compiles when, budgets, drafts.
+Does not know: when grammars are compiled, budgets, trees.
 
 Legend: R mask rows, K 32-bit words of a row.
 """
@@ -39,7 +39,7 @@ class LlguidanceBackend(LlguidanceLibrary):
     def __init__(
         self, vocabulary: Vocabulary, *, num_threads: int = 1, spacing: Spacing = SPACING
     ) -> None:
-        """spacing: of schemas that say nothing of it."""
+        """spacing: of schemas that do not set their own."""
         super().__init__(vocabulary, num_threads=num_threads)
         self._spacing = spacing
 
@@ -50,11 +50,15 @@ class LlguidanceBackend(LlguidanceLibrary):
             raise named(error, spec.param) from None
         return self._compile(spec.root, spec.param, canonical)
 
-    def expect(self, states: Sequence[State], *, once: bool = False) -> None:
+    def expect(self, states: Sequence[State]) -> None:
         for state in states:
             if isinstance(state, LlguidanceState) and state.matcher is not None:
-                with suppress(ConstraintFailure):  # it comes again when the masks are asked for
-                    state.expect_draft(once=once)
+                with suppress(ConstraintFailure):  # raised again when the masks are asked for
+                    state.draft_matcher(None)
+
+    def validate(self, state: State, tokens: Sequence[int]) -> int:
+        assert isinstance(state, LlguidanceState)
+        return state.num_legal(tokens)
 
     def job(
         self,
@@ -62,8 +66,9 @@ class LlguidanceBackend(LlguidanceLibrary):
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
+        paths: Sequence[Sequence[int]] | None = None,
     ) -> MaskJob:
-        job = LlguidanceMasks(self, states, mask_RK, rows, drafts)
+        job = LlguidanceMasks(self, states, mask_RK, rows, drafts, paths)
         return MaskJob(job.run, job.settle)
 
     def compile_alone(self, root: Node) -> LlguidanceGrammar:
@@ -73,7 +78,7 @@ class LlguidanceBackend(LlguidanceLibrary):
     def _compile(
         self, root: Node, param: str | None, canonical: Sequence[Node]
     ) -> LlguidanceGrammar:
-        """A library that panics has refused the grammar."""
+        """Compile; a panic of the library counts as a refusal."""
         try:
             with without_panic:
                 return self._compiled(root, param, canonical)
@@ -109,7 +114,7 @@ class LlguidanceBackend(LlguidanceLibrary):
     def _warm(
         self, matcher: llguidance.LLMatcher, grammar: LlguidanceGrammar, param: str | None
     ) -> None:
-        """The first mask; it must not be empty."""
+        """Fill the first mask, which takes longest; it must not be empty."""
         mask_1K = np.zeros((1, self._num_words), dtype=np.int32)
         is_over = bool(self.fill([LlguidanceState(grammar, matcher)], mask_1K))
         if is_over and not matcher.get_error().startswith(_NOTHING_FOLLOWS):
@@ -128,7 +133,7 @@ class LlguidanceBackend(LlguidanceLibrary):
             raise named(error, param)
 
     def _refusal(self, node: Node) -> str | None:
-        """The library's words on one leaf by itself."""
+        """Return the library's message about one leaf by itself."""
         text = to_llguidance(node, self._spacing)
         try:
             with without_panic:

@@ -1,13 +1,14 @@
-"""A grammar of llguidance, compiled once, or a few times over.
+"""A grammar of llguidance, compiled once or several times.
 
-All copies of a matcher share one lexer, which only one thread can use at a time. So a grammar with many
-outputs under way is compiled again in the background: each of its *lanes* is a matcher with a lexer of
-its own. A lexer gets quicker as it is used, so there are no more lanes than needed.
+All copies of a matcher share one lexer, which one thread can use at a time. So a grammar with many
+running outputs is compiled again in the background: each *replica* is a matcher with a lexer of its
+own. A lexer gets quicker as it is used, so there are no more replicas than needed, and an output that
+starts while no other runs is given the first one.
 
-A lexer that has hit a limit is of no use to anybody from then on. Its outputs go on with fresh ones,
-and the lane gets another, so that this happens to no output that starts later.
+A lexer that has hit a limit is of no use from then on. Its outputs go on with fresh ones, and the
+replica gets another, so that this happens to no output that starts later.
 
-Promises: which lane an output is in changes nothing but how long it waits for its masks.
+Promises: an output's replica changes nothing but how long the output waits for its masks.
 Does not know: masks, drafts.
 """
 
@@ -23,40 +24,48 @@ import llguidance
 from eyas.constraint.base import ConstraintFailure, Grammar, State
 from eyas.constraint.library_calls import without_panic
 from eyas.constraint.llguidance_library import LlguidanceLibrary
-from eyas.constraint.llguidance_rollback import CopyCost
 from eyas.core import GrammarError
 from eyas.grammar import Node
 
 FEW = 2
-"""Outputs in each lane; with more of them there are to be twice as many lanes."""
+"""Outputs in each replica; with more of them the number of replicas is doubled."""
+
+
+class ReplicaUse:
+    """One running output's use of a replica; shared by the output's states. number: of the replica."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 class _Replica:
-    """matcher: before the first token. No state, which would refer back: cycles of this size add up.
-    places: of the outputs under way."""
+    """matcher: before the first token (no state, which would refer back to the grammar: cycles of this
+    size add up). uses: of the running outputs."""
 
-    __slots__ = ("copy_costs", "matcher")
+    __slots__ = ("matcher", "uses")
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self.matcher = matcher
-        self.copy_costs: WeakSet[CopyCost] = WeakSet()
+        self.uses: WeakSet[ReplicaUse] = WeakSet()
 
 
 class Start(Protocol):
-    """Makes the state at the beginning of an output. place: the output's, a new one where there is
-    none."""
+    """Makes the state at the beginning of an output."""
 
     def __call__(
         self,
         grammar: LlguidanceGrammar,
         matcher: llguidance.LLMatcher,
         *,
-        copy_cost: CopyCost | None = None,
+        replica: ReplicaUse | None = None,
+        is_shared: bool = True,
     ) -> State: ...
 
 
 class LlguidanceGrammar:
-    """compile_seconds is without the first mask, first_mask_seconds its time."""
+    """compile_seconds: without the first mask; first_mask_seconds: that mask's time."""
 
     compile_seconds = 0.0
     first_mask_seconds = 0.0
@@ -74,14 +83,14 @@ class LlguidanceGrammar:
         self._text = text
         self._replicas: tuple[_Replica, ...] = (_Replica(matcher),)
         self._num_wanted, self._max_replicas = 1, backend.max_replicas
-        self._replaced: set[int] = set()
         self._is_mending = False
         self._canonical_trees = tuple(canonical_trees)
         self._canonical: tuple[Grammar, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """A grammar, its lexer's automata and its caches, about; as often as it is compiled."""
+        """About the size of a grammar, its lexer's automata and its caches, once for each
+        compilation."""
         once = 256 * 1024 + 64 * len(self._text)
         return once * (len(self._replicas) + max(len(self._canonical_trees), len(self._canonical)))
 
@@ -95,7 +104,8 @@ class LlguidanceGrammar:
 
     @property
     def canonical(self) -> Sequence[Grammar]:
-        """Empty until the background thread has compiled them; asked for first, it begins."""
+        """The canonical grammars. The first call has the background thread compile them; until then
+        there are none."""
         trees, self._canonical_trees = self._canonical_trees, ()
         if trees:
             self._backend.later(lambda: self._compile_canonical(trees))
@@ -106,7 +116,7 @@ class LlguidanceGrammar:
             self._canonical = tuple(self._backend.compile_alone(tree) for tree in trees)
 
     def started_by(self, state: Start) -> Self:
-        """The same, with other states, for whose masks nobody asks."""
+        """Start outputs with another kind of state, which is never asked for masks. Returns itself."""
         self._state, self._max_replicas = state, 1
         return self
 
@@ -115,39 +125,28 @@ class LlguidanceGrammar:
             self._replicas += tuple(_Replica(self._fresh()) for _ in range(num))
 
     def _mend(self) -> None:
-        """Another matcher for each lane whose lexer is used up."""
+        """Give another matcher to each replica whose lexer has hit a limit."""
         self._is_mending = False
         for replica in self._replicas:
             with suppress(ConstraintFailure):
                 if self._backend.is_used_up(replica.matcher):
-                    fresh = self._fresh()
-                    self._replaced.add(
-                        id(replica.matcher)
-                    )  # its outputs may still stand at their start
-                    replica.matcher = fresh
-
-    def is_first(self, matcher: llguidance.LLMatcher | None) -> bool:
-        """Is it one that all who start share?"""
-        return (
-            any(matcher is replica.matcher for replica in self._replicas)
-            or id(matcher) in self._replaced
-        )
+                    replica.matcher = self._fresh()
 
     def start(self, *, fresh: bool = False) -> State:
         if fresh:
             if not self._is_mending:
                 self._is_mending = True
                 self._backend.later(self._mend)
-            return self._state(self, self._fresh())
+            return self._state(self, self._fresh(), is_shared=False)
         replicas = self._replicas
-        number = min(range(len(replicas)), key=lambda i: len(replicas[i].copy_costs))
-        copy_cost, replica = CopyCost(number), replicas[number]
-        replica.copy_costs.add(copy_cost)
-        if len(replica.copy_costs) > FEW and self._num_wanted == len(replicas) < self._max_replicas:
+        number = min(range(len(replicas)), key=lambda i: len(replicas[i].uses))
+        use, replica = ReplicaUse(number), replicas[number]
+        replica.uses.add(use)
+        if len(replica.uses) > FEW and self._num_wanted == len(replicas) < self._max_replicas:
             missing = min(len(replicas), self._max_replicas - len(replicas))
             self._num_wanted += missing
             self._backend.later(lambda: self._compile_replicas(missing))
-        return self._state(self, replica.matcher, copy_cost=copy_cost)
+        return self._state(self, replica.matcher, replica=use)
 
     def _fresh(self) -> llguidance.LLMatcher:
         with without_panic:

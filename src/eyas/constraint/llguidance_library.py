@@ -1,7 +1,7 @@
-"""llguidance over one vocabulary: what its grammars, states and masks call of it.
+"""llguidance over one vocabulary: the library's calls that grammars, states and masks need.
 
-Promises: nobody else calls the library's tokenizer, limits and threads. Masks are filled by its own
-threads, or by the caller's where that is quicker.
+Promises: only this module uses the library's tokenizer, limits and threads. Masks are filled by the
+library's threads, or by the caller's where that is quicker.
 Does not know: how outputs become grammars, when masks are wanted.
 
 Legend: R mask rows, K 32-bit words of a row.
@@ -29,14 +29,15 @@ MAX_ITEMS_IN_ROW = 20_000
 """Ten times the library's own, for objects with thousands of optional properties. The other limits
 stay: they count work and memory, never time, so a fresh automaton hits them at the same token again."""
 MAX_LEXER_STATES = 50_000
-"""A fifth of the library's own. Each takes 1 to 2 KiB, all outputs of a lane share them, and none is
-ever forgotten. At the limit the lane is made anew; who was in it goes on with a lexer of its own."""
-MAX_LANES = 8
-"""Of a grammar; each takes its memory once more."""
+"""A fifth of the library's own. Each takes 1 to 2 KiB, all outputs of a replica share them, and none is
+ever forgotten. At the limit the replica gets a new matcher; its outputs go on with lexers of their
+own."""
+MAX_REPLICAS = 8
+"""Of a grammar; each takes the grammar's memory once more."""
 
 
 class LlguidanceLibrary(Backend):
-    """A backend without its way from an output to a grammar."""
+    """A backend without the compilation of outputs."""
 
     def __init__(self, vocabulary: Vocabulary, *, num_threads: int = 1) -> None:
         self.vocabulary = vocabulary
@@ -51,7 +52,7 @@ class LlguidanceLibrary(Backend):
         # A thread that waits for another of its pool helps out with whatever the pool has to do.
         self._executor = llguidance.LLExecutor(num_threads)
         self._is_threaded = num_threads > 1
-        self.max_replicas = max(1, min(MAX_LANES, num_threads))
+        self.max_replicas = max(1, min(MAX_REPLICAS, num_threads))
         self._num_words = vocabulary.num_mask_words
         self._nameless = frozenset(
             token for token, data in enumerate(vocabulary.tokens) if not data
@@ -61,28 +62,29 @@ class LlguidanceLibrary(Backend):
         )
 
     def close(self) -> None:
-        """End the background thread; what it compiles now it finishes."""
+        """End the background thread after what it compiles now."""
         self._background.shutdown(wait=False, cancel_futures=True)
 
     def is_nameless(self, token: int) -> bool:
-        """Has no bytes: padding, or an id that the tokenizer leaves out."""
+        """Whether a token has no bytes: padding, or an id that the tokenizer leaves out."""
         return not 0 <= token < len(self.vocabulary.tokens) or token in self._nameless
 
     def spelled(self, tokens: Sequence[int]) -> list[int]:
-        """Tokens up to the end or the first one without bytes, which the library is not shown."""
-        for copy_cost, token in enumerate(tokens):
+        """Return the tokens up to the end or the first token without bytes, which the library must not
+        be shown."""
+        for place, token in enumerate(tokens):
             if token in self.eos_token_ids or self.is_nameless(token):
-                return list(tokens[:copy_cost])
+                return list(tokens[:place])
         return list(tokens)
 
     def matcher(self, text: str) -> llguidance.LLMatcher:
-        """A matcher that shares nothing with others; it may be in error."""
+        """Return a matcher that shares nothing with others; it may be in error."""
         return on_deep_stack(
             lambda: llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
         )
 
     def is_used_up(self, matcher: llguidance.LLMatcher) -> bool:
-        """Has the lexer that its copies share hit a limit? It tells when it is asked for a mask."""
+        """Whether the lexer that a matcher's copies share has hit a limit, which a mask shows."""
         with without_panic:
             copy = when_free(matcher.deep_copy)
             when_free(copy.compute_bitmask)
@@ -90,28 +92,28 @@ class LlguidanceLibrary(Backend):
 
     @abstractmethod
     def compile_alone(self, root: Node) -> Grammar:
-        """A grammar that nobody's outputs are held to; other white space is read as its own."""
+        """Compile a canonical grammar, whose states read other white space as the grammar's."""
 
     def later(self, work: Callable[[], None]) -> None:
-        """In the background, one after the other; not at all once this is closed."""
+        """Do some work in the background, after earlier work; not at all once this is closed."""
         with suppress(RuntimeError):
             self._background.submit(work)
 
     def forced_tokens(self, data: bytes) -> list[int]:
-        """The usual tokens of a text in bytes, which may end in the middle of a character."""
+        """Return the usual tokens of a text in bytes, which may end in the middle of a character."""
         return self._tokenizer.tokenize_bytes(data)
 
     def fill_drafts(
         self, asked: list[tuple[llguidance.LLMatcher, int, list[int]]], mask_RK: np.ndarray
     ) -> None:
-        """The mask of each matcher in its row, and in the rows behind it those after each of its
-        tokens, of which it needs one; the matchers come back."""
+        """Write the mask of each matcher to its row, and to the rows behind it the masks after each of
+        its tokens, of which it needs at least one. The library rolls the matchers back."""
         if asked:
-            copy_cost = (mask_RK.ctypes.data, self._num_words * 4, len(mask_RK))
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, *copy_cost)
+            target = (mask_RK.ctypes.data, self._num_words * 4, len(mask_RK))
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(asked, *target)
 
     def fill_rows(self, asked: list[tuple[llguidance.LLMatcher, int]], mask_RK: np.ndarray) -> None:
-        """The mask of each matcher in its row."""
+        """Write the mask of each matcher to its row."""
         begin, num_bytes = mask_RK.ctypes.data, self._num_words * 4
         if len(asked) > 1 and self._is_threaded:
             call = self._executor.unsafe_compute_mask_ptr

@@ -1,9 +1,9 @@
-"""Grammars are compiled here, on threads that give way to the engine's, within a deadline.
+"""Compilation of grammars, on threads with a lower priority than the engine's, within a deadline.
 
-Promises: whoever waits is answered in time; one compilation at a time of any grammar, however many
-wait; a grammar that was refused is not compiled again at once; memory and threads are bounded, and no
-thread is lost, whatever a library raises; where the system has no thread left, who asks is told so, and
-threads are started when it has.
+Promises: each request for a grammar is answered in time; a grammar is compiled once at a time, however
+many requests wait for it; a grammar that was refused is not compiled again at once; memory and threads
+are bounded, and no thread is lost, whatever a library raises; where the system has no thread left,
+requests are refused with that reason, and threads are started when there are some.
 Does not know: grammar libraries, requests.
 """
 
@@ -33,18 +33,18 @@ MAX_REFUSALS = 1024
 REFUSAL_SECONDS = 60.0
 MAX_SPEC_BYTES = 2 * 2**20
 SLOW_SECONDS = 0.5
-"""A compilation that takes longer holds no others up: they get another thread."""
+"""A compilation that takes longer delays no others: they get another thread."""
 MAX_STUCK_THREADS = 8
-"""Slow compilations that are made up for by another thread; with more, others wait for them."""
+"""Slow compilations that another thread stands in for; with more, others wait."""
 HIRE_AGAIN_SECONDS = 1.0
 
 
 @dataclass(slots=True)
 class PoolStats:
-    """num_compiled: grammars compiled. num_hits: answered from the cache or by a compilation under way.
-    num_refused: by fault. compile_seconds: spent in compilations, the refused ones too. num_bytes: what
-    grammars hold, those in use included, about. num_waiting: not begun. num_stuck: past their deadline
-    and still running."""
+    """num_compiled: grammars compiled. num_hits: answered from the cache or by a running compilation.
+    num_refused: by fault. compile_seconds: spent in compilations, refused ones included. num_bytes:
+    about what grammars hold, those in use included. num_waiting: not begun. num_stuck: past their
+    deadline and still running."""
 
     num_compiled: int = 0
     num_hits: int = 0
@@ -57,12 +57,12 @@ class PoolStats:
 
 
 _Waiters = list[tuple[Future[Grammar], str | None]]
-"""Each with the field that asked for it."""
+"""The futures to answer, each with the field that asked for it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A compilation. The deadline counts from when it was asked for."""
+    """A compilation. Its deadline counts from the request on."""
 
     spec: OutputSpec
     key: bytes
@@ -88,8 +88,8 @@ class CompilePool:
         allocator: Allocator | None = None,
     ) -> None:
         """deadline_seconds: from `compile` to the answer. max_cache_bytes: that grammars may hold;
-        those kept for later requests go before it is more. allocator: counts what they hold; without
-        it they are asked. max_waiting: compilations that have not begun."""
+        cached grammars are dropped before they hold more. allocator: counts what they hold; without it
+        the grammars' own estimates are added up. max_waiting: compilations that have not begun."""
         self._backend = backend
         self._num_threads = num_threads
         self._deadline_seconds = deadline_seconds
@@ -109,9 +109,10 @@ class CompilePool:
         self._is_in_doubt = False
 
     def compile(self, spec: OutputSpec) -> Future[Grammar]:
-        """The grammar, within the deadline. GrammarError of the future: what is wrong with it, or fault
-        "timeout" where it took too long or too many wait already. Who needs it no more cancels the
-        future: nothing is compiled for nobody."""
+        """Return a future for the grammar, which is done within the deadline. GrammarError of the
+        future: what is wrong with the grammar, or fault "timeout" where it took too long or too many
+        wait already. A caller that needs it no more cancels the future; a grammar without a caller is
+        not compiled."""
         future: Future[Grammar] = Future()
         try:
             key = spec.key
@@ -137,7 +138,7 @@ class CompilePool:
         return future
 
     def stats(self) -> PoolStats:
-        """The counters now."""
+        """Return the counters now."""
         with self._lock:
             stats = self._stats
             return PoolStats(
@@ -152,7 +153,8 @@ class CompilePool:
             )
 
     def can_compile(self) -> bool:
-        """Are there threads for grammars? Where some could not be started, another attempt is made."""
+        """Whether there are threads for grammars. Where some could not be started, another attempt is
+        made."""
         if self._is_in_doubt:
             try:
                 on_deep_stack(lambda: None)  # as what compiles would
@@ -165,7 +167,7 @@ class CompilePool:
             return not self._is_short or self._is_staffed()
 
     def close(self) -> None:
-        """Refuse what waits and end the threads; a compilation under way ends by itself."""
+        """Refuse what waits and end the threads; a running compilation ends by itself."""
         with self._lock:
             self._is_closed = True
             waiters: _Waiters = []
@@ -182,7 +184,7 @@ class CompilePool:
     def _known(
         self, key: bytes, spec: OutputSpec, future: Future[Grammar]
     ) -> Callable[[], None] | None:
-        """What answers the future at once; None where it waits. The lock is held."""
+        """Return what answers the future at once, or None where it waits. The lock is held."""
         waiter = [(future, spec.param)]
         if self._is_closed:
             error = GrammarsBusy("the engine is stopping; try again later", "timeout")
@@ -221,11 +223,12 @@ class CompilePool:
         return None
 
     def _is_staffed(self) -> bool:
-        """Is there a thread that compiles, and the one that sees to deadlines? The lock is held."""
+        """Whether there is a thread that compiles, and the thread that watches deadlines. The lock is
+        held."""
         return self._watch is not None and self._num_live > 0
 
     def _hire(self) -> None:
-        """Start the threads that are due, as many as the system lets us. The lock is held."""
+        """Start the threads that are due, as many as the system permits. The lock is held."""
         was_short, self._is_short = self._is_short, False
         try:
             if self._watch is None:
@@ -256,11 +259,13 @@ class CompilePool:
             self._run(job)
 
     def _is_too_many(self) -> bool:
-        """Are there more threads than are due, after stuck ones came back? The lock is held."""
+        """Whether there are more threads than are due, after stuck ones have returned. The lock is
+        held."""
         return self._num_live > self._num_due()
 
     def _num_due(self) -> int:
-        """Threads: those asked for, and another for each that is held up. The lock is held."""
+        """Return the number of threads due: those configured, and one for each that is stuck. The lock
+        is held."""
         longest_ago = self._clock() - SLOW_SECONDS
         num_slow = sum(job.is_running and job.started <= longest_ago for job in self._jobs.values())
         return self._num_threads + min(self._stats.num_stuck + num_slow, MAX_STUCK_THREADS)
@@ -298,7 +303,7 @@ class CompilePool:
             _answer(futures, result)
 
     def _keep(self, key: bytes, result: Grammar | GrammarError, *, is_late: bool) -> None:
-        """For later requests. The lock is held."""
+        """Cache a grammar for later requests. The lock is held."""
         if isinstance(result, GrammarError):
             is_of_now = isinstance(result, GrammarsBusy) or (is_late and result.fault == "timeout")
             if not is_of_now:
@@ -309,7 +314,7 @@ class CompilePool:
         self._kept.keep(key, result)
 
     def _remember(self, key: bytes, error: GrammarError) -> None:
-        """Refuse the same again for a while. The lock is held."""
+        """Refuse the same grammar again for a while. The lock is held."""
         now = self._clock()
         self._refusals.pop(key, None)
         bare = type(error)(error.message, error.fault, param=error.param)  # no frames behind it
@@ -322,8 +327,8 @@ class CompilePool:
         refused[error.fault] = refused.get(error.fault, 0) + count
 
     def _watch_deadlines(self) -> None:
-        """Answers in time whoever waits for what is not ready. A compilation under way goes on, on a
-        thread that another replaces."""
+        """Answer in time each future whose grammar is not ready. A running compilation goes on, on a
+        thread that another one replaces."""
         while True:
             with self._lock:
                 if self._is_closed:
@@ -340,7 +345,7 @@ class CompilePool:
                 _refuse(futures, error)
 
     def _next_look(self, now: float) -> float | None:
-        """Seconds until a deadline passes or a compilation counts as slow. The lock is held."""
+        """Return the seconds until a deadline passes or a compilation gets slow. The lock is held."""
         moments = [job.deadline for job in self._jobs.values()]
         slow = (job.started + SLOW_SECONDS for job in self._jobs.values() if job.is_running)
         moments += [moment for moment in slow if moment > now]
@@ -349,7 +354,7 @@ class CompilePool:
         return max(0.001, min(moments) - now) if moments else None
 
     def _give_up(self, job: _Job) -> tuple[_Waiters, GrammarError]:
-        """Who is to be refused, and how. The lock is held."""
+        """Return the futures to refuse, and their errors. The lock is held."""
         del self._jobs[job.key]
         error = self._timeout(job)
         futures, job.futures = job.futures, []
@@ -380,7 +385,7 @@ def _answer(waiters: _Waiters, grammar: Grammar) -> None:
 
 
 def _refuse(waiters: _Waiters, error: GrammarError) -> None:
-    """Everybody gets an exception of their own, with their own field's name."""
+    """Return an exception of its own for each future, with the future's field."""
     for future, param in waiters:
         own = error.message
         if error.param is not None and own.startswith(f"{error.param}: "):

@@ -1,6 +1,7 @@
-"""Threads that give way to the engine's own.
+"""Lower priority for threads other than the engine's.
 
-Promises: where the system has no such thing nothing happens. Does not know: what the threads do.
+Promises: does nothing where the system has no priorities of threads. Does not know: what the threads
+do.
 """
 
 from __future__ import annotations

@@ -37,12 +37,12 @@ _SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
 def told(pattern: str) -> str:
-    """The pattern between two slashes."""
+    """Return the pattern between two slashes."""
     return f"/{''.join(theirs for _, theirs in _pieces(pattern))}/"
 
 
 def place_in(pattern: str, position: int) -> int:
-    """Where a position of what stands between the slashes lies in the user's pattern."""
+    """Return the place in the user's pattern of a position between the slashes."""
     place = 0
     for ours, theirs in _pieces(pattern):
         if position < len(theirs):

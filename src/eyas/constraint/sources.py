@@ -1,7 +1,7 @@
-"""The texts that users write, read before any grammar library does.
+"""Checks of the texts that users write, before a grammar library reads them.
 
 Promises: no NUL, no half of a surrogate pair, no control token named, no option that would do nothing;
-messages say the place.
+messages name the place.
 Does not know: grammar libraries, trees.
 """
 
@@ -22,7 +22,7 @@ MAX_SOURCE_CHARS = 256 * 1024
 
 
 def parsed_json(text: str, what: str) -> Any:
-    """GrammarError says where it is malformed."""
+    """Parse JSON. GrammarError says where it is malformed."""
     check_text(text, what)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -40,7 +40,7 @@ def parsed_json(text: str, what: str) -> Any:
 
 
 def check_text(text: str, what: str) -> None:
-    """No NUL, no half of a surrogate pair: GrammarError names the place."""
+    """Refuse NULs and halves of surrogate pairs. GrammarError names the place."""
     place = text.find("\0")
     if place >= 0:
         raise GrammarError(f"{what} holds a NUL character at position {place}", "invalid")
@@ -53,7 +53,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def spacing_of(node: Json, default: Spacing) -> Spacing:
-    """What holds for a schema. default: where it says nothing of it."""
+    """Return a schema's spacing. default: where the schema does not set it."""
     try:
         return node.spacing(default)
     except ValueError as error:
@@ -62,7 +62,7 @@ def spacing_of(node: Json, default: Spacing) -> Spacing:
 
 
 def check_source(text: str) -> None:
-    """A user's own grammar: its characters and its length."""
+    """Check the characters and the length of a user's own grammar."""
     check_text(text, "the grammar")
     if len(text) > MAX_SOURCE_CHARS:
         raise GrammarError(
@@ -95,9 +95,9 @@ _BODY_OF_GRAMMAR = re.compile(
 
 
 def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str], str]) -> str:
-    """A user's Lark with its references renamed and each schema as `json_text` writes it. Control
-    tokens, options that would do nothing, grammars that no text ends and terminals that are too large
-    are refused."""
+    """Return a user's Lark with its references renamed and each schema as `json_text` writes it.
+    Control tokens, options that would do nothing, grammars that no text ends and terminals that are too
+    large are refused."""
     written, place = [], 0
     while found := _PIECE.search(text, place):
         end = found.end()
@@ -137,8 +137,8 @@ def checked_lark(text: str, names: dict[str, str], json_text: Callable[[Any, str
 
 
 def _check_options(options: Any, what: str) -> None:
-    """The library passes over those that it does not know; one that is false asks for nothing, and
-    no_forcing is so anyhow."""
+    """Refuse options that the library ignores. An option that is false asks for nothing, and no_forcing
+    is always set."""
     if not isinstance(options, dict):
         return
     for name, value in options.items():

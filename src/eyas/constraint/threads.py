@@ -1,6 +1,6 @@
 """Starting threads where the system may have none left.
 
-Promises: who cannot have one hears of it in words for the client. Does not know: what threads do.
+Promises: the error says so in words for the client. Does not know: what threads do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NO_THREAD = (
 
 
 def started(work: Callable[[], None], name: str) -> threading.Thread:
-    """A thread that does it. GrammarsUnavailable where there is none left."""
+    """Start a thread that does some work. GrammarsUnavailable where the system has none left."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
         thread.start()

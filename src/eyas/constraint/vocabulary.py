@@ -38,7 +38,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-        """The tokens of a tokenizer below a model's vocab_size."""
+        """Return the tokens of a tokenizer below a model's vocab_size."""
         size = min(tokenizer.vocab_size, vocab_size)
         return cls(
             tokens=[tokenizer.token_bytes(token) for token in range(size)],

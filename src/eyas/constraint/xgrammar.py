@@ -1,9 +1,9 @@
 """The second backend: xgrammar, an extra (`eyas[xgrammar]`).
 
-Promises: what it would ignore in a schema is refused beforehand; control tokens are no text, and none
-that the tree does not name is ever legal; compilations run in a process that is killed at the deadline.
-Its grammars have no canonical ones: a compilation takes too long to do it three times.
-Does not know: who compiles when, budgets, trees.
+Promises: what the library would ignore in a schema is refused beforehand; control tokens are no text,
+and none that the tree does not name is ever legal; compilations run in a process that is killed at the
+deadline. Its grammars have no canonical ones, since a compilation takes too long to do it three times.
+Does not know: when grammars are compiled, budgets, trees.
 
 Legend: R mask rows, K 32-bit words of a row.
 """
@@ -24,7 +24,16 @@ import msgspec
 import numpy as np
 
 from eyas.children import python_command
-from eyas.constraint.base import Backend, MaskJob, State, allows, along, counted, one_by_one
+from eyas.constraint.base import (
+    Backend,
+    MaskJob,
+    State,
+    allows,
+    along,
+    at_paths,
+    counted,
+    one_by_one,
+)
 from eyas.constraint.faults import described, named
 from eyas.constraint.sources import parsed_json
 from eyas.constraint.threads import started
@@ -62,8 +71,8 @@ class XgrammarBackend(Backend):
         deadline_seconds: float = 5.0,
         spacing: Spacing = SPACING,
     ) -> None:
-        """deadline_seconds: of one compilation, without waiting for others. spacing: of schemas that
-        say nothing of it. ValueError where the library is not there."""
+        """deadline_seconds: of one compilation, without waiting for others. spacing: of schemas that do
+        not set their own. ValueError where the library is not installed."""
         try:
             import xgrammar
         except ImportError as error:
@@ -107,12 +116,17 @@ class XgrammarBackend(Backend):
             raise named(error, spec.param) from None
         return grammar
 
+    def validate(self, state: State, tokens: Sequence[int]) -> int:
+        assert isinstance(state, XgrammarState)
+        return state.num_legal(tokens)
+
     def job(
         self,
         states: Sequence[State],
         mask_RK: np.ndarray,
         rows: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
+        paths: Sequence[Sequence[int]] | None = None,
     ) -> MaskJob:
         assert mask_RK.dtype == np.int32 and mask_RK.flags.c_contiguous
         assert mask_RK.shape[1] == self.vocabulary.num_mask_words
@@ -121,7 +135,7 @@ class XgrammarBackend(Backend):
             first: dict[int, int] = {}
             filled: list[tuple[int, XgrammarState]] = []
             copies: list[tuple[int, int]] = []
-            for row, state in along(states, rows, drafts):
+            for row, state in along(at_paths(states, paths), rows, drafts):
                 assert isinstance(state, XgrammarState)
                 if state.matcher is None:
                     continue
@@ -148,7 +162,7 @@ class XgrammarBackend(Backend):
         self._compiler.close()
 
     def matcher(self, compiled: Any) -> Any:
-        """A new matcher of a compiled grammar."""
+        """Return a new matcher of a compiled grammar."""
         return self._xgrammar.GrammarMatcher(compiled)
 
     def _compiled(self, root: Node) -> Any:
@@ -162,7 +176,7 @@ class XgrammarBackend(Backend):
         raise described(parts[0] if len(parts) == 1 else None, words)
 
     def _allowed_row(self, root: Node) -> np.ndarray:
-        """[K]: every token but the control tokens that no marker of the tree names, and padding."""
+        """Return [K]: every token but padding and control tokens that no marker of the tree names."""
         vocabulary = self.vocabulary
         allowed = np.zeros(vocabulary.num_mask_words * 32, dtype=bool)
         allowed[: len(vocabulary.tokens)] = [bool(data) for data in vocabulary.tokens]
@@ -193,7 +207,7 @@ class XgrammarGrammar:
         return XgrammarState(self, matcher)
 
     def allows(self, token: int) -> bool:
-        """May the token be legal anywhere?"""
+        """Whether the token may be legal anywhere."""
         is_id = 0 <= token < len(self._backend.vocabulary.tokens)
         return is_id and allows(self.allowed_K, token)
 
@@ -202,7 +216,6 @@ class XgrammarState:
     """matcher: None after an end-of-sequence token."""
 
     __slots__ = ("_grammar", "matcher")
-    is_expensive_to_copy = False
 
     def __init__(self, grammar: XgrammarGrammar, matcher: Any) -> None:
         self._grammar = grammar
@@ -228,6 +241,21 @@ class XgrammarState:
                 return XgrammarState(self._grammar, matcher)
         return None
 
+    def num_legal(self, tokens: Sequence[int]) -> int:
+        """Count the tokens that are legal one after the other, in one copy."""
+        if self.matcher is None:
+            return 0
+        backend, num = self._grammar.backend, 0
+        with backend.lock:
+            matcher = self.matcher.fork()
+            for token in tokens:
+                if token in backend.eos_token_ids:
+                    return num + (self._grammar.allows(token) and matcher.is_completed())
+                if not (self._grammar.allows(token) and matcher.accept_token(token)):
+                    break
+                num += 1
+        return num
+
     def after_all(self, tokens: Sequence[int]) -> State | None:
         return one_by_one(self, tokens)
 
@@ -244,7 +272,7 @@ class XgrammarState:
 
 
 class _Compiler:
-    """The process that compiles, started anew after it was killed."""
+    """The process that compiles; it is started again after it was killed."""
 
     def __init__(self, hello: Hello, deadline_seconds: float) -> None:
         self._hello = msgspec.json.encode(hello) + b"\n"
@@ -255,8 +283,8 @@ class _Compiler:
         self._is_ready = False
 
     def ask(self, question: bytes) -> Answer:
-        """GrammarError with fault "timeout" at the deadline. GrammarsUnavailable where the system lets
-        us have no process."""
+        """Send a question and return the answer. GrammarError with fault "timeout" at the deadline.
+        GrammarsUnavailable where the system has no process left."""
         with self._lock:
             if self._is_closed:
                 raise GrammarError("the engine is stopping; try again later", "timeout")
@@ -312,7 +340,7 @@ class _Compiler:
                     pipe.close()
 
     def _exchange(self, line: bytes, seconds: float) -> bytes:
-        """A line there, a line back. TimeoutError; OSError where the process ends."""
+        """Send a line and return the next line. TimeoutError; OSError where the process ends."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         started(partial(_write, process.stdin, line), "eyas-compile-ask")
@@ -320,7 +348,7 @@ class _Compiler:
 
 
 def _write(pipe: Any, data: bytes) -> None:
-    """All of it; a process that is gone shows when its answer is read."""
+    """Write all data; a process that has ended is noticed when its answer is read."""
     view = memoryview(data)
     try:
         while view:
@@ -346,7 +374,7 @@ def _read_line(pipe: Any, seconds: float) -> bytes:
 
 
 def _checked(leaf: Node) -> Node:
-    """The leaf as the library takes it; refused where it would ignore something without a word."""
+    """Return the leaf as the library takes it; refuse what the library would silently ignore."""
     from eyas import schemas
 
     if not isinstance(leaf, Json):

@@ -23,6 +23,7 @@ from eyas.core import GrammarError, GrammarFault
 from eyas.grammar import (
     COMPACT,
     Choice,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -30,7 +31,6 @@ from eyas.grammar import (
     Node,
     Regex,
     Repeat,
-    Series,
     Source,
     Spacing,
 )
@@ -42,12 +42,13 @@ _LOOSE_CHARACTERS = re.compile(r"^(\w+_characters) ::= \(\(\[\^\\\"\\\\\\r\\n\]\
 
 _LOOSE_ESCAPES = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
 _ESCAPES = r'basic_escape ::= (([\"\\bfnrt]) | ("u00" [01] [A-Fa-f0-9]))'
-"""The rule of escapes, with which a listed name could be spelled as another: only what must be."""
+"""The rule of escapes: only those that JSON needs, since others could spell a listed name as another.
+"""
 
 
 class Hello(msgspec.Struct):
-    """The first line: the vocabulary, its bytes in base64. spacing: of schemas that say nothing of
-    it."""
+    """The first line: the vocabulary, its bytes in base64. spacing: of schemas that do not set their
+    own."""
 
     tokens: list[bytes]
     vocab_size: int
@@ -56,7 +57,7 @@ class Hello(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What came of a tree. error: the library's words; fault: where the fault is known already."""
+    """The result of a compilation. error: the library's message; fault: where it is known already."""
 
     grammar: str | None = None
     error: str | None = None
@@ -64,8 +65,8 @@ class Answer(msgspec.Struct):
 
 
 def format_of(node: Node, xgrammar: Any, spacing: Spacing) -> dict[str, Any]:
-    """The tree as a structural tag's format. spacing: of schemas that say nothing of it. GrammarError
-    for what this library cannot say."""
+    """Return the tree as a structural tag's format. spacing: of schemas that do not set their own.
+    GrammarError for what this library cannot express."""
     match node:
         case Literal(text):
             return {"type": "const_string", "value": text}
@@ -79,7 +80,7 @@ def format_of(node: Node, xgrammar: Any, spacing: Spacing) -> dict[str, Any]:
             return {"type": "regex", "pattern": pattern}
         case Source():
             return _source(node, xgrammar)
-        case Series(parts):
+        case Concat(parts):
             elements = [format_of(part, xgrammar, spacing) for part in parts]
             return {"type": "sequence", "elements": elements}
         case Choice(options):
@@ -132,7 +133,7 @@ _SIGN = re.compile(r"(\{\d+,\d+\}|\[[^\]]*\])|([,:])")
 
 
 def _schema_grammar(node: Json, xgrammar: Any, default: Spacing) -> str:
-    """White space and separators are put in here, since the library has not all of them as options."""
+    """Insert white space and separators, since the library has not all of them as options."""
     parsed_json(node.schema, "the schema")
     spacing = spacing_of(node, default)
     grammar = xgrammar.Grammar.from_json_schema(
@@ -199,7 +200,7 @@ def _any_of(forms: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tokenizer_info(xgrammar: Any, hello: Hello) -> Any:
-    """The library's view of a vocabulary whose control tokens are no UTF-8."""
+    """Return the library's view of a vocabulary whose control tokens are no UTF-8."""
     return xgrammar.TokenizerInfo(
         hello.tokens,
         xgrammar.VocabType.RAW,
@@ -256,7 +257,7 @@ def light_library() -> Any:
 
 
 def serve(read: IO[bytes], write: IO[bytes]) -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     xgrammar = light_library()
     give_way()
     hello = msgspec.json.decode(read.readline(), type=Hello)

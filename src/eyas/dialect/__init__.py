@@ -1,4 +1,4 @@
-"""How families of models write reasoning, answers and tool calls: one file for each family."""
+"""Formats of reasoning, answers and tool calls: one file for each family of models."""
 
 from eyas.dialect.base import Dialect, Event, Segmenter, ToolSpec, Vocabulary, Wanted
 from eyas.dialect.choose import check_parsers, find_dialect, named_dialect

@@ -1,11 +1,11 @@
-"""A dialect: how one family of models writes reasoning, answers and tool calls.
+"""The interface of a dialect: the format of reasoning, answers and tool calls of a family of models.
 
-It holds both sides of the format: the grammar of what may be generated, and the segmenter that splits
-the stream into reasoning, content and tool calls. They stand in one file, so they cannot disagree.
+A dialect has both directions of the format in one file: the grammar of the output, and the segmenter
+that splits the stream into reasoning, content and tool calls.
 
-Promises: the grammar covers the output from its first token to its last; any way of cutting the stream
-gives the same events put together (the stream law); the pieces of a call's arguments concatenate to
-exactly its final JSON.
+Promises: the grammar covers the output from its first token to its last. The merged events do not
+depend on how the stream is cut (the stream law). The pieces of a call's arguments concatenate to its
+final JSON.
 Does not know: engines, HTTP, how masks are filled.
 """
 
@@ -23,17 +23,17 @@ EventKind = Literal["reasoning", "content", "tool_call", "arguments"]
 
 
 class Vocabulary(Protocol):
-    """What a dialect needs of a tokenizer (`eyas.text.Tokenizer` is one)."""
+    """The methods of a tokenizer that dialects use (`eyas.text.Tokenizer` has them)."""
 
     @property
     def control_ids(self) -> frozenset[int]: ...
 
     def control_id(self, text: str) -> int | None:
-        """The control token that is spelled so, if there is one."""
+        """Return the id of the control token with this text, or None."""
         ...
 
     def encode_text(self, text: str, *, continues: bool = False) -> list[int]:
-        """Ordinary tokens that spell the text; continues: after other text."""
+        """Return ordinary tokens that spell the text. continues: it follows other text."""
         ...
 
     def decode(
@@ -43,8 +43,8 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A function that may be called. parameters: its JSON schema, as `eyas.schemas.prepare` returns it,
-    as an object. strict: keywords that cannot be enforced were refused."""
+    """A function that the model may call. parameters: its JSON schema, parsed from the result of
+    `eyas.schemas.prepare`. strict: keywords that cannot be enforced were refused."""
 
     name: str
     parameters: dict[str, Any]
@@ -53,10 +53,10 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a request asks of the output.
+    """The requirements of a request on the output.
 
-    answer: what the content must be; None is free text. choice: "none", "auto", "required" or the
-    name of one function. parallel: more than one call is allowed. max_reasoning_tokens: None is no
+    answer: the grammar of the content; None for free text. choice: "none", "auto", "required" or the
+    name of a function. parallel: whether several calls are allowed. max_reasoning_tokens: None for no
     limit.
     """
 
@@ -69,8 +69,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A piece of the output. tool_call: a call begins, `name` is its function; arguments: a piece of
-    the JSON of call number `index`."""
+    """A piece of the output. kind "tool_call": the beginning of call number `index` of the function
+    `name`; kind "arguments": a piece of that call's JSON."""
 
     kind: EventKind
     text: str = ""
@@ -79,27 +79,29 @@ class Event:
 
 
 class Segmenter(ABC):
-    """Splits one choice's stream."""
+    """Splits the stream of one choice into events."""
 
     @abstractmethod
     def push(self, text: str, marks: Sequence[Mark] = ()) -> list[Event]:
-        """What is certain now that this text came; marks as in `Delta.marks`."""
+        """Add text and return the events that are certain now. marks: as in `Delta.marks`."""
 
     @abstractmethod
     def finish(self) -> list[Event]:
-        """The rest: the stream ended here, perhaps in the middle of something."""
+        """Return the remaining events. The stream may end anywhere in the format."""
 
 
 class Dialect(ABC):
-    """One family's format, for one tokenizer."""
+    """The format of one family, for one tokenizer."""
 
     name: str
 
     @abstractmethod
     def output(self, wanted: Wanted, prompt_token_ids: Sequence[int]) -> OutputSpec | None:
-        """The grammar of an answer to this prompt (its end says whether reasoning is open, closed or
-        up to the model); None where everything is allowed."""
+        """Return the grammar of an output after this prompt, or None if everything is allowed.
+
+        The end of the prompt determines whether reasoning is open, closed or optional.
+        """
 
     @abstractmethod
     def segmenter(self, wanted: Wanted, prompt_token_ids: Sequence[int]) -> Segmenter:
-        """A fresh segmenter for an answer to this prompt."""
+        """Return a new segmenter for an output after this prompt."""

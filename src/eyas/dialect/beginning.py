@@ -1,7 +1,7 @@
-"""How the strings of a grammar may begin: where two things can stand, they must differ there.
+"""The beginnings of the texts of a grammar, to check that two alternatives differ there.
 
-Promises: never says no where it may be yes.
-Does not know: what the two things are.
+Promises: returns False only if it is certain.
+Does not know: what the alternatives are.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from eyas.dialect.segment import WHITE
 from eyas.grammar import (
     Choice,
+    Concat,
     FreeText,
     Json,
     Literal,
@@ -16,7 +17,6 @@ from eyas.grammar import (
     Node,
     Regex,
     Repeat,
-    Series,
     Source,
 )
 
@@ -24,38 +24,38 @@ _BEGINS_JSON = frozenset('{["-0123456789tfn' + WHITE)
 
 
 def may_begin_with(node: Node, text: str) -> bool:
-    """May a string of `node` begin with `text`, or be a beginning of it?"""
+    """Whether a text of `node` may begin with `text`, or be a prefix of it."""
     match node:
-        case Literal(said):
-            return said.startswith(text) or text.startswith(said)
-        case Marker(said):
-            return node.is_text and (said.startswith(text) or text.startswith(said))
+        case Literal(own):
+            return own.startswith(text) or text.startswith(own)
+        case Marker(own):
+            return node.is_text and (own.startswith(text) or text.startswith(own))
         case FreeText(until, without):
             return bool(until) or not any(text.startswith(marker.text) for marker in without)
         case Json():
             return text[:1] in _BEGINS_JSON
         case Regex() | Source():
             return True
-        case Series(parts):
-            return _may_series_begin_with(parts, text)
+        case Concat(parts):
+            return _may_parts_begin_with(parts, text)
         case Choice(options):
             return any(may_begin_with(option, text) for option in options)
         case Repeat(part, least):
             return least == 0 or may_begin_with(part, text)
 
 
-def _may_series_begin_with(parts: tuple[Node, ...], text: str) -> bool:
+def _may_parts_begin_with(parts: tuple[Node, ...], text: str) -> bool:
     first = parts[0] if parts else Literal("")
     if len(parts) > 1 and isinstance(first, Literal) and len(first.text) < len(text):
         rest = text.removeprefix(first.text)
-        return text.startswith(first.text) and _may_series_begin_with(parts[1:], rest)
+        return text.startswith(first.text) and _may_parts_begin_with(parts[1:], rest)
     if len(parts) > 1 and isinstance(first, FreeText):
         return True
     return may_begin_with(first, text)
 
 
 def may_begin_with_white(node: Node) -> bool:
-    """May a string of `node` begin with white space that it cannot do without?"""
+    """Whether a text of `node` may begin with white space that is part of it."""
     match node:
         case Literal(text):
             return text[:1] in tuple(WHITE)
@@ -67,7 +67,7 @@ def may_begin_with_white(node: Node) -> bool:
             return False
         case Regex() | Source():
             return True
-        case Series(parts):
+        case Concat(parts):
             for part in parts:
                 if may_begin_with_white(part):
                     return True
@@ -90,7 +90,7 @@ def _may_be_empty(node: Node) -> bool:
             return not until
         case Regex() | Source():
             return True
-        case Series(parts):
+        case Concat(parts):
             return all(_may_be_empty(part) for part in parts)
         case Choice(options):
             return any(_may_be_empty(option) for option in options)

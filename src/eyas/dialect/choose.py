@@ -1,8 +1,8 @@
-"""Which dialect a model speaks: seen from its files, or named as other servers name their parsers.
+"""The choice of a model's dialect: from its files, or by the parser names of SGLang and vLLM.
 
-Promises: a way to reason and a way to call tools can come from different families, except Harmony's,
-which are one.
-Does not know: how a request is written.
+Promises: the formats of reasoning and of calls may come from different families, except Harmony's,
+which belong together.
+Does not know: the fields of a request.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _FOREIGN = {
     "seed-oss": "reasoning and calls between marks of Seed's own",
     "hunyuan-a13b": "reasoning as Hunyuan writes it",
 }
-"""Formats that the peers have names for, and that are not read here."""
+"""Formats that SGLang or vLLM name and that are not supported."""
 _SEPARATORS = re.compile(r"[-_.]")
 _FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
     "qwen3": qwen3,
@@ -104,7 +104,7 @@ _FAMILIES: dict[str, Callable[[Vocabulary], Dialect]] = {
     "generic": generic,
 }
 _PARTS = {
-    # family: (its way to reason, its way to call tools)
+    # family: (format of reasoning, format of calls)
     "qwen3": ("qwen3", "hermes"),
     "llama3": ("none", "llama3"),
     "deepseek": ("deepseek", "deepseek"),
@@ -117,7 +117,7 @@ _PARTS = {
 def find_dialect(
     tokenizer: Vocabulary, template_source: str | None, architecture: str | None
 ) -> Dialect:
-    """The dialect that a checkpoint's tokenizer, chat template and architecture show."""
+    """Return the dialect for a checkpoint's tokenizer, chat template and architecture."""
     family = _family(tokenizer, template_source or "", architecture or "")
     if family in _PARTS and not _thinks(tokenizer, template_source or ""):
         calls = _tools(tokenizer, _PARTS[family][1])
@@ -126,7 +126,7 @@ def find_dialect(
 
 
 def check_parsers(reasoning_parser: str | None, tool_call_parser: str | None) -> None:
-    """ValueError for a name that no model could make sense of."""
+    """Raise ValueError for unknown or unsupported parser names."""
     _known("reasoning-parser", reasoning_parser, _REASONING_NAMES)
     _known("tool-call-parser", tool_call_parser, _TOOL_NAMES)
 
@@ -138,8 +138,8 @@ def named_dialect(
     template_source: str | None,
     architecture: str | None,
 ) -> Dialect:
-    """The dialect of these names ("none" is none, None is found as `find_dialect` does). ValueError
-    lists the names there are."""
+    """Return the dialect with these parser names. "none" disables a part; None selects it as
+    `find_dialect` does. ValueError lists the supported names."""
     if reasoning_parser is None and tool_call_parser is None:
         return find_dialect(tokenizer, template_source, architecture)
     family = _family(tokenizer, template_source or "", architecture or "")
@@ -168,7 +168,7 @@ def named_dialect(
 
 
 def _family(tokenizer: Vocabulary, template: str, architecture: str) -> str:
-    """What the template writes counts first, because fine-tuned models keep tokens they do not use."""
+    """Return the family. The template counts first, since fine-tuned models keep unused tokens."""
 
     def has(text: str) -> bool:
         return tokenizer.control_id(text) is not None
@@ -195,7 +195,7 @@ def _family(tokenizer: Vocabulary, template: str, architecture: str) -> str:
 
 
 def _thinks(tokenizer: Vocabulary, template: str) -> bool:
-    """May the model open reasoning by itself?"""
+    """Whether the model may open reasoning by itself."""
     return tokenizer.control_id("<think>") is not None or "<think>" in template
 
 
@@ -214,7 +214,7 @@ def _known(option: str, name: str | None, names: dict[str, str]) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """Capitals and what stands between the parts of a name do not matter."""
+    """Normalise a name: lower case, without separators."""
     return _SEPARATORS.sub("", name.lower())
 
 

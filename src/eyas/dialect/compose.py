@@ -1,7 +1,7 @@
-"""A dialect put together from a way to reason and a way to call tools.
+"""A dialect composed of a format of reasoning and a format of tool calls.
 
-Promises: what may come is decided once (`OutputPlan`), for the grammar and the segmenter alike.
-Does not know: any family's markers.
+Promises: the grammar and the segmenter follow the same decisions (`OutputPlan`).
+Does not know: the markers of a family.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from eyas.dialect.tools import ToolFormat
 from eyas.grammar import (
     Budget,
     Choice,
+    Concat,
     FreeText,
     Literal,
     Marker,
@@ -26,7 +27,6 @@ from eyas.grammar import (
     OutputSpec,
     Regex,
     Repeat,
-    Series,
 )
 
 ReasoningState = OneOf["none", "opened", "optional", "required", "refused"]
@@ -36,13 +36,14 @@ _WHITE_GAP = Regex(r"[ \t\r\n]{0,8}")
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """What one output may be.
+    """The structure of one output.
 
-    reasoning: none; it goes on from the prompt ("opened"); the model may ("optional"), has to
-    ("required") or must not ("refused") open it. trims: nothing of it is in the prompt yet. has_lead:
-    the gap stands before everything. is_gap_exact: the gap is the family's, to the letter, because the
-    answer may begin with white space. must_call: nothing but calls. answer: what else it may be; None
-    is free text.
+    reasoning: "none"; continued from the prompt ("opened"); the model may ("optional"), must
+    ("required") or must not ("refused") open it. trims: new lines at the beginning of reasoning are
+    dropped, because the prompt has no reasoning text yet. has_lead: the gap is also at the beginning
+    of the output. is_gap_exact: the gap is exactly the family's, because the answer may begin with
+    white space. must_call: only calls are allowed. answer: the alternative to calls; None for free
+    text. several: several calls are allowed.
     """
 
     reasoning: ReasoningState
@@ -56,7 +57,7 @@ class OutputPlan:
 
     @property
     def is_free(self) -> bool:
-        """May it be any text?"""
+        """Whether any text is allowed."""
         return self.answer is None and not self.must_call
 
 
@@ -81,7 +82,7 @@ class ComposedDialect(Dialect):
         has_limit = budget is not None or plan.reasoning == "refused"
         if plan.is_free and not plan.tools and not has_limit:
             return None
-        return OutputSpec(root=_series(self._parts(plan)), budget=budget)
+        return OutputSpec(root=_concat(self._parts(plan)), budget=budget)
 
     def segmenter(self, wanted: Wanted, prompt_token_ids: Sequence[int]) -> Segmenter:
         plan = self._plan(wanted, prompt_token_ids)
@@ -96,7 +97,7 @@ class ComposedDialect(Dialect):
         if tools and answer is not None:
             self._check_distinct(answer)
         return OutputPlan(
-            reasoning=self._how_to_reason(end, answer, wanted.max_reasoning_tokens),
+            reasoning=self._reasoning_state(end, answer, wanted.max_reasoning_tokens),
             trims=not end.after.strip(),
             has_lead=self._has_lead(end),
             is_gap_exact=answer is not None and may_begin_with_white(answer),
@@ -106,7 +107,7 @@ class ComposedDialect(Dialect):
             several=wanted.parallel and wanted.choice in ("auto", "required"),
         )
 
-    def _how_to_reason(
+    def _reasoning_state(
         self, end: PromptEnd, answer: Node | None, limit: int | None
     ) -> ReasoningState:
         if self.reasoning is None or end.reasoning == "closed":
@@ -130,7 +131,7 @@ class ComposedDialect(Dialect):
         return end.reasoning == "none" and self.reasoning.leads
 
     def _check_distinct(self, answer: Node) -> None:
-        """Calls and an answer must differ from their first character on."""
+        """Raise GrammarError if the beginning of an answer may look like that of a call."""
         assert self.tools is not None
         for opening in self.tools.openings:
             if opening.is_text and may_begin_with(answer, opening.text):
@@ -167,11 +168,11 @@ class ComposedDialect(Dialect):
             case "required":
                 return [*lead, self.reasoning.whole(), *gap, body]
         if plan.is_free:
-            return [Repeat(_series([*lead, self.reasoning.whole()]), 0, 1), body]
-        return [*lead, Repeat(_series([self.reasoning.whole(), *gap]), 0, 1), body]
+            return [Repeat(_concat([*lead, self.reasoning.whole()]), 0, 1), body]
+        return [*lead, Repeat(_concat([self.reasoning.whole(), *gap]), 0, 1), body]
 
     def _body(self, plan: OutputPlan) -> Node:
-        """What follows reasoning and the gap."""
+        """Return the grammar after reasoning and the gap."""
         if plan.must_call:
             assert self.tools is not None
             return self.tools.only_calls(plan.tools, plan.several)
@@ -225,7 +226,8 @@ class ComposedDialect(Dialect):
 
 
 def chosen_tools(wanted: Wanted, name: str, has_calls: bool) -> tuple[tuple[ToolSpec, ...], bool]:
-    """The functions that may be called, and whether one must be."""
+    """Return the functions that may be called, and whether a call is required. RequestError if the
+    choice does not fit the tools."""
     if wanted.choice == "none" or not wanted.tools:
         if wanted.choice not in ("none", "auto"):
             raise RequestError(
@@ -251,5 +253,5 @@ def chosen_tools(wanted: Wanted, name: str, has_calls: bool) -> tuple[tuple[Tool
     return named[:1], True
 
 
-def _series(parts: list[Node]) -> Node:
-    return parts[0] if len(parts) == 1 else Series(tuple(parts))
+def _concat(parts: list[Node]) -> Node:
+    return parts[0] if len(parts) == 1 else Concat(tuple(parts))

@@ -1,4 +1,4 @@
-"""DeepSeek R1, V3 and V3.1: <think> reasoning, calls between markers of their own.
+"""DeepSeek R1, V3 and V3.1: <think> reasoning, calls between special markers.
 
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
     ```json
@@ -6,7 +6,7 @@
     ```<｜tool▁call▁end｜>
     <｜tool▁call▁begin｜>...<｜tool▁calls▁end｜>
 
-V3.1 leaves out the word function, the fence and the new lines.
+V3.1 has neither the word function nor the fence nor the new lines.
 """  # noqa: RUF002
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import ReasoningFormat, marker
 from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
-from eyas.grammar import Literal, Marker, Node, Repeat, Series
+from eyas.grammar import Concat, Literal, Marker, Node, Repeat
 
 _FENCE = Marker("```json")
 _LINE_END = Marker("\n")
 
 
 class DeepSeekCalls(MarkedCalls):
-    """fences: the form of V3 and R1; without them, that of V3.1."""
+    """Calls with fences (V3, R1) or without (V3.1)."""
 
     def __init__(self, tokenizer: Vocabulary, *, fences: bool) -> None:
         self.fences = fences
@@ -38,19 +38,19 @@ class DeepSeekCalls(MarkedCalls):
 
     def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
         call = one_of([self._call(tool) for tool in tools])
-        first = Series((self.call_begin, call, self.call_end))
+        first = Concat((self.call_begin, call, self.call_end))
         if not several:
-            return Series((first, self.end))
+            return Concat((first, self.end))
         apart = Repeat(Literal("\n"), 0, 1) if self.fences else None
-        following = first if apart is None else Series((apart, first))
-        return Series((first, Repeat(following), self.end))
+        following = first if apart is None else Concat((apart, first))
+        return Concat((first, Repeat(following), self.end))
 
     def _call(self, tool: ToolSpec) -> Node:
         if not self.fences:
-            return Series((Literal(tool.name), self.separator, arguments(tool)))
+            return Concat((Literal(tool.name), self.separator, arguments(tool)))
         begin = Literal(f"{tool.name}\n```json\n")
         end = Literal("\n```")
-        return Series((Literal("function"), self.separator, begin, arguments(tool), end))
+        return Concat((Literal("function"), self.separator, begin, arguments(tool), end))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
@@ -63,7 +63,7 @@ class DeepSeekCalls(MarkedCalls):
         yield from reader.at(self.end)
 
     def _read_call(self, reader: StreamReader, writer: Writer) -> Reading[None]:
-        """From after its marker up to and with the one that ends it."""
+        """Read a call after its first marker, through the marker that ends it."""
         ends = (self.call_end, self.end)
         name, found = yield from reader.collect(self.separator, *ends)
         if found == self.separator and self.fences:
@@ -79,22 +79,22 @@ class DeepSeekCalls(MarkedCalls):
 
 
 def deepseek(tokenizer: Vocabulary) -> Dialect:
-    """R1 and V3."""
+    """Return the dialect of R1 and V3."""
     calls = DeepSeekCalls(tokenizer, fences=True)
     return ComposedDialect("deepseek", tokenizer, ReasoningFormat.of(tokenizer), calls)
 
 
 def deepseek_v31(tokenizer: Vocabulary) -> Dialect:
-    """V3.1."""
+    """Return the dialect of V3.1."""
     calls = DeepSeekCalls(tokenizer, fences=False)
     return ComposedDialect("deepseek_v31", tokenizer, v31_reasoning(tokenizer), calls)
 
 
 def v31_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:
-    """Nothing stands between reasoning and answer."""
+    """Return the format of reasoning of V3.1, without a gap before the answer."""
     return ReasoningFormat.of(tokenizer, gap="")
 
 
 def writes_fences(template_source: str) -> bool:
-    """Does a chat template write calls as V3 and R1 do?"""
+    """Whether a chat template writes calls as V3 and R1 do."""
     return "```json" in template_source

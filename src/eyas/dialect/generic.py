@@ -1,4 +1,4 @@
-"""Models of no known family: Hermes calls, and reasoning only where the prompt opened it."""
+"""Models of unknown families: Hermes calls, and reasoning only if the prompt opens it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""GLM 4.5: <think> reasoning, calls of key and value pairs.
+"""GLM 4.5: <think> reasoning, calls as pairs of keys and values.
 
     <tool_call>NAME
     <arg_key>k</arg_key>
     <arg_value>v</arg_value>
     ...</tool_call>
 
-Strings are written as they are, other values as JSON; clients get one JSON object.
+Strings are written without quotes, other values as JSON. The segmenter turns the pairs into one JSON
+object.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from eyas.dialect.json_text import read_value
 from eyas.dialect.reasoning import ReasoningFormat, marker
 from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, ignore, one_of
-from eyas.grammar import Literal, Marker, Node, Repeat, Series
+from eyas.grammar import Concat, Literal, Marker, Node, Repeat
 
 _LINE_END = Marker("\n")
 
 
 class GlmCalls(MarkedCalls):
-    """A name, then keys and values between markers."""
+    """Calls of a name, then keys and values between markers."""
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         self.begin: Marker = marker(tokenizer, "<tool_call>")
@@ -37,17 +38,17 @@ class GlmCalls(MarkedCalls):
         self.value_end: Marker = marker(tokenizer, "</arg_value>")
 
     def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        call = Series((one_of([self._call(tool) for tool in tools]), self.end))
+        call = Concat((one_of([self._call(tool) for tool in tools]), self.end))
         if not several:
             return call
-        return Series((call, Repeat(Series((Literal("\n"), self.begin, call)))))
+        return Concat((call, Repeat(Concat((Literal("\n"), self.begin, call)))))
 
     def _call(self, tool: ToolSpec) -> Node:
-        pairs = Pairs.of(tool).grammar(self._around, self.value_end)
-        return Series((Literal(f"{tool.name}\n"), *pairs))
+        pairs = Pairs.of(tool).grammar(self._key_and_value_begin, self.value_end)
+        return Concat((Literal(f"{tool.name}\n"), *pairs))
 
-    def _around(self, key: Node) -> Node:
-        return Series((self.key, key, self.key_end, Literal("\n"), self.value))
+    def _key_and_value_begin(self, key: Node) -> Node:
+        return Concat((self.key, key, self.key_end, Literal("\n"), self.value))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
@@ -105,7 +106,7 @@ def glm(tokenizer: Vocabulary) -> Dialect:
 
 
 def glm_reasoning(tokenizer: Vocabulary) -> ReasoningFormat:
-    """A new line stands before reasoning and before the answer."""
+    """Return the format of reasoning, with a new line before reasoning and before the answer."""
     return ReasoningFormat.of(tokenizer, gap="\n", leads=True)
 
 

@@ -1,7 +1,8 @@
-"""The arguments of a call as key and value pairs of which strings are written as they are.
+"""The arguments of a GLM call as pairs of keys and values, with strings without quotes.
 
-Promises: what a schema says of its properties holds for the pairs, or is refused for strict functions.
-Does not know: markers' tokens, streams.
+Promises: the pairs satisfy the schemas of the properties; what cannot be enforced is refused for strict
+functions.
+Does not know: tokens of markers, streams.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from eyas.core import GrammarError
 from eyas.dialect.base import ToolSpec
 from eyas.dialect.tools import one_of, parameters
-from eyas.grammar import FreeText, Json, Literal, Marker, Node, Regex, Repeat, Series
+from eyas.grammar import Concat, FreeText, Json, Literal, Marker, Node, Regex, Repeat
 
 Schema = dict[str, Any] | bool
 
@@ -29,8 +30,11 @@ _NUM_REFERENCES = 16
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of one function. properties: by key, in the schema's order; extra: the schema of
-    other keys, None where there are none."""
+    """The pairs of one function.
+
+    properties: schemas by key, in the order of the schema. extra: the schema of other keys; None if
+    they are not allowed. definitions: targets of references.
+    """
 
     tool: ToolSpec
     properties: dict[str, Schema]
@@ -60,46 +64,47 @@ class Pairs:
         )
 
     def is_text(self, key: str) -> bool:
-        """Is the value of this key a string, written without quotes?"""
+        """Whether the value of this key is a string, written without quotes."""
         schema = self.properties.get(key, True if self.extra is None else self.extra)
         return _is_string(_resolved(schema, self.definitions))
 
     def grammar(self, key_to: Callable[[Node], Node], close: Marker) -> list[Node]:
-        """All pairs, in order. key_to: puts a key into what goes before a value; close: ends one."""
+        """Return the grammar of all pairs, in order. key_to: extends the node of a key to the beginning
+        of its value. close: the marker after a value."""
         parts: list[Node] = []
         for key, schema in self.properties.items():
-            pair = Series((key_to(Literal(key)), self._value(schema, close), Literal("\n")))
+            pair = Concat((key_to(Literal(key)), self._value(schema, close), Literal("\n")))
             parts.append(pair if key in self.required else Repeat(pair, 0, 1))
         if self.extra is not None:
             key = Regex(r"[A-Za-z0-9_.-]{1,64}")
-            pair = Series((key_to(key), self._value(self.extra, close), Literal("\n")))
+            pair = Concat((key_to(key), self._value(self.extra, close), Literal("\n")))
             parts.append(Repeat(pair))
         return parts
 
     def _value(self, schema: Schema, close: Marker) -> Node:
-        """A value and the marker that ends it."""
+        """Return the grammar of a value and the marker that ends it."""
         resolved = _resolved(schema, self.definitions)
         if isinstance(resolved, dict) and _is_string(resolved):
             return self._string(resolved, close)
         whole = schema if isinstance(schema, bool) else {**schema, **self.definitions}
         text = json.dumps(whole, ensure_ascii=False)
-        return Series((Json(text, lenient=not self.tool.strict), close))
+        return Concat((Json(text, lenient=not self.tool.strict), close))
 
     def _string(self, schema: dict[str, Any], close: Marker) -> Node:
         _refuse_unknown(self.tool, schema, _KNOWN_OF_STRINGS | _NOTES, "a string argument")
-        said = [schema["const"]] if "const" in schema else schema.get("enum")
-        if said is not None:
-            return Series((one_of([Literal(text) for text in said]), close))
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        if listed is not None:
+            return Concat((one_of([Literal(text) for text in listed]), close))
         pattern = _pattern(schema)
         if pattern is None or close.is_text:
             if self.tool.strict and schema.keys() & {"pattern", "minLength", "maxLength"}:
                 raise _unsupported(self.tool, "pattern or length", "this string argument")
             return FreeText(until=(close,))
-        return Series((Regex(pattern), close))
+        return Concat((Regex(pattern), close))
 
 
 def _pattern(schema: dict[str, Any]) -> str | None:
-    """A regular expression of the whole string; None where the schema cannot be said in one."""
+    """Return a regular expression of the whole string; None if no single one expresses the schema."""
     pattern = schema.get("pattern")
     if schema.keys() & {"minLength", "maxLength"}:
         if pattern is not None:
@@ -121,13 +126,12 @@ def _is_string(schema: Schema) -> bool:
     if "const" in schema:
         return isinstance(schema["const"], str)
     if "enum" in schema:
-        said = schema["enum"]
-        return bool(said) and all(isinstance(value, str) for value in said)
+        return bool(schema["enum"]) and all(isinstance(value, str) for value in schema["enum"])
     return schema.get("type") == "string"
 
 
 def _resolved(schema: Schema, definitions: dict[str, Any]) -> Schema:
-    """The schema that a chain of references ends in."""
+    """Follow a chain of references and return the schema at its end."""
     for _ in range(_NUM_REFERENCES):
         if isinstance(schema, bool) or "$ref" not in schema or len(schema.keys() - _NOTES) > 1:
             return schema

@@ -1,11 +1,11 @@
-"""gpt-oss: messages on channels, each with a header.
+"""gpt-oss (Harmony): messages on channels, each with a header.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
 
-The prompt ends with <|start|>assistant. Analysis is reasoning; final is content, and so is commentary
-to nobody (what the model says before a call). <|return|> and <|call|> end the text, so it makes one
-call. The recipient may also stand before the channel.
+The prompt ends with <|start|>assistant. The channel analysis is reasoning; final is content, and so is
+commentary without a recipient (a preamble before a call). <|return|> and <|call|> end the output, so it
+has at most one call. The recipient may also stand before the channel.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from eyas.dialect.tools import arguments, ignore, one_of
 from eyas.grammar import (
     Budget,
     Choice,
+    Concat,
     FreeText,
     Literal,
     Marker,
@@ -32,7 +33,6 @@ from eyas.grammar import (
     OutputSpec,
     Regex,
     Repeat,
-    Series,
 )
 
 _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
@@ -41,7 +41,7 @@ _SPACE = Repeat(Literal(" "), 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What one output may be. begins_in: the message that the prompt leaves open."""
+    """The structure of one output. begins_in: the part of a message that the prompt leaves open."""
 
     begins_in: OneOf["header", "reasoning", "content"]
     must_call: bool
@@ -51,7 +51,7 @@ class _Plan:
 
 
 class Harmony(Dialect):
-    """The grammar of messages, and their segmenter."""
+    """The dialect of gpt-oss."""
 
     name = "harmony"
 
@@ -101,7 +101,7 @@ class Harmony(Dialect):
     def _begins_in(
         self, prompt_token_ids: Sequence[int]
     ) -> OneOf["header", "reasoning", "content"]:
-        """Reads the prompt's last message, where control tokens tell it from text."""
+        """Return the part of a message that the prompt leaves open, by its last control token."""
         for place in range(len(prompt_token_ids) - 1, -1, -1):
             token = prompt_token_ids[place]
             if token == self.message.token_id:
@@ -114,50 +114,50 @@ class Harmony(Dialect):
         return "header"
 
     def _root(self, plan: _Plan) -> Node:
-        again = Series((self.start, Literal("assistant")))
+        again = Concat((self.start, Literal("assistant")))
         if plan.begins_in == "content":
             return plan.answer or FreeText()
         inside = FreeText(until=(self.end,))
         last = self._last(plan)
         preambles: list[Node] = []
         if plan.tools and plan.answer is None:
-            preambles = [Series((self._header("commentary"), inside, again))]
+            preambles = [Concat((self._header("commentary"), inside, again))]
         if plan.begins_in == "reasoning":
             first: list[Node] = [inside, again]
         else:
             first = [self._header("analysis"), inside, again]
         if plan.limit is None:
-            analysis = Series((self._header("analysis"), inside, again))
+            analysis = Concat((self._header("analysis"), inside, again))
             before = Repeat(one_of([analysis, *preambles]))
-            return Series((*(first if plan.begins_in == "reasoning" else ()), before, last))
+            return Concat((*(first if plan.begins_in == "reasoning" else ()), before, last))
         if plan.limit == 0 and plan.begins_in == "header":
             first = []
-        return Series((*first, *(Repeat(part) for part in preambles), last))
+        return Concat((*first, *(Repeat(part) for part in preambles), last))
 
     def _last(self, plan: _Plan) -> Node:
-        """The message that ends the text, from its header on."""
+        """Return the grammar of the last message, with its header."""
         options: list[Node] = []
         if not plan.must_call:
             body = plan.answer or FreeText()
-            form = Series((_SPACE, self.constrain, Regex("[A-Za-z_]{1,16}")))
-            header = Series((self.channel, Literal("final"), Repeat(form, 0, 1), self.message))
-            options.append(Series((header, body)))
+            form = Concat((_SPACE, self.constrain, Regex("[A-Za-z_]{1,16}")))
+            header = Concat((self.channel, Literal("final"), Repeat(form, 0, 1), self.message))
+            options.append(Concat((header, body)))
         options += [self._call(tool) for tool in plan.tools]
         return one_of(options)
 
     def _call(self, tool: ToolSpec) -> Node:
         recipient = f" to=functions.{tool.name}"
-        after = Series((self.channel, Literal(f"commentary{recipient}")))
-        before = Series((Literal(recipient), self.channel, Literal("commentary")))
-        constrained = Series((_SPACE, self.constrain, Literal("json")))
+        after = Concat((self.channel, Literal(f"commentary{recipient}")))
+        before = Concat((Literal(recipient), self.channel, Literal("commentary")))
+        constrained = Concat((_SPACE, self.constrain, Literal("json")))
         form = Repeat(Choice((constrained, Literal(" json"), Literal(" "))), 0, 1)
-        return Series((Choice((after, before)), form, self.message, arguments(tool)))
+        return Concat((Choice((after, before)), form, self.message, arguments(tool)))
 
     def _header(self, channel: str) -> Node:
-        return Series((self.channel, Literal(channel), self.message))
+        return Concat((self.channel, Literal(channel), self.message))
 
     def _budget(self, plan: _Plan) -> Budget | None:
-        """Its closing ends the message and begins the next one's header."""
+        """Return the limit on reasoning; `closing` ends the message and begins the next header."""
         if plan.limit is None or plan.begins_in == "content":
             return None
         closing = [self.end, self.start, "assistant", self.channel]
@@ -203,7 +203,7 @@ class Harmony(Dialect):
     def _read_header(
         self, reader: StreamReader, *, has_channel: bool
     ) -> Reading[tuple[str, str | None] | None]:
-        """The channel and the function it goes to; None where no message begins any more."""
+        """Read a header: return the channel and the function it is for, or None at the end."""
         role, channel = "", ""
         has_form = False
         while True:
@@ -226,11 +226,11 @@ class Harmony(Dialect):
                 return channel.strip(), recipient.group(1) if recipient else None
 
     def _read_text(self, reader: StreamReader, sink: Sink) -> Reading[Marker | None]:
-        """A message that another may follow: spelled in text, only <|end|> ends it."""
+        """Read a message that another may follow. As text only <|end|> ends it."""
         return (yield from reader.until((self.end, *self._enders), sink))
 
     def _read_content(self, reader: StreamReader, writer: Writer) -> Reading[Marker | None]:
-        """The last message: no text ends it."""
+        """Read the last message, which only control tokens end."""
         return (yield from reader.until(self._enders, writer.content))
 
     def _read_arguments(self, reader: StreamReader, writer: Writer) -> Reading[Marker | None]:

@@ -1,7 +1,8 @@
-"""Reading JSON out of a stream, piece by piece and as it was written.
+"""Reading JSON from a stream, in pieces and unchanged.
 
-Promises: a value's pieces are raw slices of the stream; nothing malformed raises, it ends the reading.
-Does not know: schemas; a value's brackets and strings are followed, not its grammar.
+Promises: the pieces of a value are slices of the stream. Malformed text raises no error; it ends the
+reading.
+Does not know: schemas, and the grammar of JSON beyond brackets and strings.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _OPEN, _CLOSE, _COLON, _COMMA = (Marker(text) for text in "{}:,")
 
 
 class _Nesting:
-    """Follows the brackets and strings of one array, object or string."""
+    """The nesting of brackets and strings in one array, object or string."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -26,8 +27,8 @@ class _Nesting:
         self.is_escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """How many characters of `text`, which goes on from the last, belong to the value; None
-        where it goes on after it."""
+        """Continue with `text` and return how many of its characters belong to the value; None if the
+        value does not end in it."""
         place = 0
         while place < len(text):
             if self.is_escaped:
@@ -53,7 +54,7 @@ class _Nesting:
 
 
 def read_value(reader: StreamReader, sink: Sink) -> Reading[bool]:
-    """Passes one value on; False where it is cut off or there is none."""
+    """Pass one value to the sink. False if it is incomplete or missing."""
     head = yield from reader.peek()
     if not isinstance(head, str):
         return False
@@ -70,8 +71,8 @@ def read_value(reader: StreamReader, sink: Sink) -> Reading[bool]:
 
 
 def _read_scalar(reader: StreamReader, sink: Sink) -> Reading[bool]:
-    """A number or a word: all up to what cannot belong to one."""
-    is_some = False
+    """Read a number or a word, up to the first character that cannot belong to it."""
+    has_text = False
     while True:
         head = yield from reader.peek()
         if not isinstance(head, str):
@@ -80,13 +81,13 @@ def _read_scalar(reader: StreamReader, sink: Sink) -> Reading[bool]:
         length = found.start() if found else len(head)
         if length:
             sink(reader.take(length))
-            is_some = True
+            has_text = True
         if found:
-            return is_some
+            return has_text
 
 
 def read_string(reader: StreamReader) -> Reading[str | None]:
-    """What a string says; None where it is cut off or there is none."""
+    """Read a string and return its value; None if it is incomplete, malformed or missing."""
     head = yield from reader.peek()
     if not isinstance(head, str) or head[0] != '"':
         return None
@@ -101,8 +102,10 @@ def read_string(reader: StreamReader) -> Reading[str | None]:
 
 
 def read_call(reader: StreamReader, writer: Writer) -> Reading[bool]:
-    """One call, {"name": ..., "arguments": {...}} ("parameters" means the same), its keys in any order;
-    False where it is cut off or malformed. It is a call from where its name is known."""
+    """Read one call, {"name": ..., "arguments": {...}} (or "parameters"), its keys in any order.
+
+    False if it is incomplete or malformed. The call is reported as soon as its name is known.
+    """
     if (yield from reader.at(_OPEN)) is None:
         return False
     name: str | None = None
@@ -140,4 +143,4 @@ def read_call(reader: StreamReader, writer: Writer) -> Reading[bool]:
 
 
 def _ignore(text: str) -> None:
-    """What nobody wants."""
+    """A sink that drops text."""

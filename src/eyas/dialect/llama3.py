@@ -1,9 +1,9 @@
-"""Llama 3.x: no reasoning; a call is the whole answer.
+"""Llama 3.x: no reasoning; the output is an answer or calls.
 
     {"name": "f", "parameters": {...}}
 
-<|python_tag|> may stand before it, and "; " between calls. Beside an answer of another form a call
-must begin with <|python_tag|>, because the answer may be JSON as well.
+<|python_tag|> may stand before a call, and "; " separates calls. If the request asks for an answer of
+some form, a call must begin with <|python_tag|>, because the answer may be JSON as well.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from eyas.dialect.json_text import read_call
 from eyas.dialect.reasoning import marker
 from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import ToolFormat, arguments, ignore, one_of
-from eyas.grammar import Choice, FreeText, Literal, Marker, Node, Repeat, Series
+from eyas.grammar import Choice, Concat, FreeText, Literal, Marker, Node, Repeat
 
 _SEPARATOR = Marker(";")
 _BEGINNING = Marker('{"name": ')
 
 
 class LlamaCalls(ToolFormat):
-    """A call is a JSON object that begins with its name."""
+    """Calls as JSON objects that begin with their name."""
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         self.tag: Marker = marker(tokenizer, "<|python_tag|>")
@@ -34,10 +34,10 @@ class LlamaCalls(ToolFormat):
         return (self.tag,)
 
     def calls(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        return Series((self.tag, _objects(tools, several)))
+        return Concat((self.tag, _objects(tools, several)))
 
     def only_calls(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        return Series((Repeat(self.tag, 0, 1), _objects(tools, several)))
+        return Concat((Repeat(self.tag, 0, 1), _objects(tools, several)))
 
     def text_or_calls(
         self, tools: Sequence[ToolSpec], several: bool, without: tuple[Marker, ...], gap: str
@@ -47,8 +47,8 @@ class LlamaCalls(ToolFormat):
         options: list[Node] = [FreeText(without=excluded)]
         for beginning in beginnings:
             options.append(_objects(tools, several, beginning))
-            tagged = Series((self.tag, _objects(tools, several)))
-            options.append(Series((Literal(beginning), tagged)) if beginning else tagged)
+            tagged = Concat((self.tag, _objects(tools, several)))
+            options.append(Concat((Literal(beginning), tagged)) if beginning else tagged)
         return Choice(tuple(options))
 
     def read(
@@ -72,17 +72,17 @@ def _objects(tools: Sequence[ToolSpec], several: bool, beginning: str = "") -> N
     if not several:
         return first
     following = one_of([_object(tool, "; ") for tool in tools])
-    return Series((first, Repeat(following)))
+    return Concat((first, Repeat(following)))
 
 
 def _object(tool: ToolSpec, beginning: str) -> Node:
     name = json.dumps(tool.name, ensure_ascii=False)
     begin = Literal(f'{beginning}{_BEGINNING.text}{name}, "parameters": ')
-    return Series((begin, arguments(tool), Literal("}")))
+    return Concat((begin, arguments(tool), Literal("}")))
 
 
 def _read_calls(reader: StreamReader, writer: Writer) -> Reading[None]:
-    """Calls to where something else comes; what is no call at all is left as it was written."""
+    """Read calls up to other text; text that is no call is content."""
     while True:
         num_calls = writer.num_calls
         reader.record()

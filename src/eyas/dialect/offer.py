@@ -1,6 +1,6 @@
-"""From functions as OpenAI writes them to what a dialect calls.
+"""Conversion of OpenAI's `tools` to `ToolSpec`.
 
-Promises: distinct names, and parameters that are schemas of objects, each fault named by its field.
+Promises: names are distinct and parameters are schemas of objects; errors name the field.
 Does not know: how calls are written.
 """
 
@@ -23,10 +23,10 @@ CHOICES = ("none", "auto", "required")
 
 
 def tool_specs(tools: Sequence[Mapping[str, Any]] | None) -> tuple[ToolSpec, ...]:
-    """The functions of `tools`, each {"type": "function", "function": {name, parameters, strict}}.
+    """Convert tools of the form {"type": "function", "function": {name, parameters, strict}}.
 
-    RequestError, or GrammarError for parameters that cannot be enforced, names the field. Keywords that
-    cannot be enforced are left out of functions that are not strict.
+    Keywords that cannot be enforced are left out of functions that are not strict. RequestError, or
+    GrammarError for parameters that cannot be enforced.
     """
     specs: dict[str, ToolSpec] = {}
     for place, tool in enumerate(tools or ()):
@@ -52,6 +52,6 @@ def _tool(name: str, function: Mapping[str, Any], param: str) -> ToolSpec:
             f"{param}: must be a schema of an object; arguments are one", "invalid", param=param
         )
     strict = bool(function.get("strict"))
-    # Without its type a schema allows values of every type.
+    # Without `type` a schema allows values of every type.
     text = prepare({"type": "object", **schema}, param=param, lenient=not strict)
     return ToolSpec(name, json.loads(text), strict)

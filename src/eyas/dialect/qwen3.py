@@ -8,7 +8,7 @@
     {"name": "f", "arguments": {...}}
     </tool_call>
 
-Text may stand before the first call; calls are a line apart.
+Text may precede the first call; a line end separates calls.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from eyas.dialect.json_text import read_call
 from eyas.dialect.reasoning import ReasoningFormat, marker
 from eyas.dialect.segment import Reading, StreamReader, Writer
 from eyas.dialect.tools import MarkedCalls, arguments, ignore, one_of
-from eyas.grammar import Literal, Marker, Node, Repeat, Series
+from eyas.grammar import Concat, Literal, Marker, Node, Repeat
 
 
 class HermesCalls(MarkedCalls):
-    """Each call is a JSON object between <tool_call> and </tool_call>."""
+    """Calls as JSON objects between <tool_call> and </tool_call>."""
 
     def __init__(self, tokenizer: Vocabulary) -> None:
         self.begin: Marker = marker(tokenizer, "<tool_call>")
         self.end: Marker = marker(tokenizer, "</tool_call>")
 
     def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        call = Series((one_of([_object(tool) for tool in tools]), self.end))
+        call = Concat((one_of([_object(tool) for tool in tools]), self.end))
         if not several:
             return call
-        return Series((call, Repeat(Series((Literal("\n"), self.begin, call)))))
+        return Concat((call, Repeat(Concat((Literal("\n"), self.begin, call)))))
 
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
@@ -60,4 +60,4 @@ def qwen3(tokenizer: Vocabulary) -> Dialect:
 def _object(tool: ToolSpec) -> Node:
     name = json.dumps(tool.name, ensure_ascii=False)
     begin = Literal(f'\n{{"name": {name}, "arguments": ')
-    return Series((begin, arguments(tool), Literal("}\n")))
+    return Concat((begin, arguments(tool), Literal("}\n")))

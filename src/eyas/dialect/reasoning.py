@@ -1,6 +1,6 @@
-"""Reasoning between two markers, as most families write it, and what a prompt's end says about it.
+"""Reasoning between two markers, and its state at the end of a prompt.
 
-Promises: control tokens of earlier turns and text that only spells a marker never count as this turn's.
+Promises: control tokens of earlier turns, and text that spells a marker, do not count for this turn.
 Does not know: answers and tools.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 from eyas.dialect.base import Vocabulary
 from eyas.dialect.segment import WHITE, Reading, StreamReader, Writer
-from eyas.grammar import FreeText, Marker, Node, Series
+from eyas.grammar import Concat, FreeText, Marker, Node
 
 _NUM_LAST_TOKENS = 32
 
@@ -21,9 +21,8 @@ _NUM_LAST_TOKENS = 32
 class ReasoningFormat:
     """Reasoning from `open` to `close`.
 
-    gap: what the family writes between the end of its reasoning and what follows. leads: it writes the
-    gap before its output, too, where the prompt opened nothing. may_open: the model may open reasoning
-    that the prompt did not.
+    gap: the text between the end of reasoning and the answer. leads: the gap is also at the beginning
+    of the output if the prompt opened no reasoning. may_open: the model may open reasoning itself.
     """
 
     open: Marker
@@ -41,7 +40,7 @@ class ReasoningFormat:
         leads: bool = False,
         may_open: bool = True,
     ) -> ReasoningFormat:
-        """<think> and </think>; the closing one may be spelled in ordinary tokens as well."""
+        """Return the format with <think> and </think>; ordinary tokens may spell the latter too."""
         close = "</think>"
         return cls(
             open=marker(tokenizer, "<think>"),
@@ -52,26 +51,26 @@ class ReasoningFormat:
         )
 
     def inside(self) -> Node:
-        """From after the opening marker up to and with the closing one."""
+        """Return the grammar after the opening marker, through the closing one."""
         return FreeText(until=(self.close,))
 
     def whole(self) -> Node:
-        return Series((self.open, self.inside()))
+        return Concat((self.open, self.inside()))
 
     def read(self, reader: StreamReader, writer: Writer, *, trims: bool = True) -> Reading[None]:
-        """Reads what `inside` allows. trims: new lines at its beginning are the format's."""
+        """Read what `inside` allows. trims: drop new lines at the beginning."""
         if trims:
             yield from reader.span("\r\n")
         yield from reader.until((self.close,), writer.reasoning, trim="\r\n")
 
     def closing(self, tokenizer: Vocabulary) -> tuple[int, ...]:
-        """The tokens that end reasoning wherever it is."""
+        """Return the tokens that end reasoning at any point."""
         if self.close.token_id is None:
             return tuple(tokenizer.encode_text(self.close.text + self.gap, continues=True))
         return (self.close.token_id, *tokenizer.encode_text(self.gap, continues=True))
 
     def num_opening_tokens(self, tokenizer: Vocabulary) -> int:
-        """How many tokens an output has before its reasoning where the prompt opened none."""
+        """Return the number of tokens before the text of reasoning that the output opens."""
         lead = len(tokenizer.encode_text(self.gap, continues=True)) if self.leads else 0
         if self.open.token_id is None:
             return lead + len(tokenizer.encode_text(self.open.text, continues=True))
@@ -80,7 +79,7 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True)
 class PromptEnd:
-    """What the prompt already holds of the answer. after: the text that follows the last marker."""
+    """The state of reasoning at the end of a prompt. after: the text after the last marker."""
 
     reasoning: Literal["none", "opened", "closed"]
     after: str = ""
@@ -89,10 +88,10 @@ class PromptEnd:
 def prompt_end(
     tokenizer: Vocabulary, reasoning: ReasoningFormat, prompt_token_ids: Sequence[int]
 ) -> PromptEnd:
-    """Reads the end of a prompt, back to the control token that began the answer's turn.
+    """Read the end of a prompt, back to the control token that begins the answer's turn.
 
-    Where a marker is no control token, only one that ends the prompt counts: any other may be a
-    user's text.
+    A marker that is no control token counts only at the very end of the prompt, since elsewhere it may
+    be a user's text.
     """
     open_id, close_id = reasoning.open.token_id, reasoning.close.token_id
     if open_id is not None or close_id is not None:
@@ -115,6 +114,6 @@ def prompt_end(
 
 
 def marker(tokenizer: Vocabulary, text: str) -> Marker:
-    """The control token spelled so; where there is none, its text."""
+    """Return the marker of the control token with this text, or of the text if there is none."""
     token_id = tokenizer.control_id(text)
     return Marker(text, token_id, spelled=token_id is None)

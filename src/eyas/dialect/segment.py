@@ -1,11 +1,11 @@
-"""The engine under every segmenter: code that reads a stream as if it were all there.
+"""The parts that all segmenters share: incremental parsing of a stream with generators.
 
-A dialect says in straight code what it expects ("text up to this marker, then a JSON value"). Such code
-is a generator: it pauses where the stream has not come further, and goes on with the next push.
+A dialect parses a stream as if it were complete ("text up to this marker, then a JSON value"). The
+parser is a generator: it yields where it needs more of the stream, and continues with the next push.
 
-Promises: what a `StreamReader` gives depends on what came, never on how it was cut, so whatever is
-built on it obeys the stream law. Held back is only what cannot be decided yet: the beginning of a
-marker, and white space that may be trimmed.
+Promises: the results of a `StreamReader` depend on the stream, not on how it is cut, so every segmenter
+obeys the stream law. Only undecided text is held back: the beginning of a marker, and white space that
+may be trimmed.
 Does not know: any format.
 """
 
@@ -21,21 +21,21 @@ from eyas.grammar import Marker
 
 Result = TypeVar("Result")
 Reading: TypeAlias = Generator[None, None, Result]
-"""Code that yields where it needs more of the stream, and returns its result."""
+"""A parser that yields where it needs more of the stream, and returns its result."""
 Sink: TypeAlias = Callable[[str], None]
 
 WHITE = " \t\r\n"
 
 
 class Control(NamedTuple):
-    """A control token in the stream and the text it shows as."""
+    """A control token in the stream, and its text there."""
 
     token_id: int
     text: str
 
 
 class _Unfinished(NamedTuple):
-    """A control token of whose shown text some characters are still to come."""
+    """A control token with `num_missing` characters of its text not received yet."""
 
     token_id: int
     text: str
@@ -43,9 +43,9 @@ class _Unfinished(NamedTuple):
 
 
 class StreamReader:
-    """A stream of text and control tokens, of which some has come.
+    """The received part of a stream of text and control tokens.
 
-    Text that spells a marker is found only between control tokens, never across one.
+    Text that spells a marker is found between control tokens only, never across one.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class StreamReader:
         self._record: list[str] | None = None
 
     def feed(self, text: str, marks: Sequence[Mark]) -> None:
-        """More of the stream came."""
+        """Append a part of the stream."""
         begin = 0
         if self._unfinished is not None:
             token_id, shown, num_missing = self._unfinished
@@ -70,18 +70,18 @@ class StreamReader:
         self._add_text(text[begin:])
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Mark the stream as complete."""
         if self._unfinished is not None:
             self._add_control(self._unfinished.token_id, self._unfinished.text, 0)
         self._has_ended = True
 
     @property
     def is_at_end(self) -> bool:
-        """Has everything been read, and will nothing come?"""
+        """Whether the stream is complete and everything has been read."""
         return self._has_ended and not self._items
 
     def peek(self) -> Reading[str | Control | None]:
-        """What comes next, as much text of it as has come; None at the end."""
+        """Return the next received text or control token without reading it; None at the end."""
         while not self._items:
             if self._has_ended:
                 return None
@@ -89,16 +89,16 @@ class StreamReader:
         return self._items[0]
 
     def take(self, num_chars: int) -> str:
-        """Reads so many characters of the text that `peek` gave."""
+        """Read characters of the text that `peek` returned."""
         head = self._items.popleft()
         assert isinstance(head, str) and num_chars <= len(head)
         if num_chars < len(head):
             self._items.appendleft(head[num_chars:])
-        self._note(head[:num_chars])
+        self._record_text(head[:num_chars])
         return head[:num_chars]
 
     def unread(self, text: str) -> None:
-        """Puts text back in front."""
+        """Put text back to the front of the stream."""
         if not text:
             return
         if self._items and isinstance(self._items[0], str):
@@ -107,7 +107,7 @@ class StreamReader:
             self._items.appendleft(text)
 
     def at(self, *markers: Marker) -> Reading[Marker | None]:
-        """Reads the one of these markers that stands right here, if one does."""
+        """Read one of these markers if the stream continues with it; else return None."""
         while True:
             head = yield from self.peek()
             if head is None:
@@ -129,9 +129,10 @@ class StreamReader:
     def until(
         self, markers: Sequence[Marker], sink: Sink, *, trim: str = ""
     ) -> Reading[Marker | None]:
-        """Passes text on up to the first of these markers, and reads it; None where none came.
+        """Pass the text before the first of these markers to `sink`, and read the marker; None if there
+        is none up to the end.
 
-        trim: characters that are left out where they stand right before the marker.
+        trim: characters to drop directly before the marker.
         """
         spelled = [marker for marker in markers if marker.is_text]
         held = ""
@@ -164,13 +165,13 @@ class StreamReader:
                 held = self.take(len(head))[len(certain) :]
 
     def collect(self, *markers: Marker) -> Reading[tuple[str, Marker | None]]:
-        """The text up to the first of these markers, and which it was."""
+        """Return the text before the first of these markers, and the marker."""
         pieces: list[str] = []
         marker = yield from self.until(markers, pieces.append)
         return "".join(pieces), marker
 
     def span(self, characters: str) -> Reading[str]:
-        """Reads as long as it is these characters."""
+        """Read and return a run of these characters."""
         pieces: list[str] = []
         while True:
             head = yield from self.peek()
@@ -183,22 +184,22 @@ class StreamReader:
         return "".join(pieces)
 
     def white(self) -> Reading[str]:
-        """Reads white space."""
+        """Read and return white space."""
         return (yield from self.span(WHITE))
 
     def record(self) -> None:
-        """From here on what is read is kept for `recorded`."""
+        """Start to record the text that is read."""
         self._record = []
 
     def recorded(self) -> str:
-        """What was read since `record`, which ends here."""
+        """Stop recording, and return the text read since `record`."""
         text = "".join(self._record or ())
         self._record = None
         return text
 
     @property
     def _may_grow(self) -> bool:
-        """May the text in front go on?"""
+        """Whether the first text may still grow."""
         return len(self._items) == 1 and not self._has_ended
 
     def _add_text(self, text: str) -> None:
@@ -219,15 +220,15 @@ class StreamReader:
     def _take_control(self) -> None:
         item = self._items.popleft()
         assert isinstance(item, Control)
-        self._note(item.text)
+        self._record_text(item.text)
 
-    def _note(self, text: str) -> None:
+    def _record_text(self, text: str) -> None:
         if self._record is not None:
             self._record.append(text)
 
 
 class Writer:
-    """Where what was read goes: the events of one stream."""
+    """Collects the events of one stream."""
 
     def __init__(self) -> None:
         self.num_calls = 0
@@ -240,7 +241,7 @@ class Writer:
         self._add("content", text)
 
     def call(self, name: str) -> None:
-        """A call begins; `arguments` go to it from now on."""
+        """Begin a call; the following `arguments` belong to it."""
         self._events.append(Event("tool_call", index=self.num_calls, name=name))
         self.num_calls += 1
 
@@ -248,7 +249,7 @@ class Writer:
         self._add("arguments", text, self.num_calls - 1)
 
     def drain(self) -> list[Event]:
-        """The events since the last time, put together where they belong together."""
+        """Return the merged events since the last call."""
         events, self._events = merged(self._events), []
         return events
 
@@ -258,7 +259,7 @@ class Writer:
 
 
 class StreamSegmenter(Segmenter):
-    """A segmenter that is code which reads: `parse` is started with the first push."""
+    """A segmenter that runs a parser, which the first push starts."""
 
     def __init__(self, parse: Callable[[StreamReader, Writer], Reading[None]]) -> None:
         self._reader = StreamReader()
@@ -278,12 +279,12 @@ class StreamSegmenter(Segmenter):
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """The same events with neighbours of one kind (and one call) put together."""
+    """Return the events with neighbours of the same kind and call joined."""
     result: list[Event] = []
     pieces: list[str] = []
     for event in events:
         last = result[-1] if result else None
-        if last and event.kind != "tool_call" and _belong_together(last, event):
+        if last and event.kind != "tool_call" and _are_joinable(last, event):
             pieces.append(event.text)
             continue
         _close(result, pieces)
@@ -293,7 +294,7 @@ def merged(events: Iterable[Event]) -> list[Event]:
     return result
 
 
-def _belong_together(first: Event, second: Event) -> bool:
+def _are_joinable(first: Event, second: Event) -> bool:
     return first.kind == second.kind and first.index == second.index
 
 
@@ -312,14 +313,14 @@ def _marker_of(control: Control, markers: Sequence[Marker]) -> Marker | None:
 
 
 def _first_spelled(text: str, spelled: Sequence[Marker]) -> tuple[int, Marker | None]:
-    """The first place where one of these markers is spelled."""
+    """Return the first position of one of these markers in the text, and the marker."""
     places = [(text.find(marker.text), marker) for marker in spelled]
     found = [(place, marker) for place, marker in places if place >= 0]
     return min(found, key=lambda pair: pair[0], default=(len(text), None))
 
 
 def _length_of_beginning(text: str, spelled: Sequence[Marker]) -> int:
-    """How many of the last characters may be the beginning of one of these markers."""
+    """Return how many of the last characters may be the beginning of one of these markers."""
     longest = max((len(marker.text) - 1 for marker in spelled), default=0)
     for length in range(min(longest, len(text)), 0, -1):
         tail = text[-length:]

@@ -1,7 +1,7 @@
-"""What all families' tool calls have in common.
+"""The interface of formats of tool calls, and the parts that they share.
 
-Promises: once a call has begun it is well-formed; text before calls never spells what begins one.
-Does not know: any family's markers.
+Promises: a call that has begun is well-formed; text before calls never spells the beginning of a call.
+Does not know: the markers of a family.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from collections.abc import Sequence
 
 from eyas.dialect.base import ToolSpec
 from eyas.dialect.segment import WHITE, Reading, StreamReader, Writer
-from eyas.grammar import Choice, FreeText, Json, Marker, Node, Series
+from eyas.grammar import Choice, Concat, FreeText, Json, Marker, Node
 
 
 class ToolFormat(ABC):
-    """How calls are written."""
+    """A format of tool calls."""
 
     @property
     @abstractmethod
     def openings(self) -> tuple[Marker, ...]:
-        """What begins a call where an answer of another form may stand instead."""
+        """The markers that begin a call if the output may be an answer instead."""
 
     @abstractmethod
     def calls(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        """One call, or more where `several`, where an answer of another form may stand instead."""
+        """Return the grammar of one call (or more if `several`), as an alternative to an answer."""
 
     def only_calls(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        """The same where nothing else may stand."""
+        """Return the grammar of calls without an alternative."""
         return self.calls(tools, several)
 
     @abstractmethod
     def text_or_calls(
         self, tools: Sequence[ToolSpec], several: bool, without: tuple[Marker, ...], gap: str
     ) -> Node:
-        """Free text that spells none of `without`, calls, or both. gap: what may stand before calls
-        even where text may not (it is not content)."""
+        """Return the grammar of free text without the markers `without`, calls, or both. gap: text that
+        may precede calls and is not content."""
 
     @abstractmethod
     def read(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec], *, answers: bool
     ) -> Reading[None]:
-        """Reads to the end of the stream. answers: it is calls, or an answer without any."""
+        """Read to the end of the stream. answers: the stream has either calls or an answer."""
 
 
 class MarkedCalls(ToolFormat):
-    """A format in which one marker begins calls."""
+    """A format in which a marker begins calls."""
 
     begin: Marker
 
@@ -55,24 +55,24 @@ class MarkedCalls(ToolFormat):
         return (self.begin,)
 
     def calls(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        return Series((self.begin, self.after_begin(tools, several)))
+        return Concat((self.begin, self.after_begin(tools, several)))
 
     def text_or_calls(
         self, tools: Sequence[ToolSpec], several: bool, without: tuple[Marker, ...], gap: str
     ) -> Node:
         text = FreeText(without=(*without, self.begin) if self.begin.is_text else without)
         before = FreeText(until=(self.begin,), without=without)
-        return Choice((text, Series((before, self.after_begin(tools, several)))))
+        return Choice((text, Concat((before, self.after_begin(tools, several)))))
 
     @abstractmethod
     def after_begin(self, tools: Sequence[ToolSpec], several: bool) -> Node:
-        """The rest of the output once the marker came."""
+        """Return the grammar of the output after the marker."""
 
     @abstractmethod
     def read_after_begin(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
     ) -> Reading[None]:
-        """Reads to the end of what the marker began, or to where it is malformed."""
+        """Read to the end of the calls after the marker, or to the first malformed part."""
 
     def read(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec], *, answers: bool
@@ -88,7 +88,7 @@ class MarkedCalls(ToolFormat):
     def _read_begun(
         self, reader: StreamReader, writer: Writer, tools: Sequence[ToolSpec]
     ) -> Reading[None]:
-        """What is no call at all is content."""
+        """Read calls after the marker. If there are none, the text is content."""
         num_calls = writer.num_calls
         reader.record()
         yield from self.read_after_begin(reader, writer, tools)
@@ -100,12 +100,12 @@ class MarkedCalls(ToolFormat):
 
 
 def arguments(tool: ToolSpec) -> Json:
-    """The JSON of a call's arguments."""
+    """Return the grammar of a call's arguments as JSON."""
     return Json(json.dumps(parameters(tool), ensure_ascii=False), lenient=not tool.strict)
 
 
 def parameters(tool: ToolSpec) -> dict:
-    """The schema of a call's arguments: of an object, and an empty one where nothing is said."""
+    """Return the schema of a call's arguments: of an object, without properties by default."""
     schema = tool.parameters
     if not schema:
         return {"type": "object", "properties": {}, "additionalProperties": False}
@@ -115,10 +115,10 @@ def parameters(tool: ToolSpec) -> dict:
 
 
 def one_of(options: Sequence[Node]) -> Node:
-    """A choice, where there is one to make."""
+    """Return a choice of the options, or a single option itself."""
     assert options
     return options[0] if len(options) == 1 else Choice(tuple(options))
 
 
 def ignore(text: str) -> None:
-    """A sink for what is no part of the output's meaning."""
+    """A sink that drops text."""

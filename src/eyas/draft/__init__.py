@@ -1,4 +1,4 @@
-"""Drafters: who proposes the tree of a step. None of them can change the output."""
+"""Drafters: they propose the draft trees of a step. No drafter can change the output."""
 
 from eyas.draft.base import Drafter, DrafterWrapper, StepReport, TreeShape
 from eyas.draft.blend import BlendDrafter

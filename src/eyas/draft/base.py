@@ -1,8 +1,8 @@
-"""The door of drafting: a drafter proposes a tree for every rooted sequence of a batch.
+"""The interface of drafters: a drafter proposes a draft tree for each sequence with a root in a batch.
 
-Promises: whatever a drafter proposes, the output stays what it would be without it; a drafter decides
-only how many tokens one step can yield.
-Does not know: the target's logits before they are there, sampling parameters beyond `batch.params`.
+Promises: the output does not depend on what a drafter proposes. A drafter decides only how many tokens
+one step can yield.
+Does not know: the target's logits of the same step, sampling parameters beyond `batch.params`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from eyas.runner.batch import Batch
 from eyas.runner.runner import Output
 
 MAX_REMEMBERED = 4
-"""Trees that a drafter may know again once their steps have landed: more than are ever under way."""
+"""Proposed trees that a drafter remembers until their steps land: more than are ever in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """How large a tree may grow. steps: levels below the root; topk: children that a node proposes
-    (1 is a chain); nodes: all of them, the root included, kept by score. extra: nodes that somebody
-    else may add to it."""
+    """The largest size of a draft tree.
+
+    steps: levels below the root. topk: children that each node proposes; 1 is a chain. nodes: nodes of
+    the tree, the root included, chosen by score. extra: nodes that another drafter may add to the tree.
+    """
 
     steps: int
     topk: int
@@ -35,26 +37,27 @@ class TreeShape:
 
     @property
     def width(self) -> int:
-        """Most nodes of the whole tree."""
+        """Most nodes of the tree, extra ones included."""
         return self.nodes + self.extra
 
     @property
     def levels(self) -> int:
-        """Most levels of the whole tree, the root's among them, and so most tokens of a step."""
+        """Most levels of the tree, that of the root included. This is also the most tokens that a step
+        can add to a sequence."""
         return min(self.width, 1 + self.steps + self.extra)
 
     @property
     def num_candidates(self) -> int:
-        """Nodes that are grown below the root, of which the best are kept."""
+        """Nodes that are generated below the root; the best `nodes - 1` of them make the tree."""
         return self.topk + (self.steps - 1) * self.topk**2 if self.steps else 0
 
     def capped(self, other: TreeShape) -> TreeShape:
-        """The same, in no respect larger than `other`, and nobody else's."""
+        """Return this shape cut to the steps, children and nodes of `other`, without extra nodes."""
         steps, topk = min(self.steps, other.steps), min(self.topk, other.topk)
         return TreeShape(steps, topk, min(self.nodes, other.nodes))
 
     def within(self, width: int) -> TreeShape:
-        """The same for at most `width` nodes; a chain has no more nodes than levels below its root."""
+        """Return this shape cut to at most `width` nodes in all. A chain gets one node a level."""
         nodes = min(width, self.nodes)
         if self.topk == 1:
             nodes = min(nodes, self.steps + 1)
@@ -63,17 +66,19 @@ class TreeShape:
 
     @property
     def alone(self) -> TreeShape:
-        """The same without what somebody else may add."""
+        """This shape without extra nodes."""
         return replace(self, extra=0)
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A landed step, for drafters that learn from it. counts: tokens that each rooted sequence got.
+    """The result of a landed step, for drafters that adapt to it. Lists have one entry a rooted
+    sequence.
 
-    sizes: nodes that were proposed, the root included, what a grammar refused as well. seconds: how
-    long the step took; None where it did other work too. accepted: who had proposed (an index into the
-    drafter's sources) each accepted node of a sequence, from the root down.
+    tree: as the drafter proposed it. counts: tokens that the step chose; -1 if it chose none. sizes:
+    proposed nodes, the root and nodes that a grammar refused included. seconds: wall time of the
+    step; None if the step also stored prompt chunks. accepted: for each accepted node, from the root
+    down, the source that proposed it (an index into `Drafter.sources`).
     """
 
     tree: DraftTree
@@ -84,8 +89,11 @@ class StepReport:
 
 
 class Drafter(ABC):
-    """taps: hidden states of the target it wants to observe. shape: of the largest tree it grows.
-    sources: names of what proposes, by the numbers of `DraftTree.source_BW`."""
+    """Proposes draft trees. Subclasses implement `propose`.
+
+    sources: names of what proposes nodes; `DraftTree.source_BW` holds indices into it. taps: layers of
+    the target whose hidden states `observe` receives. shape: of the largest tree that it proposes.
+    """
 
     sources: tuple[str, ...] = ("draft",)
     taps: tuple[int, ...] = ()
@@ -93,42 +101,47 @@ class Drafter(ABC):
 
     @property
     def reads_automata(self) -> bool:
-        """Does it look at `Batch.automata`? Then steps of constrained sequences land before it drafts
-        for them again."""
+        """Whether `propose` reads `Batch.automata`. If so, a step of a constrained sequence lands
+        before the next one is drafted."""
         return False
 
     @property
     def networks(self) -> tuple[DraftNetwork, ...]:
-        """The networks it runs, most drafters none."""
+        """The neural networks that it runs."""
         return ()
 
     @property
     def width(self) -> int:
-        """Most nodes it ever proposes, the root included."""
+        """Most nodes that it proposes, the root included."""
         return self.shape.width
 
     def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
-        """How large a tree it wants for a step of so many rooted sequences; one node is not to draft.
-        num_constrained: sequences with a grammar among all that may step, new ones included."""
+        """Return the tree shape that it prefers for the next step. A shape of one node means no draft.
+
+        num_sequences: sequences with a root in the step. num_constrained: sequences with a grammar
+        among all that may join the step, waiting ones included.
+        """
         return self.shape
 
     @abstractmethod
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
-        """A tree no larger than `shape` for each rooted sequence; also called for batches that store
-        prompt chunks only, so that a drafter with rows of its own keeps up. shape: what it wished for,
-        cut to what the step has room for (`batch.width`)."""
+        """Return a tree no larger than `shape` for each sequence with a root.
+
+        Also called for batches of prompt chunks only, so that a drafting network can process them.
+        shape: the preferred shape, cut to the capacity of the step (`batch.width`).
+        """
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
-        """See what the target made of a step; no verdict where no sequence was rooted."""
+        """Receive the target's hidden states of a step. verdict: None if no sequence had a root."""
         return None
 
     def learn(self, report: StepReport) -> None:
-        """Hear what became of a tree, once its step has landed."""
+        """Receive the result of a step whose tree this drafter proposed, once it has landed."""
         return None
 
 
 class DrafterWrapper(Drafter):
-    """Another drafter, for who changes some of what it does."""
+    """Forwards all calls to another drafter. Subclasses override some of them."""
 
     def __init__(self, inner: Drafter) -> None:
         self._wrap(inner)
@@ -159,18 +172,18 @@ class DrafterWrapper(Drafter):
 
 
 def chain(tokens_BW: torch.Tensor, sizes_B: torch.Tensor) -> DraftTree:
-    """A tree in which every node continues the one before it."""
+    """Return a tree in which the parent of each node is the node before it."""
     width = tokens_BW.shape[1]
     parents_W = torch.arange(-1, width - 1, device=tokens_BW.device)
     return DraftTree(tokens_BW, parents_W.expand(tokens_BW.shape[0], -1), sizes_B, is_chain=True)
 
 
 def roots_alone(batch: Batch) -> DraftTree:
-    """Trees of nothing but their roots."""
+    """Return a tree of one node, the root, for each sequence."""
     root_B1 = root_tokens(batch)
     return chain(root_B1, torch.ones_like(root_B1[:, 0]))
 
 
 def root_tokens(batch: Batch) -> torch.Tensor:
-    """[B, 1] the last known token of each rooted sequence."""
+    """Return the last token [B, 1] of each sequence with a root."""
     return batch.table.tokens_AC[batch.seats_B, batch.roots_B].unsqueeze(1)

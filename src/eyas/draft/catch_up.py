@@ -1,11 +1,13 @@
-"""Which of a network's rows are missing, and the forwards that make them.
+"""The rows (keys and values) that a drafting network has not computed yet, and the forwards for them.
 
-Promises: a row is made once for the content of its slot, however the sequence got there: prompt
-chunks, accepted drafts, a prefix that another sequence stored, steps in which nobody drafted. Rows are
-made of what is committed; where more are missing than a step can make, the sequence does not draft
-until it is caught up. Rows of prompts are *runs*, which the host knows; the rows of what was accepted
-last are *tails*, whose beginnings only the device knows while a step is under way.
-Does not know: what a row is made of (a network does), trees.
+Rows are missing after prompt chunks, accepted drafts, a prefix that another sequence stored, and steps
+without a draft. Missing rows of prompts are *runs*, whose positions the host knows. The rows of the
+tokens accepted last, up to the root, are *tails*; while a step is in flight only the device knows where
+they start.
+
+Promises: each row is computed once for the content of its slot, from committed tokens only. If more
+rows are missing than one step can compute, the sequence does not draft until all are computed.
+Does not know: how a network computes a row, trees.
 
 Legend: A seats, B rooted sequences, P rows of a sequence in the tails, T rows, S slots.
 """
@@ -19,20 +21,20 @@ import torch
 
 from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.cache.slots import NULL_SLOT
-from eyas.kernels import usable
+from eyas.ops.tail_rows import tail_rows as tail_rows_of_table
 from eyas.runner.batch import Batch, Span
-from eyas.runner.rows import ForwardRows, ragged_rows
+from eyas.runner.rows import ForwardRows
 from eyas.runner.table import SequenceTable
 from eyas.transfer import send
 
 LONGEST_TAIL = 24
-"""Rows of a sequence that are made as a short chain beside those of the others; what is missing beyond
-that is a run of its own."""
+"""Rows of a sequence that are computed as a tail, in one forward with the tails of other sequences. If
+so many or more are missing, they are computed as a run first."""
 
 
 @dataclass(slots=True, eq=False)
 class MissingRun:
-    """Rows [start, stop) of the sequence in a seat."""
+    """Missing rows of the sequence in a seat, at positions [start, stop). slots: of these positions."""
 
     seat: int
     start: int
@@ -41,9 +43,13 @@ class MissingRun:
 
 
 @dataclass(slots=True, eq=False)
-class _Known:
-    """What the host knows of a seat. seating: whose it is. made: rows before this position are made.
-    gap: most rows that can be missing up to the root; None where only `made` tells."""
+class _SeatRows:
+    """What the host knows of the rows of a seat.
+
+    seating: number of the seating, which tells sequences in one seat apart. made: rows before this
+    position are computed. gap: upper bound of the rows missing up to the root; None if unknown, and
+    then `made` is exact.
+    """
 
     seating: int
     made: int
@@ -52,8 +58,11 @@ class _Known:
 
 @dataclass(slots=True, eq=False)
 class MissingRows:
-    """What a step has to make. longest: P of the tails, 0 where nobody drafts. drafts: which rooted
-    sequences draft."""
+    """The missing rows that a step computes.
+
+    runs: computed first. drafts: whether each rooted sequence drafts. longest: most rows of a tail (P);
+    0 if no sequence drafts.
+    """
 
     runs: list[MissingRun]
     drafts: list[bool]
@@ -63,8 +72,7 @@ class MissingRows:
 @dataclass(slots=True, eq=False)
 class CatchUpRows:
     """rows: a forward. previous_slots_T: the slot before each row's, None where features are not read.
-    root_rows_B: the roots' rows, for tails. root_tokens_B, sequence_B: the roots' tokens and 0, 1, ...,
-    where a kernel made them on the way."""
+    root_rows_B, root_tokens_B, sequence_B: the roots' rows and tokens, and 0, 1, ...; for tails."""
 
     rows: ForwardRows
     previous_slots_T: torch.Tensor | None
@@ -74,8 +82,12 @@ class CatchUpRows:
 
 
 class RowTracker:
-    """What has been made. first_position: of a row. reads_features: a row needs the target's feature
-    one position before. max_rows: most rows of runs in one step."""
+    """Tracks which rows of a network are computed, by slot and by seat.
+
+    first_position: first position that has a row. reads_features: a row needs the target's feature of
+    the position before it. num_slots: slots of the network's store that sequences own. max_rows: most
+    rows of runs in one step.
+    """
 
     def __init__(
         self, first_position: int, reads_features: bool, num_slots: int, max_rows: int
@@ -84,92 +96,94 @@ class RowTracker:
         self.reads_features = reads_features
         self.max_rows = max_rows
         self._is_made_S = np.zeros(num_slots + 1, dtype=bool)
-        self._known: dict[int, _Known] = {}
+        self._seats: dict[int, _SeatRows] = {}
         self._made_A: torch.Tensor | None = None
 
     def forget(self, batch: Batch) -> None:
-        """The slots that a step writes get new content: they have no rows."""
-        for span in batch.spans:
-            self._is_made_S[span.context_slots] = False
-            if span.node_slots is not None:
-                self._is_made_S[span.node_slots] = False
+        """Mark the slots that a step writes as having no rows: their content changes."""
+        written = [span.context_slots for span in batch.spans if span.context_count]
+        written += [span.node_slots for span in batch.rooted if span.node_slots is not None]
+        self._is_made_S[np.concatenate(written)] = False
 
     def missing(self, batch: Batch) -> MissingRows | None:
-        """The rows that are missing for the sequences of a step; None when nothing is to be done."""
+        """Return the missing rows of the sequences of a step; None if there is nothing to compute."""
         runs: list[MissingRun] = []
         drafting: list[bool] = []
-        longest, room = 0, self.max_rows
+        longest, budget = 0, self.max_rows
         for span in batch.spans:
-            known = self._look_up(batch, span)
+            seat = self._look_up(batch, span)
             ready = span.root_low
             if span.context_count:
                 ready = span.context_start + (0 if self.reads_features else span.context_count)
             drafts = span.node_slots is not None and span.root_low >= self.first_position
             drafts &= not (span.context_count and self.reads_features)
-            is_long = not drafts or span.root_low - known.made >= LONGEST_TAIL
-            if is_long and ready > known.made:
-                stop = min(ready, known.made + room)
-                if stop > known.made:
-                    assert known.made >= self.first_position
-                    slots = span.stored_slots[known.made : stop]
-                    runs.append(MissingRun(span.seat, known.made, stop, slots))
-                    room -= stop - known.made
+            is_long = not drafts or span.root_low - seat.made >= LONGEST_TAIL
+            if is_long and ready > seat.made:
+                stop = min(ready, seat.made + budget)
+                if stop > seat.made:
+                    assert seat.made >= self.first_position
+                    slots = span.stored_slots[seat.made : stop]
+                    runs.append(MissingRun(span.seat, seat.made, stop, slots))
+                    budget -= stop - seat.made
                 drafts &= stop == ready
-                known.gap = None
+                seat.gap = None
             else:
-                stop = known.made
+                stop = seat.made
             if span.node_slots is not None:
                 drafting.append(drafts)
             if drafts:
                 length = span.root_high - min(stop, span.root_low) + 1
-                longest = max(longest, length if known.gap is None else min(length, known.gap))
+                longest = max(longest, length if seat.gap is None else min(length, seat.gap))
         if not runs and not longest:
             return None
         return MissingRows(runs, drafting, longest)
 
     def step(self, batch: Batch, missing: MissingRows | None) -> None:
-        """A step goes out: its tails are made, and its verdict adds to what is missing."""
+        """Account for a step that is launched: its tails are computed, its verdict adds missing
+        rows."""
         for b, span in enumerate(batch.rooted):
-            known = self._known.get(span.seat)
-            if known is None:  # nobody has asked yet
+            seat = self._seats.get(span.seat)
+            if seat is None:  # `missing` was never called for this seat
                 continue
             if missing is not None and missing.drafts[b]:
-                known.made = max(known.made, batch.rooted[b].root_low + 1)
-                known.gap = 0
-            if known.gap is not None and span.node_slots is not None:
-                known.gap += batch.levels
+                seat.made = max(seat.made, batch.rooted[b].root_low + 1)
+                seat.gap = 0
+            if seat.gap is not None and span.node_slots is not None:
+                seat.gap += batch.levels
 
     def next_rows(self, table: SequenceTable) -> torch.Tensor:
-        """By seat, the position of the first row that is not made."""
+        """Return by seat, on the device, the position of the first row that is not computed."""
         if self._made_A is None:
             self._made_A = torch.zeros_like(table.lengths_A)
         return self._made_A
 
     def made_run(self, run: MissingRun, table: SequenceTable) -> None:
-        """A run is made."""
+        """Mark the rows of a run as computed."""
         self._is_made_S[run.slots] = True
-        self._known[run.seat].made = run.stop
+        self._seats[run.seat].made = run.stop
         self.next_rows(table)[run.seat].fill_(run.stop)
 
     def made_slots(self, slots_T: torch.Tensor) -> None:
-        """Rows are made in these slots; a device tells too late to be asked."""
+        """Mark the rows of these slots as computed. Does nothing on a device: reading the slots would
+        wait for it."""
         if slots_T.device.type == "cpu":
             self._is_made_S[slots_T.numpy()] = True
 
-    def _look_up(self, batch: Batch, span: Span) -> _Known:
+    def _look_up(self, batch: Batch, span: Span) -> _SeatRows:
+        """Return the state of a span's seat. A new sequence's is found by the slots of its prefix."""
         seating = batch.table.num_seatings[span.seat]
-        known = self._known.get(span.seat)
-        if known is None or known.seating != seating:
+        seat = self._seats.get(span.seat)
+        if seat is None or seat.seating != seating:
             stored = span.context_start if span.context_count else span.root_low
             is_made = self._is_made_S[span.stored_slots[self.first_position : stored]]
             num_made = int(is_made.argmin()) if not is_made.all() else len(is_made)
-            known = self._known[span.seat] = _Known(seating, self.first_position + num_made)
-            self.next_rows(batch.table)[span.seat].fill_(known.made)
-        return known
+            seat = self._seats[span.seat] = _SeatRows(seating, self.first_position + num_made)
+            self.next_rows(batch.table)[span.seat].fill_(seat.made)
+        return seat
 
 
 def run_rows(tracker: RowTracker, batch: Batch, runs: list[MissingRun]) -> CatchUpRows:
-    """The forward of all runs."""
+    """Return the rows of one forward pass over all runs."""
     table, device = batch.table, batch.table.device
     contexts: list[ContextRun] = []
     seats: list[int] = []
@@ -189,58 +203,23 @@ def run_rows(tracker: RowTracker, batch: Batch, runs: list[MissingRun]) -> Catch
         layout=layout,
         logits_rows_R=None,
     )
-    return CatchUpRows(rows, _previous_slots(tracker, table, seats_T, positions_T))
+    previous_slots_T = None
+    if tracker.reads_features:
+        previous_slots_T = table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]
+    return CatchUpRows(rows, previous_slots_T)
 
 
 def tail_rows(
     tracker: RowTracker, batch: Batch, longest: int, drafts_B: torch.Tensor | None
 ) -> CatchUpRows:
-    """The forward of all tails: sequence by sequence, from the first missing row to the root. One that
-    does not draft (drafts_B) is there with its root alone, which leaves no trace."""
+    """Return the rows of one forward pass over all tails: of each sequence, from the first missing row
+    to the root.
+
+    longest: most rows of a tail. drafts_B: which sequences draft; None is all. One that does not draft
+    has the row of its root only, which is written to the null slot.
+    """
     table = batch.table
-    if usable(table.device):
-        return _tail_rows_by_kernel(tracker, batch, longest, drafts_B)
-    seats_B, roots_B = batch.seats_B, batch.roots_B
-    made_A = tracker.next_rows(table)
-    starts_B = torch.minimum(made_A[seats_B], roots_B)
-    if drafts_B is not None:
-        starts_B = torch.where(drafts_B, starts_B, roots_B)
-    table.place_nodes(seats_B, roots_B, batch.node_slots_BW[:, :1])
-    positions_BP = starts_B.unsqueeze(1) + torch.arange(longest, device=table.device)
-    real_BP = positions_BP <= roots_B.unsqueeze(1)
-    positions_BP = torch.where(real_BP, positions_BP, 0)
-    grid_BP, picked = ragged_rows(real_BP)
-    last_B = (roots_B - starts_B).clamp(max=longest - 1)
-    root_rows_B = grid_BP.gather(1, last_B.unsqueeze(1)).squeeze(1)
-    leaves_trace_BP = real_BP if drafts_B is None else real_BP & drafts_B.unsqueeze(1)
-    slots_BP = table.slots_AC[seats_B.unsqueeze(1), positions_BP]
-    write_slots_T = torch.where(leaves_trace_BP, slots_BP, NULL_SLOT).view(-1)
-    seats_T = seats_B.unsqueeze(1).expand_as(positions_BP).reshape(-1)
-    positions_T = positions_BP.view(-1)
-    if picked is not None:
-        seats_T, positions_T = seats_T[picked], positions_T[picked]
-        write_slots_T = write_slots_T[picked]
-    nodes = NodeGrid(grid_BP, slots_BP, starts_B)
-    layout = Layout(table.slots_AC, seats_B, batch.max_length - 1, nodes=nodes)
-    rows = ForwardRows(
-        tokens_T=table.tokens_AC[seats_T, positions_T],
-        positions_T=positions_T.clamp(max=table.last_position),
-        write_slots_T=write_slots_T,
-        layout=layout,
-        logits_rows_R=root_rows_B,
-    )
-    next_B = roots_B + 1
-    made_A[seats_B] = next_B if drafts_B is None else torch.where(drafts_B, next_B, made_A[seats_B])
-    return CatchUpRows(rows, _previous_slots(tracker, table, seats_T, positions_T), root_rows_B)
-
-
-def _tail_rows_by_kernel(
-    tracker: RowTracker, batch: Batch, longest: int, drafts_B: torch.Tensor | None
-) -> CatchUpRows:
-    from eyas.kernels import tails
-
-    table, shape = batch.table, (batch.num_rows, longest)
-    made, roots = tails.tail_rows(
+    tails = tail_rows_of_table(
         batch.seats_B,
         batch.roots_B,
         tracker.next_rows(table),
@@ -251,24 +230,16 @@ def _tail_rows_by_kernel(
         longest,
         table.last_position,
         NULL_SLOT,
-        pdl=table.device.type == "cuda",
     )
-    nodes = NodeGrid(made.rows_T.view(shape), made.slots_T.view(shape), roots.starts_B)
-    layout = Layout(table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes)
+    nodes = NodeGrid(tails.grid_BP, tails.slots_BP, tails.starts_B)
     rows = ForwardRows(
-        tokens_T=made.tokens_T,
-        positions_T=made.positions_T,
-        write_slots_T=made.write_slots_T,
-        layout=layout,
-        logits_rows_R=roots.root_rows_B,
+        tokens_T=tails.tokens_T,
+        positions_T=tails.positions_T,
+        write_slots_T=tails.write_slots_T,
+        layout=Layout(table.slots_AC, batch.seats_B, batch.max_length - 1, nodes=nodes),
+        logits_rows_R=tails.root_rows_B,
     )
-    previous_T = made.previous_slots_T if tracker.reads_features else None
-    return CatchUpRows(rows, previous_T, roots.root_rows_B, roots.root_tokens_B, roots.sequence_B)
-
-
-def _previous_slots(
-    tracker: RowTracker, table: SequenceTable, seats_T: torch.Tensor, positions_T: torch.Tensor
-) -> torch.Tensor | None:
-    if not tracker.reads_features:
-        return None
-    return table.slots_AC[seats_T, (positions_T - 1).clamp(min=0)]
+    previous_slots_T = tails.previous_slots_T if tracker.reads_features else None
+    return CatchUpRows(
+        rows, previous_slots_T, tails.root_rows_B, tails.root_tokens_B, tails.sequence_B
+    )

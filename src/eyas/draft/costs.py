@@ -1,8 +1,9 @@
-"""What a step costs on this machine, by its number of rows: measured once, at start-up.
+"""The time of a forward pass on this machine, by its number of rows, measured once at start-up.
 
-Promises: the real model and the real drafting network are run, as they will be run; no pass begins
-after the time allowed, and what was not reached is extrapolated (from a single count: the same).
-Does not know: what a draft is worth (`pace` does).
+Promises: the passes that are timed are those of the real networks, run as in a step. No pass starts
+after `MAX_SECONDS`; row counts that were not reached are extrapolated (with one measured count, its
+time is used for all).
+Does not know: how many tokens a draft yields (`eyas.draft.pace`).
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_SECONDS = 2.0
 REPEATS = 4
-"""The first of them warms up."""
+"""Runs of each row count; the first one warms up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds by number of rows, ascending; in between linear, beyond the last like the last piece."""
+    """Seconds by number of rows, both ascending. Between two counts the time is interpolated linearly,
+    beyond the last one it is extrapolated from the last two."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def at(self, num_rows: float) -> float:
-        """Seconds of a pass over so many rows."""
+        """Return the seconds of a pass over `num_rows` rows."""
         rows, seconds = self.rows, self.seconds
         if len(rows) == 1 or num_rows <= rows[0]:
             return seconds[0]
@@ -39,7 +42,7 @@ NOTHING = Costs((1,), (0.0,))
 
 
 def measure_costs(run: Callable[[int], None], max_rows: int) -> Costs:
-    """Time `run(num_rows)`, which waits for the device; the fastest of a few counts."""
+    """Time `run(num_rows)`, which must wait for the device, and keep the fastest run of each count."""
     rows: list[int] = []
     seconds: list[float] = []
     deadline = time.perf_counter() + MAX_SECONDS
@@ -59,9 +62,5 @@ def measure_costs(run: Callable[[int], None], max_rows: int) -> Costs:
 
 
 def _ascending(seconds: Sequence[float]) -> tuple[float, ...]:
-    """More rows never cost less: what says otherwise is noise."""
-    highest, cleaned = 0.0, []
-    for value in seconds:
-        highest = max(highest, value)
-        cleaned.append(highest)
-    return tuple(cleaned)
+    """Raise each value to the largest one before it: more rows do not take less time but for noise."""
+    return tuple(accumulate(seconds, max))

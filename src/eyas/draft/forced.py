@@ -1,13 +1,13 @@
-"""Drafts of what a grammar leaves no choice about, added to another drafter's tree.
+"""Drafts of text that a grammar leaves no choice about, added to another drafter's tree.
 
-Wherever the tree so far ends at a place where one text must follow (a field's name, closing braces, the
-rest of an enum's only value), that text's tokens go on from there. Where only white space is free, the
-usual white space is proposed. A forced span below what another drafter proposed lets one step take a
-value and the next field's name together. What another drafter says of a forced text stays: it knows
-better how the model cuts it into tokens.
+Wherever the tree ends at a place where only one text can follow (a field's name, closing braces, the
+rest of an enum's only value), that text's tokens are added. Where only white space is free, the usual
+white space is proposed. A forced span below another drafter's nodes lets one step take a value and the
+next field's name together. Another drafter's nodes inside a forced text stay, since that drafter knows
+better how the model cuts the text into tokens.
 
 Promises: only proposals: they are verified like any other node, so a wrong guess at the model's white
-space or at its cut into tokens costs rows, never the output.
+space or at its tokens costs rows, never the output.
 Does not know: grammars, networks.
 
 Legend: B sequences, W nodes.
@@ -31,12 +31,13 @@ from eyas.transfer import send
 MAX_SPAN = 24
 """Most tokens of one span."""
 DEVICE_WIDTHS = (5, 9, 1 + MAX_SPAN)
-"""Nodes of a tree of spans on a device: few widths, so that few steps have to be captured."""
+"""Nodes of a tree of spans on a device: few widths, so that few shapes of steps are captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Extended:
-    """A tree made from another drafter's, and how many nodes that one had for each sequence."""
+    """A tree made from another drafter's, and the number of nodes that the other tree had for each
+    sequence."""
 
     tree: DraftTree
     inner: DraftTree
@@ -44,7 +45,7 @@ class _Extended:
 
 
 class ForcedDrafter(DrafterWrapper):
-    """inner: whose trees are extended. nodes: room for forced nodes, beside the inner drafter's."""
+    """inner: its trees are extended. nodes: most forced nodes, beside the inner drafter's."""
 
     def __init__(self, inner: Drafter, nodes: int) -> None:
         super().__init__(inner)
@@ -58,8 +59,8 @@ class ForcedDrafter(DrafterWrapper):
         return True
 
     def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
-        wished = self._inner.preferred_shape(num_sequences, num_constrained)
-        return replace(wished, extra=self._nodes if num_constrained else 0)
+        preferred = self._inner.preferred_shape(num_sequences, num_constrained)
+        return replace(preferred, extra=self._nodes if num_constrained else 0)
 
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         inner = self._inner.propose(batch, shape.alone)
@@ -72,7 +73,7 @@ class ForcedDrafter(DrafterWrapper):
         return extended
 
     def learn(self, report: StepReport) -> None:
-        """The inner drafter hears of its own nodes alone."""
+        """Report to the inner drafter its own nodes alone."""
         for known in self._remembered:
             if known.tree is report.tree:
                 forced = len(self._inner.sources)
@@ -93,9 +94,10 @@ def _extend(
     source: int,
     most: int,
 ) -> DraftTree | None:
-    """The tree with forced spans, at most `most` new nodes a sequence; None where there are none.
+    """Return the tree with forced spans, at most `most` new nodes a sequence; None where there are
+    none.
 
-    On a device the tree's tokens are not known yet: there spans follow the root alone.
+    On a device the tree's tokens are not known yet, so spans follow the root alone.
     """
     num, width = tree.tokens_BW.shape
     sees_tree = tree.tokens_BW.device.type == "cpu"
@@ -109,8 +111,8 @@ def _extend(
     for growing, automaton, size in zip(grown, automata, sizes, strict=False):
         if automaton is None:
             continue
-        found = automaton.forced(growing.tokens, growing.parents, MAX_SPAN)
-        for node, span in found.items():
+        spans = automaton.forced(growing.tokens, growing.parents, MAX_SPAN)
+        for node, span in spans.items():
             growing.add(node, span, min(batch.width, size + most))
     if all(len(each.tokens) == size for each, size in zip(grown, sizes, strict=True)):
         return None
@@ -157,7 +159,7 @@ class _Growing:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
     def add(self, node: int, span: list[int], limit: int) -> None:
-        """A branch below a node, as far as there is room."""
+        """Add a branch below a node, as far as `limit` permits."""
         for token in span:
             child = self._children.get((node, token))
             if child is None:
@@ -171,7 +173,8 @@ class _Growing:
 
 
 def _sizes(tree: DraftTree) -> list[int]:
-    """Nodes of each tree; on a device, where the host cannot see them, as many as there may be."""
+    """Return the nodes of each tree; on a device, where the host cannot see them, the most there may
+    be."""
     if tree.sizes_B.device.type == "cpu":
         return tree.sizes_B.tolist()
     return [tree.width] * len(tree.sizes_B)

@@ -1,11 +1,11 @@
-"""The networks that draft: a model of its own, or a head that reads the target's hidden states.
+"""Drafting networks: a smaller model, or a head that reads the target's hidden states.
 
-Promises: one door for both. A network has a row for every position from `first_position` on, made of
-the token there and, for a head, of the target's feature one position before; a row's keys and values
-live in the slot of its position, in a store of the network's own with the same slot numbers (and
-scratch slots behind them for the inner nodes of a tree). Features are kept by slot too, so that rows
-can be made late, and after a prefix hit.
-Does not know: trees, schedules, how candidates are ranked.
+Promises: both have one interface. A network has a row for each position from `first_position` on,
+computed from the token at the position and, for a head, from the target's feature at the position
+before. Keys and values of a row are stored in the slot of its position, in a store of the network with
+the same slot numbers; scratch slots after them hold inner nodes of trees. Features are stored by slot
+too, so that rows can be computed later, and after a prefix cache hit.
+Does not know: trees, when rows are computed, how candidates are ranked.
 
 Legend: T rows, R rows that want logits, F feature size, S slots, U draft vocabulary.
 """
@@ -25,8 +25,12 @@ from eyas.runner.runner import Output, plan_rows, wanted_logits
 
 
 class DraftNetwork(Protocol):
-    """first_position: the first position with a row. taps: what it reads of the target; empty for a
-    network that reads tokens alone. target_ids_U: the target's id of each of its own token ids."""
+    """The interface of drafting networks.
+
+    first_position: the first position with a row. taps: layers of the target whose hidden states it
+    reads; empty if it reads tokens only. target_ids_U: the target's token id of each id of the draft
+    vocabulary; None if they are the same.
+    """
 
     first_position: int
     taps: tuple[int, ...]
@@ -34,27 +38,31 @@ class DraftNetwork(Protocol):
     draft_vocab_size: int
 
     def remember(self, output: Output) -> None:
-        """Keep the target's features of a step, by slot."""
+        """Store the target's features of a step, by slot."""
         ...
 
     def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:
-        """The features [T, F] that were kept for these slots."""
+        """Return the stored features [T, F] of these slots; None if the network reads none."""
         ...
 
     def forward(
         self, rows: ForwardRows, features_TF: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Float32 logits [R, U] of the wanted rows (None where none are wanted), and the state of
-        every row: the features of the rows that continue it."""
+        """Run the network over rows and store their keys and values.
+
+        Returns the float32 logits [R, U] of the wanted rows (None if none are wanted) and the states
+        [T, F] of all rows: the features for rows of the next position (None if the network reads none).
+        """
         ...
 
     def beta(self, temperature: float) -> float:
-        """How far its logits are trusted when candidates are ranked with the target's noise."""
+        """Return the factor on logits plus noise when candidates are ranked with the target's noise
+        (see `eyas.draft.grow`). Values below 1 make the scores of candidates more equal."""
         ...
 
 
 class ModelNetwork:
-    """A smaller model of the same vocabulary."""
+    """A smaller model with the target's vocabulary."""
 
     first_position = 0
     taps: tuple[int, ...] = ()
@@ -83,12 +91,15 @@ class ModelNetwork:
 
 
 MAX_PENDING_ROWS = 512
-"""Rows of the target whose states wait to be fused."""
+"""Most rows of the target whose hidden states are held before they are fused into features."""
 
 
 class HeadNetwork:
-    """An EAGLE or MTP head. The target's states are fused into features when they are needed, or when
-    many have come together: steps in which nobody drafts then cost next to nothing."""
+    """An EAGLE or MTP head.
+
+    On a CPU the target's hidden states are fused into features when they are read, or once
+    `MAX_PENDING_ROWS` are held, so that steps without a draft cost little.
+    """
 
     first_position = 1
 
@@ -107,10 +118,9 @@ class HeadNetwork:
     def remember(self, output: Output) -> None:
         self._pending.append(Output(None, output.taps, output.write_slots_T))
         self._num_pending += len(output.write_slots_T)
-        is_replayed = (
-            output.write_slots_T.device.type != "cpu"
-        )  # the next step overwrites its states
-        if is_replayed or self._num_pending >= MAX_PENDING_ROWS:
+        # On a device the replay of the next step overwrites the hidden states of this one.
+        is_overwritten = output.write_slots_T.device.type != "cpu"
+        if is_overwritten or self._num_pending >= MAX_PENDING_ROWS:
             self._fuse()
 
     def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:
@@ -118,20 +128,21 @@ class HeadNetwork:
         return self._features_SF.index_select(0, slots_T)
 
     def _fuse(self) -> None:
-        """Features of what waits, all in one product; a slot written twice keeps what came last."""
+        """Compute the features of all held hidden states in one product and store them, in order."""
         if not self._pending:
             return
-        waiting, self._pending, self._num_pending = self._pending, [], 0
+        pending, self._pending, self._num_pending = self._pending, [], 0
         taps = [
-            states[0] if len(waiting) == 1 else torch.cat(states)
-            for states in zip(*(output.taps for output in waiting), strict=True)
+            states[0] if len(pending) == 1 else torch.cat(states)
+            for states in zip(*(output.taps for output in pending), strict=True)
         ]
-        features = self._head.combine(taps).split([len(each.write_slots_T) for each in waiting])
-        for output, features_TF in zip(waiting, features, strict=True):
+        num_rows = [len(output.write_slots_T) for output in pending]
+        features = self._head.combine(taps).split(num_rows)
+        for output, features_TF in zip(pending, features, strict=True):
             self._features_SF.index_copy_(0, output.write_slots_T, features_TF)
 
     def beta(self, temperature: float) -> float:
-        """As the head's training fitted it, from the nearest temperature that was tried."""
+        """Return the value that was fitted in training at the nearest temperature; 1 without any."""
         if not self._betas:
             return 1.0
         return min(self._betas, key=lambda pair: abs(pair[0] - temperature))[1]

@@ -35,8 +35,9 @@ TRIAL_STEPS = 4
 what comes after it."""
 CATCH_UP_SHARE = 0.01
 """Of the time, at most so much goes into catching up for tries."""
-MIN_GAIN = 1.08
-"""A shape must promise this much more than not drafting."""
+MIN_GAIN, MIN_GAIN_TOGETHER = 1.08, 1.15
+"""A shape must promise this much more than not drafting, for one sequence and for several: those that
+accept less than the mean pay for drafts of the others, and a batch ends with its slowest sequence."""
 PLAIN_TRY_EVERY = 16
 """Steps with drafts before the first try of a step without, which the next ones follow at twice the
 distance each: what drafts are compared with must be right, and may have been timed on cold caches or
@@ -51,12 +52,15 @@ MAX_WAIT = 20_000
 NUM_PLAIN_FIRST = 3
 """Steps of a batch size that show what not drafting costs, before anything is weighed."""
 SETTLED = 32
-HOLD = 4
-"""After so many steps of a batch size its shape is weighed only every few steps."""
+WEIGH_EVERY, WEIGH_PLAIN_EVERY = 4, 16
+"""After SETTLED steps of a batch size its shape is weighed only every few steps: what weighing costs
+counts most where nothing is drafted."""
 WEIGHT = 0.08
 """How much one step counts in a running mean."""
 RECENT = 16
 """Steps of a kind that say what it costs: their lower quartile, since noise only delays."""
+NUM_SETTLED = 8
+"""Timed steps of a kind after which changes of its cost are changes of the machine's speed."""
 LOG_EVERY = 256
 """Steps of a batch size between two lines of the log about it."""
 PRIOR_ACCEPTANCE = 0.75
@@ -77,16 +81,41 @@ class Running:
         self.value += max(WEIGHT, weight / (self.num + self.trust)) * (value - self.value)
 
 
-@dataclass(slots=True)
-class _Correction:
-    """What steps of a kind took, each over what was predicted. value: of a usual one."""
+class _Slowness:
+    """How slow the machine is now, relative to when it began to be timed: other work and the clock
+    change that from minute to minute. It follows the steps that run, and moves what is believed of
+    those that do not, so that a shape is not preferred because it was timed in a faster minute."""
 
-    value: float = 1.0
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    def __init__(self) -> None:
+        self.value = 1.0
+
+
+class _Correction:
+    """Measured over predicted seconds of steps of one kind: the lower quartile of the recent ones, at
+    the speed that the machine has now."""
+
+    def __init__(self, slowness: _Slowness) -> None:
+        self._slowness = slowness
+        self._seen_at = slowness.value
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._quartile = 1.0
+        self._num = 0
+
+    @property
+    def value(self) -> float:
+        return self._quartile * self._slowness.value / self._seen_at
 
     def add(self, ratio: float) -> None:
+        before = self.value
+        if self._slowness.value != self._seen_at:
+            scale = self._slowness.value / self._seen_at
+            self._recent = deque((scale * each for each in self._recent), maxlen=RECENT)
         self._recent.append(ratio)
-        self.value = sorted(self._recent)[len(self._recent) // 4]
+        self._quartile = sorted(self._recent)[len(self._recent) // 4]
+        self._num += 1
+        if self._num > NUM_SETTLED:
+            self._slowness.value *= self._quartile / before
+        self._seen_at = self._slowness.value
 
 
 @dataclass(slots=True)
@@ -136,6 +165,7 @@ class Pace:
         self._by_depth = [Running(PRIOR_ACCEPTANCE, trust=3) for _ in range(deepest)]
         self._yields: dict[TreeShape, Running] = {}
         self._corrections: dict[tuple[int, TreeShape], _Correction] = {}
+        self._slowness = _Slowness()
         self._batches: dict[int, _Batch] = {}
         self._warm: set[tuple[int, TreeShape]] = set()
         self._upkeep = _Upkeep()
@@ -149,11 +179,12 @@ class Pace:
         ended, batch.trial = batch.trial, None
         if batch.age <= NUM_PLAIN_FIRST:
             return PLAIN
-        if ended is None and batch.age > SETTLED and batch.age % HOLD:
+        every = WEIGH_PLAIN_EVERY if batch.held == PLAIN else WEIGH_EVERY
+        if ended is None and batch.age > SETTLED and batch.age % every:
             return batch.held
         rates = {shape: self._rate(num_sequences, shape) for shape in self.shapes}
         best = max(self.shapes, key=rates.__getitem__)
-        if rates[best] < MIN_GAIN * rates[PLAIN]:
+        if rates[best] < _min_gain(num_sequences) * rates[PLAIN]:
             best = PLAIN
         if best != batch.held:
             if batch.held == PLAIN:
@@ -207,8 +238,8 @@ class Pace:
             if key not in self._warm:  # a first time prepares what later ones use
                 self._warm.add(key)
                 return
-            ratio = seconds / max(predicted, 1e-9)
-            self._corrections.setdefault(key, _Correction()).add(ratio)
+            correction = self._corrections.setdefault(key, _Correction(self._slowness))
+            correction.add(seconds / max(predicted, 1e-9))
 
     def keep_up(self, num_tokens: int, seconds: float) -> None:
         """A step with drafts gave so many tokens; of its time so much went into rows of prompts."""
@@ -243,7 +274,7 @@ class Pace:
             rates[best],
             best.steps,
             best.nodes,
-            MIN_GAIN,
+            _min_gain(num_sequences),
         )
 
     def _another(self, batch: _Batch, rates: dict[TreeShape, float]) -> TreeShape:
@@ -298,6 +329,10 @@ class Pace:
         return total
 
 
+def _min_gain(num_sequences: int) -> float:
+    return MIN_GAIN if num_sequences == 1 else MIN_GAIN_TOGETHER
+
+
 class PacedDrafter(DrafterWrapper):
     """Another drafter whose shape is chosen step by step."""
 
@@ -346,11 +381,13 @@ class PacedDrafter(DrafterWrapper):
                 self._pace.spend(num_sequences, report.seconds)
             return
         is_steady = shape == self._launched  # else two shapes shared the time
-        fates = [
-            (size - 1, max(0, count - 1))
-            for count, size in zip(report.counts, report.sizes, strict=True)
-            if size > 1 or report.seconds is not None  # others may have had prompts to store
-        ]
+        fates: list[tuple[int, int]] = []
+        if shape.steps:
+            fates = [
+                (size - 1, max(0, count - 1))
+                for count, size in zip(report.counts, report.sizes, strict=True)
+                if size > 1 or report.seconds is not None  # others may have had prompts to store
+            ]
         self._pace.learn(
             num_sequences,
             shape,

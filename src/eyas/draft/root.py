@@ -1,6 +1,7 @@
-"""The drafter that proposes nothing: a tree is its root. This is plain decoding.
+"""The drafter without a draft: each tree is its root. This is plain decoding.
 
-Promises: width 1. Does not know: anything.
+Promises: trees of one node.
+Does not know: tokens, networks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from eyas.runner.batch import Batch
 
 
 class RootDrafter(Drafter):
-    """Just the roots."""
+    """Proposes trees of one node, the root."""
 
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         return roots_alone(batch)

@@ -1,1 +1,1 @@
-"""The step: scheduling, verifying, committing; and the process that runs it."""
+"""The engine step (scheduling, drafting, forward, verifying, committing) and the engine process."""

@@ -1,18 +1,19 @@
-"""What a request must be before any work is done for it.
+"""Checks of a request before any work is done for it.
 
-Promises: a RequestError names the field and the remedy. Does not know: what else is under way.
+Promises: a RequestError names the field and the remedy.
+Does not know: other requests.
 """
 
 from __future__ import annotations
 
 from eyas.config import EngineInfo
-from eyas.core import Request, RequestError, check_room
+from eyas.core import Request, RequestError, check_min_tokens
 from eyas.text import Tokenizer
 from eyas.text.tokenizer import NO_TOKENIZER
 
 
 def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | None) -> None:
-    """Refuse what can never be served."""
+    """Raise RequestError if an engine with this model can never serve the request."""
     prompt, params = request.prompt_token_ids, request.params
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
@@ -23,9 +24,9 @@ def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | Non
             param="prompt",
             code="context_length_exceeded",
         )
-    check_room(len(prompt), params, info.max_model_len)
-    if strange := [i for i in prompt if not (type(i) is int and 0 <= i < info.vocab_size)]:
-        raise RequestError(_told(strange[0], info, tokenizer), param="prompt")
+    check_min_tokens(len(prompt), params, info.max_model_len)
+    if unknown := [i for i in prompt if not (type(i) is int and 0 <= i < info.vocab_size)]:
+        raise RequestError(_unknown_id_message(unknown[0], info, tokenizer), param="prompt")
     for name, ids in (
         ("logit_bias", params.logit_bias),
         ("stop_token_ids", params.stop_token_ids),
@@ -47,8 +48,8 @@ def check_request(request: Request, info: EngineInfo, tokenizer: Tokenizer | Non
         )
 
 
-def _told(token_id: object, info: EngineInfo, tokenizer: Tokenizer | None) -> str:
-    """What is wrong with an id that is none of the model's."""
+def _unknown_id_message(token_id: object, info: EngineInfo, tokenizer: Tokenizer | None) -> str:
+    """Return the error text for a prompt token id that the model does not have."""
     num_known = 0 if tokenizer is None else tokenizer.vocab_size
     if tokenizer and type(token_id) is int and info.vocab_size <= token_id < num_known:
         text = tokenizer.token_bytes(token_id).decode("utf-8", "replace")

@@ -1,11 +1,13 @@
-"""A draft tree as runs of nodes, of which each is the first child of the one before it.
+"""A draft tree as branches: paths on which each node is the first child of the node before it.
 
-An automaton that goes to the first node of a run has masks of all of them by one request, and a tree
-has as many runs as leaves. A chain is one run.
+A matcher that goes through a branch fills the masks of all of its nodes, and a tree has as many
+branches as leaves. A chain is one branch. Branches come depth first: when a matcher has gone through
+one, the next one leaves the path to where the matcher was asked last, so that the mask of the node
+where they part is asked for again before the matcher turns off (`eyas.constraint.llguidance_draft`).
 
-Promises: a run's rows follow each other in the order of the runs. Does not know: what a grammar is.
+Promises: every node is in one branch. Does not know: what a grammar is.
 
-Legend: W nodes.
+Legend: W nodes, R rows of branches, K mask words.
 """
 
 from __future__ import annotations
@@ -15,57 +17,68 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eyas.constraint.automaton import GrammarNode
+from eyas.constraint import State
+from eyas.constraint.automaton import path_to
 from eyas.constraint.mask_batch import MaskRequest
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Branch:
-    """nodes: from the first on. point: where that stands; None: not legal. tokens: of the nodes behind
-    it whose masks are asked for with its own. is_seen: its nodes are not too deep to be looked at.
-    request: for its masks."""
+    """nodes: the root's branch from the root on, another from the node on that it parts at. request:
+    for the masks of all of these, so that a mask at which a branch parts is asked for twice."""
 
     nodes: tuple[int, ...]
-    point: GrammarNode | None
-    tokens: tuple[int, ...] = ()
-    is_seen: bool = True
-    request: MaskRequest | None = None
+    request: MaskRequest
 
-    @property
-    def first_refused(self) -> int | None:
-        """The node that is not legal while those before it are, as far as they were looked at."""
-        if self.point is None:
-            return self.nodes[0] if self.is_seen else None
-        if self.request is None or self.request.is_late or not self.request.num_masks:
-            return None
-        num = self.request.num_legal
-        return self.nodes[1 + num] if num < len(self.tokens) else None
+    def put(self, rows_RK: np.ndarray, mask_WK: np.ndarray) -> None:
+        """Copy the masks that are there from the request's rows to the nodes'."""
+        if not self.request.is_late:
+            begin, num = int(self.request.repeats_first), self.request.num_masks
+            first = self.request.row
+            mask_WK[list(self.nodes[begin:num])] = rows_RK[first + begin : first + num]
 
 
-def branches_of(parents_W: Sequence[int]) -> list[tuple[int, ...]]:
-    """All nodes, each in one run; that of the root is the first, and a run comes behind the one that
-    its first node hangs on."""
-    branches: list[list[int]] = [[0]]
-    ends = {0: branches[0]}
+def branches_of(parents_W: Sequence[int], is_wanted: Sequence[bool]) -> list[tuple[int, ...]]:
+    """Return the wanted nodes in branches, depth first; the first begins at the root, the others at the
+    node where they part. The root is wanted, and so is the parent of each wanted node."""
+    children: list[list[int]] = [[] for _ in parents_W]
     for node, parent in enumerate(parents_W[1:], 1):
-        branch = ends.pop(parent, None)
-        if branch is None:
-            branch = []
-            branches.append(branch)
-        branch.append(node)
-        ends[node] = branch
-    return [tuple(branch) for branch in branches]
+        if is_wanted[node]:
+            children[parent].append(node)
+    branches: list[tuple[int, ...]] = []
+    starts: list[tuple[int, ...]] = [(0,)]
+    while starts:
+        branch = list(starts.pop())
+        while children[branch[-1]]:
+            first, *others = children[branch[-1]]
+            starts += [(branch[-1], other) for other in reversed(others)]
+            branch.append(first)
+        branches.append(tuple(branch))
+    return branches
+
+
+def requested(
+    state: State,
+    tokens_W: Sequence[int],
+    parents_W: Sequence[int],
+    is_wanted: Sequence[bool],
+    row: int,
+) -> list[Branch]:
+    """Return a tree's branches with requests for their masks, in rows from `row` on. state: at the
+    root."""
+    branches: list[Branch] = []
+    for nodes in branches_of(parents_W, is_wanted):
+        path = tuple(tokens_W[node] for node in path_to(nodes[0], parents_W))
+        tokens = tuple(tokens_W[node] for node in nodes[1:])
+        request = MaskRequest(state, row, tokens, path, repeats_first=bool(branches))
+        branches.append(Branch(nodes, request))
+        row += len(nodes)
+    return branches
 
 
 def depths_of(parents_W: Sequence[int]) -> list[int]:
-    """Levels below the root, by node."""
+    """Return the levels below the root, by node."""
     depths = [0]
     for parent in parents_W[1:]:
         depths.append(depths[parent] + 1)
     return depths
-
-
-def in_node_order(rows_WK: np.ndarray, branches: Sequence[Branch]) -> None:
-    """Put rows that follow each other as the runs' nodes do where those nodes' rows are."""
-    order = [node for branch in branches for node in branch.nodes]
-    rows_WK[order] = rows_WK[: len(order)].copy()

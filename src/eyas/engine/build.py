@@ -1,7 +1,7 @@
-"""From settings to a running engine: load, check, size, connect.
+"""Build an engine from its settings: load the weights, size the cache, connect the rooms, self-check.
 
-Promises: everything that can be wrong with the settings is a ValueError that names the setting, before
-weights are loaded where possible. The start-up self-check decides what the engine says of exactness.
+Promises: a setting that cannot be used raises a ValueError that names it, before weights are loaded
+where possible. `EngineInfo.exact` is the result of the start-up self-check.
 Does not know: requests.
 """
 
@@ -48,21 +48,21 @@ from eyas.text import Tokenizer
 
 log = logging.getLogger(__name__)
 
-PREPARED_LENGTHS = (512, 1024, 2048)
-"""Lengths of sequences whose steps are captured at start-up."""
+CAPTURED_LENGTHS = (512, 1024, 2048)
+"""Upper bounds of sequence lengths whose steps are captured at start-up."""
 
-MOST_POSITIONS = 2**22
-"""The angles of all positions are prepared at start-up."""
+MAX_POSITIONS = 2**22
+"""Longest context, since the rotary angles of all positions are computed at start-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an engine is put together around, wherever it came from.
+    """The loaded parts that an engine is built from.
 
-    order: of the model's products. drafting: who drafts; None where a drafter of somebody's own does.
-    network: its weights; None where it has none. directory: None where there are no files. tokenizer:
-    None where tokens have no texts, which also leaves outputs unconstrained. eos_token_ids: what ends a
-    text.
+    order: the row order of the model's matrix products. drafting: None if the drafter is passed in.
+    network: the weights of the drafting network; None if the drafter has none. directory: of the
+    model; None if it is in no files. tokenizer: None if prompts and answers are token ids only, and
+    then outputs cannot be constrained. eos_token_ids: the tokens that end a text.
     """
 
     spec: ModelSpec
@@ -79,23 +79,30 @@ class Parts:
 def build_engine(
     config: EngineConfig, progress: Progress | None = None, own_drafter: Drafter | None = None
 ) -> Engine:
-    """Load the model (and what drafts) and connect the rooms. Raises ValueError with a remedy.
+    """Load the model and the drafting network, and build an engine. Raises ValueError with a remedy.
 
-    progress: called with (stage, bytes done, bytes in all), both 0 where a stage has none to count.
-    own_drafter: drafts instead of the one that `config.draft` names.
+    progress: called with (stage, bytes done, bytes in all); both are 0 if a stage has no bytes to
+    count. own_drafter: used instead of the drafter that `config.draft` names.
     """
     progress = progress or (lambda stage, done, total: None)
     progress("opening the device", 0, 0)
-    place = open_device(config.device)
-    parts = load(config, place, progress, drafts=own_drafter is None)
+    hardware = open_device(config.device)
+    parts = load(config, hardware, progress, drafts=own_drafter is None)
     progress("preparing steps", 0, 0)
-    return assemble(config, place, parts, own_drafter)
+    return assemble(config, hardware, parts, own_drafter)
 
 
 def load(
-    config: EngineConfig, place: Device, progress: Progress | None = None, *, drafts: bool = True
+    config: EngineConfig,
+    hardware: Device,
+    progress: Progress | None = None,
+    *,
+    drafts: bool = True,
 ) -> Parts:
-    """Read the model, and if `drafts` what drafts, from files. progress: as of `build_engine`."""
+    """Load the model from its files, and with `drafts` the drafting network that `config.draft` names.
+
+    progress: see `build_engine`.
+    """
     progress = progress or (lambda stage, done, total: None)
     progress("finding the model's files", 0, 0)
     directory = locate_model(config.model.path, config.model.revision, config.model.offline)
@@ -111,21 +118,21 @@ def load(
             tokenizer.vocab_size,
             spec.vocab_size,
         )
-    dtype = resolve_dtype(config.model.dtype, place.device)
-    _check_memory(config, spec, dtype, place)
+    dtype = resolve_dtype(config.model.dtype, hardware.device)
+    _check_memory(config, spec, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
     progress("timing products", 0, 0)
-    order = find_order(config, place, dtype, spec)
+    order = find_order(config, hardware, dtype, spec)
     model = files.load(
         dtype=dtype,
-        device=place.device,
+        device=hardware.device,
         max_model_len=longest_sequence(config, spec),
         order=order.order,
         progress=lambda _, done, total: progress("loading weights", done, total),
     )
     network = None
     if drafting is not None and drafting.network is not None:
-        draft_order = find_order(config, place, dtype, drafting.network, drafts=True)
+        draft_order = find_order(config, hardware, dtype, drafting.network, drafts=True)
         network = load_network(
             drafting,
             model,
@@ -141,46 +148,51 @@ def load(
         network=network,
         directory=directory,
         tokenizer=tokenizer,
-        eos_token_ids=_ends(spec.eos_token_ids, tokenizer, spec.vocab_size),
+        eos_token_ids=_eos_token_ids(spec.eos_token_ids, tokenizer, spec.vocab_size),
         dtype=dtype,
     )
 
 
 def find_order(
     config: EngineConfig,
-    place: Device,
+    hardware: Device,
     dtype: torch.dtype,
-    of: ModelSpec | HeadSpec,
+    spec: ModelSpec | HeadSpec,
     *,
     drafts: bool = False,
 ) -> RowOrderReport:
-    """The row counts at which the products of a network keep their bits. drafts: on a device no
-    promise is made, since no output depends on them."""
-    max_rows = config.scheduler.rows(on_gpu=place.device.type == "cuda")
-    if usable(place.device):
-        exact = place.exact and not drafts
-        # A bucket of sequences may be half as large again as what fills it.
-        products = Products(exact, place.device, pad_for_device(max_rows + max_rows // 2))
+    """Find how the matrix products of a network must be run so that a row's bits do not depend on the
+    number of rows.
+
+    drafts: the network only drafts. On a device its products are then the fastest ones, since no output
+    depends on their bits.
+    """
+    max_rows = config.scheduler.rows(on_gpu=hardware.device.type == "cuda")
+    if usable(hardware.device):
+        exact = hardware.exact and not drafts
+        # The number of sequences is rounded up to a bucket, by up to half.
+        products = Products(exact, hardware.device, pad_for_device(max_rows + max_rows // 2))
         reason = "products have one order" if exact else "products are the fastest; pass --exact"
-        if not all(is_supported(num_in) for _, num_in in (*of.linear_shapes, of.head_shape)):
+        shapes = (*spec.linear_shapes, spec.head_shape)
+        if not all(is_supported(num_in) for _, num_in in shapes):
             exact, reason = False, "a product's input features are no multiple of 16"
         return RowOrderReport(RowOrder(products=products), exact, reason)
-    return find_row_order(of.linear_shapes, dtype, max_rows, heads=(of.head_shape,))
+    return find_row_order(spec.linear_shapes, dtype, max_rows, heads=(spec.head_shape,))
 
 
 def assemble(
     config: EngineConfig,
-    place: Device,
+    hardware: Device,
     parts: Parts,
     own_drafter: Drafter | None = None,
     *,
     verify: Verify = verify,
     captures: bool = True,
 ) -> Engine:
-    """Size the cache, connect the rooms around the parts, check what can be promised of exactness.
+    """Size the cache, run the self-check of exactness, and build an engine from loaded parts.
 
-    own_drafter: drafts where the parts hold no drafting. verify: gives the verdicts. captures: at once
-    what steps of a device are sure to come; else when they are first met.
+    own_drafter: the drafter if `parts.drafting` is None. verify: computes the verdicts. captures: on a
+    device, capture common steps now; otherwise each step is captured when it first occurs.
     """
     spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
     per_slot, scratch = KVStore.bytes_per_slot(spec.stores, dtype), 0
@@ -192,10 +204,12 @@ def assemble(
         assert own_drafter is not None
         width = own_drafter.width
     max_length = parts.model.max_model_len
-    if usable(place.device):
+    if usable(hardware.device):
         scratch += step_bytes(spec, config, width, max_length, dtype)
-    num_slots, max_length = _size_cache(config, per_slot, scratch, place.device, max_length, width)
-    kv = KVStore(spec.stores, num_slots, dtype=dtype, device=place.device)
+    num_slots, max_length = _size_cache(
+        config, per_slot, scratch, hardware.device, max_length, width
+    )
+    kv = KVStore(spec.stores, num_slots, dtype=dtype, device=hardware.device)
     runner = ModelRunner(parts.model, open_attention(kv))
     drafter = own_drafter
     if drafter is None:
@@ -217,7 +231,7 @@ def assemble(
         grammar_backend=config.grammar.backend if has_grammars else None,
         architecture=spec.architecture,
         num_parameters=spec.num_parameters,
-        device=str(place.device),
+        device=str(hardware.device),
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=max_length,
         num_slots=num_slots,
@@ -226,7 +240,7 @@ def assemble(
         eos_token_ids=parts.eos_token_ids,
         exact=exact.exact,
         exact_reason=exact.reason,
-        num_flights=place.num_flights
+        num_flights=hardware.num_flights
         if config.scheduler.flights == "auto"
         else config.scheduler.flights,
     )
@@ -234,18 +248,18 @@ def assemble(
     engine = connect(config, runner, drafter, info, parts.tokenizer, grammars, verify)
     is_paced = drafting is not None and drafting.is_paced
     if captures and engine.launcher.graphs is not None and not is_paced:
-        prepare(engine)
-    if usable(place.device):
-        search_on(place.device).report()
+        capture_steps(engine)
+    if usable(hardware.device):
+        search_on(hardware.device).report()
     return engine
 
 
-def prepare(engine: Engine) -> None:
-    """Capture the steps that are sure to come; others are when they are first met."""
+def capture_steps(engine: Engine) -> None:
+    """Capture the CUDA graphs of common steps; others are captured when they first occur."""
     width = engine.drafter.shape.alone.width
     started = time.perf_counter()
     sizes = captured_sizes(engine.launcher.max_graph_batch)
-    lengths = {length_of(min(length, engine.info.max_model_len)) for length in PREPARED_LENGTHS}
+    lengths = {length_of(min(length, engine.info.max_model_len)) for length in CAPTURED_LENGTHS}
     for length in sorted(lengths, reverse=True):
         for num in sizes:
             for temperature in (0.0, 1.0):
@@ -254,14 +268,17 @@ def prepare(engine: Engine) -> None:
 
 
 def captured_sizes(most: int) -> list[int]:
-    """The numbers of rows that steps of up to `most` sequences are captured with, the largest first."""
+    """Return the batch sizes that steps of up to `most` sequences are captured with, largest first."""
     return sorted({bucket_of(num) for num in range(1, most + 1)}, reverse=True)
 
 
 def _num_mask_threads(device: str) -> int:
-    """On a CPU as many as torch has. Beside a device, half of the cores and eight at most: masks of one
-    sequence come one after the other, so more are no sooner done, and with all of them the thread that
-    launches the steps has to wait for a core."""
+    """Return how many threads fill masks: on a CPU as many as torch has, with a GPU half of the cores
+    and at most 8.
+
+    The masks of one sequence are filled one after the other, so more threads do not finish sooner, and
+    if all cores are busy the thread that launches steps waits for one.
+    """
     if device == "cpu":
         return torch.get_num_threads()
     return max(1, min(8, (psutil.cpu_count(logical=False) or 1) // 2))
@@ -270,8 +287,11 @@ def _num_mask_threads(device: str) -> int:
 def compile_pool(
     config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None
 ) -> CompilePool | None:
-    """What compiles grammars for this model's vocabulary; None where a grammar could not end an output,
-    or tokens have no texts. ValueError names a library that is missing."""
+    """Return the pool that compiles grammars for this model's vocabulary.
+
+    Returns None if there is no tokenizer, or no end-of-sequence token that ends an output. Raises
+    ValueError that names a grammar library that is not installed.
+    """
     grammar = config.grammar
     if tokenizer is None:
         return None
@@ -304,7 +324,8 @@ def connect(
     grammars: CompilePool | None = None,
     verify: Verify = verify,
 ) -> Engine:
-    """Put an engine together from its parts."""
+    """Build an engine from a runner and a drafter: make its cache manager, sequence table,
+    scheduler."""
     device = runner.model.device
     cache = CacheManager(info.num_slots, shares_prefixes=config.cache.prefix_cache)
     scheduling = config.scheduler
@@ -330,40 +351,45 @@ def connect(
     )
 
 
-def _ends(
-    of_files: tuple[int, ...], tokenizer: Tokenizer | None, vocab_size: int
+def _eos_token_ids(
+    from_files: tuple[int, ...], tokenizer: Tokenizer | None, vocab_size: int
 ) -> tuple[int, ...]:
-    """What ends a text: the tokens that config.json and generation_config.json name, and the
-    tokenizer's own, which a fine-tune for chats often changes alone."""
-    end = None if tokenizer is None else tokenizer.eos_id
-    own = () if end is None or end >= vocab_size else (end,)
-    return tuple(dict.fromkeys((*of_files, *own)))
+    """Return the tokens that end a text: those of config.json and generation_config.json, and the
+    tokenizer's own. A chat fine-tune often changes only one of the three."""
+    eos_id = None if tokenizer is None else tokenizer.eos_id
+    from_tokenizer = () if eos_id is None or eos_id >= vocab_size else (eos_id,)
+    return tuple(dict.fromkeys((*from_files, *from_tokenizer)))
 
 
-def _check_memory(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, place: Device) -> None:
-    """Refuse a model that this machine can never hold, before any work is done."""
-    needed, there = spec.num_parameters * dtype.itemsize, memory_bytes(place.device)
-    if needed > there:
+def _check_memory(
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, hardware: Device
+) -> None:
+    """Raise ValueError if the weights are larger than the memory of the device."""
+    needed, available = spec.num_parameters * dtype.itemsize, memory_bytes(hardware.device)
+    if needed > available:
         raise ValueError(
             f"model.path: {config.model.path} takes {needed / 2**30:.1f} GiB as "
-            f"{str(dtype).removeprefix('torch.')}, {place.device} has {there / 2**30:.1f}; take a "
-            "smaller model, or a smaller --dtype"
+            f"{str(dtype).removeprefix('torch.')}, {hardware.device} has {available / 2**30:.1f}; take "
+            "a smaller model, or a smaller --dtype"
         )
 
 
 def longest_sequence(config: EngineConfig, spec: ModelSpec) -> int:
-    """Positions to serve: what was asked for, at most what the model was made for."""
-    asked = config.model.max_model_len
-    if asked is not None and asked > spec.max_position:
+    """Return the number of positions to serve: `max_model_len`, or all that the model was made for.
+
+    Raises ValueError if that is more than the model or this engine can have.
+    """
+    requested = config.model.max_model_len
+    if requested is not None and requested > spec.max_position:
         raise ValueError(
-            f"model.max_model_len: {asked} is beyond the {spec.max_position} positions this model "
+            f"model.max_model_len: {requested} is beyond the {spec.max_position} positions this model "
             "was made for"
         )
-    longest = asked or spec.max_position
-    if longest > MOST_POSITIONS:
+    longest = requested or spec.max_position
+    if longest > MAX_POSITIONS:
         raise ValueError(
             f"model.max_model_len: {longest} positions are too many to prepare (at most "
-            f"{MOST_POSITIONS}); pass a smaller --max-model-len"
+            f"{MAX_POSITIONS}); pass a smaller --max-model-len"
         )
     return longest
 
@@ -371,8 +397,9 @@ def longest_sequence(config: EngineConfig, spec: ModelSpec) -> int:
 def step_bytes(
     spec: ModelSpec, config: EngineConfig, width: int, max_length: int, dtype: torch.dtype
 ) -> int:
-    """An upper bound of what a step on a device takes beside weights and cache: the widest activations
-    of a full step, logits, and partial results of attention in sequences of full length."""
+    """Return an upper bound of the bytes that a step on a device needs in addition to weights and
+    cache: activations of a full step, logits, and partial results of attention over sequences of full
+    length."""
     rows = config.scheduler.rows(on_gpu=True)
     nodes = min(config.scheduler.max_num_seqs * width, rows)
     activations = 4 * rows * 2 * spec.intermediate_size * dtype.itemsize
@@ -389,16 +416,17 @@ def _size_cache(
     max_length: int,
     width: int,
 ) -> tuple[int, int]:
-    """(number of slots, longest sequence). One sequence of that length always fits.
+    """Return the number of slots and the longest sequence. One sequence of that length always fits.
 
-    per_slot, scratch: bytes of a slot, and of what steps and drafting need besides.
+    per_slot: bytes of a slot. scratch: bytes that steps and drafting need in addition. width: most
+    nodes of a tree. Raises ValueError if no useful sequence fits.
     """
     num_slots = config.cache.num_slots
     gib = 2**30
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         log.info(
-            "memory: %.1f GiB in all, %.1f in use with the weights, %.1f kept for steps and drafts",
+            "memory: %.1f GiB in total, %.1f in use with the weights, %.1f for steps and drafts",
             *(size / gib for size in (total, total - free, scratch)),
         )
     if num_slots is None:

@@ -1,8 +1,8 @@
-"""Landing: what a flight's result means to its sequences, their slots and their readers.
+"""Landing: apply the results of a flight to its sequences and cache slots, and make deltas of them.
 
-Promises: every sequence of a flight is handled on its own: what fails in one ends that one. Tokens
-after the first stop are dropped, their slots return. A sequence that ended keeps its slots until no
-flight can touch them.
+Promises: each sequence of a flight is handled separately, and an error in one ends only that one.
+Tokens after the first stop are dropped, and their slots become free. A sequence that has ended keeps
+its slots until no flight can write to them.
 Does not know: models, drafters, devices.
 """
 
@@ -29,7 +29,7 @@ STEP_FAILED = "the engine could not finish a step; the request was ended, try it
 
 
 class Committer:
-    """Applies landed flights."""
+    """Applies the results of flights: `read`, then `commit`."""
 
     def __init__(self, scheduler: Scheduler, cache: CacheManager, metrics: Metrics) -> None:
         self._scheduler = scheduler
@@ -37,10 +37,12 @@ class Committer:
         self._metrics = metrics
 
     def read(self, flight: Flight) -> None:
-        """Wait for a flight's results, and move automata over what was chosen: all that masks of the
-        step after it wait for."""
+        """Wait for a flight's results and move the automata over the chosen tokens.
+
+        This is all that the masks of the next step depend on.
+        """
         landed = flight.landed = _read(flight)
-        # In reverse, so that a fork that is a step behind can still take over its leader's points.
+        # In reverse order, so that a fork one step behind its leader can still reuse its grammar nodes.
         for outcome in reversed(landed.outcomes):
             sequence = flight.plan.rooted[outcome.b]
             if sequence.failure is not None:
@@ -49,7 +51,10 @@ class Committer:
                 outcome.failure = self._move(sequence, outcome.tokens)
 
     def _move(self, sequence: Sequence, tokens: list[int]) -> str | None:
-        """Over what was chosen, which may end the sequence before; what is wrong if that cannot be."""
+        """Move a sequence's automaton over chosen tokens. Returns an error text if it cannot.
+
+        The tokens are not cut at stops yet, so an automaton may move beyond the end of its sequence.
+        """
         try:
             return None if advance(sequence, tokens, self._metrics.grammar) else FAILED
         except Exception:
@@ -57,7 +62,7 @@ class Committer:
             return BROKEN
 
     def commit(self, flight: Flight) -> list[Delta]:
-        """The deltas of one landed flight, whose results were read."""
+        """Apply a flight whose results were read. Returns its deltas."""
         flight.note_masks()
         deltas: list[Delta] = []
         landed = flight.landed
@@ -72,13 +77,13 @@ class Committer:
             is_live = sequence.status is Status.RUNNING and flight.error is None
             draft = describe_draft(flight, outcome) if outcome is not None and is_live else None
             nodes = outcome.nodes if outcome is not None and is_live else []
-            self._settle_slots(sequence, span, nodes, keep_context=is_live)
+            self._commit_slots(sequence, span, nodes, keep_context=is_live)
             delta = None
             if is_live:
                 try:
-                    self._store(sequence, span, landed.prompt_logprobs.get(i))
+                    self._commit_context(sequence, span, landed.prompt_logprobs.get(i))
                     if outcome is not None:
-                        delta = self._tell(sequence, outcome, draft)
+                        delta = self._commit_outcome(sequence, outcome, draft)
                 except Exception:
                     log.exception("a request's output could not be handled; it ends")
                     delta = self.end(sequence, "error", error=BROKEN)
@@ -91,7 +96,7 @@ class Committer:
         return deltas
 
     def end(self, sequence: Sequence, reason: FinishReason, *, error: str | None = None) -> Delta:
-        """Finish a sequence for a reason other than its text."""
+        """End a sequence for a reason other than its text. Returns its last delta."""
         try:
             shown = sequence.stops.finish()
         except Exception:
@@ -106,9 +111,13 @@ class Committer:
         self._finish(sequence)
         return delta
 
-    def _settle_slots(
+    def _commit_slots(
         self, sequence: Sequence, span: Span, nodes: list[int], *, keep_context: bool
     ) -> None:
+        """Keep the slots of stored context and of accepted nodes; the other reserved slots become free.
+
+        nodes: the nodes of the tree whose tokens are stored: the root and the accepted ones.
+        """
         lease = sequence.lease
         assert lease is not None
         if span.context_count:
@@ -120,27 +129,31 @@ class Committer:
             sequence.num_in_flight_tokens -= len(span.node_slots)
         sequence.num_in_flight -= 1
 
-    def _store(
+    def _commit_context(
         self, sequence: Sequence, span: Span, prompt_logprobs: list[TokenLogprob] | None
     ) -> None:
-        """What a step has stored of a sequence's context."""
+        """Apply the context rows of a span: counts, log-probabilities, and the stored prompt."""
         self._metrics.num_prompt_tokens += span.context_count
         if prompt_logprobs is not None:
             if sequence.prompt_logprobs is None:
                 sequence.prompt_logprobs = [None]
-            done = len(sequence.prompt_logprobs)
-            sequence.prompt_logprobs += prompt_logprobs[max(0, done - 1 - span.context_start) :]
+            num_scored = len(sequence.prompt_logprobs)
+            first_new = max(0, num_scored - 1 - span.context_start)
+            sequence.prompt_logprobs += prompt_logprobs[first_new:]
         self._publish_prompt(sequence)
 
-    def _tell(
+    def _commit_outcome(
         self, sequence: Sequence, outcome: Outcome, draft: DraftResult | None
     ) -> Delta | None:
-        """What a step has chosen for a sequence; None where its reader hears nothing of it yet."""
+        """Append the chosen tokens to a sequence, up to its first stop.
+
+        Returns None if nothing became final, because all new text is held back.
+        """
         if outcome.ended is not None or outcome.count < 0:
             return self.end(sequence, "error", error=outcome.ended or NO_CHOICE)
         shown = sequence.stops.push(outcome.tokens, outcome.logprobs)
         taken = outcome.tokens[: shown.num_taken]
-        if outcome.failure is not None:  # the next step says so
+        if outcome.failure is not None:  # the sequence ends when its next step lands
             sequence.failure = outcome.failure
         sequence.tokens += taken
         sequence.num_planned = max(sequence.num_planned, sequence.num_tokens - 1)
@@ -164,6 +177,7 @@ class Committer:
         return delta
 
     def _publish_prompt(self, sequence: Sequence) -> None:
+        """Share the prompt with other sequences, once, as soon as it is stored."""
         lease = sequence.lease
         assert lease is not None
         num_context = sequence.num_prompt_tokens - 1
@@ -201,7 +215,7 @@ class Committer:
 
 
 def _read(flight: Flight) -> Landed:
-    """What landed; a flight whose results cannot be read has failed."""
+    """Read a flight's results. A flight whose results cannot be read has failed, with no results."""
     if flight.error is None:
         try:
             return flight.read()

@@ -1,6 +1,6 @@
-"""What became of a draft: how deep it went, who had proposed what was accepted, why the walk ended.
+"""Results of a draft: its depth, the sources of accepted nodes, the reason why the walk ended.
 
-Promises: numbers for people and metrics; nothing here acts on anything.
+Promises: numbers for people and metrics; no decision depends on them.
 Does not know: how trees are grown or walked.
 """
 
@@ -25,7 +25,7 @@ class DraftResult:
 
 
 def describe_draft(flight: Flight, outcome: Outcome) -> DraftResult | None:
-    """The fate of one sequence's draft; None where nothing was drafted or chosen."""
+    """Return the result of one sequence's draft; None where nothing was drafted or chosen."""
     size, parents = outcome.size, outcome.parents
     if size < 2 or outcome.count < 1 or flight.drafter is None:
         return None

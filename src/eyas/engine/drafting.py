@@ -1,9 +1,9 @@
-"""From the drafting settings to a drafter: what drafts is decided, checked against its target, loaded.
+"""Build a drafter from the drafting settings: choose it, check it against its target, load its network.
 
-Promises: everything that can be wrong is a ValueError that names the setting, before weights are
-loaded. "auto" is resolved here: the head that a model brings along, or what the path turns out to be,
-else plain decoding.
-Does not know: requests, the engine it will serve.
+Promises: a setting that cannot be used raises a ValueError that names it, before weights are loaded.
+"auto" is resolved here: a head where the model has one, or the kind of network that `draft.model`
+names, else no network.
+Does not know: requests, the engine that the drafter is for.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from eyas.models import Decoder, ModelFiles, ModelSpec, Progress
 from eyas.models.heads import (
     DraftHead,
     HeadSpec,
-    brings_layers,
-    has_mtp,
+    has_mtp_layers,
+    has_supported_mtp,
     is_head,
     load_head,
     locate_head,
@@ -59,15 +59,18 @@ from eyas.runner.runner import ModelRunner
 log = logging.getLogger(__name__)
 
 MAX_FORCED = 24
-"""Nodes of a tree that forced spans may add."""
+"""Most nodes that forced spans add to a tree."""
 COST_POSITION = 128
-"""Where in a text the rows stand whose cost is measured."""
+"""Position of the rows whose cost is measured at start-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Who will draft, under which settings. One of model and head is set, or none. directory: of the
-    head; None where it is in no file."""
+    """The resolved drafting settings.
+
+    names: the drafters. model, head: the drafting network; at most one of them is set. directory: of
+    the head; None if it is in no files.
+    """
 
     names: tuple[DrafterName, ...]
     settings: DraftConfig
@@ -77,58 +80,58 @@ class Drafting:
 
     @property
     def shape(self) -> TreeShape:
-        """The largest tree."""
+        """The shape of the largest tree."""
         extra = MAX_FORCED if "forced" in self.names else 0
         if self.names in (("root",), ("forced",)):
             return TreeShape(0, 1, 1, extra)
         settings, nodes = self.settings, self.settings.max_nodes
-        own = TreeShape(settings.max_steps, settings.topk, nodes).within(nodes)
-        return replace(own, extra=extra)
+        shape = TreeShape(settings.max_steps, settings.topk, nodes).within(nodes)
+        return replace(shape, extra=extra)
 
     @property
     def is_paced(self) -> bool:
-        """Is the size of trees chosen step by step?"""
+        """Whether the tree shape is chosen step by step."""
         return self.settings.nodes == "auto"
 
     @property
     def network(self) -> ModelSpec | HeadSpec | None:
-        """The network that drafts; None where none does."""
+        """The description of the drafting network; None without one."""
         return self.head if self.model is None else self.model.spec
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
-        """What the drafting network keeps per token."""
+        """What the layers of the drafting network store per token."""
         return () if self.network is None else self.network.stores
 
     def scratch_bytes(self, max_num_seqs: int, dtype: torch.dtype) -> int:
-        """Keys and values of the inner nodes of all trees."""
+        """Return the bytes of the keys and values of the inner nodes of all trees."""
         per_slot = KVStore.bytes_per_slot(self.stores, dtype)
         return (max_num_seqs + 1) * num_scratch(self.shape) * per_slot
 
     def bytes_per_slot(self, dtype: torch.dtype) -> int:
-        """Keys, values and features of one token."""
+        """Return the bytes of the keys, values and features of one token."""
         feature_size = self.head.feature_size if self.head is not None else 0
         return KVStore.bytes_per_slot(self.stores, dtype) + feature_size * dtype.itemsize
 
 
 def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> Drafting:
-    """Resolve the drafting settings for the target in `directory`."""
+    """Resolve the drafting settings for the target in `directory`. Raises ValueError with a remedy."""
     draft = config.draft
     names = draft.names
-    is_asked = not names or {"model", "head"} & set(names)
-    found = _find(config, directory, spec) if is_asked else None
-    if not names and found is None:
+    may_use_network = not names or {"model", "head"} & set(names)
+    source = _locate_network(config, directory, spec) if may_use_network else None
+    if not names and source is None:
         names = ("forced",)
     elif not names:
-        assert found is not None
-        names = ("head" if _is_head(found, directory) else "model", "forced")
+        assert source is not None
+        names = ("head" if _is_head(source, directory) else "model", "forced")
     if draft.token_map is not None and "head" not in names:
         raise ValueError("draft.token_map: cuts the vocabulary of a head; pass --drafter head")
     if "model" in names:
-        assert found is not None
-        return Drafting(names, draft, model=_open_model(config, found, spec))
+        assert source is not None
+        return Drafting(names, draft, model=_open_model(config, source, spec))
     if "head" in names:
-        if found is None:
+        if source is None:
             raise ValueError(
                 f"draft.model: drafter 'head' needs a draft head, and {config.model.path} brings none "
                 "along; name one with --draft-model, or train one with `eyas train head`"
@@ -140,15 +143,15 @@ def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> D
                 raise ValueError(f"draft.token_map: {error}") from error
             draft = msgspec.structs.replace(draft, token_map=str(file))
         try:
-            head = read_head(found, spec, target_directory=directory, token_map=draft.token_map)
+            head = read_head(source, spec, target_directory=directory, token_map=draft.token_map)
         except ValueError as error:
             raise ValueError(f"draft.model: {error}") from error
-        return Drafting(names, draft, head=head, directory=found)
+        return Drafting(names, draft, head=head, directory=source)
     return Drafting(names, draft)
 
 
-def _find(config: EngineConfig, directory: Path, spec: ModelSpec) -> Path | None:
-    """Where the draft model or head is, if there is one."""
+def _locate_network(config: EngineConfig, directory: Path, spec: ModelSpec) -> Path | None:
+    """Return the directory of the draft model or head; None if there is none."""
     draft, wants_head = config.draft, "model" not in config.draft.names
     if draft.model == "builtin" and wants_head:
         return builtin.head_path()
@@ -156,18 +159,21 @@ def _find(config: EngineConfig, directory: Path, spec: ModelSpec) -> Path | None
         return locate_head(draft.model, None, config.model.offline)
     if config.model.path == "builtin":
         return builtin.head_path()
-    is_asked = "head" in draft.names  # reading it then says what is wrong with it
-    if has_mtp(directory) or (is_asked and brings_layers(directory, spec)):
+    wants_own_head = "head" in draft.names  # reading it reports what is wrong with it
+    if has_supported_mtp(directory) or (wants_own_head and has_mtp_layers(directory, spec)):
         return directory
     return None
 
 
-def _is_head(found: Path, directory: Path) -> bool:
-    return is_head(found) or (found.resolve() == directory.resolve() and has_mtp(directory))
+def _is_head(source: Path, directory: Path) -> bool:
+    """Whether `source` holds a draft head. directory: of the target, which may have MTP layers."""
+    return is_head(source) or (
+        source.resolve() == directory.resolve() and has_supported_mtp(directory)
+    )
 
 
 def _open_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> ModelFiles:
-    """The files of a draft model; it must share the target's vocabulary."""
+    """Open the files of a draft model. Raises ValueError if its vocabulary is not the target's."""
     if is_head(directory):
         raise ValueError(
             f"draft.model: {config.draft.model} is a draft head, not a model; pass --drafter head"
@@ -183,7 +189,7 @@ def _open_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> Model
         )
     if files.spec.max_position < spec.max_position:
         log.warning(
-            "the draft model was made for %d tokens; behind them its drafts are worse",
+            "the draft model was made for contexts of %d tokens; in longer ones its drafts are worse",
             files.spec.max_position,
         )
     return files
@@ -196,7 +202,7 @@ def load_network(
     order: RowOrder,
     progress: Progress | None,
 ) -> Decoder | DraftHead:
-    """The weights of the network that drafts, in the target's type and place."""
+    """Load the weights of the drafting network, in the target's number format and on its device."""
     if drafting.model is not None:
         return drafting.model.load(
             dtype=target.dtype,
@@ -225,7 +231,11 @@ def build_drafter(
     num_slots: int,
     max_length: int,
 ) -> Drafter:
-    """Put the drafter together around what was loaded for it."""
+    """Build the drafter around its loaded network.
+
+    loaded: the network; None if the drafter has none. num_slots: of the cache. max_length: of a
+    sequence.
+    """
     if drafting.names == ("root",):
         return RootDrafter()
     shape, max_num_seqs = drafting.shape.alone, config.scheduler.max_num_seqs
@@ -237,11 +247,17 @@ def build_drafter(
             sources.append(NgramDrafter(min(drafting.settings.max_steps, shape.nodes - 1)))
             continue
         assert loaded is not None
-        num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # the padding seat too
+        num_scratch_slots = (max_num_seqs + 1) * num_scratch(shape)  # one more for the padding seat
         network = _network(drafting, loaded, num_slots, num_scratch_slots)
-        max_rows = config.scheduler.rows(on_gpu=loaded.device.type == "cuda")
-        place = {"first_scratch": num_slots + 1, "max_rows": max_rows}
-        sources.append(TreeDrafter(network, shape, **place, trust=network.beta))
+        sources.append(
+            TreeDrafter(
+                network,
+                shape,
+                first_scratch=num_slots + 1,
+                max_rows=config.scheduler.rows(on_gpu=loaded.device.type == "cuda"),
+                trust=network.beta,
+            )
+        )
     if not sources:
         return ForcedDrafter(RootDrafter(), MAX_FORCED)
     drafter = sources[0] if len(sources) == 1 else BlendDrafter(sources, shape.nodes)
@@ -260,17 +276,19 @@ def pace(
     *,
     captures: bool = True,
 ) -> PacedDrafter:
-    """The drafter with its shape chosen step by step, at most `shape`, by what steps and passes cost
-    here. captures: steps are run from CUDA graphs where there is a device."""
-    most = max_num_seqs * shape.nodes
-    costs = _target_costs(runner, max_length, min(most, 128), captures)
-    log.info("a step costs %s ms", _as_text(costs))
+    """Wrap a drafter so that its tree shape, at most `shape`, is chosen step by step.
+
+    The choice is made by the cost of forward passes of target and drafting network, measured here.
+    captures: steps run from CUDA graphs on a device.
+    """
+    max_rows = max_num_seqs * shape.nodes
+    costs = _target_costs(runner, max_length, min(max_rows, 128), captures)
+    log.info("a step costs %s ms", _format_costs(costs))
     network_costs = NOTHING
     for network in drafter.networks:
         network_costs = _network_costs(network, runner.model.device, max_length, captures)
-        log.info("a pass of the drafter costs %s ms", _as_text(network_costs))
-    shapes = usual_shapes(shape)
-    return PacedDrafter(drafter, Pace(shapes, costs, network_costs))
+        log.info("a pass of the drafter costs %s ms", _format_costs(network_costs))
+    return PacedDrafter(drafter, Pace(usual_shapes(shape), costs, network_costs))
 
 
 def _network(
@@ -286,17 +304,17 @@ def _network(
 
 
 def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> ForwardRows:
-    """Rows of as many sequences, in the middle of nothing: everything is the null slot's."""
+    """Return rows of `num_rows` sequences at one position, which read and write the null slot only."""
     position = min(COST_POSITION, max_length - 1)
     rows_B1 = torch.arange(num_rows, device=device).unsqueeze(1)
-    nothing_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
+    zeros_T = torch.zeros(num_rows, dtype=torch.int64, device=device)
     slots_AC = torch.zeros((1, position + 1), dtype=torch.int64, device=device)
-    nodes = NodeGrid(rows_B1, torch.zeros_like(rows_B1), nothing_T + position)
+    nodes = NodeGrid(rows_B1, torch.zeros_like(rows_B1), zeros_T + position)
     return ForwardRows(
-        tokens_T=nothing_T,
-        positions_T=nothing_T + position,
-        write_slots_T=nothing_T,
-        layout=Layout(slots_AC, nothing_T, position, nodes=nodes),
+        tokens_T=zeros_T,
+        positions_T=zeros_T + position,
+        write_slots_T=zeros_T,
+        layout=Layout(slots_AC, zeros_T, position, nodes=nodes),
         logits_rows_R=rows_B1.view(-1),
         num_leading=num_rows,
     )
@@ -305,44 +323,39 @@ def _probe_rows(num_rows: int, max_length: int, device: torch.device) -> Forward
 def _target_costs(runner: ModelRunner, max_length: int, max_rows: int, captures: bool) -> Costs:
     device = runner.model.device
 
-    def run(num_rows: int) -> object:
+    def forward(num_rows: int) -> object:
         return runner.forward(_probe_rows(num_rows, max_length, device))
 
-    return measure_costs(_as_run(run, device, captures), max_rows)
+    return measure_costs(_as_in_steps(forward, device, captures), max_rows)
 
 
 def _network_costs(
     network: DraftNetwork, device: torch.device, max_length: int, captures: bool
 ) -> Costs:
-    def run(num_rows: int) -> object:
+    def forward(num_rows: int) -> object:
         rows = _probe_rows(num_rows, max_length, device)
         return network.forward(rows, network.recall(rows.write_slots_T))
 
-    return measure_costs(_as_run(run, device, captures), 64)
+    return measure_costs(_as_in_steps(forward, device, captures), 64)
 
 
-def _as_run(
-    run: Callable[[int], object], device: torch.device, captures: bool
+def _as_in_steps(
+    forward: Callable[[int], object], device: torch.device, captures: bool
 ) -> Callable[[int], None]:
-    """`run` the way steps run it on this device, and waited for."""
-    if not usable(device):
+    """Return a function that runs `forward` as steps do on this device, and waits for its end."""
+    stages = StepGraphs(device).of("forwards") if usable(device) and captures else None
 
-        def wait_for_nothing(num_rows: int) -> None:
-            run(num_rows)
-
-        return wait_for_nothing
-    stages = StepGraphs(device).of("forwards")
-
-    def replay(num_rows: int) -> None:
-        if captures:
-            stages.run("forward", num_rows, lambda: run(num_rows))
+    def run(num_rows: int) -> None:
+        if stages is None:
+            forward(num_rows)
         else:
-            run(num_rows)
-        torch.cuda.synchronize(device)
+            stages.run("forward", num_rows, lambda: forward(num_rows))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
-    return replay
+    return run
 
 
-def _as_text(costs: Costs) -> str:
+def _format_costs(costs: Costs) -> str:
     pairs = zip(costs.rows, costs.seconds, strict=True)
     return ", ".join(f"{1000 * seconds:.2f} ({rows})" for rows, seconds in pairs)

@@ -1,13 +1,17 @@
-"""The engine: one step for every kind of work. This is the page to read first.
+"""The engine: one step for every kind of work. Read this module first.
 
-A step is planned (`Scheduler.next`), drafted and run through the model, masked, verified
-(`eyas.engine.launch` has these stages) and landed: its results are read and told to the sequences. On a
-device the next step goes out before the last one has landed (`num_flights` = 1), so it is planned from
-upper bounds; with 0 a step lands before the next is planned.
+A step has these parts: the scheduler plans it (`Scheduler.next`); the launcher drafts, runs the model,
+fills grammar masks and verifies (`eyas.engine.launch`); the committer lands it, which means that it
+reads the results on the host and applies them to the sequences (`eyas.engine.commit`). A step that was
+launched and has not landed is a flight.
 
-Promises: the tokens of a request depend on its prompt, parameters and seed alone; a row's fault ends
-that row's request and no other; whatever a client sends, the step goes on.
-Does not know: HTTP, text formats, model families, what a drafter does inside.
+On a GPU the next step is launched before the last one has landed (`num_flights` = 1), so it is planned
+from upper bounds of the sequences' lengths. With `num_flights` = 0, as on a CPU, each step lands before
+the next one is planned.
+
+Promises: the tokens of a request depend on its prompt, parameters and seed alone; a fault in one row
+ends the request of that row and no other; no input of a client stops the engine.
+Does not know: HTTP, text formats, model families, how a drafter works.
 """
 
 from __future__ import annotations
@@ -39,10 +43,13 @@ from eyas.wire import EngineStats
 
 
 class Engine:
-    """add, abort, step. tokenizer: None where prompts and answers are token ids. grammars: compiles
-    what outputs are to be; None where none can be. mask_seconds: when a step's masks take longer, the
-    rest of its draft is left out. verify: gives the verdicts. max_graph_batch: as
-    `eyas.config.SchedulerConfig` has it."""
+    """Requests in, deltas out: `add`, `abort`, `step`.
+
+    tokenizer: None if prompts and answers are token ids only. grammars: compiles output grammars; None
+    if outputs cannot be constrained. mask_seconds: time limit for the masks of one step; draft nodes
+    without a mask by then are not used. verify: computes the verdicts. max_graph_batch: see
+    `eyas.config.SchedulerConfig`.
+    """
 
     def __init__(
         self,
@@ -79,31 +86,38 @@ class Engine:
         self._num_added = 0
 
     def step(self) -> list[Delta]:
-        """One step of work; the deltas that became final."""
+        """Run one step and return the deltas that became final.
+
+        `previous` is the step that the last call launched and did not land; `current` is the step of
+        this call.
+        """
         previous, current = self._in_flight, None
         plan = self.scheduler.next()
         if plan is not None:
             current = self.launcher.prepare(plan)
         if previous is not None:
-            self.launcher.verify(previous)  # waits for its masks
+            self.launcher.verify(previous)  # waits for the masks of `previous`
         self._in_flight = current
         if current is not None:
-            if current.reads_automata:  # they must stand where `previous` has ended
+            if current.reads_automata:  # they must first move over the tokens of `previous`
                 self._land(previous)
                 previous = None
             self.launcher.draft_and_forward(current)
-            if not current.waits_for_masks:
+            if not current.waits_for_masks:  # it has none, or they were started before the forward
                 self.launcher.verify(current)
         self._land(previous, current)
         if current is not None and self.num_flights == 0:
             self.launcher.verify(current)
             self._in_flight = None
             self._land(current)
-        return self._delivered()
+        return self._take_deltas()
 
     def _land(self, flight: Flight | None, following: Flight | None = None) -> None:
-        """Wait for a step's results and tell its sequences. following: the step after it, whose masks
-        are begun as soon as automata stand at its roots."""
+        """Wait for the results of `flight`, if there is one, and apply them to its sequences.
+
+        following: the step after it. Its masks are started as soon as the results are read: they depend
+        on the automata only, which move when results are read.
+        """
         if flight is not None:
             self._committer.read(flight)
         if following is not None:
@@ -112,28 +126,37 @@ class Engine:
             self._ready += self._committer.commit(flight)
             self.launcher.learn(flight)
 
-    def _delivered(self) -> list[Delta]:
-        """The deltas that are ready, which leave the engine."""
+    def _take_deltas(self) -> list[Delta]:
+        """Return the deltas that are ready, and forget the requests that have finished."""
         deltas, self._ready = self._ready, []
         for delta in deltas:
-            self._forget_if_done(delta)
+            sequences = self._requests.get(delta.request_id)
+            if delta.finish_reason is None or sequences is None:
+                continue
+            if all(sequence.status is Status.FINISHED for sequence in sequences):
+                del self._requests[delta.request_id]
         return deltas
 
     def compile(self, spec: OutputSpec) -> Future[Grammar]:
-        """Start compiling what an output is to be, off this thread. The future may hold a
-        GrammarError."""
+        """Start compiling the grammar of an output on another thread.
+
+        Raises RequestError if this model's outputs cannot be constrained. The future may hold a
+        GrammarError.
+        """
         if self._grammars is None:
-            lacks = "this model has no end-of-sequence token, with which an output would end"
-            lacks = NO_TOKENIZER if self._tokenizer is None else lacks
+            reason = "this model has no end-of-sequence token, with which an output would end"
+            if self._tokenizer is None:
+                reason = NO_TOKENIZER
             raise RequestError(
-                f"{spec.param}: outputs cannot be constrained: {lacks}", param=spec.param
+                f"{spec.param}: outputs cannot be constrained: {reason}", param=spec.param
             )
         return self._grammars.compile(spec)
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
-        """Take up a request. Raises RequestError, with nothing changed, when it can never be served.
+        """Accept a request. Raises RequestError, with nothing changed, if it can never be served.
 
-        grammar: the request's output, compiled; waited for here if it is not given.
+        grammar: the compiled grammar of `request.output`. If it is None and the request has an output
+        specification, this call compiles it and waits.
         """
         if request.id in self._requests:
             raise RequestError(f"request id {request.id!r} is in use", param="id")
@@ -142,15 +165,16 @@ class Engine:
         if request.output is not None and grammar is None:
             grammar = self.compile(request.output).result()
         seed = params.seed if params.seed is not None else secrets.randbits(53)
-        room = self.info.max_model_len - len(request.prompt_token_ids)
-        num_wanted = room if params.max_tokens is None else min(room, params.max_tokens)
-        # Where nothing is wanted one token is chosen all the same, and dropped.
-        max_length = len(request.prompt_token_ids) + max(1, num_wanted)
-        first = None
+        num_output = self.info.max_model_len - len(request.prompt_token_ids)
+        if params.max_tokens is not None:
+            num_output = min(num_output, params.max_tokens)
+        # With max_tokens = 0 one token is chosen all the same, and dropped.
+        max_length = len(request.prompt_token_ids) + max(1, num_output)
+        automaton = None
         if grammar is not None:
             assert request.output is not None
-            of_tokens = () if self._tokenizer is None else (self._tokenizer.token_bytes,)
-            first = Automaton(grammar, request.output.budget, *of_tokens)
+            token_bytes = () if self._tokenizer is None else (self._tokenizer.token_bytes,)
+            automaton = Automaton(grammar, request.output.budget, *token_bytes)
         sequences: list[Sequence] = []
         for index in range(params.n):
             sequences.append(
@@ -163,7 +187,7 @@ class Engine:
                     num_prompt_tokens=len(request.prompt_token_ids),
                     max_length=max_length,
                     stops=self._stop_checker(request, max_length),
-                    automaton=first.fork() if first is not None and index else first,
+                    automaton=automaton.fork() if automaton is not None and index else automaton,
                     leader=sequences[0] if sequences else None,
                 )
             )
@@ -174,25 +198,25 @@ class Engine:
             self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> None:
-        """End a request now; its last deltas say so. An unknown id is no error."""
+        """End a request now; `step` returns its last deltas. An unknown id is not an error."""
         for sequence in self._requests.get(request_id, ()):
             if sequence.status is not Status.FINISHED:
                 self._ready.append(self._committer.end(sequence, "abort"))
 
     def has_work(self) -> bool:
-        """Is there anything to step for?"""
+        """Whether `step` has anything to do or to return."""
         return bool(self._requests or self._in_flight or self._ready)
 
     def stats(self) -> EngineStats:
-        """Counts for `/metrics`."""
+        """Return the counts and gauges for `/metrics`."""
         return self.metrics.stats(self.scheduler, self.cache, self._grammars)
 
     def check(self) -> None:
-        """Raises AssertionError when a slot is lost or held twice."""
+        """Raise AssertionError if a cache slot is lost or held twice."""
         self.cache.check()
 
     def shutdown(self) -> None:
-        """Forget everything; nothing may be stepped afterwards."""
+        """Drop all requests and stop the worker threads. The engine cannot be used afterwards."""
         self._in_flight = None
         self._requests.clear()
         if self._grammars is not None:
@@ -200,15 +224,15 @@ class Engine:
         self.launcher.masking.close()
 
     def _stop_checker(self, request: Request, max_length: int) -> StopChecker:
-        marked: frozenset[int] = frozenset()
+        marked_ids: frozenset[int] = frozenset()
         if request.with_marks and self._tokenizer is not None:
-            marked = self._tokenizer.control_ids
+            marked_ids = self._tokenizer.control_ids
         return StopChecker(
             request.params,
             frozenset(self.info.eos_token_ids),
             max_length - len(request.prompt_token_ids),
             self._new_sink(request.params),
-            marked,
+            marked_ids,
         )
 
     def _new_sink(self, params: SamplingParams) -> TextSink | None:
@@ -217,12 +241,5 @@ class Engine:
         return Detokenizer(self._tokenizer, params.skip_special_tokens, continues=True)
 
     def check_request(self, request: Request) -> None:
-        """Everything that can be refused is refused here, before any work."""
+        """Raise RequestError if this engine can never serve the request."""
         check_request(request, self.info, self._tokenizer)
-
-    def _forget_if_done(self, delta: Delta) -> None:
-        sequences = self._requests.get(delta.request_id)
-        if delta.finish_reason is None or sequences is None:
-            return
-        if all(s.status is Status.FINISHED for s in sequences):
-            del self._requests[delta.request_id]

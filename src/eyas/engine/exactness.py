@@ -1,9 +1,9 @@
-"""The start-up self-check: is a row's result on this machine the same bits however it is computed?
+"""The start-up self-check: whether a row's logits have the same bits however the row is computed.
 
-Promises: runs the real model through the real rooms: a text in large chunks and in odd ones, token by
-token, as chains, as trees, beside neighbours, and where kernels run also beside chunks, from graphs and
-with as many rows as a step can have; logits are compared bit for bit. What it cannot show it does not
-claim.
+Promises: the real model runs over one text in several variants: in large and in small chunks, token by
+token, as chains, as trees, in batches; with kernels also in batches with chunks, from CUDA graphs, and
+with as many rows as a step can have. The logits of all variants are compared bit for bit. Nothing is
+claimed that was not compared.
 Does not know: which kernels ran.
 
 Legend: L positions of the text, V vocabulary, R logits rows, W nodes, A seats.
@@ -30,18 +30,18 @@ from eyas.sampling import BatchParams, RowSource
 
 _WIDTH = 6
 _SHORT, _LONG = 72, 664
-"""Lengths of the text: on a CPU, and where kernels cut keys and rows in large pieces."""
+"""Length of the text: on a CPU, and on a device, where kernels cut keys and rows into large tiles."""
 _MOST_SEQUENCES = 64
 _MOST_NODES = 512
 """Rows of the largest batch of trees."""
 _MOST_ROWS = 8192
 _BORDERS = (1, 127, 128, 129, 255, 511, 512)
-"""Positions at which attention begins another piece of the keys, and their neighbours."""
+"""Positions at which attention begins another split of the keys, and their neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """exact: the claim; reason: what was shown, or what broke it."""
+    """The result of the self-check. reason: what was compared, or which variant differs."""
 
     exact: bool
     reason: str
@@ -49,14 +49,17 @@ class Exactness:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """How much is tried. length: of the text. width: of the widest trees. pieces: rows of chunks that
-    store the text once more. starts: positions of single roots. batches: numbers of sequences.
-    max_rows: of one forward. num_scratch: slots for nodes, and so the most of them. with_kernels: there
-    are many ways to run a step. with_graphs: steps are run from CUDA graphs too."""
+    """Which variants are run.
+
+    length: of the text. width: most nodes of a tree. chunks: sizes of the chunks that store the second
+    copy of the text. starts: positions of single roots. batches: numbers of sequences. max_rows: of one
+    forward pass. num_scratch: slots for nodes, and so most nodes of a batch. with_kernels: also run the
+    variants that only differ with kernels. with_graphs: also run from CUDA graphs.
+    """
 
     length: int
     width: int
-    pieces: tuple[int, ...]
+    chunks: tuple[int, ...]
     starts: tuple[int, ...]
     batches: tuple[int, ...]
     max_rows: int
@@ -74,20 +77,23 @@ def check_exactness(
     width: int = 16,
     captures: bool = True,
 ) -> Exactness:
-    """Uses the first slots of the cache, before anybody else does. width: most nodes of a tree.
-    captures: steps may be run from CUDA graphs."""
+    """Run the self-check. It writes to the first slots of the cache, so run it before any request.
+
+    order: the row order that was found for the products. width: most nodes of a tree. captures: steps
+    may run from CUDA graphs.
+    """
     if not order.exact:
         return Exactness(False, order.reason)
     products = order.order.products
     if products is None:
-        extent = _little(max_length, num_slots)
+        extent = _extent_on_cpu(max_length, num_slots)
     else:
-        extent = _much(products, width, max_length, num_slots, captures)
+        extent = _extent_on_device(products, width, max_length, num_slots, captures)
     if extent.length < 8:
         return Exactness(False, "the cache is too small for the self-check")
     probe = _Probe(runner, extent)
-    reference_LV = probe.whole()
-    for name, positions, logits_RV in probe.other_ways():
+    reference_LV = probe.reference()
+    for name, positions, logits_RV in probe.variants():
         expected_RV = reference_LV[positions]
         if not torch.equal(logits_RV, expected_RV):
             error = (logits_RV - expected_RV).abs().max().item()
@@ -98,40 +104,40 @@ def check_exactness(
     return Exactness(True, f"{shown}; {order.reason}")
 
 
-def _little(max_length: int, num_slots: int) -> _Extent:
-    """Where a forward takes long and has few ways to differ."""
+def _extent_on_cpu(max_length: int, num_slots: int) -> _Extent:
+    """Return few variants: a forward pass takes long on a CPU, and there is one code path."""
     length = min(_SHORT, max_length - 1, num_slots // 2 - _WIDTH)
     middle = length // 2
     starts = (1, middle, length - _WIDTH)
-    pieces = (3, middle - 3, length)
-    return _Extent(length, _WIDTH, pieces, starts, (2,), length, 2 * _WIDTH, False, False)
+    chunks = (3, middle - 3, length)
+    return _Extent(length, _WIDTH, chunks, starts, (2,), length, 2 * _WIDTH, False, False)
 
 
-def _much(
+def _extent_on_device(
     products: Products, width: int, max_length: int, num_slots: int, captures: bool
 ) -> _Extent:
-    """Every kernel that a step can meet: rows up to the most, several pieces of keys, wide trees."""
+    """Return variants that run every kernel of a step: all row counts, several splits, wide trees."""
     max_rows = min(products.max_rows, _MOST_ROWS)
     num_scratch = min(_MOST_NODES, num_slots // 2)
     length = min(_LONG, max_length - 1, (num_slots - num_scratch) // 2)
     width = max(2, min(max(width, _WIDTH), max_rows // 2, num_scratch // 2, length // 2))
     last = length - width
     starts = tuple(sorted({start for start in (*_BORDERS, last) if 1 <= start <= last}))
-    pieces = (1, 7, 20, 50, 100, 200, length)
-    most = min(_MOST_SEQUENCES, num_scratch, max_rows)
-    batches = tuple(sorted({min(num, most) for num in (2, 3, 5, 8, 12, 31, most)}))
-    return _Extent(length, width, pieces, starts, batches, max_rows, num_scratch, True, captures)
+    chunks = (1, 7, 20, 50, 100, 200, length)
+    max_seqs = min(_MOST_SEQUENCES, num_scratch, max_rows)
+    batches = tuple(sorted({min(num, max_seqs) for num in (2, 3, 5, 8, 12, 31, max_seqs)}))
+    return _Extent(length, width, chunks, starts, batches, max_rows, num_scratch, True, captures)
 
 
-Way = tuple[str, torch.Tensor, torch.Tensor]
+Variant = tuple[str, torch.Tensor, torch.Tensor]
 """A name, positions of the text [R] and their logits [R, V]."""
 
 
 class _Probe:
-    """A random text, stored twice, and the ways to run it.
+    """A random text, stored twice, and the variants of running the model over it.
 
-    The first copy is made by the largest chunks there can be, the second by small and odd ones; all
-    further ways read the second, and write nodes into slots that nobody reads afterwards.
+    The first copy is stored in the largest chunks that are possible, the second in small and odd ones.
+    All other variants read the second copy, and write nodes to slots that are not read afterwards.
     """
 
     def __init__(self, runner: ModelRunner, extent: _Extent) -> None:
@@ -153,18 +159,18 @@ class _Probe:
         self.source = RowSource(SamplingParams(temperature=0), 0, 0, 1, frozenset())
         self.graphs = StepGraphs(device) if extent.with_graphs else None
 
-    def whole(self) -> torch.Tensor:
-        """[L, V] logits of the text in as few chunks as there can be."""
-        length, most = self.extent.length, self.extent.max_rows
+    def reference(self) -> torch.Tensor:
+        """Return the logits [L, V] of the text, computed in as few chunks as possible."""
+        length, max_rows = self.extent.length, self.extent.max_rows
         chunks = [
-            self._chunk(start, min(most, length - start), self.copies[0])
-            for start in range(0, length, most)
+            self._chunk(start, min(max_rows, length - start), self.copies[0])
+            for start in range(0, length, max_rows)
         ]
         return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
 
-    def other_ways(self) -> Iterator[Way]:
-        """The same rows computed differently."""
-        yield from self._pieces()
+    def variants(self) -> Iterator[Variant]:
+        """Yield logits of rows of the same text, computed in other ways."""
+        yield from self._chunks()
         for start in self.extent.starts:
             yield "a single token", *self._nodes([start], 1)
         if not self.extent.with_kernels:
@@ -175,57 +181,57 @@ class _Probe:
                 yield "a tree", *self._nodes([start], self.extent.width, is_tree=True)
             return
         yield from self._batches()
-        yield from self._beside_chunks()
+        yield from self._batches_with_chunks()
         if self.graphs is not None:
             yield from self._replays()
         yield from self._most_rows()
 
-    def _pieces(self) -> Iterator[Way]:
-        start, length, most = 0, self.extent.length, self.extent.max_rows
-        counts = iter(self.extent.pieces)
+    def _chunks(self) -> Iterator[Variant]:
+        start, length, max_rows = 0, self.extent.length, self.extent.max_rows
+        counts = iter(self.extent.chunks)
         while start < length:
-            count = min(next(counts, length), most, length - start)
+            count = min(next(counts, length), max_rows, length - start)
             logits_RV = self._chunk(start, count, self.copies[1])
             yield f"a chunk of {count}", self._range(start, count), logits_RV
             start += count
-        count = min(length - 5, most)
+        count = min(length - 5, max_rows)
         yield "an odd chunk", self._range(3, count), self._chunk(3, count, self.copies[1])
 
-    def _batches(self) -> Iterator[Way]:
-        """Batches of roots, of chains and of trees, also so many that they need padding."""
+    def _batches(self) -> Iterator[Variant]:
+        """Yield batches of roots, of chains and of trees, with sizes that need padding among them."""
         width = self.extent.width
         for num in self.extent.batches:
             yield f"a batch of {num}", *self._nodes(self._spread(num, 1), 1)
-        most_nodes = min(self.extent.num_scratch, self.extent.max_rows)
+        max_nodes = min(self.extent.num_scratch, self.extent.max_rows)
         for w in sorted({min(w, width) for w in (2, 3, 5, 8, width)}):
-            most = min(_MOST_SEQUENCES, most_nodes // w)
-            for num in sorted({1, min(3, most), most}):
+            max_seqs = min(_MOST_SEQUENCES, max_nodes // w)
+            for num in sorted({1, min(3, max_seqs), max_seqs}):
                 yield f"chains {num} x {w}", *self._nodes(self._spread(num, w), w)
                 yield f"trees {num} x {w}", *self._nodes(self._spread(num, w), w, is_tree=True)
 
-    def _beside_chunks(self) -> Iterator[Way]:
-        """Decoding neighbours of a chunk, and the chunk."""
+    def _batches_with_chunks(self) -> Iterator[Variant]:
+        """Yield batches of trees and a chunk."""
         length, width = self.extent.length, self.extent.width
         for w, count in ((width, 100), (1, 30), (1, length - 9)):
             num = max(1, min(5, self.extent.max_rows // 2 // w, self.extent.num_scratch // w))
             start = max(0, length // 3 - count)
             count = min(count, length - start, self.extent.max_rows - num * w)
             if count > 0:
-                beside, starts = (start, count), self._spread(num, w)
-                yield "a chunk beside others", *self._nodes(starts, w, w > 1, beside=beside)
+                chunk, starts = (start, count), self._spread(num, w)
+                yield "a chunk in a batch", *self._nodes(starts, w, w > 1, chunk=chunk)
 
-    def _replays(self) -> Iterator[Way]:
-        """The same graph with other roots."""
+    def _replays(self) -> Iterator[Variant]:
+        """Yield replays of a CUDA graph with different roots."""
         for num, w, is_tree in ((1, 1, False), (5, 1, False), (3, self.extent.width, True)):
             if num * w <= min(self.extent.max_rows // 2, self.extent.num_scratch):
                 for _ in range(3):
                     starts = self._spread(num, w)
                     yield "a graph", *self._nodes(starts, w, is_tree, graphs=self.graphs)
 
-    def _most_rows(self) -> Iterator[Way]:
-        """One forward of many chunks: only the last wants logits, the others fill it up."""
-        length, most = self.extent.length, self.extent.max_rows
-        counts = [length] * (most // length) + [most % length]
+    def _most_rows(self) -> Iterator[Variant]:
+        """Yield the last chunk of one forward pass of many chunks that has the most rows possible."""
+        length, max_rows = self.extent.length, self.extent.max_rows
+        counts = [length] * (max_rows // length) + [max_rows % length]
         counts = [count for count in counts if count][-self.num_seats :]
         self._restore(len(counts))
         spans = [self._span(a, 0, count, self.copies[1]) for a, count in enumerate(counts)]
@@ -236,7 +242,7 @@ class _Probe:
         return torch.arange(start, start + count, device=self.device)
 
     def _spread(self, num: int, width: int) -> list[int]:
-        """Positions for `num` roots; others each time."""
+        """Return random positions for `num` roots."""
         highest = self.extent.length - width
         return self.draw.integers(1, highest + 1, size=num).tolist()
 
@@ -244,7 +250,7 @@ class _Probe:
         return Span(seat, start, count, slots[start : start + count], None)
 
     def _chunk(self, start: int, count: int, slots: np.ndarray) -> torch.Tensor:
-        """The logits of a chunk, stored in `slots`, which hold what is before it."""
+        """Return the logits of a chunk. slots: of the text's positions; those before it are stored."""
         self.table.write_slots(0, 0, slots)
         span = replace(self._span(0, start, count, slots), wants_context_logits=True)
         logits_RV = self._run([span], 1, None, start + count)
@@ -257,11 +263,14 @@ class _Probe:
         width: int,
         is_tree: bool = False,
         *,
-        beside: tuple[int, int] | None = None,
+        chunk: tuple[int, int] | None = None,
         graphs: StepGraphs | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions and logits of the text's own tokens, as a chain from each start, or on some path of
-        a tree; then of the chunk `beside` them (first position, rows)."""
+        """Run a batch of chains or trees. Returns positions and logits of the nodes with the text's own
+        tokens: all nodes of a chain, a random path of a tree; then those of the chunk.
+
+        starts: positions of the roots. chunk: (first position, number of rows) of a chunk in the batch.
+        """
         num = len(starts)
         last = (max(starts) if graphs is None else self.extent.length) + width + 1
         tokens_BW, parents_BW, rows, positions, spans = [], [], [], [], []
@@ -277,8 +286,8 @@ class _Probe:
             positions += range(start, start + len(path))
             spans.append(Span(b, start, 0, free[:0], free[b * width : (b + 1) * width]))
             self.table.lengths_A[b] = start + 1
-        if beside is not None:
-            start, count = beside
+        if chunk is not None:
+            start, count = chunk
             self.table.write_slots(num, 0, self.copies[1])
             span = self._span(num, start, count, self.copies[1])
             spans.append(replace(span, wants_context_logits=True))
@@ -292,7 +301,8 @@ class _Probe:
         return torch.tensor(positions, device=device), logits_RV[picked_R]
 
     def _restore(self, num: int) -> None:
-        """Have the first seats read the second copy; chains leave their own slots behind."""
+        """Make the first `num` seats read the second copy again: chains overwrite slots of the
+        table."""
         slots_L = torch.from_numpy(self.copies[1]).to(self.device)
         self.table.slots_AC[:num, : self.extent.length] = slots_L
 
@@ -306,7 +316,7 @@ class _Probe:
         is_chain: bool = True,
         graphs: StepGraphs | None = None,
     ) -> torch.Tensor:
-        """One forward. grids: tokens and parents [B, W] of the spans with a root."""
+        """Run one forward pass. grids: tokens and parents [B, W] of the spans with a root."""
         num = 0 if grids is None else len(grids[0])
         params = BatchParams([self.source] * num, self.vocab, self.device)
         batch = PlannedBatch(self.table, spans, params, width, max_length, graphs=graphs).begin()
@@ -314,9 +324,10 @@ class _Probe:
             empty = torch.empty((0, 1), dtype=torch.int64, device=self.device)
             tree = DraftTree(empty, empty, empty[:, 0], is_chain=True)
         else:
-            rest = ((0, batch.num_rows - num), (0, 0))
+            padding = ((0, batch.num_rows - num), (0, 0))
             tokens_BW, parents_BW = (
-                torch.from_numpy(np.pad(grid, rest, mode="edge")).to(self.device) for grid in grids
+                torch.from_numpy(np.pad(grid, padding, mode="edge")).to(self.device)
+                for grid in grids
             )
             sizes_B = torch.full_like(tokens_BW[:, 0], width)
             tree = batch.to_static(DraftTree(tokens_BW, parents_BW, sizes_B, is_chain))
@@ -331,12 +342,12 @@ class _Probe:
 
 
 def chain_of(width: int) -> tuple[list[int], list[int]]:
-    """Parents of the nodes, and the nodes of the path: all of them."""
+    """Return the parents of a chain's nodes, and its path: all nodes."""
     return list(range(-1, width - 1)), list(range(width))
 
 
 def random_tree(draw: np.random.Generator, width: int) -> tuple[list[int], list[int]]:
-    """Parents of the nodes, and the nodes of a path from the root that is about half of them."""
+    """Return the parents of a random tree's nodes, and a path from the root of about half of them."""
     parents, path = [-1], [0]
     for node in range(1, width):
         if draw.random() < 0.5 or node == 1:

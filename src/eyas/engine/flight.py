@@ -1,9 +1,9 @@
-"""A step under way: what was launched, and how to read its results once the device is done.
+"""A flight: a step that was launched and has not landed, and its results.
 
-Promises: `read` waits for the device once, and is where results are waited for.
-Does not know: what the results mean to a sequence.
+Promises: `Flight.read` is the only place that waits for a step's results, and waits once.
+Does not know: how results are applied to a sequence.
 
-Legend: B rooted sequences, W nodes, N top alternatives.
+Legend: B rooted sequences, W nodes, E top alternatives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class PromptRows:
-    """Log-probabilities of one prompt chunk: entry i is that of position start + 1 + i."""
+    """Log-probabilities of one prompt chunk, on the device: entry i is that of position start + 1 + i.
+
+    token_ids: the prompt's tokens; own: their log-probabilities; top_ids, top: the most likely tokens.
+    """
 
     token_ids: torch.Tensor
     own: torch.Tensor
@@ -39,11 +42,12 @@ class PromptRows:
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What a step has made of one rooted sequence, number `b` of its batch.
+    """The result of a step for the rooted sequence with index `b` in the batch, on the host.
 
-    count, tokens, nodes: its verdict, up to the count. size, parents, sources: of its tree; parents are
-    None for chains, sources where one drafter proposed everything. ended: what had ended it before;
-    failure: what ends it after these tokens, since its automaton stays behind.
+    count, tokens, nodes: its verdict (`eyas.core.Verdict`), up to the count. size, parents, sources: of
+    its tree; parents is None for a chain, sources is None if one drafter proposed all nodes. ended: the
+    error that ended the sequence before this step landed. failure: the error that ends it after these
+    tokens, because its automaton could not move over them.
     """
 
     b: int
@@ -59,15 +63,18 @@ class Outcome:
 
     @property
     def accepted_sources(self) -> list[int]:
-        """The sources of the accepted nodes, from the root down."""
+        """The sources (drafters) of the accepted nodes, from the root down."""
         path = self.nodes[1:]
         return [0] * len(path) if self.sources is None else [self.sources[w] for w in path]
 
 
 @dataclass(slots=True, eq=False)
 class Landed:
-    """A flight's results on the host. outcomes: of the rooted sequences, in order; none where it has
-    failed. prompt_logprobs: by index of the span."""
+    """The results of a flight on the host.
+
+    outcomes: of the rooted sequences, in order; empty if the flight has failed. prompt_logprobs: by
+    index of the span.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
@@ -75,8 +82,10 @@ class Landed:
 
 @dataclass(slots=True, eq=False)
 class Forward:
-    """A draft and what the model makes of it, which wait for a verdict. masks: None where nobody is
-    constrained."""
+    """The tree, rows and model output of a step whose verdict is still to be computed.
+
+    masks: None if no sequence of the step has a grammar.
+    """
 
     batch: Batch
     tree: DraftTree
@@ -87,43 +96,52 @@ class Forward:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """plan: whose step it is. prompt_rows: by index of the span. error: the step itself failed.
+    """A launched step. The fields are in the order in which they are set.
 
-    started: when it was prepared (seconds of a monotonic clock). is_constrained: some sequence has a
-    grammar. reads_automata: before its forward, so all steps before it must have landed. drafter: whose
-    tree it is. drafted: its tree, as it was proposed; tree: what is left of it. masks: what automata
-    said of it; None where nobody is constrained. num_failed: drafters with which it failed. planned:
-    its batch, for the first of them; forward: until it has its verdict. has_departed: its results are
-    on their way to the host, or it has failed. landed: once read.
+    started: when it was prepared, in seconds of `time.perf_counter`.
+    is_constrained: whether a sequence of the step has a grammar.
+    reads_automata: whether drafting or pruning reads automata before the forward pass, so that all
+    earlier steps must have landed by then.
+    planned: the batch for the first drafter that is tried.
+    num_failed: drafters with which the step failed.
+    proposed: the tree as the drafter proposed it.
+    forward: set from the forward pass until the verdict.
+    drafter: the drafter that proposed the tree.
+    masks: None if no sequence has a grammar.
+    prompt_rows: by index of the span.
+    tree: the verified tree, which may lack proposed nodes that a grammar refused.
+    error: why the whole step failed.
+    is_sent: the copy of the results to the host has been started, or the step has failed.
+    landed: the results, once `read`.
     """
 
     plan: StepPlan
     started: float = 0.0
     is_constrained: bool = False
     reads_automata: bool = False
+    planned: PlannedBatch | None = None
+    num_failed: int = 0
+    proposed: DraftTree | None = None
+    forward: Forward | None = None
     drafter: Drafter | None = None
-    drafted: DraftTree | None = None
     masks: TreeMasks | None = None
-    landed: Landed | None = None
+    prompt_rows: dict[int, PromptRows] = field(default_factory=dict)
     tree: DraftTree | None = None
     verdict: Verdict | None = None
-    prompt_rows: dict[int, PromptRows] = field(default_factory=dict)
     error: str | None = None
-    num_failed: int = 0
-    planned: PlannedBatch | None = None
-    forward: Forward | None = None
-    has_departed: bool = False
+    is_sent: bool = False
+    landed: Landed | None = None
     _results: HostCopy | None = None
 
     @property
     def waits_for_masks(self) -> bool:
-        """Has its forward gone out, and are its masks still to be begun?"""
+        """Whether the forward pass was launched and the filling of its masks was not started."""
         masks = None if self.forward is None else self.forward.masks
         return masks is not None and not masks.has_begun
 
-    def depart(self, outbox: Outbox) -> None:
-        """Start copying the results to the host, behind the work that makes them."""
-        self.has_departed, self.forward = True, None
+    def send_results(self, outbox: Outbox) -> None:
+        """Start copying the results to the host, ordered after the work that computes them."""
+        self.is_sent, self.forward = True, None
         if self.verdict is None or self.tree is None:
             return
         tensors = {"sizes": self.tree.sizes_B, "report": self.verdict.report_BX}
@@ -132,34 +150,35 @@ class Flight:
         if self.tree.source_BW is not None:
             tensors["sources"] = self.tree.source_BW
         if self.verdict.chosen_logprobs_BW is not None:
-            assert self.verdict.top_ids_BWN is not None
-            assert self.verdict.top_logprobs_BWN is not None
+            assert self.verdict.top_ids_BWE is not None
+            assert self.verdict.top_logprobs_BWE is not None
             tensors["own"] = self.verdict.chosen_logprobs_BW
-            tensors["top_ids"] = self.verdict.top_ids_BWN
-            tensors["top"] = self.verdict.top_logprobs_BWN
+            tensors["top_ids"] = self.verdict.top_ids_BWE
+            tensors["top"] = self.verdict.top_logprobs_BWE
         self._results = outbox.send(tensors)
 
     def note_masks(self) -> None:
-        """What its masks have shown of its draft, once nothing waits for this thread."""
+        """Collect the refused nodes and statistics of the masks, off the critical path of the step."""
         if self.error is None:
-            self._ask_masks(TreeMasks.note)
+            self._call_masks(TreeMasks.note)
 
-    def _ask_masks(self, what: Callable[[TreeMasks], None]) -> None:
+    def _call_masks(self, method: Callable[[TreeMasks], None]) -> None:
+        """Call a method of the masks, which are dropped if it fails: no output depends on it."""
         if self.masks is None:
             return
         try:
-            what(self.masks)
+            method(self.masks)
         except Exception:
-            log.exception("what a step's masks have shown is lost")
+            log.exception("the mask statistics of a step are lost")
             self.masks = None
 
     def read(self) -> Landed:
-        """Wait for the device and turn the results into plain numbers."""
-        self._ask_masks(TreeMasks.learn)  # while the device is at work
+        """Wait for the device and return the results as plain numbers."""
+        self._call_masks(TreeMasks.learn)  # while the device is still working
         prompt = {i: _prompt_logprobs(rows) for i, rows in self.prompt_rows.items()}
         if self._results is None or self.tree is None:
             return Landed(prompt_logprobs=prompt)
-        num = len(self.plan.rooted)  # what comes after them filled up the batch
+        num = len(self.plan.rooted)  # the rows after them are padding
         host = {name: tensor[:num].tolist() for name, tensor in self._results.read().items()}
         return Landed([self._outcome(b, host) for b in range(num)], prompt)
 

@@ -1,8 +1,11 @@
-"""The stages of a step: prepare, draft and forward, masks, verdict. The engine owns their order.
+"""The parts of a step between planning and landing: prepare, draft and forward, masks, verdict.
 
-Promises: a step whose draft or forward fails runs again without a draft, since nothing is changed
-before its verdict; one that fails all the same, or later, says so in `Flight.error` and lands.
-Does not know: which sequence runs when, what happens between the stages.
+`eyas.engine.engine.Engine.step` calls them in order.
+
+Promises: a step whose draft or forward pass fails runs again without a draft, since no state changes
+before its verdict. If that fails too, or if a later part fails, `Flight.error` is set, and the requests
+of the step end with an error when it lands.
+Does not know: which sequences run in a step, the order of the parts.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import time
 import torch
 
 from eyas.config import EngineInfo
-from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree, Verdict
 from eyas.draft import Drafter, RootDrafter, StepReport
 from eyas.engine.commit import STEP_FAILED
@@ -37,9 +39,12 @@ log = logging.getLogger(__name__)
 
 
 class Launcher:
-    """verify: gives the verdicts. drafters: in the order in which they are tried. max_graph_batch:
-    sequences of the largest step that is captured; None is any. graphs: None where no step is, as on a
-    CPU."""
+    """Runs the parts of a step.
+
+    verify: computes the verdicts. drafters: the drafter, then the root drafter, which is used for a
+    step in which the first one fails. max_graph_batch: largest number of sequences of a step that
+    runs from CUDA graphs; None is no limit. graphs: None if no step is captured, as on a CPU.
+    """
 
     def __init__(
         self,
@@ -62,8 +67,8 @@ class Launcher:
         self._outbox = Outbox(table.device)
         self._landed_at = 0.0
         self.masking = Masking(info.vocab_size, mask_seconds, metrics.grammar, self._outbox)
-        most = table.num_seats if max_graph_batch is None else max_graph_batch
-        self.max_graph_batch = min(most, table.num_seats)
+        limit = table.num_seats if max_graph_batch is None else max_graph_batch
+        self.max_graph_batch = min(limit, table.num_seats)
         captures = usable(table.device) and self.max_graph_batch > 0
         self.graphs = StepGraphs(table.device) if captures else None
         self._params_key: tuple[int, ...] = ()
@@ -71,15 +76,15 @@ class Launcher:
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> Flight:
-        """A planned step, with all that the host can do of it beside the steps under way."""
+        """Start a flight and build the host side of its batch, while earlier steps may still run."""
         flight = Flight(plan, time.perf_counter())
         if any(sequence.automaton is not None for sequence in plan.rooted):
-            is_drafted = self.drafters[0].reads_automata and plan.width > 1
+            is_read_by_drafter = self.drafters[0].reads_automata and plan.width > 1
             flight.is_constrained = True
-            flight.reads_automata = is_drafted or self.masking.walks_ahead
+            flight.reads_automata = is_read_by_drafter or self.masking.walks_ahead
         try:
             is_captured = len(plan.rooted) <= self.max_graph_batch
-            flight.planned = self._planned(plan, self.graphs if is_captured else None)
+            flight.planned = self._plan_batch(plan, self.graphs if is_captured else None)
         except Exception:
             self._note_failure("a step could not be prepared")
             flight.num_failed += 1
@@ -87,11 +92,14 @@ class Launcher:
 
     @torch.inference_mode()
     def draft_and_forward(self, flight: Flight) -> None:
-        """Draft, prune where the host sees the tree in time, and run the model over all rows; without a
-        draft where that fails. Where `flight.reads_automata`, all steps before it have landed."""
+        """Draft the trees and run the model over all rows of the step; if that fails, without a draft.
+
+        On a CPU the nodes that a grammar refuses are removed before the forward pass. If
+        `flight.reads_automata`, all earlier steps must have landed.
+        """
         for drafter in self.drafters[flight.num_failed :]:
             try:
-                planned = flight.planned or self._planned(flight.plan, None)
+                planned = flight.planned or self._plan_batch(flight.plan, None)
                 flight.forward = self._draft_and_forward(flight, planned, drafter)
             except Exception:
                 self._note_failure("a step failed with the drafter %s", type(drafter).__name__)
@@ -106,13 +114,16 @@ class Launcher:
         self, flight: Flight, planned: PlannedBatch, drafter: Drafter
     ) -> Forward:
         plan = flight.plan
-        self._outbox.settle()  # stages write their results where the last step's are
+        self._outbox.settle()  # stages overwrite the results of the step before
         automata = None
         if flight.reads_automata:
-            automata = [_running_automaton(sequence) for sequence in plan.rooted]
+            automata = [
+                sequence.automaton if sequence.status is Status.RUNNING else None
+                for sequence in plan.rooted
+            ]
         batch = planned.begin(automata)
-        flight.drafted = proposed = drafter.propose(batch, plan.shape)
-        tree = batch.to_static(proposed)
+        flight.proposed = drafter.propose(batch, plan.shape)
+        tree = batch.to_static(flight.proposed)
         masks = None
         if flight.is_constrained:
             masks = TreeMasks(self.masking, tree)
@@ -120,13 +131,16 @@ class Launcher:
                 masks.walk(plan.rooted)
                 masks.begin()
                 tree = masks.tree
-        rows, output = self._forward(batch, tree)
+        rows, output = self._run_model(batch, tree)
         return Forward(batch, tree, rows, output, masks)
 
     @torch.inference_mode()
     def begin_masks(self, flight: Flight) -> None:
-        """Walk the trees and start filling masks, beside the forward, where that is still to be done.
-        All steps before this one have landed, so that automata stand at its roots."""
+        """Walk the trees and start filling the masks while the forward pass runs.
+
+        Does nothing if the step needs no masks, or if they were started before the forward pass. The
+        automata must have moved over the tokens of all earlier steps.
+        """
         if not flight.waits_for_masks:
             return
         assert flight.forward is not None and flight.forward.masks is not None
@@ -139,22 +153,30 @@ class Launcher:
 
     @torch.inference_mode()
     def verify(self, flight: Flight) -> None:
-        """Wait for the masks, give the verdict, and send the results to the host; nothing where that
-        was done."""
-        if flight.has_departed:
+        """Wait for the masks, compute the verdict and start copying the results to the host.
+
+        Does nothing if that was done already.
+        """
+        if flight.is_sent:
             return
         try:
-            assert flight.forward is not None and not flight.waits_for_masks, "it was broken off"
-            verdict = self._settle(flight, flight.forward)
+            assert flight.forward is not None and not flight.waits_for_masks, "no forward pass"
+            self._finish_forward(flight, flight.forward)
         except Exception:
             self._note_failure("a step failed in its verdict")
             self._give_up(flight)
             return
         batch, output = flight.forward.batch, flight.forward.output
-        self._depart(flight)  # what the drafter makes of the step need not be waited for
-        self._observe(batch, output, verdict)
+        try:
+            flight.send_results(self._outbox)
+        except Exception:
+            self._note_failure("a step's results cannot be read; its requests end with an error")
+            self._give_up(flight)
+        # Launched after the copy, so that the host does not wait for the drafter's work.
+        self._observe(batch, output, flight.verdict)
 
-    def _settle(self, flight: Flight, forward: Forward) -> Verdict | None:
+    def _finish_forward(self, flight: Flight, forward: Forward) -> None:
+        """Set `masks`, `prompt_rows`, `tree` and `verdict` of a flight from its forward pass."""
         batch, tree, masks = forward.batch, forward.tree, forward.masks
         rows, output = forward.rows, forward.output
         mask_RK = None
@@ -162,40 +184,30 @@ class Launcher:
         if masks is not None:
             mask_RK = batch.to_static_array_async("mask", masks.finish())
         flight.prompt_rows = score_prompts(flight.plan, rows, output, self._table)
-        if not batch.rooted:
-            return None
-        flight.tree = tree
-        flight.verdict = self._verdict(batch, tree, rows, output, mask_RK)
-        return flight.verdict
-
-    def _depart(self, flight: Flight) -> None:
-        try:
-            flight.depart(self._outbox)
-        except Exception:
-            self._note_failure("a step's results cannot be read; its requests end with an error")
-            self._give_up(flight)
+        if batch.rooted:
+            flight.tree = tree
+            flight.verdict = self._run_verifier(batch, tree, rows, output, mask_RK)
 
     def _give_up(self, flight: Flight) -> None:
-        """Its requests end with an error when it lands."""
+        """Mark a flight as failed: its requests end with an error when it lands."""
         flight.error = STEP_FAILED
-        flight.has_departed, flight.forward = True, None
+        flight.is_sent, flight.forward = True, None
 
     def _note_failure(self, message: str, *details: object) -> None:
         log.exception(message, *details)
         self._metrics.num_failed_steps += 1
 
-    def _forward(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
-        """The rows of a step, and what the model makes of them."""
-
+    def _run_model(self, batch: Batch, tree: DraftTree) -> tuple[PackedRows, Output]:
+        """Pack the rows of a step and run the model over them."""
         taps = self.drafters[0].taps
 
         def forward() -> tuple[PackedRows, Output]:
             rows = pack(batch, tree)
             return rows, self._runner.forward(rows, taps)
 
-        return batch.stage("forward", (taps, *_key(tree)), forward, reads_context=True)
+        return batch.stage("forward", (taps, *_tree_key(tree)), forward, reads_context=True)
 
-    def _verdict(
+    def _run_verifier(
         self,
         batch: Batch,
         tree: DraftTree,
@@ -203,59 +215,68 @@ class Launcher:
         output: Output,
         mask_RK: torch.Tensor | None,
     ) -> Verdict:
-        """The verdict, and the device's own state after it."""
+        """Compute the verdict, and write the accepted tokens to the sequence table on the device."""
         assert output.logits_RV is not None
         logits_RV = output.logits_RV[: rows.num_node_rows]
 
-        def settle() -> Verdict:
+        def verify_and_advance() -> Verdict:
             verdict = self._verify(logits_RV, tree, rows, batch, mask_RK)
-            places = (batch.seats_B, batch.roots_B, verdict, batch.node_slots_BW[:, : tree.width])
-            self._table.advance(*places, is_chain=tree.is_chain)
+            node_slots_BW = batch.node_slots_BW[:, : tree.width]
+            self._table.advance(
+                batch.seats_B, batch.roots_B, verdict, node_slots_BW, is_chain=tree.is_chain
+            )
             return verdict
 
-        key = (logits_RV.data_ptr(), mask_RK is not None, *_key(tree))
-        return batch.stage("verdict", key, settle, reads_context=True)
+        key = (logits_RV.data_ptr(), mask_RK is not None, *_tree_key(tree))
+        return batch.stage("verdict", key, verify_and_advance, reads_context=True)
 
     def _observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
-        """The drafter sees every step, also one that ran without its draft."""
+        """Give the drafter the hidden states of a step, even if the step ran without its draft."""
         try:
             self.drafters[0].observe(batch, output, verdict)
         except Exception:
             log.exception("the drafter failed to observe a step")
 
     def learn(self, flight: Flight) -> None:
-        """From a step that has landed: how long it took, and what became of its tree."""
-        now, before = time.perf_counter(), self._landed_at
+        """Report a landed step to its drafter: the time it took, and which nodes were accepted."""
+        now, last_landed_at = time.perf_counter(), self._landed_at
         self._landed_at = now
-        landed, tree, drafter = flight.landed, flight.drafted, flight.drafter
+        landed, tree, drafter = flight.landed, flight.proposed, flight.drafter
         has_failed = flight.error is not None or flight.verdict is None
         if has_failed or landed is None or tree is None or drafter is None:
             return
-        is_pure = not any(span.context_count for span in flight.plan.spans)
-        seconds = now - max(flight.started, before) if is_pure else None
-        if seconds is not None:
+        seconds = None
+        if not any(span.context_count for span in flight.plan.spans):
+            seconds = now - max(flight.started, last_landed_at)
             self.masking.step_seconds.append(seconds)
         counts = [outcome.count for outcome in landed.outcomes]
         accepted = [outcome.accepted_sources for outcome in landed.outcomes]
         try:
-            drafter.learn(StepReport(tree, counts, _sizes(tree, landed), seconds, accepted))
+            drafter.learn(
+                StepReport(tree, counts, _proposed_sizes(tree, landed), seconds, accepted)
+            )
         except Exception:
             log.exception("the drafter failed to learn from a step")
 
     @torch.inference_mode()
     def capture(self, num: int, width: int, length: int, temperature: float) -> None:
-        """Run, and so capture, a step of `num` sequences of up to `length` tokens; it is nobody's."""
-        assert self.graphs is not None, "only a device has something to prepare"
+        """Capture the CUDA graphs of a step of `num` sequences of up to `length` tokens.
+
+        Runs such a step in the padding seat, which leaves no state behind.
+        """
+        assert self.graphs is not None, "only a device captures steps"
         drafter = self.drafters[0]
         shape = drafter.shape.within(width)
-        asked = (self._info.vocab_size, num, width, length, temperature, self.graphs, shape.levels)
-        batch = padding_batch(self._table, *asked).begin()
+        vocab_size, graphs = self._info.vocab_size, self.graphs
+        batch = padding_batch(
+            self._table, vocab_size, num, width, length, temperature, graphs, shape.levels
+        ).begin()
         tree = batch.to_static(drafter.propose(batch, shape))
-        rows, output = self._forward(batch, tree)
-        verdict = self._verdict(batch, tree, rows, output, None)
-        self.drafters[0].observe(batch, output, verdict)
+        rows, output = self._run_model(batch, tree)
+        verdict = self._run_verifier(batch, tree, rows, output, None)
+        drafter.observe(batch, output, verdict)
 
-    def _planned(self, plan: StepPlan, graphs: StepGraphs | None) -> PlannedBatch:
+    def _plan_batch(self, plan: StepPlan, graphs: StepGraphs | None) -> PlannedBatch:
         return PlannedBatch(
             self._table,
             plan.spans,
@@ -267,7 +288,7 @@ class Launcher:
         )
 
     def _batch_params(self, plan: StepPlan) -> BatchParams:
-        """Parameters of the rooted sequences, kept while the same ones step together."""
+        """Return the parameters of the rooted sequences, cached while the same ones step together."""
         rooted = plan.rooted
         key = tuple(sequence.order for sequence in rooted)
         if key != self._params_key:
@@ -275,10 +296,6 @@ class Launcher:
             self._params = BatchParams(sources, self._info.vocab_size, self._table.device)
             self._params_key = key
         return self._params
-
-
-def _running_automaton(sequence: Sequence) -> Automaton | None:
-    return sequence.automaton if sequence.status is Status.RUNNING else None
 
 
 def _row_source(sequence: Sequence) -> RowSource:
@@ -291,12 +308,17 @@ def _row_source(sequence: Sequence) -> RowSource:
     )
 
 
-def _sizes(tree: DraftTree, landed: Landed) -> list[int]:
-    """How many nodes the drafter proposed, what a grammar refused included."""
-    # nothing is left out on a device
-    on_cpu = tree.sizes_B.device.type == "cpu"
-    return tree.sizes_B.tolist() if on_cpu else [outcome.size for outcome in landed.outcomes]
+def _proposed_sizes(tree: DraftTree, landed: Landed) -> list[int]:
+    """Return the number of nodes that the drafter proposed, by sequence.
+
+    On a CPU the verified tree may lack nodes that a grammar refused. On a device none are removed, and
+    the sizes of the outcomes are read, which are on the host already.
+    """
+    if tree.sizes_B.device.type == "cpu":
+        return tree.sizes_B.tolist()
+    return [outcome.size for outcome in landed.outcomes]
 
 
-def _key(tree: DraftTree) -> tuple[int, bool, int]:
+def _tree_key(tree: DraftTree) -> tuple[int, bool, int]:
+    """Return what identifies a tree's tensors in the key of a captured stage."""
     return tree.width, tree.is_chain, tree.tokens_BW.data_ptr()

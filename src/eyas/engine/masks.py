@@ -1,13 +1,14 @@
-"""What the automata of a step say of its trees: which nodes are legal, and the mask of each row.
+"""The masks of a step with grammars: which nodes of its trees are legal, and the mask of each row.
 
-The walk comes before the forward where the host sees the tree in time, so that nodes which cannot be
-chosen cost no rows; masks are filled while the forward runs.
+Legality needs no masks: it is known as soon as the host sees the tree. On a CPU that is before the
+forward, so illegal nodes leave the tree there and cost no rows. Masks are filled concurrently with the
+forward.
 
-Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its automaton
+Promises: a row without a constraint is all ones. Every row starts zeroed: a node that its grammar
 refuses, or whose mask did not come in time, allows nothing and is never walked into. A step waits for
-every root's mask; of a sequence whose masks are slow only the root of its next drafts is looked at for
-a while. An automaton that fails takes its own sequence down and no other.
-Does not know: what the automata recognise.
+every root's mask; where a sequence's masks are slow, only the root of its next drafts gets a mask for a
+while. An automaton that fails ends its own sequence and no other.
+Does not know: what the grammars recognise.
 
 Legend: B rooted sequences, W nodes, R node rows, K 32-bit mask words.
 """
@@ -28,10 +29,11 @@ import torch
 
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Automaton
+from eyas.constraint.base import allows
 from eyas.constraint.filling import Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
-from eyas.engine.branches import Branch, branches_of, depths_of, in_node_order
+from eyas.engine.branches import Branch, depths_of, requested
 from eyas.engine.prune import Refusals, refused, without
 from eyas.engine.sequence import Sequence, Status
 from eyas.transfer import BlankPages, Outbox, reachable
@@ -40,23 +42,23 @@ from eyas.wire import GrammarStats
 log = logging.getLogger(__name__)
 
 LAST_STEPS = 8
-"""The fastest of so many says how long a step takes."""
+"""A step takes as long as the fastest of the last ones."""
 NUM_CALLS = 3
 """Calls of the grammar library at once that steps wait for: one, and those left behind."""
 WORTH_A_THREAD = 2**15
 """Words of masks; fewer are filled sooner than a thread wakes."""
 SLOW_PARTS = 3
 """A draft is slow when its masks take longer than a third of a step; of two drafts, than half of it; of
-one, which delays nobody else, than all of it. Masks further into a string usually take even longer."""
+one, which delays no other, than all of it. Masks further into a string usually take even longer."""
 SLOW_ROOT_PARTS = 6
-"""A root that is looked at alone is slow after a sixth of a step: a draft behind it would be slow."""
+"""A root without a draft is slow after a sixth of a step: a draft behind it would be slow."""
 FAILED = "the output's grammar hit a resource limit while it was enforced; simplify it"
 
 
 class Masking:
     """What the masks of all steps share. time_limit: seconds after which the rest of a step's drafts is
-    left out. outbox: trees go to the host in it. pages: for masks. threads: fill. step_seconds: of the
-    last steps."""
+    left out. outbox: copies trees to the host. pages: memory for masks. threads: fill masks.
+    step_seconds: of the last steps."""
 
     def __init__(
         self, vocab_size: int, time_limit: float, stats: GrammarStats, outbox: Outbox
@@ -71,83 +73,82 @@ class Masking:
 
     @property
     def walks_ahead(self) -> bool:
-        """Trees are walked before the forward, and lose what is refused; on a device they are only
-        known once it has started."""
+        """Whether the host sees trees before the forward, so that illegal nodes can leave them."""
         return self.outbox.device.type == "cpu"
 
     @property
     def is_packed(self) -> bool:
-        """Rows are those of nodes alone; on a device each tree has as many as it is wide."""
+        """Whether a tree has as many rows as nodes; on a device it has as many as it is wide."""
         return self.walks_ahead
 
     def close(self) -> None:
-        """What its threads do now they finish."""
+        """End its threads after what they do now."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(slots=True, eq=False)
-class _Walked:
-    """One sequence's tree, as runs: each a node, or, where is_lazy, with what is behind it, of which
-    masks will tell what is legal. parents: of its nodes. requests: the root's, then the others'."""
+class _Draft:
+    """One constrained sequence's tree. legal: by node; depths: by node. branches: of the nodes whose
+    masks are asked for. due: by node the token that a budget wants to follow."""
 
     sequence: Sequence
+    automaton: Automaton
+    tokens: list[int]
     parents: list[int]
-    branches: list[Branch]
-    is_lazy: bool = False
-    requests: list[MaskRequest] = field(default_factory=list)
+    legal: list[bool]
+    depths: list[int]
+    branches: list[Branch] = field(default_factory=list)
+    due: dict[int, int] = field(default_factory=dict)
 
-    def ask(self, row: int, size: int) -> None:
-        """For masks from `row` on, in the runs' order; `size` rows are its own."""
-        assert self.sequence.automaton is not None
-        keeps, at = self.sequence.automaton.is_forked, row
-        for branch in self.branches:
-            num = len(branch.nodes)
-            if branch.is_seen and branch.point is not None:
-                room = row + size - at if branch is self.branches[-1] else num
-                branch.request = MaskRequest(
-                    branch.point, branch.tokens, at, keeps, self.is_lazy and room > 1
-                )
-                self.requests.append(branch.request)
-            at += num
+    def request(self, row: int, num_rows: int) -> None:
+        """Ask for masks in rows from `row` on, of which `num_rows` are the sequence's own."""
+        limit = self.automaton.mask_limit.limit
+        is_wanted = self.legal
+        if limit is not None:
+            pairs = zip(self.legal, self.depths, strict=True)
+            is_wanted = [is_legal and depth <= limit for is_legal, depth in pairs]
+        state = self.automaton.root
+        self.branches = requested(state, self.tokens, self.parents, is_wanted, row)
+        self.root.has_spare_row = num_rows > 1
+        if self.automaton.budget is not None:
+            self.due = self.automaton.due(self.tokens, self.parents)
 
     @property
-    def has_root(self) -> bool:
-        """Has the root its mask?"""
-        return self.requests[0].num_masks > 0
+    def root(self) -> MaskRequest:
+        """The request for the root's mask."""
+        return self.branches[0].request
 
     @property
     def is_late(self) -> bool:
-        """Was there no time for masks behind the root, which is there?"""
-        root, *later = self.requests
-        return (root.is_late and bool(root.tokens)) or any(request.is_late for request in later)
+        """Whether there was no time for masks other than the root's."""
+        is_late = any(branch.request.is_late for branch in self.branches[1:])
+        return is_late or (self.root.is_late and bool(self.root.tokens))
 
     @property
     def is_slow(self) -> bool:
-        """Would this sequence's next draft delay the others?"""
-        return any(request.is_slow for request in self.requests)
+        """Whether this sequence's next draft would delay the others."""
+        return any(branch.request.is_slow for branch in self.branches)
 
-    def legal(self) -> list[bool]:
-        """By node; what was not looked at is not refused."""
-        refused = {branch.first_refused for branch in self.branches} - {None}
-        legal = [True] * len(self.parents)
-        if not refused:
-            return legal
-        for node, parent in enumerate(self.parents[1:], 1):
-            legal[node] = legal[parent] and node not in refused
-        return legal
+    def close(self, mask_WK: np.ndarray) -> None:
+        """Leave the token alone that a budget wants, where the grammar allows it."""
+        for node, token in self.due.items():
+            if allows(mask_WK[node], token):
+                mask_WK[node] = 0
+                mask_WK[node].view(np.uint32)[token // 32] = 1 << (token % 32)
 
 
-Live = list[tuple[int, _Walked]]
-"""Sequences whose automata have a say, with the rows of their roots."""
+Live = list[tuple[int, _Draft]]
+"""Constrained sequences, with the rows of their roots."""
 
 
 class TreeMasks:
-    """The automata of one step: `walk`, `begin`, `finish`, `learn`, `note`. walked[b] is None for a
-    sequence that is not constrained (or has ended: `silent`). refusals: complete when all is noted."""
+    """The masks of one step: `walk`, `begin`, `finish`, `learn`, `note`, in this order. drafts[b] is
+    None for a sequence that is not constrained, or that has ended (`silent`). refusals: complete after
+    `note`."""
 
     def __init__(self, masking: Masking, tree: DraftTree) -> None:
         self.tree = tree
-        self.walked: list[_Walked | None] = []
+        self.drafts: list[_Draft | None] = []
         self.silent: set[int] = set()
         self.refusals = Refusals()
         self.has_begun = False
@@ -156,6 +157,7 @@ class TreeMasks:
         self._parents: list[list[int]] = []
         self._sizes: list[int] = []
         self._mask: torch.Tensor | None = None
+        self._branch_rows_RK: np.ndarray | None = None
         self._filling: Filling | None = None
         tensors = {"tokens": tree.tokens_BW, "sizes": tree.sizes_B}
         if not tree.is_chain:
@@ -163,143 +165,151 @@ class TreeMasks:
         self._host = masking.outbox.send(tensors)
 
     def walk(self, rooted: Series[Sequence]) -> None:
-        """Follow every constrained sequence's draft: to every node where it can lose some, else to
-        where its runs begin."""
-        walks_ahead = self._masking.walks_ahead
-        if not walks_ahead:
+        """Find the legal nodes of every constrained sequence's tree; without the others on a CPU."""
+        if not self._masking.walks_ahead:
             self._expect(rooted)
         host = self._host.read()
-        num = len(rooted)  # what comes after them fills up the batch
+        num = len(rooted)  # the rows after them fill up the batch
         self._tokens, self._sizes = host["tokens"][:num].tolist(), host["sizes"][:num].tolist()
         if self.tree.is_chain:
             self._parents = [list(range(-1, self.tree.width - 1))] * num
         else:
             self._parents = host["parents"][:num].tolist()
         for b, sequence in enumerate(rooted):
-            self.walked.append(None)
+            self.drafts.append(None)
             if sequence.automaton is None:
                 continue
             if sequence.status is not Status.RUNNING or sequence.failure is not None:
                 self.silent.add(b)
                 continue
-            self._walk(b, sequence, sequence.automaton)
-        if walks_ahead:
+            tokens, parents = (each[b][: self._sizes[b]] for each in (self._tokens, self._parents))
+            legal = sequence.automaton.legal(tokens, parents)
+            self.drafts[b] = _Draft(
+                sequence, sequence.automaton, tokens, parents, legal, depths_of(parents)
+            )
+        if self._masking.walks_ahead:
             self._refuse()
             self._prune()
 
     def _expect(self, rooted: Series[Sequence]) -> None:
-        """Before the drafts are here."""
+        """Prepare for the drafts before they are here."""
         automata = [each.automaton for each in rooted if each.status is Status.RUNNING]
-        states = [each.root.state for each in automata if each is not None and not each.has_budget]
-        if states:
+        states = [each.root for each in automata if each is not None]
+        if states and self.tree.width > 1:
             states[0].grammar.backend.expect(states)
 
-    def _walk(self, b: int, sequence: Sequence, automaton: Automaton) -> None:
-        tokens, parents = (each[b][: self._sizes[b]] for each in (self._tokens, self._parents))
-        is_chain = self.tree.is_chain
-        # From where copies are dear one reader goes to every node.
-        goes_everywhere = not is_chain and automaton.root.state.is_expensive_to_copy
-        is_lazy = not (self._masking.walks_ahead or automaton.has_budget or goes_everywhere)
-        try:
-            if is_lazy:
-                branches = _branches(automaton, tokens, parents, is_chain=is_chain)
-            else:
-                points = automaton.walk(tokens, parents)
-                branches = [Branch((node,), point) for node, point in enumerate(points)]
-        except Exception:
-            self._fail(sequence)
-            self.silent.add(b)
-        else:
-            self.walked[b] = _Walked(sequence, parents, branches, is_lazy)
-
     def _refuse(self) -> None:
-        """Say what is not legal."""
-        legal = [None if each is None else each.legal() for each in self.walked]
+        """Note what is not legal."""
+        legal = [None if each is None else each.legal for each in self.drafts]
         self.refusals = refused(self._parents, self._sizes, legal)
         self._masking.stats.num_pruned += self.refusals.num_nodes
 
     def _prune(self) -> None:
-        """Leave out of the tree what is not legal, while the forward is still to come."""
+        """Leave out of the tree what is not legal, before the forward."""
         host = (self._tokens, self._parents, self._sizes)
         self.tree, self.refusals = without(self.refusals, self.tree, *host)
-        for each in self.walked:
+        if not self.refusals.num_nodes:
+            return
+        self._tokens, self._sizes = self.tree.tokens_BW.tolist(), self.tree.sizes_B.tolist()
+        self._parents = self.tree.parents_BW.tolist()
+        for b, each in enumerate(self.drafts):
             if each is not None:
-                each.branches = [branch for branch in each.branches if branch.point is not None]
-        if self.refusals.num_nodes:
-            self._sizes = self.tree.sizes_B.tolist()
+                kept = [
+                    depth
+                    for depth, is_legal in zip(each.depths, each.legal, strict=True)
+                    if is_legal
+                ]
+                each.depths, each.legal = kept, [True] * len(kept)
+                each.tokens = self._tokens[b][: len(kept)]
+                each.parents = self._parents[b][: len(kept)]
 
     def begin(self) -> None:
-        """Start filling, once every tree is walked: beside this thread where there is enough to do,
-        else when the masks are asked for."""
+        """Start filling masks, once the legal nodes are known: in another thread where there is enough
+        to do, else when the masks are asked for."""
         self.has_begun, masking = True, self._masking
-        num_rows = sum(self._sizes) if self._masking.is_packed else self.tree.tokens_BW.numel()
+        num_rows = sum(self._sizes) if masking.is_packed else self.tree.tokens_BW.numel()
         shape = (num_rows, -(-masking.vocab_size // 32))
         mask = masking.pages.take(shape)
         mask_RK = mask.numpy()
-        live = self._live()
-        for row, each in live:
-            each.ask(row, self._num_own(each))
         for b, (row, size) in enumerate(zip(self._rows(), self._sizes, strict=True)):
-            if self.walked[b] is None and b not in self.silent:
+            if self.drafts[b] is None and b not in self.silent:
                 mask_RK[row : row + size] = -1
-        first = [each.requests[0] for _, each in live]
-        # A few nodes of everybody at a time: those of one sequence are filled one after the other.
-        turns = zip_longest(*(each.requests[1:] for _, each in live))
-        later = [request for turn in turns for request in turn if request is not None]
+        live = self._live()
+        filled_RK = self._request(live, mask_RK)
+        first = [each.root for _, each in live]
+        # One branch of each sequence at a time: a sequence has one matcher for them.
+        turns = zip_longest(*([b.request for b in each.branches[1:]] for _, each in live))
+        later = [[request for request in turn if request is not None] for turn in turns]
         self._mask = mask
-        self._filling = Filling(first, later, mask_RK, masking.time_limit)
+        self._filling = Filling(first, later, filled_RK, masking.time_limit)
         if not masking.walks_ahead or mask_RK.size > WORTH_A_THREAD:
             self._filling.start(masking.threads)
         if not masking.walks_ahead:
             masking.threads.submit(masking.pages.make, shape)
 
+    def _request(self, live: Live, mask_RK: np.ndarray) -> np.ndarray:
+        """Ask for the masks of all sequences. Returns the rows that they are filled in: a chain's are
+        those of its nodes, branches have rows of their own."""
+        if self.tree.is_chain:
+            for row, each in live:
+                each.request(row, len(each.parents) if self._masking.is_packed else self.tree.width)
+            return mask_RK
+        num_rows = 0
+        for _, each in live:
+            each.request(num_rows, 2)
+            num_rows += max(2, sum(len(branch.nodes) for branch in each.branches))
+        self._branch_rows_RK = np.zeros((num_rows, mask_RK.shape[1]), dtype=np.int32)
+        return self._branch_rows_RK
+
     def finish(self) -> torch.Tensor:
-        """[R, K] int32, on the host."""
+        """Wait for the masks. Returns [R, K] int32, on the host."""
         assert self._mask is not None and self._filling is not None
         mask, live = self._mask, self._live()
-        num_drafts = sum(each.is_lazy for _, each in live)
+        num_drafts = len(live)
         step_seconds = min(self._masking.step_seconds, default=math.inf)
         slow_after = step_seconds / min(SLOW_PARTS, max(1, num_drafts))
         if not self._filling.wait(slow_after, step_seconds / SLOW_ROOT_PARTS):
             mask = self._roots_alone(mask, live)
         mask_RK = mask.numpy()
         for row, each in live:
-            if not each.has_root and each.sequence.status is Status.RUNNING:  # else nobody asks
+            mask_WK = mask_RK[row : row + len(each.parents)]
+            if self._branch_rows_RK is not None:
+                for branch in each.branches:
+                    branch.put(self._branch_rows_RK, mask_WK)
+            if not each.root.num_masks and each.sequence.status is Status.RUNNING:
                 self._retry(each, mask_RK, row)
-            if each.is_lazy and len(each.branches) > 1:
-                in_node_order(mask_RK[row : row + self._num_own(each)], each.branches)
+            each.close(mask_WK)
         return mask
 
     def note(self) -> None:
-        """What was refused and counted; nobody waits for it."""
+        """Note what was refused and counted; nothing waits for it."""
         assert self._filling is not None
         stats = self._masking.stats
         stats.num_late += sum(each.is_late for _, each in self._live())
         if not self._masking.walks_ahead:
             self._refuse()
         self._count(self._filling)
-        self._mask = self._filling = None
+        self._mask = self._filling = self._branch_rows_RK = None
 
     def _count(self, filling: Filling) -> None:
         self._masking.stats.num_masks += filling.num_masks
         self._masking.stats.mask_seconds += filling.seconds
 
     def _roots_alone(self, unfinished: torch.Tensor, live: Live) -> torch.Tensor:
-        """Masks where the thread that fills does not write any more: of what is late only the roots."""
-        mask = reachable(tuple(unfinished.shape), self.tree.tokens_BW.device)
-        mask_RK = mask.numpy()
-        late = [request for _, each in live for request in each.requests if request.is_late]
-        mask_RK[:] = unfinished.numpy()
-        for request in late:
-            request.wipe(mask_RK)
-        again = {
-            each.requests[0]: MaskRequest(each.requests[0].point, (), row)
-            for row, each in live
-            if each.requests[0].is_late
-        }
-        self._fill_now(again.values(), mask_RK)
-        for request, root in again.items():
-            request.num_masks = root.num_masks
+        """Return masks that the thread which fills does not write to any more: of what is late only the
+        roots'."""
+        mask = unfinished
+        if self.tree.is_chain:
+            mask = reachable(tuple(unfinished.shape), self.tree.tokens_BW.device)
+            mask.numpy()[:] = unfinished.numpy()
+            for _, each in live:
+                if each.root.is_late:
+                    each.root.wipe(mask.numpy())
+        late = [(row, each.root) for row, each in live if each.root.is_late]
+        again = [MaskRequest(root.state, row) for row, root in late]
+        self._fill_now(again, mask.numpy())
+        for (_, root), filled in zip(late, again, strict=True):
+            root.num_masks = filled.num_masks
         return mask
 
     def _fill_now(self, requests: Iterable[MaskRequest], mask_RK: np.ndarray) -> None:
@@ -308,50 +318,42 @@ class TreeMasks:
         self._count(filling)
 
     def learn(self) -> None:
-        """How far to look into the next drafts. Where time was over and nobody stands out, all who were
-        late are to blame."""
+        """Learn how many levels of the next drafts to ask masks for. Where time was over and no draft
+        stands out, all that were late are to blame."""
         live = self._live()
-        has_culprit = any(each.is_slow and each.requests[0].tokens for _, each in live)
+        has_culprit = any(each.is_slow and each.root.tokens for _, each in live)
         for _, each in live:
-            automaton = each.sequence.automaton
-            assert automaton is not None
-            levels = self.tree.width - 1 if self.tree.is_chain else max(depths_of(each.parents))
+            levels = self.tree.width - 1 if self.tree.is_chain else max(each.depths)
             if each.is_slow or (each.is_late and not has_culprit):
-                automaton.held_up(levels)
+                each.automaton.held_up(levels)
             elif not each.is_late:
-                automaton.mask_limit.in_time(levels)
+                each.automaton.mask_limit.in_time(levels)
 
     def _rows(self) -> list[int]:
-        """Where each sequence's begin."""
+        """Return the row of each sequence's root."""
         widths = [self.tree.width] * len(self._sizes)
         sizes = self._sizes if self._masking.is_packed else widths
         return list(accumulate(sizes, initial=0))[:-1]
 
-    def _num_own(self, each: _Walked) -> int:
-        """Rows of one sequence."""
-        return len(each.parents) if self._masking.is_packed and each.is_lazy else self.tree.width
-
     def _live(self) -> Live:
-        rows = zip(self._rows(), self.walked, strict=True)
+        rows = zip(self._rows(), self.drafts, strict=True)
         return [(row, each) for row, each in rows if each is not None]
 
-    def _retry(self, each: _Walked, mask_RK: np.ndarray, row: int) -> None:
-        """A root without a mask hit a limit: once more in a fresh automaton."""
-        automaton = each.sequence.automaton
-        assert automaton is not None
+    def _retry(self, each: _Draft, mask_RK: np.ndarray, row: int) -> None:
+        """Fill the mask of a root that hit a limit, once more, in a fresh automaton."""
         try:
-            automaton.replay()
+            each.automaton.replay()
             self._masking.stats.num_replays += 1
         except Exception:
             self._fail(each.sequence)
         else:
-            again = MaskRequest(automaton.root, (), row)
+            again = MaskRequest(each.automaton.root, row)
             self._fill_now([again], mask_RK)
             if not again.num_masks:
                 self._fail(each.sequence)
         if each.sequence.failure is not None:
-            b = self.walked.index(each)
-            self.walked[b] = None
+            b = self.drafts.index(each)
+            self.drafts[b] = None
             self.silent.add(b)
 
     def _fail(self, sequence: Sequence) -> None:
@@ -361,32 +363,8 @@ class TreeMasks:
         sequence.failure = FAILED
 
 
-def _branches(
-    automaton: Automaton, tokens: list[int], parents: list[int], *, is_chain: bool
-) -> list[Branch]:
-    """A tree as runs, as far down as its sequence's drafts are looked at."""
-    limit = len(tokens) if automaton.mask_limit.limit is None else automaton.mask_limit.limit
-    if is_chain:
-        return [Branch(tuple(range(len(tokens))), automaton.root, tuple(tokens[1 : 1 + limit]))]
-    nodes, depths = branches_of(parents), depths_of(parents)
-    seen = [each for each in nodes if depths[each[0]] <= limit]
-    points = dict(zip(seen, automaton.heads(tokens, parents, seen), strict=True))
-    if not automaton.is_forked:
-        heads = [point.state for point in points.values() if point is not None]
-        heads[0].grammar.backend.expect(heads[1:], once=True)
-    return [
-        Branch(
-            each,
-            points.get(each),
-            tuple(tokens[node] for node in each[1:] if depths[node] <= limit),
-            each in points,
-        )
-        for each in nodes
-    ]
-
-
 def advance(sequence: Sequence, tokens: list[int], stats: GrammarStats) -> bool:
-    """Move a sequence's automaton over chosen tokens; can it go on?"""
+    """Move a sequence's automaton over chosen tokens. Returns whether it can go on."""
     automaton = sequence.automaton
     if automaton is None:
         return True

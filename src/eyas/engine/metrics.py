@@ -1,6 +1,7 @@
-"""Counters of an engine's life, read by `/metrics` and the bench.
+"""Counters of an engine since its start, for `/metrics`.
 
-Promises: plain integers, updated when steps land. Does not know: how they are exported.
+Promises: plain numbers, updated when steps land.
+Does not know: how they are exported.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from eyas.wire import EngineStats
 
 
 class Metrics(EngineStats, kw_only=True):
-    """What steps count; the rest is filled in when somebody asks."""
+    """The counters that steps update. `stats` adds those of the scheduler, the cache and grammars."""
 
     def count_step(self, num_drafted: int, num_accepted: int, num_taken: int) -> None:
-        """One sequence's part of a landed step."""
+        """Count the tokens of one sequence in a landed step: drafted, accepted, and used in total."""
         self.num_output_tokens += num_taken
         if num_drafted:
             self.num_draft_tokens += num_drafted
@@ -26,7 +27,7 @@ class Metrics(EngineStats, kw_only=True):
     def stats(
         self, scheduler: Scheduler, cache: CacheManager, grammars: CompilePool | None
     ) -> EngineStats:
-        """All counts and gauges at this moment."""
+        """Return all counts, and the gauges at this moment."""
         if grammars is not None:
             compiled = grammars.stats()
             self.grammar.num_compiled = compiled.num_compiled

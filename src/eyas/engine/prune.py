@@ -1,6 +1,6 @@
 """Trees without the nodes that a grammar refuses.
 
-Promises: what is left keeps its order, its sources and its parents; a sequence without a constraint
+Promises: the remaining nodes keep their order, sources and parents; a sequence without a constraint
 keeps its tree. Does not know: grammars.
 
 Legend: B sequences, W nodes.
@@ -18,7 +18,7 @@ from eyas.core import DraftTree
 
 @dataclass(slots=True)
 class Refusals:
-    """What grammars refused. num_nodes: how many, those below refused ones included.
+    """What grammars refused. num_nodes: number of refused nodes, with those below them.
 
     below: for each sequence the nodes with a refused child; illegal: the refused nodes. Both number the
     nodes of the tree that is verified, which may be without the refused ones.
@@ -34,14 +34,15 @@ def refused(
     sizes: Sequence[int],
     legal: Sequence[Sequence[bool] | None],
 ) -> Refusals:
-    """What is not legal in trees that keep all of their nodes. legal: None where everything is."""
-    found = Refusals()
+    """Return the refusals in trees that keep all of their nodes. legal: by node; None where everything
+    is."""
+    refusals = Refusals()
     for above, size, ok in zip(parents, sizes, legal, strict=True):
         illegal = set() if ok is None else {node for node in range(size) if not ok[node]}
-        found.num_nodes += len(illegal)
-        found.illegal.append(illegal)
-        found.below.append({above[node] for node in illegal if above[node] not in illegal})
-    return found
+        refusals.num_nodes += len(illegal)
+        refusals.illegal.append(illegal)
+        refusals.below.append({above[node] for node in illegal if above[node] not in illegal})
+    return refusals
 
 
 def without(
@@ -51,8 +52,8 @@ def without(
     parents: Sequence[Sequence[int]],
     sizes: Sequence[int],
 ) -> tuple[DraftTree, Refusals]:
-    """The tree without what was refused, and the refusals in its numbers. tokens, parents, sizes: the
-    tree's, on the host."""
+    """Return the tree without what was refused, and the refusals with that tree's node numbers. tokens,
+    parents, sizes: the given tree's, on the host."""
     if not refusals.num_nodes:
         return tree, refusals
     kept, below = [], []
@@ -69,7 +70,7 @@ def _kept(
     parents: Sequence[Sequence[int]],
     kept: Sequence[Sequence[int]],
 ) -> DraftTree:
-    """The tree of the kept nodes; it may be narrower, and a chain where it was none."""
+    """Return the tree of the kept nodes; it may be narrower, and become a chain."""
     device = tree.tokens_BW.device
     width = max(len(left) for left in kept)
     sizes_B = torch.tensor([len(left) for left in kept], device=device)

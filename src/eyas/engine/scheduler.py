@@ -1,10 +1,11 @@
-"""Who runs in the next step, with how many rows, and on which slots.
+"""The scheduler: which sequences run in the next step, with how many rows, in which cache slots.
 
-Promises: no phases, only counts: a sequence has positions to store and a root to try. Older sequences
-go first, seats go to the client that holds fewest; when slots run out the youngest gives way and is
-recomputed later, so the oldest always finishes. What a step under way may still change is planned from
-upper bounds; slots return only when no flight can touch them.
-Does not know: models, trees, tokens' meaning.
+Promises: there are no prefill and decode phases. A sequence has context positions to store and a root
+to extend, and a step takes some of both. Older sequences come first; seats (rows of the sequence table)
+go to the client that holds fewest. When slots run out, the youngest sequence is preempted and
+recomputed later, so the oldest always finishes. Lengths that a step in flight may still change are
+planned from upper bounds, and slots become free only when no flight can write to them.
+Does not know: models, how trees are grown, what tokens mean.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from eyas.runner.table import SequenceTable
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """What the next step does: sequences[i] is the owner of spans[i]. shape: of the trees; each
-    sequence has slots for as many nodes."""
+    """The plan of one step: sequences[i] owns spans[i].
+
+    max_length: upper bound of the length of any sequence once the step has landed. shape: the largest
+    tree; each sequence with a root has slots for that many nodes.
+    """
 
     sequences: list[Sequence]
     spans: list[Span]
@@ -35,11 +39,12 @@ class StepPlan:
 
     @property
     def width(self) -> int:
+        """Most nodes of a tree."""
         return self.shape.width
 
     @property
     def rooted(self) -> list[Sequence]:
-        """The owners of the spans that have a root, in order."""
+        """The sequences whose spans have a root, in order."""
         return [
             sequence
             for sequence, span in zip(self.sequences, self.spans, strict=True)
@@ -48,9 +53,13 @@ class StepPlan:
 
 
 class Scheduler:
-    """max_batch_tokens: most rows of a step. wish: the tree that the drafter wants for a step of so
-    many sequences, where so many of those that may step are constrained. num_query_tokens,
-    num_hit_tokens: looked up in the prefix cache, and found there."""
+    """Plans steps: `add` a sequence, plan with `next`, `retire` a sequence that has finished.
+
+    max_batch_tokens: most rows of a step.
+    preferred_shape: returns the tree shape that the drafter prefers, given the number of sequences with
+    a root and the number of constrained sequences among all that may join (`Drafter.preferred_shape`).
+    num_query_tokens, num_hit_tokens: tokens looked up in the prefix cache, and found there.
+    """
 
     def __init__(
         self,
@@ -71,27 +80,46 @@ class Scheduler:
         self.num_hit_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
+        """Let a new sequence wait for a seat."""
         self.waiting.add(sequence)
 
     def next(self) -> StepPlan | None:
-        """Plan a step and reserve its slots; None when nothing can run before a flight lands."""
+        """Plan a step and reserve its slots. Returns None if nothing can run before a flight lands."""
         stepping = [s for s in self.running if not s.is_storing_context and _can_grow(s)]
         storing = [s for s in self.running if s.is_storing_context]
-        budget = self.max_batch_tokens
-        share = budget * 3 // 4 if storing or self.waiting else budget
-        likely = islice(self.waiting.in_turn(self.running), self.table.num_seats)
-        candidates = (*self.running, *likely)
-        preferred_shape = self.preferred_shape(
-            len(stepping), sum(s.automaton is not None for s in candidates)
-        )
-        most = max(1, min(self.table.max_width, share // max(1, len(stepping))))
-        plan = StepPlan([], [], 1, preferred_shape.within(most))
-        width = plan.width
+        has_chunks = bool(storing or self.waiting)
+        plan = StepPlan([], [], 1, self._shape(len(stepping), has_chunks=has_chunks))
+        budget = self._add_running(plan, stepping, storing)
+        self._add_waiting(plan, budget)
+        return plan if plan.spans else None
+
+    def _shape(self, num_stepping: int, *, has_chunks: bool) -> TreeShape:
+        """Return the preferred tree shape of `num_stepping` sequences, cut to the rows of a step.
+
+        has_chunks: the step may also have prompt chunks; trees then get three quarters of its rows.
+        """
+        next_in_turn = islice(self.waiting.in_turn(self.running), self.table.num_seats)
+        num_constrained = sum(s.automaton is not None for s in (*self.running, *next_in_turn))
+        preferred_shape = self.preferred_shape(num_stepping, num_constrained)
+        num_rows = self.max_batch_tokens
+        if has_chunks:
+            num_rows = num_rows * 3 // 4
+        width = min(self.table.max_width, num_rows // max(1, num_stepping))
+        return preferred_shape.within(max(1, width))
+
+    def _add_running(
+        self, plan: StepPlan, stepping: list[Sequence], storing: list[Sequence]
+    ) -> int:
+        """Add the running sequences to a plan: those whose context is stored, then the others.
+
+        Returns the number of rows that are left for waiting sequences; 0 if slots have run out.
+        """
+        budget, width = self.max_batch_tokens, plan.width
         starved: Sequence | None = None
         for sequence in stepping:
             if sequence.status is not Status.RUNNING or budget < width:
-                continue
-            if not self._place(plan, sequence, 0, has_root=True):
+                continue  # it was preempted for slots of another one, or no rows are left
+            if not self._add_span(plan, sequence, 0, has_root=True):
                 starved = sequence
                 break
             budget -= width
@@ -99,42 +127,48 @@ class Scheduler:
             if sequence.status is not Status.RUNNING or budget <= 0:
                 continue
             if starved is not None and sequence.order > starved.order:
-                break
+                break  # slots go to the older sequence first
             count, has_root = self._chunk(sequence, budget, width)
-            if not self._place(plan, sequence, count, has_root=has_root):
-                return plan if plan.spans else None
+            if not self._add_span(plan, sequence, count, has_root=has_root):
+                return 0
             budget -= count + width * has_root
-        if starved is not None:
-            return plan if plan.spans else None
+        return budget if starved is None else 0
+
+    def _add_waiting(self, plan: StepPlan, budget: int) -> None:
+        """Admit waiting sequences and add them to a plan, as far as rows, seats and slots suffice."""
         for sequence in self.waiting.in_turn(list(self.running)):
-            if budget <= 0 or not self._admit(sequence, width):
-                if budget <= 0 or not self._awaits_leader(sequence):
-                    break
-                continue
-            count, has_root = self._chunk(sequence, budget, width)
-            if (count or has_root) and not self._place(plan, sequence, count, has_root=has_root):
+            if budget <= 0:
                 break
-            budget -= count + width * has_root
-        return plan if plan.spans else None
+            if self._awaits_leader(sequence):
+                continue  # it is admitted once it can share the prompt
+            if not self._admit(sequence, plan.width):
+                break
+            count, has_root = self._chunk(sequence, budget, plan.width)
+            is_needed = bool(count or has_root)
+            if is_needed and not self._add_span(plan, sequence, count, has_root=has_root):
+                break
+            budget -= count + plan.width * has_root
 
     def retire(self, sequence: Sequence) -> None:
-        """A finished sequence leaves; its slots return once no flight can touch them."""
+        """Take out a finished sequence. Its slots stay reserved while a flight can write to them:
+        `retire` is called again when the flight lands."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence.lease is not None and sequence.num_in_flight == 0:
-            self._vacate(sequence)
+            self._release(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Give up a running sequence's slots; it is recomputed when its turn comes again."""
+        """Take a running sequence's seat and slots away; it waits, and is recomputed in its turn."""
         assert sequence.num_in_flight == 0 and sequence.status is Status.RUNNING
-        self._vacate(sequence)
+        self._release(sequence)
         sequence.status = Status.WAITING
         sequence.num_planned = 0
         sequence.usage.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.add(sequence)
 
-    def _vacate(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence) -> None:
+        """Give back a sequence's slots and seat; its stored tokens stay as a shared prefix."""
         assert sequence.lease is not None
         self.cache.release(sequence.lease, sequence.tokens)
         self.table.unseat(sequence.seat)
@@ -142,7 +176,7 @@ class Scheduler:
         self.running.remove(sequence)
 
     def _awaits_leader(self, sequence: Sequence) -> bool:
-        """Another choice of the same request is about to store the prompt they share."""
+        """Whether another choice of the same request is still storing the shared prompt."""
         leader = sequence.leader
         return (
             self.cache.shares_prefixes
@@ -152,7 +186,9 @@ class Scheduler:
         )
 
     def _admit(self, sequence: Sequence, width: int) -> bool:
-        if not self.table.num_free_seats or self._awaits_leader(sequence):
+        """Give a waiting sequence a seat and a lease, with its longest stored prefix. Returns False if
+        there is no seat, or fewer slots than its context and one tree need."""
+        if not self.table.num_free_seats:
             return False
         capacity = sequence.max_length + 3 * self.table.max_width
         lease = self.cache.admit(
@@ -178,15 +214,17 @@ class Scheduler:
         return True
 
     def _chunk(self, sequence: Sequence, budget: int, width: int) -> tuple[int, bool]:
-        """(positions to store now, does the root run too)."""
+        """Return the number of context positions to store now, and whether the root runs too."""
         missing = sequence.num_tokens - 1 - sequence.num_planned
         if missing + width <= budget:
             return missing, True
         return min(missing, budget), False
 
-    def _place(self, plan: StepPlan, sequence: Sequence, count: int, *, has_root: bool) -> bool:
-        """Reserve a span's slots, preempting younger sequences for them; False when that must wait
-        for a flight to land."""
+    def _add_span(self, plan: StepPlan, sequence: Sequence, count: int, *, has_root: bool) -> bool:
+        """Reserve the slots of a span and add it to the plan, preempting younger sequences for slots.
+
+        Returns False if the slots are not free before a flight lands.
+        """
         needed = count + (plan.width if has_root else 0)
         while needed > self.cache.num_available:
             victim = self._youngest_idle(sequence)
@@ -200,20 +238,20 @@ class Scheduler:
         start = sequence.num_planned
         if count:
             self.table.write_slots(sequence.seat, start, context)
-            lease.slots[start : start + count] = context  # known before the step lands
+            lease.slots[start : start + count] = context  # drafters read them before the step lands
         plan.sequences.append(sequence)
-        low = sequence.num_tokens - 1
+        root = sequence.num_tokens - 1
         plan.spans.append(
             Span(
-                sequence.seat,
-                start,
-                count,
-                context,
-                nodes,
-                sequence.needs_prompt_rows,
-                lease.slots,
-                low,
-                low + sequence.num_in_flight_tokens,
+                seat=sequence.seat,
+                context_start=start,
+                context_count=count,
+                context_slots=context,
+                node_slots=nodes,
+                wants_context_logits=sequence.needs_prompt_rows,
+                stored_slots=lease.slots,
+                root_low=root,
+                root_high=root + sequence.num_in_flight_tokens,
             )
         )
         sequence.num_planned = start + count
@@ -228,7 +266,7 @@ class Scheduler:
         return True
 
     def _youngest_idle(self, sequence: Sequence) -> Sequence | None:
-        """The youngest running sequence that no flight touches, if younger than `sequence`."""
+        """Return the youngest running sequence without a flight, if it is younger than `sequence`."""
         for candidate in reversed(self.running):
             if candidate is sequence:
                 return None
@@ -238,7 +276,10 @@ class Scheduler:
 
 
 def _can_grow(sequence: Sequence) -> bool:
-    """False when the steps under way are sure to reach the length limit."""
+    """Whether the sequence may still be below its length limit when all its flights have landed.
+
+    Each flight with a root adds at least one token.
+    """
     if sequence.status is not Status.RUNNING:
         return False
     return sequence.num_tokens + sequence.num_rooted_in_flight < sequence.max_length

@@ -1,8 +1,8 @@
-"""One choice of one request while the engine works on it, as the host sees it.
+"""A sequence: one choice of one request while the engine works on it, as the host sees it.
 
-Promises: `tokens` are the tokens that have landed; what steps under way may add is only bounded here
-(`num_in_flight`), never guessed.
-Does not know: devices, schedules.
+Promises: `tokens` holds the tokens that have landed. What flights may add to them is bounded here
+(`num_in_flight_tokens`), never guessed.
+Does not know: devices, how sequences are scheduled.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from eyas.engine.stops import StopChecker
 
 
 class Status(enum.Enum):
+    """waiting: for a seat. running: has a seat and a lease. finished: has its last delta."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -24,10 +26,14 @@ class Status(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """order: age; older sequences go first and are preempted last. num_planned: positions before the
-    root that are stored or being stored. num_in_flight: steps under way that touch it, of which
-    num_rooted_in_flight try its root and add at most num_in_flight_tokens tokens. leader: the choice
-    of the same request that stores the shared prompt. failure: why it cannot go on.
+    """The state of one choice of a request.
+
+    index: number of the choice. order: age; sequences with a lower order run first and are preempted
+    last. tokens: prompt and landed output. max_length: most tokens that it may have. automaton: None if
+    the output has no grammar. leader: the choice of the same request that stores the shared prompt.
+    seat: row of the sequence table; -1 without one. num_planned: positions before the root that are
+    stored, or that a flight stores. num_in_flight: flights with a span of it; num_rooted_in_flight of
+    them have its root, and add at most num_in_flight_tokens tokens. failure: why it cannot continue.
     """
 
     request: Request
@@ -55,11 +61,12 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of the prompt and the landed output."""
         return len(self.tokens)
 
     @property
     def needs_prompt_rows(self) -> bool:
-        """Prompt log-probabilities were asked for and have not all landed yet."""
+        """Whether prompt log-probabilities were requested and have not all landed."""
         return (
             self.request.params.prompt_logprobs is not None
             and self.index == 0
@@ -68,5 +75,5 @@ class Sequence:
 
     @property
     def is_storing_context(self) -> bool:
-        """Are there positions before the root that no step stores yet?"""
+        """Whether there are positions before the root that no step has stored or is storing."""
         return self.num_planned < self.num_tokens - 1

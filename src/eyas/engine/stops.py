@@ -1,9 +1,12 @@
-"""When a text ends: end-of-sequence, stop tokens, stop strings, length; and what may be shown so far.
+"""Where a text ends (end-of-sequence token, stop token, stop string, length), and which part is final.
 
-Promises: a function of the token list alone, so any way of cutting it into steps gives the same text,
-tokens and reason (the stream law). The earliest stop to complete wins, the length cap comes second.
-No part of a stop string is ever shown, no half character either.
-Does not know: how tokens were chosen, who drafted them.
+Text is final once no later token can change it or make it part of a stop string. Only final text is
+returned ("shown").
+
+Promises: the result depends on the token list alone. However the list is cut into steps, text, tokens
+and finish reason are the same (the stream law). The stop that is completed first wins; the length limit
+comes second. No part of a stop string and no incomplete character is ever shown.
+Does not know: how tokens were chosen or drafted.
 """
 
 from __future__ import annotations
@@ -15,19 +18,26 @@ from typing import Protocol
 from eyas.core import FinishReason, Mark, SamplingParams, TokenLogprob
 
 _MOST_KEPT = 4096
-"""Characters already shown that are kept before they are dropped, so that no step copies more."""
+"""Characters that were shown and are still stored. Beyond this they are dropped, so that the cost of a
+step does not grow with the length of the text."""
 
 
 class TextSink(Protocol):
     """An incremental detokenizer."""
 
-    def push(self, token_id: int) -> str: ...
-    def finish(self) -> str: ...
+    def push(self, token_id: int) -> str:
+        """Add a token. Returns the text that is complete now."""
+        ...
+
+    def finish(self) -> str:
+        """Return the text of an incomplete character at the end."""
+        ...
 
 
 @dataclass(slots=True)
 class Shown:
-    """What became final. num_taken: how many of the pushed tokens belong to the output."""
+    """The tokens and text that became final with a call. num_taken: how many of the pushed tokens
+    belong to the output."""
 
     num_taken: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -39,9 +49,13 @@ class Shown:
 
 
 class StopChecker:
-    """max_tokens: the output's cap, the context's included. eos_token_ids: what the model ends with.
-    sink: makes the text; None without a tokenizer (then there is no text and no stop string).
-    marked_ids: tokens whose places in the text are wanted."""
+    """Finds the end of one output, and holds back text that is not final.
+
+    max_tokens: the most tokens of the output, by the request and the context. eos_token_ids: the
+    model's end-of-sequence tokens. sink: turns tokens into text; None without a tokenizer, and then
+    there is no text and no stop string. marked_ids: tokens whose positions in the text are reported
+    as marks.
+    """
 
     def __init__(
         self,
@@ -61,35 +75,37 @@ class StopChecker:
         self._text = ""
         self._num_shown = 0
         self._num_searched = 0
+        # (end of its text, id, log-probability) of the tokens that were not shown yet.
         self._pending: deque[tuple[int, int, TokenLogprob | None]] = deque()
         self.num_output = 0
 
     @property
     def barred_token_ids(self) -> frozenset[int]:
-        """What `min_tokens` forbids until enough tokens are out."""
+        """The tokens that may not be chosen before `min_tokens` tokens were."""
         return self._eos | self._stop_ids
 
     def push(self, token_ids: list[int], logprobs: list[TokenLogprob] | None = None) -> Shown:
-        """Append chosen tokens up to the first that ends the text."""
+        """Append chosen tokens, up to the first that ends the text. Returns what became final."""
         if self._params.max_tokens == 0:
             return Shown(finish_reason="length")
         shown = Shown()
         for i, token_id in enumerate(token_ids):
             shown.num_taken += 1
-            self._take(token_id, logprobs[i] if logprobs is not None else None, shown)
+            self._append(token_id, logprobs[i] if logprobs is not None else None, shown)
             if shown.finish_reason is not None:
                 break
-        self._release(shown)
+        self._show(shown)
         return shown
 
     def finish(self) -> Shown:
-        """The text ends here for a reason of the engine's own: show what was held back."""
+        """End the text here, without a stop. Returns all that was held back."""
         shown = Shown(finish_reason="abort")
         self._flush()
-        self._release(shown)
+        self._show(shown)
         return shown
 
-    def _take(self, token_id: int, logprob: TokenLogprob | None, shown: Shown) -> None:
+    def _append(self, token_id: int, logprob: TokenLogprob | None, shown: Shown) -> None:
+        """Append one token and its text; set `shown.finish_reason` if it ends the text."""
         self.num_output += 1
         if token_id in self._stop_ids or token_id in self._eos:
             shown.finish_reason = "stop"
@@ -100,38 +116,40 @@ class StopChecker:
             self._pending.append((len(self._text), token_id, logprob))
             return
         if self._sink is not None:
-            begin = len(self._text)
+            start = len(self._text)
             self._text += self._sink.push(token_id)
             if token_id in self._marked:
-                self._marks.append(Mark(begin, token_id, len(self._text) - begin))
+                self._marks.append(Mark(start, token_id, len(self._text) - start))
         self._pending.append((len(self._text), token_id, logprob))
         stop = self._find_stop() if self.num_output >= self._params.min_tokens else None
         if stop is not None:
             start, text = stop
             shown.finish_reason, shown.stop_reason = "stop", text
-            keep = start + len(text) if self._params.include_stop_str_in_output else start
-            self._text = self._text[:keep]
+            end = start + len(text) if self._params.include_stop_str_in_output else start
+            self._text = self._text[:end]
         elif self.num_output >= self._max_tokens:
             shown.finish_reason = "length"
             self._flush()
         self._num_searched = len(self._text)
 
     def _find_stop(self) -> tuple[int, str] | None:
-        """The stop string that completes first in the unsearched text, as (start, string)."""
-        best: tuple[int, int, str] | None = None
+        """Return (start, string) of the stop string that ends first in the text not searched before."""
+        first: tuple[int, int, str] | None = None
         for stop in self._params.stop:
             start = self._text.find(stop, max(0, self._num_searched - len(stop) + 1))
             if start >= 0:
-                found = (start + len(stop), start, stop)
-                best = found if best is None else min(best, found)
-        return None if best is None else (best[1], best[2])
+                match = (start + len(stop), start, stop)
+                first = match if first is None else min(first, match)
+        return None if first is None else (first[1], first[2])
 
     def _flush(self) -> None:
+        """Append the text of an incomplete character at the end."""
         if self._sink is not None:
             self._text += self._sink.finish()
 
-    def _release(self, shown: Shown) -> None:
-        """Move what is final into `shown`: all of it at the end, else all but a possible stop."""
+    def _show(self, shown: Shown) -> None:
+        """Move final text, tokens and marks into `shown`: everything once the text has ended, else all
+        but an end that may become a stop string."""
         end = len(self._text)
         if shown.finish_reason is None:
             end -= self._held_back()
@@ -139,10 +157,10 @@ class StopChecker:
         is_over = shown.finish_reason is not None
         while self._marks and (self._marks[0].offset + self._marks[0].length <= end or is_over):
             mark = self._marks.popleft()
-            if mark.offset + mark.length <= end:  # not cut off by a stop string
+            if mark.offset + mark.length <= end:  # else a stop string has cut it off
                 shown.marks.append(Mark(mark.offset - start, mark.token_id, mark.length))
         if self._marks:
-            end = min(end, self._marks[0].offset)  # a mark's text is never shown without it
+            end = min(end, self._marks[0].offset)  # a mark is never shown later than its text
         if end > start:
             shown.text = self._text[start:end]
             self._num_shown = end
@@ -155,15 +173,15 @@ class StopChecker:
             self._drop_shown()
 
     def _drop_shown(self) -> None:
-        """Forget text that was shown: no stop string can begin in it any more."""
-        gone, self._num_shown = self._num_shown, 0
-        self._text = self._text[gone:]
-        self._num_searched = max(0, self._num_searched - gone)
-        self._pending = deque((at - gone, i, logprob) for at, i, logprob in self._pending)
-        self._marks = deque(Mark(m.offset - gone, m.token_id, m.length) for m in self._marks)
+        """Drop text that was shown: no stop string can begin in it."""
+        num_dropped, self._num_shown = self._num_shown, 0
+        self._text = self._text[num_dropped:]
+        self._num_searched = max(0, self._num_searched - num_dropped)
+        self._pending = deque((end - num_dropped, i, logprob) for end, i, logprob in self._pending)
+        self._marks = deque(Mark(m.offset - num_dropped, m.token_id, m.length) for m in self._marks)
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text that a stop string begins with."""
+        """Return the length of the longest end of the text that is the beginning of a stop string."""
         longest = 0
         for stop in self._params.stop:
             tail = self._text[max(0, len(self._text) - len(stop) + 1) :]

@@ -1,11 +1,14 @@
-"""The verdict: every node row chooses, then a walk from the root follows the choices.
+"""The verdict of a step: each node row chooses a token, then each tree is walked along the choices.
 
-Promises: a token is a function of its prefix, parameters, seed and position; the tree decides only how
-far one step gets. Log-probabilities are the raw model's, taken at the row that chose. On a device with
-kernels nothing waits for it where the parameters are capturable.
+The walk starts at the root. At each node it goes to the child that carries the chosen token, and stops
+if there is none. The chosen tokens on the way are the tokens of the verdict.
+
+Promises: a token is a function of its prefix, parameters, seed and position. The tree decides only how
+many tokens one step yields. Log-probabilities are computed from raw logits, at the row that chose. On a
+device with kernels the host does not wait for the device if the parameters are capturable.
 The verifier does not know what a drafter is.
 
-Legend: R rows, V vocabulary, B sequences, W nodes, N top alternatives, K mask words.
+Legend: R rows, V vocabulary, B sequences, W nodes, E top alternatives, K mask words.
 """
 
 from __future__ import annotations
@@ -16,17 +19,18 @@ import torch
 import torch.nn.functional as F
 
 from eyas.core import DraftTree, Verdict
-from eyas.kernels import usable
+from eyas.ops.walk import walk
 from eyas.runner.batch import Batch
 from eyas.runner.rows import PackedRows
 from eyas.sampling import sample
 
 ALIGNED = 4
-"""Numbers that a device reads at once."""
+"""Float32 numbers that a device reads with one instruction."""
 
 
 Verify = Callable[[torch.Tensor, DraftTree, PackedRows, Batch, torch.Tensor | None], Verdict]
-"""(logits [R, V] of the node rows, trees, rows, batch, mask [R, K] or None) -> a step's verdicts."""
+"""(logits [R, V] of the node rows, trees, rows, batch, bitmask [R, K] or None) -> verdicts of a
+step."""
 
 
 def verify(
@@ -36,28 +40,35 @@ def verify(
     batch: Batch,
     mask_RK: torch.Tensor | None,
 ) -> Verdict:
-    """logits_RV: the node rows' logits, float32."""
+    """Return the verdicts of a step.
+
+    logits_RV: float32, of the node rows in the order of `rows`. mask_RK: int32 bitmask of the tokens
+    that are legal; None if no row is constrained.
+    """
     params = batch.params
     chosen_R = sample(logits_RV, rows.sampling, params, mask_RK)
-    verdict = _walk(_to_grid(chosen_R, tree, rows, fill=-1), tree)
+    chosen_BW = _to_grid(chosen_R, tree, rows, fill=-1)
+    parents_BW = None if tree.is_chain else tree.parents_BW
+    verdict = Verdict(walk(chosen_BW, tree.tokens_BW, parents_BW, tree.sizes_B))
     if params.num_logprobs is not None:
         _attach_logprobs(verdict, logits_RV, chosen_R, tree, rows, params.num_logprobs)
     return verdict
 
 
 def verdict_of(tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.Tensor) -> Verdict:
-    """The verdict with these columns, copied."""
+    """Return a verdict with copies of these tokens, nodes and counts."""
     return Verdict(torch.cat((tokens_BW, nodes_BW, counts_B.unsqueeze(1)), dim=1))
 
 
 def raw_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """([R] log-probability of each token, [R, N] ids and [R, N] log-probabilities of the likeliest;
-    ties by id)."""
+    """Return the log-probabilities [R] of the given tokens, and ids [R, E] and log-probabilities [R, E]
+    of the most likely ones, the lower id first among equal ones. Entries below 0 of tokens_R are read
+    as 0."""
     vocab_size = logits_RV.shape[1]
     if vocab_size % ALIGNED:
-        # A device sums a row in an order that depends on where in memory it begins: make all alike.
+        # A device sums a row in an order that depends on its alignment: pad, so that all rows have one.
         logits_RV = F.pad(logits_RV, (0, -vocab_size % ALIGNED), value=float("-inf"))
     logprobs_RV = logits_RV.log_softmax(dim=1)[:, :vocab_size]
     own_R = logprobs_RV.gather(1, tokens_R.clamp(min=0).unsqueeze(1)).squeeze(1)
@@ -68,23 +79,24 @@ def raw_logprobs(
 
 
 def _likeliest(x_RV: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R, N] ids and values of the largest, ties by id, without sorting the rest."""
+    """Return ids [R, E] and values [R, E] of the largest entries, the lower id first among equal ones,
+    without sorting the other entries."""
     last_id = x_RV.shape[1] - 1
     least_R1 = x_RV.topk(num_top, dim=1).values[:, -1:]
     above_RV, tied_RV = x_RV > least_R1, x_RV == least_R1
     room_R1 = num_top - above_RV.sum(dim=1, keepdim=True)
     picked_RV = above_RV | (tied_RV & (tied_RV.cumsum(dim=1, dtype=torch.int32) <= room_R1))
     backwards_V = torch.arange(last_id, -1, -1, dtype=torch.int32, device=x_RV.device)
-    rank_RN = torch.where(picked_RV, backwards_V, -1).topk(num_top, dim=1).values
-    ids_RN = last_id - rank_RN.clamp(min=0).long()
-    ordered = x_RV.gather(1, ids_RN).sort(dim=1, descending=True, stable=True)
-    return ids_RN.gather(1, ordered.indices), ordered.values
+    rank_RE = torch.where(picked_RV, backwards_V, -1).topk(num_top, dim=1).values
+    ids_RE = last_id - rank_RE.clamp(min=0).long()
+    ordered = x_RV.gather(1, ids_RE).sort(dim=1, descending=True, stable=True)
+    return ids_RE.gather(1, ordered.indices), ordered.values
 
 
 def _to_grid(
     values_R: torch.Tensor, tree: DraftTree, rows: PackedRows, *, fill: float
 ) -> torch.Tensor:
-    """[R, ...] of node rows to [B, W, ...]."""
+    """Scatter values [R, ...] of node rows to [B, W, ...]; padding nodes get `fill`."""
     num, width = tree.tokens_BW.shape
     shape = (num, width, *values_R.shape[1:])
     if values_R.shape[0] == num * width:
@@ -92,62 +104,6 @@ def _to_grid(
     grid = values_R.new_full(shape, fill)
     grid[rows.sampling.sequence_R, rows.node_R] = values_R
     return grid
-
-
-def _walk(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
-    if usable(chosen_BW.device):
-        from eyas.kernels.walk import walk
-
-        parents_BW = None if tree.is_chain else tree.parents_BW
-        return Verdict(walk(chosen_BW, tree.tokens_BW, parents_BW, tree.sizes_B))
-    return _walk_chain(chosen_BW, tree) if tree.is_chain else _walk_tree(chosen_BW, tree)
-
-
-def _walk_chain(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
-    """A chain's walk is the run of draft tokens that were chosen."""
-    width = tree.width
-    nodes_W = torch.arange(width, device=chosen_BW.device)
-    nodes_BW = nodes_W.expand_as(chosen_BW)
-    if width == 1:
-        return verdict_of(chosen_BW, nodes_BW, torch.where(chosen_BW[:, 0] >= 0, 1, -1))
-    agrees = (chosen_BW[:, :-1] == tree.tokens_BW[:, 1:]) & (
-        nodes_W[1:] < tree.sizes_B.unsqueeze(1)
-    )
-    accepted_B = agrees.to(torch.int64).cumprod(dim=1).sum(dim=1)
-    return _up_to_faults(chosen_BW, nodes_BW, accepted_B + 1)
-
-
-def _walk_tree(chosen_BW: torch.Tensor, tree: DraftTree) -> Verdict:
-    """From the root, step to the child whose token was chosen; stop when there is none."""
-    num, width = chosen_BW.shape
-    device = chosen_BW.device
-    columns_W = torch.arange(width, device=device)
-    real_BW = columns_W < tree.sizes_B.unsqueeze(1)
-    at_B = torch.zeros(num, dtype=torch.int64, device=device)
-    walking_B = torch.ones(num, dtype=torch.bool, device=device)
-    tokens_BW = torch.full_like(chosen_BW, -1)
-    nodes_BW = torch.zeros_like(chosen_BW)
-    counts_B = torch.zeros_like(at_B)
-    for step in range(width):
-        token_B1 = chosen_BW.gather(1, at_B.unsqueeze(1))
-        tokens_BW[:, step] = torch.where(walking_B, token_B1.squeeze(1), -1)
-        nodes_BW[:, step] = at_B
-        counts_B += walking_B
-        is_next_BW = (tree.parents_BW == at_B.unsqueeze(1)) & (tree.tokens_BW == token_B1) & real_BW
-        walking_B = walking_B & is_next_BW.any(dim=1)
-        at_B = torch.where(walking_B, is_next_BW.to(torch.int64).argmax(dim=1), at_B)
-        if device.type == "cpu" and not bool(walking_B.any()):
-            break
-    return _up_to_faults(tokens_BW, nodes_BW, counts_B)
-
-
-def _up_to_faults(
-    tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.Tensor
-) -> Verdict:
-    """A row that could not choose ends the walk before it; the root's own fault gives count -1."""
-    last_B1 = (counts_B - 1).unsqueeze(1)
-    counts_B = counts_B - (tokens_BW.gather(1, last_B1).squeeze(1) < 0).to(torch.int64)
-    return verdict_of(tokens_BW, nodes_BW, torch.where(counts_B == 0, -1, counts_B))
 
 
 def _attach_logprobs(
@@ -158,9 +114,10 @@ def _attach_logprobs(
     rows: PackedRows,
     num_top: int,
 ) -> None:
-    own_R, top_ids_RN, top_RN = raw_logprobs(logits_RV, chosen_R, num_top)
+    """Set the log-probabilities of a verdict, of the rows that its tokens were chosen at."""
+    own_R, top_ids_RE, top_RE = raw_logprobs(logits_RV, chosen_R, num_top)
     nodes_BW = verdict.nodes_BW
-    picked_BWN = nodes_BW.unsqueeze(-1).expand(-1, -1, num_top)
+    picked_BWE = nodes_BW.unsqueeze(-1).expand(-1, -1, num_top)
     verdict.chosen_logprobs_BW = _to_grid(own_R, tree, rows, fill=0.0).gather(1, nodes_BW)
-    verdict.top_ids_BWN = _to_grid(top_ids_RN, tree, rows, fill=0).gather(1, picked_BWN)
-    verdict.top_logprobs_BWN = _to_grid(top_RN, tree, rows, fill=0.0).gather(1, picked_BWN)
+    verdict.top_ids_BWE = _to_grid(top_ids_RE, tree, rows, fill=0).gather(1, picked_BWE)
+    verdict.top_logprobs_BWE = _to_grid(top_RE, tree, rows, fill=0.0).gather(1, picked_BWE)

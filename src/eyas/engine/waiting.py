@@ -1,8 +1,9 @@
-"""Sequences that wait for a seat, in the order in which they are tried.
+"""Sequences that wait for a seat, in the order in which the scheduler tries them.
 
-Promises: whose client holds fewest seats goes first, so a client with thousands of choices delays
-nobody else's by more than the seats that it holds already; among one client's the oldest goes first,
-and with one client alone all are in order of age. Does not know: slots, rows, what a client is.
+Promises: a sequence of the client that holds the fewest seats comes first, so a client with thousands
+of choices delays other clients by no more than the seats it already holds. Among sequences of one
+client the oldest comes first.
+Does not know: slots, rows, how clients are told apart.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from eyas.engine.sequence import Sequence
 
 
 class WaitingQueue:
-    """By client, each in order of age."""
+    """Waiting sequences by client, each client's in order of age."""
 
     def __init__(self) -> None:
         self._by_client: dict[str, list[Sequence]] = {}
@@ -28,28 +29,32 @@ class WaitingQueue:
         return sequence in self._by_client.get(sequence.request.client, ())
 
     def add(self, sequence: Sequence) -> None:
-        """A new one, or one that gave up its seat and keeps its age."""
+        """Add a new sequence, or a preempted one, which keeps its age."""
         of_client = self._by_client.setdefault(sequence.request.client, [])
         insort(of_client, sequence, key=lambda s: s.order)
 
     def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence that waits."""
         client = sequence.request.client
         self._by_client[client].remove(sequence)
         if not self._by_client[client]:
             del self._by_client[client]
 
     def in_turn(self, running: Iterable[Sequence]) -> Iterator[Sequence]:
-        """All that wait now, each as if those before it had been given a seat. Sequences may be removed
-        meanwhile."""
+        """Yield the sequences that wait now, in the order of admission: each is chosen as if all before
+        it had got seats. Sequences may be removed while iterating.
+
+        running: the sequences that hold seats.
+        """
         held = Counter(sequence.request.client for sequence in running)
         queues = {client: list(waiting) for client, waiting in self._by_client.items()}
         heads = [(held[client], queue[0].order, client, 0) for client, queue in queues.items()]
         heapify(heads)
         while heads:
-            seats, _, client, place = heads[0]
+            num_seats, _, client, index = heads[0]
             queue = queues[client]
-            yield queue[place]
-            if place + 1 < len(queue):
-                heapreplace(heads, (seats + 1, queue[place + 1].order, client, place + 1))
+            yield queue[index]
+            if index + 1 < len(queue):
+                heapreplace(heads, (num_seats + 1, queue[index + 1].order, client, index + 1))
             else:
                 heappop(heads)

@@ -1,9 +1,9 @@
-"""The engine process: commands in, steps, deltas out.
+"""The engine process: receives commands, runs steps, sends deltas.
 
-Promises: a request always hears something back; its output's grammar is compiled off this thread, and
-steps go on meanwhile; a step that raises ends the requests that were
-alive with an error and the loop goes on, unless the engine's own check fails; the process ends when
-its parent does (its standard input closes), when it is told to, or with a reason that was sent.
+Promises: every request gets an answer. Grammars are compiled on other threads while steps run. If a
+step raises, the live requests end with an error and the loop continues, unless `Engine.check` fails.
+The process ends when its parent process ends (its standard input closes), on a `Shutdown` command, or
+with a `Failed` message that gives the reason.
 Does not know: HTTP, tokenizers, how a step works.
 """
 
@@ -42,8 +42,8 @@ STEP_FAILED = "the engine could not finish a step; the request was ended, try it
 ENGINE_FAILED = "the engine failed; see the server's log"
 
 
-class EngineDoor(Protocol):
-    """What the worker needs of an engine."""
+class WorkerEngine(Protocol):
+    """The methods of an engine that the worker calls."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -59,7 +59,10 @@ class EngineDoor(Protocol):
 
 
 class _Link:
-    """The socket to the HTTP process, and the pipe whose end means that it is gone."""
+    """The socket to the HTTP process, and the pipe that closes when that process ends.
+
+    address: of the socket. lifeline: file descriptor of the pipe's reading end.
+    """
 
     def __init__(self, address: str, lifeline: int) -> None:
         self._lifeline = lifeline
@@ -79,12 +82,13 @@ class _Link:
         self.is_parent_gone = False
 
     def wake(self) -> None:
-        """End a wait in `receive`; from any thread."""
+        """Make a waiting `receive` return. Can be called from any thread."""
         with contextlib.suppress(BlockingIOError):  # a full pipe wakes as well
             os.write(self._waker, b".")
 
     def send(self, reply: wire.Reply) -> None:
-        """Blocks while the parent reads nothing; after a minute of that it counts as gone."""
+        """Send a message. Blocks while the parent process reads nothing; after `SEND_TIMEOUT_SECONDS`
+        the parent counts as gone."""
         try:
             self._socket.send(wire.encode(reply))
         except zmq.Again:
@@ -92,7 +96,8 @@ class _Link:
             self.is_parent_gone = True
 
     def receive(self, timeout_seconds: float) -> list[wire.Command]:
-        """The commands that have come, at most a step's share of them."""
+        """Wait up to `timeout_seconds` for commands. Returns at most `MAX_COMMANDS_PER_STEP` of
+        them."""
         ready = dict(self._poller.poll(int(timeout_seconds * 1000)))
         if self._lifeline in ready and not os.read(self._lifeline, 4096):
             self.is_parent_gone = True
@@ -116,10 +121,10 @@ class _Link:
 
 
 class LoadingReports:
-    """Says how loading goes on: on the link at most every `REPORT_SECONDS` and in the log every
-    `LOG_SECONDS`, but for the beginning and the end of each stage.
+    """Reports the progress of loading: on the link at most every `REPORT_SECONDS`, in the log at most
+    every `LOG_SECONDS`, and in both at the start and the end of each stage.
 
-    Called as `eyas.models.Progress` is.
+    Has the signature of `eyas.models.Progress`.
     """
 
     def __init__(
@@ -144,26 +149,27 @@ class LoadingReports:
 
 
 class Worker:
-    """One engine and one link; `run` returns the process's exit status."""
+    """Connects one engine with one link. `run` returns the exit status of the process."""
 
-    def __init__(self, engine: EngineDoor, link: _Link) -> None:
+    def __init__(self, engine: WorkerEngine, link: _Link) -> None:
         self._engine = engine
         self._link = link
         self._live: dict[str, set[int]] = {}
         self._compiling: dict[str, tuple[Request, Future[Grammar]]] = {}
         self._num_failed_steps = 0
         self._last_step_seconds = 0.0
-        self._is_told_to_stop = False
+        self._should_stop = False
         self._idle_since: float | None = None
 
     def run(self) -> int:
+        """Handle commands and run steps until told to stop, or until the parent process ends."""
         engine, link = self._engine, self._link
         link.send(wire.Ready(engine.info))
         next_heartbeat = 0.0
-        while not (link.is_parent_gone or self._is_told_to_stop):
+        while not (link.is_parent_gone or self._should_stop):
             has_work = engine.has_work()
             for command in link.receive(0.0 if has_work else HEARTBEAT_SECONDS / 2):
-                self._obey(command)
+                self._handle(command)
             self._add_compiled()
             if engine.has_work():
                 self._idle_since = time.monotonic()
@@ -175,7 +181,7 @@ class Worker:
                 next_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
         return 0
 
-    def _obey(self, command: wire.Command) -> None:
+    def _handle(self, command: wire.Command) -> None:
         match command:
             case wire.Submit(request):
                 self._submit(request)
@@ -185,11 +191,11 @@ class Worker:
                 if self._live.pop(request_id, None) is not None:
                     self._engine.abort(request_id)
             case wire.Shutdown():
-                self._is_told_to_stop = True
+                self._should_stop = True
 
     def _submit(self, request: Request) -> None:
         if request.id in self._live or request.id in self._compiling:
-            message = "id: a request with this id is under way"
+            message = "id: a request with this id is running"
             self._link.send(wire.Refused(request.id, message, "id"))
         elif request.output is None:
             self._add(request, None)
@@ -204,7 +210,7 @@ class Worker:
             future.add_done_callback(lambda _: self._link.wake())
 
     def _add_compiled(self) -> None:
-        """Take up the requests whose grammars are there."""
+        """Add the requests whose grammars are compiled."""
         for request, future in list(self._compiling.values()):
             if not future.done():
                 continue
@@ -256,7 +262,7 @@ class Worker:
             self._link.send(wire.Deltas(deltas))
 
     def _check_when_idle(self) -> None:
-        """Once after each stretch of work. Raises if the engine has lost something."""
+        """Check the engine once after each period of work. Raises AssertionError if it is not sound."""
         if self._idle_since is None:
             return
         if time.monotonic() - self._idle_since > CHECK_AFTER_IDLE_SECONDS:
@@ -264,7 +270,10 @@ class Worker:
             self._engine.check()
 
     def _end_all(self) -> list[Delta]:
-        """An error for every live choice. Raises if the engine is not sound afterwards."""
+        """Abort all requests. Returns an error delta for every live choice.
+
+        Raises if the engine is not sound afterwards, or if too many steps have failed in a row.
+        """
         deltas = [
             Delta(request_id=request_id, index=index, finish_reason="error", error=STEP_FAILED)
             for request_id, unfinished in self._live.items()
@@ -273,18 +282,18 @@ class Worker:
         self._num_failed_steps += 1
         if self._num_failed_steps >= MAX_FAILED_STEPS:
             self._link.send(wire.Deltas(deltas))
-            raise RuntimeError(f"{self._num_failed_steps} steps failed one after the other")
+            raise RuntimeError(f"{self._num_failed_steps} steps failed in a row")
         for request_id in list(self._live):
             self._engine.abort(request_id)
         self._engine.check()
         return deltas
 
 
-def main(build: Callable[[EngineConfig, LoadingReports], EngineDoor] | None = None) -> int:
-    """Read the setup from standard input, build the engine, work until told to stop.
+def main(build: Callable[[EngineConfig, LoadingReports], WorkerEngine] | None = None) -> int:
+    """Read the setup from standard input, build the engine, and run it until told to stop.
 
-    build: how an engine is made of its configuration, and says how that goes on; None is
-    `eyas.engine.build.build_engine`.
+    build: makes an engine from its configuration and reports its progress; None is
+    `eyas.engine.build.build_engine`. Returns the exit status.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides when this process ends
         signal.signal(number, signal.SIG_IGN)
@@ -311,7 +320,7 @@ def main(build: Callable[[EngineConfig, LoadingReports], EngineDoor] | None = No
 
 
 def _read_line(descriptor: int) -> bytes:
-    """One line, read without a buffer, so that the rest of the pipe stays in it."""
+    """Read one line byte by byte, so that what follows it stays in the pipe."""
     line = bytearray()
     while byte := os.read(descriptor, 1):
         if byte == b"\n":
@@ -323,5 +332,5 @@ def _read_line(descriptor: int) -> bytes:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # A grammar that still compiles on another thread would not survive the interpreter's own end.
+    # A normal exit of the interpreter can crash while another thread still compiles a grammar.
     os._exit(status)

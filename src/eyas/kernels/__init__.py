@@ -1,6 +1,7 @@
-"""Triton kernels, each with a torch reference; imported only where a device can run them.
+"""Triton kernels and their launchers; imported only where a device can run them.
 
-Promises: importing this module needs no triton. Does not know: the rest of eyas.
+Promises: importing this module needs no triton. Does not know: the rest of eyas, the torch
+references (`eyas.ops` holds them).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The gated activation of the feed-forward block: silu of one half of the columns times the other.
+"""The kernel of `ops.gated_silu`: silu of one half of the columns times the other.
 
-Promises: the arithmetic of `layers.mlp.gated_silu`, each element by itself: the silu is rounded to the
-tensor's own type before the product. `gated` is also the epilogue of `gemm.gated_product`, so that both
-give the same bits.
-Does not know: who made the columns.
+Promises: the arithmetic of `ops.gated_silu`, each element by itself: the silu is rounded to the
+tensor's own type before the product. `gated` is also the epilogue of `gemm.gated_product`, so that
+both give the same bits.
+Does not know: which product made the columns.
 
 Legend: T rows, F feed-forward size.
 """
@@ -43,7 +43,8 @@ def gated_silu_kernel(
 
 
 def gated_silu(gate_up_T2F: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
-    """[T, 2F], columns next to each other, to [T, F]; the reference is `layers.mlp.gated_silu`."""
+    """[T, 2F], columns next to each other, to [T, F]; the reference is
+    `ops.gated_silu.by_torch`."""
     num_rows, num_columns = gate_up_T2F.shape
     size = num_columns // 2
     out_TF = gate_up_T2F.new_empty((num_rows, size))

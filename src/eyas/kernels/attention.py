@@ -1,14 +1,15 @@
-"""Attention of tree nodes over slots: partial softmaxes, and in a second launch their merging in order.
+"""Attention of tree nodes over slots: partial softmaxes, which a second launch merges in order.
 
 Promises: a row's bits depend on its own prefix alone, whatever the batch, the tree around it, the
-height of tiles and how keys are shared out to programs (`kernels.softmax`). What all nodes of a
-sequence see is read once a tile; of the splits that hold nodes each reads its own path. Every size of
-a launch comes from shapes and from the host's upper bound of positions, so launches can be captured.
-Does not know: layouts, what is stored by whom.
+height of tiles and how keys are divided among programs (`kernels.softmax`). Keys that all nodes of
+a sequence see are read once a tile; in the splits that hold nodes, each node reads its own path.
+Launch sizes depend on shapes and on the host's upper bound of positions, so launches can be
+captured.
+Does not know: layouts, which forward pass stored a key.
 
-Legend: T rows, N query heads, G key/value heads, P query heads a key/value head, H head dim,
-B sequences, W nodes, D steps up a path, A seats, C columns (positions), S slots, U partial results of
-a row, M rows of a tile (queries times P).
+Legend: T rows, N query heads, G key/value heads, J query heads a key/value head, H head dim, B
+sequences, W nodes, P steps up a path, A seats, C columns (positions), S slots, Z partial results of
+a row, M rows of a tile (queries times J).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ TAIL_NODES = 4
 MERGED_A_WARP = 256
 """Numbers of a row that a warp merges."""
 PROGRAMS = 2048
-"""How many programs of a launch are enough; beyond, each does several units of keys."""
+"""The programs of a launch up to which each processes one unit of keys; beyond, each processes
+several."""
 
 
 @triton.jit
@@ -68,7 +70,7 @@ def _group(
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
 ):
-    """What the rows of a tile see of splits [begin, end) of one group, merged in order."""
+    """The partial softmax of a tile over splits [begin, end) of one group, merged in order."""
     top_M, sum_M, value_MH = empty(HEIGHT, INNER)
     for split in tl.range(begin, end, num_stages=STAGES):
         own_top_M, own_sum_M, own_value_MH = attend_split(
@@ -97,14 +99,14 @@ def attend_splits_kernel(
     kv_S2GH,
     out_TNH,
     sinks_N,
-    states_TNU2,
-    values_TNUH,
+    states_TNZ2,
+    values_TNZH,
     rows_BW,
     positions_BW,
     roots_B,
     seats_B,
     slots_AC,
-    paths_BWD,
+    paths_BWP,
     q_stride,
     num_nodes,
     num_columns,
@@ -207,14 +209,14 @@ def attend_splits_kernel(
                         STAGES, HAS_WINDOW, HAS_FIRST,
                     )  # fmt: skip
                 keep(
-                    states_TNU2, values_TNUH, partial_M + unit, top_M, sum_M, value_MH, is_line,
+                    states_TNZ2, values_TNZH, partial_M + unit, top_M, sum_M, value_MH, is_line,
                     HEAD_DIM, INNER,
                 )  # fmt: skip
     elif TAILS > 0:
         g = program % NUM_KV_HEADS
         attend_tails(
-            program // NUM_KV_HEADS, g, q_TNH, kv_S2GH + g * HEAD_DIM, states_TNU2,
-            values_TNUH, rows_BW, positions_BW, roots_B, seats_B, slots_AC, paths_BWD, q_stride,
+            program // NUM_KV_HEADS, g, q_TNH, kv_S2GH + g * HEAD_DIM, states_TNZ2,
+            values_TNZH, rows_BW, positions_BW, roots_B, seats_B, slots_AC, paths_BWP, q_stride,
             num_nodes, num_columns, num_units, limit, window, first_position, scale, NUM_KV_HEADS,
             PER_KV, HEAD_DIM, INNER, TAIL_HEIGHT, KEYS, SPLIT, TAILS, TAIL_NODES, HAS_WINDOW,
             HAS_FIRST,
@@ -223,7 +225,7 @@ def attend_splits_kernel(
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The rows of a forward that are nodes: what `node_paths` says of them, and the work as it is cut.
+    """The node rows of a forward pass: the results of `node_paths`, and how the work is divided.
 
     unit: splits a program does at once, 1 or GROUP. num_units: partial results of a row, `tails` of its
     own among them. is_full: every row is a node.
@@ -232,7 +234,7 @@ class Nodes:
     rows_BW: torch.Tensor
     positions_BW: torch.Tensor
     nodes_T: torch.Tensor
-    paths_BWD: torch.Tensor | None
+    paths_BWP: torch.Tensor | None
     roots_B: torch.Tensor
     seats_B: torch.Tensor
     slots_AC: torch.Tensor
@@ -246,7 +248,7 @@ class Nodes:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a row's one partial result is its answer."""
+        """Whether a row has one partial result, which is its output."""
         return self.num_units == 1 and self.is_full
 
 
@@ -261,7 +263,8 @@ def attend_nodes(
     sinks_N: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Answers of the rows of `nodes.nodes_T` into the first rows of out_TNH; zeros where it is -1.
+    """Write the outputs of the rows of `nodes.nodes_T` to the first rows of out_TNH; zeros where it
+    is -1.
 
     Reference: `dense` in tests/attention/scenes.py.
     """
@@ -273,7 +276,7 @@ def attend_nodes(
     num_shared = num_lanes * num_stripes
     window = 0 if shape.window is None else shape.window
     table = nodes.slots_AC
-    paths_BWD = table if nodes.paths_BWD is None else nodes.paths_BWD
+    paths_BWP = table if nodes.paths_BWP is None else nodes.paths_BWP
     tail_nodes = _tail_nodes(shape)
     num_tails = num * -(-width // tail_nodes) * heads if nodes.tails else 0
     sinks_or_none = nodes.states if sinks_N is None else sinks_N
@@ -289,7 +292,7 @@ def attend_nodes(
         nodes.roots_B,
         nodes.seats_B,
         table,
-        paths_BWD,
+        paths_BWP,
         q_TNH.stride(0),
         width,
         table.stride(0),
@@ -358,7 +361,7 @@ def attend_nodes(
 
 
 def _tail_nodes(shape: HeadShape) -> int:
-    """Nodes of a tree whose own splits one program does: a power of two."""
+    """Return the number of nodes whose own splits one program processes: a power of two."""
     if shape.keys < SPLIT:
         return 1
     return min(TAIL_NODES, 1 << (max(1, TAIL_LINES // shape.per_kv).bit_length() - 1))

@@ -1,11 +1,11 @@
-"""Partial results of rows become their answers.
+"""Merge the partial results of rows into their outputs.
 
 Promises: a row's partial results are merged in order: splits within their group, groups one after the
-other; rows that are no nodes get zeros. The bits are those of one program that had done all of it.
+other. Rows that are not nodes get zeros. The bits are those of one program that computes everything.
 Does not know: which program made which partial result.
 
-Legend: T rows, N query heads, G key/value heads, P query heads a key/value head, H head dim,
-B sequences, W nodes, U partial results of a row.
+Legend: T rows, N query heads, G key/value heads, J query heads a key/value head, H head dim,
+B sequences, W nodes, Z partial results of a row.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from eyas.kernels.softmax import empty, finish, first_seen, merge
 @triton.jit(do_not_specialize=["num_nodes", "num_units", "limit", "window", "first_position"])
 def merge_splits_kernel(
     out_TNH,
-    states_TNU2,
-    values_TNUH,
+    states_TNZ2,
+    values_TNZH,
     nodes_T,
     positions_BW,
     roots_B,
@@ -50,12 +50,12 @@ def merge_splits_kernel(
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
     row = tl.program_id(0).to(tl.int64)
     g = tl.program_id(1)
-    line_P = tl.arange(0, HEADS)
+    line_J = tl.arange(0, HEADS)
     inner_1H = tl.arange(0, INNER)[None, :]
-    head_P = g * PER_KV + line_P
-    is_line = line_P < PER_KV
+    head_J = g * PER_KV + line_J
+    is_line = line_J < PER_KV
     is_wanted = is_line[:, None] & (inner_1H < HEAD_DIM)
-    top_P, sum_P, value_PH = empty(HEADS, INNER)
+    top_J, sum_J, value_JH = empty(HEADS, INNER)
     node = tl.load(nodes_T + row)
     if node >= 0:
         root = tl.load(roots_B + node // num_nodes)
@@ -65,15 +65,15 @@ def merge_splits_kernel(
         own = tl.maximum(root, 0) // SPLIT
         if TAILS > 0:
             shared = tl.minimum(own, shared)
-        partial_P = (row * NUM_HEADS + head_P) * num_units
+        partial_J = (row * NUM_HEADS + head_J) * num_units
         for group in range(first // GROUP, tl.cdiv(stop, GROUP * SPLIT)):
-            group_top_P, group_sum_P, group_value_PH = empty(HEADS, INNER)
+            group_top_J, group_sum_J, group_value_JH = empty(HEADS, INNER)
             for i in tl.static_range(0, GROUP, UNIT):
                 split = group * GROUP + i
                 is_there = (split < shared) & (split + UNIT > first)
-                group_top_P, group_sum_P, group_value_PH = merge_kept(
-                    group_top_P, group_sum_P, group_value_PH, states_TNU2, values_TNUH,
-                    partial_P + split // UNIT, is_line & is_there, HEAD_DIM, INNER,
+                group_top_J, group_sum_J, group_value_JH = merge_kept(
+                    group_top_J, group_sum_J, group_value_JH, states_TNZ2, values_TNZH,
+                    partial_J + split // UNIT, is_line & is_there, HEAD_DIM, INNER,
                 )  # fmt: skip
             if TAILS > 0:
                 if group >= own // GROUP:
@@ -81,16 +81,16 @@ def merge_splits_kernel(
                         split = own + tail
                         is_there = (split // GROUP == group) & (split * SPLIT < stop)
                         is_there = is_there & (split >= first)
-                        group_top_P, group_sum_P, group_value_PH = merge_kept(
-                            group_top_P, group_sum_P, group_value_PH, states_TNU2, values_TNUH,
-                            partial_P + num_units - TAILS + tail, is_line & is_there, HEAD_DIM, INNER,
+                        group_top_J, group_sum_J, group_value_JH = merge_kept(
+                            group_top_J, group_sum_J, group_value_JH, states_TNZ2, values_TNZH,
+                            partial_J + num_units - TAILS + tail, is_line & is_there, HEAD_DIM, INNER,
                         )  # fmt: skip
-            top_P, sum_P, value_PH = merge(
-                top_P, sum_P, value_PH, group_top_P, group_sum_P, group_value_PH
+            top_J, sum_J, value_JH = merge(
+                top_J, sum_J, value_JH, group_top_J, group_sum_J, group_value_JH
             )
-    sink_P = tl.zeros((HEADS,), tl.float32)
+    sink_J = tl.zeros((HEADS,), tl.float32)
     if HAS_SINKS:
-        sink_P = tl.load(sinks_N + head_P, mask=is_line, other=0.0)
-    out_PH = finish(top_P, sum_P, value_PH, sink_P, HAS_SINKS)
-    place_PH = out_TNH + (row * NUM_HEADS + head_P)[:, None] * HEAD_DIM + inner_1H
-    tl.store(place_PH, out_PH.to(out_TNH.dtype.element_ty), mask=is_wanted)
+        sink_J = tl.load(sinks_N + head_J, mask=is_line, other=0.0)
+    out_JH = finish(top_J, sum_J, value_JH, sink_J, HAS_SINKS)
+    place_JH = out_TNH + (row * NUM_HEADS + head_J)[:, None] * HEAD_DIM + inner_1H
+    tl.store(place_JH, out_JH.to(out_TNH.dtype.element_ty), mask=is_wanted)

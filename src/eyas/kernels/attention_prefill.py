@@ -1,11 +1,12 @@
-"""Attention of prompt rows over slots, in one launch that writes the answers.
+"""Attention of prompt rows over slots, in one launch.
 
-Promises: all chunks of a forward in one launch, the tiles with most keys first. Every row has the bits
-that it would have as a node (`kernels.softmax`).
+Promises: one launch processes all chunks of a forward pass, the tiles with most keys first. Every
+row has the bits that it would have as a node (`kernels.softmax`).
 Does not know: layouts, nodes.
 
-Legend: T rows, N query heads, G key/value heads, H head dim, S slots, B sequences, A seats, C columns
-(positions), X tiles, M rows of a tile (queries times query heads of a group), K keys of a block.
+Legend: T rows, N query heads, G key/value heads, H head dim, S slots, B sequences, A seats, C
+columns (positions), X tiles, M rows of a tile (queries times query heads of a group), L keys of a
+block.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def _ordered_splits(
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
 ):
-    """Splits [begin, end) into the group under way, and groups that are complete into the rest; one
-    loop, so that loads run ahead over the borders of groups."""
+    """Merge splits [begin, end) into the current group, and complete groups into the result. One
+    loop, so that loads continue across the borders of groups."""
     for split in tl.range(begin, end, num_stages=STAGES):
         own_top_M, own_sum_M, own_value_MH = attend_split(
             q_MH, position_M, split * SPLIT, stop, kv, table, table, 0, window, first_position, scale,
@@ -176,8 +177,7 @@ def prompts_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PromptTiles:
-    """How prompt rows are cut. height: lines of a tile. stages: splits whose loads are under way at a
-    time."""
+    """The tiles of prompt rows. height: lines of a tile. stages: splits that are loaded at a time."""
 
     height: int
     num_warps: int
@@ -185,8 +185,10 @@ class PromptTiles:
 
 
 def cut(runs: Sequence[tuple[int, int, int, int]], queries: int) -> np.ndarray:
-    """[X, 4] sequence, row, position, count of tiles of so many queries, those with most keys first;
-    runs: the same of whole chunks."""
+    """Return [X, 4]: sequence, row, position and count of tiles of `queries` queries, most keys first.
+
+    runs: the same four numbers of whole chunks.
+    """
     parts = []
     for sequence, row, position, count in runs:
         offsets = np.arange(0, count, queries, dtype=np.int64)
@@ -213,7 +215,7 @@ def attend_prompts(
     sinks_N: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> None:
-    """Answers of the rows of `tiles_X4` (`cut`) into out_TNH, whose other rows stay as they are.
+    """Write the outputs of the rows of `tiles_X4` (`cut`) to out_TNH; its other rows are not changed.
 
     Reference: `dense` in tests/attention/scenes.py.
     """

@@ -1,12 +1,12 @@
-"""What the nodes of a tree see of the splits that hold their own paths.
+"""Attention of tree nodes over the splits that hold their own paths.
 
-Promises: a node's partial results are those that a chain, or a prompt, has at the same positions, bit
-for bit. Several nodes share a program, and so what they have in common, where their paths are short;
-a tile with a longer one does its nodes one after the other.
+Promises: a node's partial results are those that a chain, or a prompt, has at the same positions,
+bit for bit. Nodes with short paths share a program, and so the loads of common keys; a tile with a
+longer path processes its nodes one after the other.
 Does not know: the splits before the root's, how results are merged.
 
-Legend: M rows of a tile (nodes times query heads a key/value head), H head dim, W nodes, D steps up a
-path, A seats, C columns, U partial results of a row.
+Legend: M rows of a tile (nodes times query heads a key/value head), H head dim, W nodes, P steps up
+a path, A seats, C columns, Z partial results of a row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _own_columns(
     num_nodes,
     table,
     positions_W,
-    paths_WD,
+    paths_WP,
     root,
     limit,
     SPLIT: tl.constexpr,
@@ -39,7 +39,7 @@ def _own_columns(
     last_K = tl.load(positions_W + owner_K, mask=owner_K < num_nodes, other=-1).to(tl.int32)
     is_stored = (column_K <= tl.minimum(last_K, limit)) & (column_K < end)
     slot_K = tl.load(table + column_K, mask=is_stored & (column_K < root), other=0)
-    path_K = paths_WD + owner_K * num_nodes + last_K
+    path_K = paths_WP + owner_K * num_nodes + last_K
     slot_K += tl.load(path_K - column_K, mask=is_stored & (column_K >= root), other=0)
     return slot_K, column_K, owner_K, is_stored
 
@@ -56,7 +56,7 @@ def _attend_paths(
     kv,
     table,
     positions_W,
-    paths_WD,
+    paths_WP,
     root,
     limit,
     window,
@@ -84,7 +84,7 @@ def _attend_paths(
         SIDE, HEAD_DIM, INNER, True, False, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     own_slot_K, own_column_K, owner_K, is_own = _own_columns(
-        shared_stop, end, first_node, num_nodes, table, positions_W, paths_WD, root, limit, SPLIT, OWN
+        shared_stop, end, first_node, num_nodes, table, positions_W, paths_WP, root, limit, SPLIT, OWN
     )  # fmt: skip
     own_MK = scores(
         q_MH, position_M, node_M, own_slot_K, own_column_K, owner_K, is_own, kv, window,
@@ -109,14 +109,14 @@ def attend_tails(
     g,
     q_TNH,
     kv,
-    states_TNU2,
-    values_TNUH,
+    states_TNZ2,
+    values_TNZH,
     rows_BW,
     positions_BW,
     roots_B,
     seats_B,
     slots_AC,
-    paths_BWD,
+    paths_BWP,
     q_stride,
     num_nodes,
     num_columns,
@@ -157,7 +157,7 @@ def attend_tails(
     q_MH = tl.load(q_MH, mask=is_wanted, other=0.0)
     root = tl.load(roots_B + b).to(tl.int32)
     table = slots_AC + tl.load(seats_B + b) * num_columns
-    paths_WD = paths_BWD + b * num_nodes * num_nodes
+    paths_WP = paths_BWP + b * num_nodes * num_nodes
     unit_M = (row_M * NUM_HEADS + head_M) * num_units + num_units - TAILS
     own = tl.maximum(root, 0) // SPLIT
     stop = tl.minimum(tl.max(position_M, 0), limit) + 1
@@ -170,11 +170,11 @@ def attend_tails(
         if (NODES > 1) & is_short:
             top_M, sum_M, value_MH = _attend_paths(
                 q_MH, position_M, node_M, start, shared_stop, first_node, num_nodes, kv, table,
-                positions_W, paths_WD, root, limit, window, first_position, scale, SIDE, HEAD_DIM,
+                positions_W, paths_WP, root, limit, window, first_position, scale, SIDE, HEAD_DIM,
                 INNER, SPLIT, SPLIT // NODES, HAS_WINDOW, HAS_FIRST,
             )  # fmt: skip
             keep(
-                states_TNU2, values_TNUH, place_M, top_M, sum_M, value_MH, is_line, HEAD_DIM, INNER
+                states_TNZ2, values_TNZH, place_M, top_M, sum_M, value_MH, is_line, HEAD_DIM, INNER
             )  # fmt: skip
         else:
             for node in tl.range(first_node, first_node + NODES, num_stages=1):
@@ -182,10 +182,10 @@ def attend_tails(
                 position = tl.max(own_position_M, 0)
                 own_top_M, own_sum_M, own_value_MH = attend_split(
                     q_MH, own_position_M, start, tl.minimum(position, limit) + 1, kv, table,
-                    paths_WD + node * num_nodes + position, root, window, first_position, scale, SIDE,
+                    paths_WP + node * num_nodes + position, root, window, first_position, scale, SIDE,
                     HEAD_DIM, INNER, KEYS, SPLIT, True, True, HAS_WINDOW, HAS_FIRST,
                 )  # fmt: skip
                 keep(
-                    states_TNU2, values_TNUH, place_M, own_top_M, own_sum_M, own_value_MH,
+                    states_TNZ2, values_TNZH, place_M, own_top_M, own_sum_M, own_value_MH,
                     is_line & (node_M == node), HEAD_DIM, INNER,
                 )  # fmt: skip

@@ -1,12 +1,12 @@
-"""The choice of every row, straight from its logits: mask, temperature, keyed noise, argmax.
+"""The kernels of `ops.choose`: mask, temperature, keyed noise and argmax in one pass over the logits.
 
-Promises: the logits are read once; the noise is that of `sampling.noise` (Philox4x32-10, the same
+Promises: the logits are read once; the noise is that of `ops.noise` (Philox4x32-10, the same
 words; the transform to float32 within a few units in the last place); lowest id wins a tie; a row that
 cannot choose gives -1. A row's choice does not depend on the rows beside it. (Work is cut along the
 vocabulary, and a maximum has no order, so the cut may follow the number of rows.)
 Does not know: trees, what the parameters mean to a user.
 
-Legend: R rows, V vocabulary, B sequences, K mask words, C chunks of the vocabulary, Q counters (four
+Legend: R rows, V vocabulary, B sequences, K mask words, Z chunks of the vocabulary, X counters (four
 neighbouring ids each).
 """
 
@@ -19,63 +19,63 @@ import triton.language as tl
 from eyas.kernels.launch import enter, launch_options
 
 TILE = 1024
-"""Ids a program works on at a time."""
+"""Ids that a program processes at a time."""
 _MANY_ROWS = 16
 _HIGHEST_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
 _NO_ID = tl.constexpr(2**31 - 1)
 COLUMNS = ("sequence", "position", "temperature", "seed", "choice", "top_k", "top_p", "min_p")
-"""Read one number at a time: wherever they lie, the compiled kernel is the same."""
+"""Arguments that are read one number at a time, so their alignment needs no kernel of its own."""
 
 
 def tiles_of_a_program(num_rows: int) -> int:
-    """Few rows are spread over all of the device, many rows are read in longer runs."""
+    """Return the tiles of a program: few rows are spread over more programs than many rows."""
     return 1 if num_rows < _MANY_ROWS else 4
 
 
 @triton.jit
-def allowed_ids(words, row, counter_Q, num_words, stride):
-    """[Q, 4] whether the mask's bit of each id is set; ids past the mask have none."""
-    at_Q = counter_Q // 8
+def allowed_ids(words, row, counter_X, num_words, stride):
+    """[X, 4] whether the mask's bit of each id is set; ids past the mask have none."""
+    at_X = counter_X // 8
     row_words = words + row.to(tl.int64) * stride
-    word_Q = tl.load(row_words + at_Q, mask=at_Q < num_words, other=0)
-    shift_Q4 = (counter_Q % 8 * 4)[:, None] + tl.arange(0, 4)[None, :]
-    return ((word_Q[:, None] >> shift_Q4) & 1) != 0
+    word_X = tl.load(row_words + at_X, mask=at_X < num_words, other=0)
+    shift_X4 = (counter_X % 8 * 4)[:, None] + tl.arange(0, 4)[None, :]
+    return ((word_X[:, None] >> shift_X4) & 1) != 0
 
 
 @triton.jit
 def load_processed(
-    logits, words, row, counter_Q, vocab, num_words, stride, words_stride, temperature,
+    logits, words, row, counter_X, vocab, num_words, stride, words_stride, temperature,
     HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    """[Q, 4] logits over the temperature (as they are at temperature 0), -inf where not allowed."""
-    id_Q4 = counter_Q[:, None] * 4 + tl.arange(0, 4)[None, :]
+    """[X, 4] logits over the temperature (as they are at temperature 0), -inf where not allowed."""
+    id_X4 = counter_X[:, None] * 4 + tl.arange(0, 4)[None, :]
     row_logits = logits + row.to(tl.int64) * stride
-    x_Q4 = tl.load(row_logits + id_Q4, mask=id_Q4 < vocab, other=float("-inf"))
+    x_X4 = tl.load(row_logits + id_X4, mask=id_X4 < vocab, other=float("-inf"))
     if HAS_MASK:
-        is_allowed_Q4 = allowed_ids(words, row, counter_Q, num_words, words_stride)
-        x_Q4 = tl.where(is_allowed_Q4, x_Q4, float("-inf"))
+        is_allowed_X4 = allowed_ids(words, row, counter_X, num_words, words_stride)
+        x_X4 = tl.where(is_allowed_X4, x_X4, float("-inf"))
     if (temperature > 0.0) & (temperature != 1.0):
-        x_Q4 = tl.div_rn(x_Q4, temperature)
-    return x_Q4
+        x_X4 = tl.div_rn(x_X4, temperature)
+    return x_X4
 
 
 @triton.jit
-def philox_words(seed, position, choice, counter_Q):
-    """[Q, 4] words of 32 bits for counters (position, counter_Q, choice, 0)."""
-    zero_Q = tl.zeros_like(counter_Q)
-    position_Q = zero_Q + position.to(tl.int32)
-    choice_Q = zero_Q + choice.to(tl.int32)
-    a_Q, b_Q, c_Q, d_Q = tl.philox(seed, position_Q, counter_Q, choice_Q, zero_Q)
-    pairs_Q22 = tl.join(tl.join(a_Q, c_Q), tl.join(b_Q, d_Q))
-    return tl.reshape(pairs_Q22, (counter_Q.shape[0], 4))
+def philox_words(seed, position, choice, counter_X):
+    """[X, 4] words of 32 bits for counters (position, counter_X, choice, 0)."""
+    zero_X = tl.zeros_like(counter_X)
+    position_X = zero_X + position.to(tl.int32)
+    choice_X = zero_X + choice.to(tl.int32)
+    a_X, b_X, c_X, d_X = tl.philox(seed, position_X, counter_X, choice_X, zero_X)
+    pairs_X22 = tl.join(tl.join(a_X, c_X), tl.join(b_X, d_X))
+    return tl.reshape(pairs_X22, (counter_X.shape[0], 4))
 
 
 @triton.jit
-def gumbel_of_words(words_Q4):
+def gumbel_of_words(words_X4):
     """-log(-log1p(-u)). log1p(-u) is the logarithm of what 1 - u rounds to, and the rounding error
     (which is known exactly) over it; 1 + u stands for 1 / (1 - u), for an error is only where u is
     below a half."""
-    uniform = (words_Q4.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    uniform = (words_X4.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     uniform = tl.minimum(uniform, _HIGHEST_UNIFORM)
     rest = 1.0 - uniform
     error = uniform - (1.0 - rest)
@@ -90,7 +90,7 @@ def _partial_kernel(
     HAS_MASK: tl.constexpr, HAS_FLOOR: tl.constexpr, ANY_NOISE: tl.constexpr,
     NUM_TILES: tl.constexpr, NUM_COUNTERS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The best of one chunk of one row: its value (infinite for not a number) and its lowest id."""
+    """The best token of one chunk of one row: its value (infinite for NaN) and its lowest id."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     enter(PDL)
     warmth, least = 0.0, 0.0
@@ -104,26 +104,26 @@ def _partial_kernel(
         row_position = tl.load(position + row)
     if HAS_FLOOR:
         least = tl.load(floor + row)
-    best_Q4 = tl.full((NUM_COUNTERS, 4), float("-inf"), tl.float32)
-    best_id_Q4 = tl.full((NUM_COUNTERS, 4), _NO_ID, tl.int32)
+    best_X4 = tl.full((NUM_COUNTERS, 4), float("-inf"), tl.float32)
+    best_id_X4 = tl.full((NUM_COUNTERS, 4), _NO_ID, tl.int32)
     for tile in tl.static_range(NUM_TILES):
-        counter_Q = (chunk * NUM_TILES + tile) * NUM_COUNTERS + tl.arange(0, NUM_COUNTERS)
-        x_Q4 = load_processed(
-            logits, words, row, counter_Q, vocab, num_words, stride, words_stride, warmth,
+        counter_X = (chunk * NUM_TILES + tile) * NUM_COUNTERS + tl.arange(0, NUM_COUNTERS)
+        x_X4 = load_processed(
+            logits, words, row, counter_X, vocab, num_words, stride, words_stride, warmth,
             HAS_MASK,
         )  # fmt: skip
         if HAS_FLOOR:
-            x_Q4 = tl.where(x_Q4 < least, float("-inf"), x_Q4)
+            x_X4 = tl.where(x_X4 < least, float("-inf"), x_X4)
         if ANY_NOISE:
             if warmth > 0.0:
-                x_Q4 += gumbel_of_words(philox_words(row_seed, row_position, row_choice, counter_Q))
-        x_Q4 = tl.where(x_Q4 != x_Q4, float("inf"), x_Q4)
-        id_Q4 = counter_Q[:, None] * 4 + tl.arange(0, 4)[None, :]
-        is_better_Q4 = x_Q4 > best_Q4
-        best_id_Q4 = tl.where(is_better_Q4, id_Q4, best_id_Q4)
-        best_Q4 = tl.where(is_better_Q4, x_Q4, best_Q4)
-    best = tl.max(best_Q4)
-    best_id = tl.min(tl.where(best_Q4 == best, best_id_Q4, _NO_ID))
+                x_X4 += gumbel_of_words(philox_words(row_seed, row_position, row_choice, counter_X))
+        x_X4 = tl.where(x_X4 != x_X4, float("inf"), x_X4)
+        id_X4 = counter_X[:, None] * 4 + tl.arange(0, 4)[None, :]
+        is_better_X4 = x_X4 > best_X4
+        best_id_X4 = tl.where(is_better_X4, id_X4, best_id_X4)
+        best_X4 = tl.where(is_better_X4, x_X4, best_X4)
+    best = tl.max(best_X4)
+    best_id = tl.min(tl.where(best_X4 == best, best_id_X4, _NO_ID))
     at = row * tl.num_programs(1) + chunk
     tl.store(values + at, best)
     tl.store(ids + at, best_id)
@@ -131,15 +131,15 @@ def _partial_kernel(
 
 @triton.jit
 def _combine_kernel(values, ids, chosen, num_chunks, BLOCK_C: tl.constexpr, PDL: tl.constexpr):
-    """One row's choice from the best of its chunks."""
+    """Choose a row's token from the best tokens of its chunks."""
     row = tl.program_id(0)
     enter(PDL)
-    chunk_C = tl.arange(0, BLOCK_C)
-    at_C = row * num_chunks + chunk_C
-    value_C = tl.load(values + at_C, mask=chunk_C < num_chunks, other=float("-inf"))
-    id_C = tl.load(ids + at_C, mask=chunk_C < num_chunks, other=_NO_ID)
-    best = tl.max(value_C)
-    best_id = tl.min(tl.where(value_C == best, id_C, _NO_ID))
+    chunk_Z = tl.arange(0, BLOCK_C)
+    at_Z = row * num_chunks + chunk_Z
+    value_Z = tl.load(values + at_Z, mask=chunk_Z < num_chunks, other=float("-inf"))
+    id_Z = tl.load(ids + at_Z, mask=chunk_Z < num_chunks, other=_NO_ID)
+    best = tl.max(value_Z)
+    best_id = tl.min(tl.where(value_Z == best, id_Z, _NO_ID))
     is_choice = (best > float("-inf")) & (best < float("inf"))
     tl.store(chosen + row, tl.where(is_choice, best_id, -1).to(tl.int64))
 
@@ -163,7 +163,7 @@ def choose(
     float32, logits over the temperature that are below it are not allowed. any_noise: whether any
     temperature may be above 0; without it the parameters are not read (but for the temperature where
     there are floors).
-    Torch: `choose(process(...))` of `eyas.sampling`.
+    Torch: `ops.choose.by_torch`.
     """
     num_rows, vocab = logits_RV.shape
     chosen_R = torch.empty(num_rows, dtype=torch.int64, device=logits_RV.device)
@@ -172,8 +172,8 @@ def choose(
     num_tiles = tiles_of_a_program(num_rows)
     num_chunks = -(-vocab // (TILE * num_tiles))
     shape = (num_rows, num_chunks)
-    values_RC = torch.empty(shape, dtype=torch.float32, device=logits_RV.device)
-    ids_RC = torch.empty(shape, dtype=torch.int32, device=logits_RV.device)
+    values_RZ = torch.empty(shape, dtype=torch.float32, device=logits_RV.device)
+    ids_RZ = torch.empty(shape, dtype=torch.int32, device=logits_RV.device)
     options = launch_options(pdl)
     _partial_kernel[(num_rows, num_chunks)](
         logits_RV,
@@ -184,8 +184,8 @@ def choose(
         choice_B,
         mask_RK,
         floor_R,
-        values_RC,
-        ids_RC,
+        values_RZ,
+        ids_RZ,
         vocab,
         0 if mask_RK is None else mask_RK.shape[1],
         logits_RV.stride(0),
@@ -203,8 +203,8 @@ def choose(
         **options,
     )
     _combine_kernel[(num_rows,)](
-        values_RC,
-        ids_RC,
+        values_RZ,
+        ids_RZ,
         chosen_R,
         num_chunks,
         BLOCK_C=triton.next_power_of_2(num_chunks),

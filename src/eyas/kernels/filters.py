@@ -11,8 +11,8 @@ distances share a fine bin (2^-18) are ties. Every threshold is a logit of the r
 all that could be chosen is kept. Rows without filters are not read twice.
 Does not know: the choice.
 
-Legend: R rows, V vocabulary, B sequences, K mask words, C chunks, N bins, Q counters (four ids each),
-S facts of a search.
+Legend: R rows, V vocabulary, B sequences, K mask words, Z chunks, E bins, X counters (four ids each),
+F facts of a search.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RELATIVE = tl.constexpr(2.0**24)
 _ABSOLUTE = tl.constexpr(2.0**16)
 """A coarse bin's sum to units of 2^-40 of the best one's probability."""
 _SLACK = tl.constexpr(1.0 - 2.0**-21)
-"""What was reached but for the rounding of float32 was reached."""
+"""A goal counts as reached if only float32 rounding separates a sum from it."""
 _NONE = tl.constexpr(-1)
 _UNKNOWN = tl.constexpr(-1)
 _NUM_FACTS = 4
@@ -55,9 +55,9 @@ much mass is above the bin, and the mass that top-k left (-1 for all of it)."""
 @triton.jit
 def _best_of(maxima, row, num_chunks, BLOCK_C: tl.constexpr):
     """The best logit of a row from those of its chunks."""
-    chunk_C = tl.arange(0, BLOCK_C)
-    at_C = row * num_chunks + chunk_C
-    return tl.max(tl.load(maxima + at_C, mask=chunk_C < num_chunks, other=float("-inf")))
+    chunk_Z = tl.arange(0, BLOCK_C)
+    at_Z = row * num_chunks + chunk_Z
+    return tl.max(tl.load(maxima + at_Z, mask=chunk_Z < num_chunks, other=float("-inf")))
 
 
 @triton.jit
@@ -73,29 +73,29 @@ def _best_kernel(
     HAS_MASK: tl.constexpr, HAS_BINS: tl.constexpr, NUM_TILES: tl.constexpr,
     NUM_COUNTERS: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The best of one chunk of one row; the row's bins are emptied on the way."""
+    """The best logit of one chunk of one row; also sets the row's bins to zero."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     enter(PDL)
     b = tl.load(sequence + row)
     warmth = tl.load(temperature + b * temperature_stride)
     k, p = tl.load(top_k + b * top_k_stride), tl.load(top_p + b * top_p_stride)
     if _is_filtered(k, p, tl.load(min_p + b * min_p_stride), warmth):
-        best_Q4 = tl.full((NUM_COUNTERS, 4), float("-inf"), tl.float32)
+        best_X4 = tl.full((NUM_COUNTERS, 4), float("-inf"), tl.float32)
         for tile in tl.static_range(NUM_TILES):
-            counter_Q = (chunk * NUM_TILES + tile) * NUM_COUNTERS + tl.arange(0, NUM_COUNTERS)
-            x_Q4 = load_processed(
-                logits, words, row, counter_Q, vocab, num_words, stride, words_stride, warmth,
+            counter_X = (chunk * NUM_TILES + tile) * NUM_COUNTERS + tl.arange(0, NUM_COUNTERS)
+            x_X4 = load_processed(
+                logits, words, row, counter_X, vocab, num_words, stride, words_stride, warmth,
                 HAS_MASK,
             )  # fmt: skip
-            best_Q4 = tl.where(x_Q4 > best_Q4, x_Q4, best_Q4)
-        tl.store(maxima + row * tl.num_programs(1) + chunk, tl.max(best_Q4))
+            best_X4 = tl.where(x_X4 > best_X4, x_X4, best_X4)
+        tl.store(maxima + row * tl.num_programs(1) + chunk, tl.max(best_X4))
         if HAS_BINS:
-            bin_N = chunk * BLOCK_N + tl.arange(0, BLOCK_N)
+            bin_E = chunk * BLOCK_N + tl.arange(0, BLOCK_N)
             row_fine = row.to(tl.int64) * _FINE
-            nothing_N = tl.zeros((BLOCK_N,), tl.int64)
-            tl.store(coarse + row.to(tl.int64) * _COARSE + bin_N, nothing_N, mask=bin_N < _COARSE)
-            tl.store(fine + row_fine + bin_N, nothing_N, mask=bin_N < _FINE)
-            tl.store(least + row_fine + bin_N, float("inf"), mask=bin_N < _FINE)
+            nothing_E = tl.zeros((BLOCK_N,), tl.int64)
+            tl.store(coarse + row.to(tl.int64) * _COARSE + bin_E, nothing_E, mask=bin_E < _COARSE)
+            tl.store(fine + row_fine + bin_E, nothing_E, mask=bin_E < _FINE)
+            tl.store(least + row_fine + bin_E, float("inf"), mask=bin_E < _FINE)
 
 
 @triton.jit
@@ -129,48 +129,48 @@ def _count_kernel(
     if is_wanted:
         best = _best_of(maxima, row, num_chunks, BLOCK_C)
         for tile in tl.static_range(NUM_TILES):
-            counter_Q = (chunk * NUM_TILES + tile) * NUM_COUNTERS + tl.arange(0, NUM_COUNTERS)
-            x_Q4 = load_processed(
-                logits, words, row, counter_Q, vocab, num_words, stride, words_stride, warmth,
+            counter_X = (chunk * NUM_TILES + tile) * NUM_COUNTERS + tl.arange(0, NUM_COUNTERS)
+            x_X4 = load_processed(
+                logits, words, row, counter_X, vocab, num_words, stride, words_stride, warmth,
                 HAS_MASK,
             )  # fmt: skip
-            below_Q4 = best - x_Q4  # not a number where nothing is finite: then in no bin
-            is_near_Q4 = (below_Q4 >= 0.0) & (below_Q4 < _COARSE / _PER_UNIT)
-            place_Q4 = tl.where(is_near_Q4, below_Q4, 0.0) * _PER_UNIT
-            coarse_Q4 = place_Q4.to(tl.int32)
-            start_Q4 = coarse_Q4.to(tl.float32) * (1.0 / _PER_UNIT)
-            word_Q4 = _weight(tl.where(is_near_Q4, below_Q4, 0.0), start_Q4)
+            below_X4 = best - x_X4  # not a number where nothing is finite: then in no bin
+            is_near_X4 = (below_X4 >= 0.0) & (below_X4 < _COARSE / _PER_UNIT)
+            place_X4 = tl.where(is_near_X4, below_X4, 0.0) * _PER_UNIT
+            coarse_X4 = place_X4.to(tl.int32)
+            start_X4 = coarse_X4.to(tl.float32) * (1.0 / _PER_UNIT)
+            word_X4 = _weight(tl.where(is_near_X4, below_X4, 0.0), start_X4)
             if IS_COARSE:
                 row_bins = bins + row.to(tl.int64) * _COARSE
-                tl.atomic_add(row_bins + coarse_Q4, word_Q4, mask=is_near_Q4, sem="relaxed")
+                tl.atomic_add(row_bins + coarse_X4, word_X4, mask=is_near_X4, sem="relaxed")
             else:
-                is_in_Q4 = is_near_Q4 & (coarse_Q4 == searched)
-                fine_Q4 = ((place_Q4 - coarse_Q4.to(tl.float32)) * _FINE).to(tl.int32)
-                at_Q4 = row.to(tl.int64) * _FINE + fine_Q4
-                tl.atomic_add(bins + at_Q4, word_Q4, mask=is_in_Q4, sem="relaxed")
-                tl.atomic_min(least + at_Q4, x_Q4, mask=is_in_Q4, sem="relaxed")
+                is_in_X4 = is_near_X4 & (coarse_X4 == searched)
+                fine_X4 = ((place_X4 - coarse_X4.to(tl.float32)) * _FINE).to(tl.int32)
+                at_X4 = row.to(tl.int64) * _FINE + fine_X4
+                tl.atomic_add(bins + at_X4, word_X4, mask=is_in_X4, sem="relaxed")
+                tl.atomic_min(least + at_X4, x_X4, mask=is_in_X4, sem="relaxed")
 
 
 @triton.jit
-def _masses(word_N, bin_N):
+def _masses(word_E, bin_E):
     """The mass of coarse bins, whole numbers of 2^-40 of the best id's."""
-    scale_N = tl.exp(-(bin_N.to(tl.float64) / _PER_UNIT)) * _ABSOLUTE
-    return ((word_N & _MASS_MASK).to(tl.float64) * scale_N + 0.5).to(tl.int64)
+    scale_E = tl.exp(-(bin_E.to(tl.float64) / _PER_UNIT)) * _ABSOLUTE
+    return ((word_E & _MASS_MASK).to(tl.float64) * scale_E + 0.5).to(tl.int64)
 
 
 @triton.jit
-def _before(amount_N, goal):
-    """(how many leading entries do not reach `goal` together, their sum)."""
-    met_N = tl.cumsum(amount_N, 0)
-    is_short_N = met_N < goal
-    return tl.sum(is_short_N.to(tl.int32)), tl.max(tl.where(is_short_N, met_N, 0))
+def _before(amount_E, goal):
+    """The number of leading entries whose sum is below `goal`, and that sum."""
+    met_E = tl.cumsum(amount_E, 0)
+    is_short_E = met_E < goal
+    return tl.sum(is_short_E.to(tl.int32)), tl.max(tl.where(is_short_E, met_E, 0))
 
 
 @triton.jit
-def _search_count(facts_row, word_N, bin_N, goal):
+def _search_count(facts_row, word_E, bin_E, goal):
     """The coarse bin of the `goal`-th id, and how many of its ids it takes to get there."""
-    found, num_above = _before(word_N >> _COUNT_BIT, goal)
-    mass_above = tl.sum(tl.where(bin_N < found, _masses(word_N, bin_N), 0))
+    found, num_above = _before(word_E >> _COUNT_BIT, goal)
+    mass_above = tl.sum(tl.where(bin_E < found, _masses(word_E, bin_E), 0))
     tl.store(facts_row, tl.where(found < _COARSE, found, _NONE).to(tl.int64))
     tl.store(facts_row + 1, goal - num_above)
     tl.store(facts_row + 2, mass_above)
@@ -178,13 +178,13 @@ def _search_count(facts_row, word_N, bin_N, goal):
 
 
 @triton.jit
-def _search_mass(facts_row, word_N, bin_N, top_p, left):
+def _search_mass(facts_row, word_E, bin_E, top_p, left):
     """The coarse bin in which the likeliest ids' mass reaches top_p of what is left, and how much of
     its own mass that takes."""
-    mass_N = _masses(word_N, bin_N)
-    whole = tl.where(left < 0, tl.sum(mass_N), left)
+    mass_E = _masses(word_E, bin_E)
+    whole = tl.where(left < 0, tl.sum(mass_E), left)
     goal = (whole.to(tl.float64) * top_p.to(tl.float64) * _SLACK).to(tl.int64)
-    found, mass_above = _before(mass_N, tl.maximum(goal, 1))
+    found, mass_above = _before(mass_E, tl.maximum(goal, 1))
     scale = tl.exp(-(found.to(tl.float64) / _PER_UNIT)) * _ABSOLUTE
     need = ((tl.maximum(goal, 1) - mass_above).to(tl.float64) / scale).to(tl.int64)
     tl.store(facts_row, tl.where(found < _COARSE, found, _NONE).to(tl.int64))
@@ -214,14 +214,14 @@ def _begin_kernel(
     if BY_COUNT or BY_MASS:
         tl.store(facts_row, tl.full((), _NONE, tl.int64))
         tl.store(facts_row + 3, tl.full((), _UNKNOWN, tl.int64))
-        bin_N = tl.arange(0, _COARSE)
+        bin_E = tl.arange(0, _COARSE)
         row_coarse = coarse + row.to(tl.int64) * _COARSE
         if BY_COUNT:
             if (k > 0) & (warmth > 0.0):
-                _search_count(facts_row, tl.load(row_coarse + bin_N), bin_N, k)
+                _search_count(facts_row, tl.load(row_coarse + bin_E), bin_E, k)
         elif (p < 1.0) & (warmth > 0.0):
             left = tl.full((), _UNKNOWN, tl.int64)
-            _search_mass(facts_row, tl.load(row_coarse + bin_N), bin_N, p, left)
+            _search_mass(facts_row, tl.load(row_coarse + bin_E), bin_E, p, left)
 
 
 @triton.jit(do_not_specialize_on_alignment=COLUMNS)
@@ -238,22 +238,22 @@ def _settle_kernel(
     found = tl.load(facts_row)
     left = tl.full((), _UNKNOWN, tl.int64)
     if found >= 0:
-        bin_N = tl.arange(0, _FINE)
+        bin_E = tl.arange(0, _FINE)
         row_fine = row.to(tl.int64) * _FINE
-        word_N = tl.load(fine + row_fine + bin_N)
-        own_N = word_N & _MASS_MASK
-        amount_N = (word_N >> _COUNT_BIT) if BY_COUNT else own_N
-        need = tl.minimum(tl.load(facts_row + 1), tl.sum(amount_N))
-        settled, _ = _before(amount_N, need)
+        word_E = tl.load(fine + row_fine + bin_E)
+        own_E = word_E & _MASS_MASK
+        amount_E = (word_E >> _COUNT_BIT) if BY_COUNT else own_E
+        need = tl.minimum(tl.load(facts_row + 1), tl.sum(amount_E))
+        settled, _ = _before(amount_E, need)
         threshold = tl.load(least + row_fine + settled)
         tl.store(floor + row, tl.maximum(tl.load(floor + row), threshold))
         if THEN_BY_MASS:
             scale = tl.exp(-(found.to(tl.float64) / _PER_UNIT)) * _ABSOLUTE
-            kept = tl.sum(tl.where(bin_N <= settled, own_N, 0)).to(tl.float64) * scale
+            kept = tl.sum(tl.where(bin_E <= settled, own_E, 0)).to(tl.float64) * scale
             left = tl.load(facts_row + 2) + (kept + 0.5).to(tl.int64)
             tl.debug_barrier()
-            tl.store(fine + row_fine + bin_N, tl.zeros((_FINE,), tl.int64))
-            tl.store(least + row_fine + bin_N, tl.full((_FINE,), float("inf"), tl.float32))
+            tl.store(fine + row_fine + bin_E, tl.zeros((_FINE,), tl.int64))
+            tl.store(least + row_fine + bin_E, tl.full((_FINE,), float("inf"), tl.float32))
     if THEN_BY_MASS:
         tl.debug_barrier()
         b = tl.load(sequence + row)
@@ -261,9 +261,9 @@ def _settle_kernel(
         p = tl.load(top_p + b * top_p_stride)
         tl.store(facts_row, tl.full((), _NONE, tl.int64))
         if (p < 1.0) & (warmth > 0.0):
-            coarse_N = tl.arange(0, _COARSE)
+            coarse_E = tl.arange(0, _COARSE)
             row_coarse = coarse + row.to(tl.int64) * _COARSE
-            _search_mass(facts_row, tl.load(row_coarse + coarse_N), coarse_N, p, left)
+            _search_mass(facts_row, tl.load(row_coarse + coarse_E), coarse_E, p, left)
 
 
 def floors(
@@ -283,7 +283,7 @@ def floors(
     min-p of what they left keep; -inf where a row keeps all that could be chosen.
 
     any_top_k, any_top_p: whether any sequence has one at all; without it, fewer kernels are launched.
-    Torch: `_filter` of `eyas.sampling.process`, whose kept ids are those not below the floor.
+    Torch: `ops.scale_and_filter.by_torch`, which keeps the ids that are not below the floor.
     """
     num_rows = len(logits_RV)
     floor_R = torch.empty(num_rows, dtype=torch.float32, device=logits_RV.device)
@@ -307,7 +307,7 @@ def floors(
 
 
 def _scratch(logits_RV: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """maxima_RC, coarse_RN, fine_RN, least_RN, facts_RS."""
+    """maxima_RZ, coarse_RE, fine_RE, least_RE, facts_RP."""
     num_rows, vocab = logits_RV.shape
     device = logits_RV.device
     num_chunks = -(-vocab // TILE)
@@ -332,7 +332,7 @@ def _floors(
 ) -> None:
     """The floors of as many rows as there is scratch memory for."""
     temperature_B, top_k_B, top_p_B, min_p_B = params
-    maxima_RC, coarse_RN, fine_RN, least_RN, facts_RS = scratch
+    maxima_RZ, coarse_RE, fine_RE, least_RE, facts_RP = scratch
     any_top_k, any_top_p = acting
     num_rows, vocab = logits_RV.shape
     num_tiles = tiles_of_a_program(num_rows)
@@ -347,36 +347,36 @@ def _floors(
     has_mask, counters = mask_RK is not None, TILE // 4
     options = launch_options(pdl)
     _best_kernel[grid](
-        logits_RV, sequence_R, temperature_B, top_k_B, top_p_B, min_p_B, mask_RK, maxima_RC,
-        coarse_RN, fine_RN, least_RN, vocab, num_words, stride, words_stride, t_stride, k_stride,
+        logits_RV, sequence_R, temperature_B, top_k_B, top_p_B, min_p_B, mask_RK, maxima_RZ,
+        coarse_RE, fine_RE, least_RE, vocab, num_words, stride, words_stride, t_stride, k_stride,
         p_stride, m_stride, has_mask, any_top_k or any_top_p, num_tiles, counters,
         triton.next_power_of_2(-(-NUM_FINE // num_chunks)), pdl, num_warps=4, **options,
     )  # fmt: skip
 
-    def count(bins_RN: torch.Tensor, is_coarse: bool) -> None:
+    def count(bins_RE: torch.Tensor, is_coarse: bool) -> None:
         _count_kernel[grid](
-            logits_RV, sequence_R, temperature_B, top_k_B, top_p_B, mask_RK, maxima_RC, facts_RS,
-            bins_RN, least_RN, vocab, num_words, stride, words_stride, t_stride, k_stride,
+            logits_RV, sequence_R, temperature_B, top_k_B, top_p_B, mask_RK, maxima_RZ, facts_RP,
+            bins_RE, least_RE, vocab, num_words, stride, words_stride, t_stride, k_stride,
             p_stride, num_chunks, is_coarse, has_mask, num_tiles, counters, block_c, pdl,
             num_warps=4, **options,
         )  # fmt: skip
 
     def settle(by_count: bool, then_by_mass: bool) -> None:
         _settle_kernel[row_grid](
-            sequence_R, temperature_B, top_p_B, coarse_RN, fine_RN, least_RN, facts_RS, floor_R,
+            sequence_R, temperature_B, top_p_B, coarse_RE, fine_RE, least_RE, facts_RP, floor_R,
             t_stride, p_stride, by_count, then_by_mass, pdl, num_warps=8, **options,
         )  # fmt: skip
 
     if any_top_k or any_top_p:
-        count(coarse_RN, True)
+        count(coarse_RE, True)
     _begin_kernel[row_grid](
-        sequence_R, temperature_B, top_k_B, top_p_B, min_p_B, maxima_RC, coarse_RN, facts_RS,
+        sequence_R, temperature_B, top_k_B, top_p_B, min_p_B, maxima_RZ, coarse_RE, facts_RP,
         floor_R, t_stride, k_stride, p_stride, m_stride, num_chunks, any_top_k, any_top_p, block_c,
         pdl, num_warps=8, **options,
     )  # fmt: skip
     if any_top_k:
-        count(fine_RN, False)
+        count(fine_RE, False)
         settle(True, any_top_p)
     if any_top_p:
-        count(fine_RN, False)
+        count(fine_RE, False)
         settle(False, False)

@@ -1,14 +1,14 @@
-"""Products with weights, y = x @ w.T, whose reduction order is one whatever the number of rows.
+"""Products with weights, y = x @ w.T, with one reduction order for every number of rows.
 
-Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of `tiles`
-(with those by warpgroups where a device adds up alike, `gemm_warpgroups`). The weights stand on the M
-side of the matrix instruction and the rows on its N side, so the row count chooses nothing but a tile's
-width; sums run over ascending columns in float32, within each of `num_splits` ranges of columns whose
-borders follow from the weight's shape alone. With `pdl` weights are read while the kernel ahead still
-runs, so it must not be the one that writes them.
+Promises: a row of the result has the same bits in any call, at any place, with any `Tile` of
+`tiles` (with those by warpgroups where a device adds up alike, `gemm_warpgroups`). The weights are
+on the M side of the matrix instruction and the rows on its N side, so the row count selects only a
+tile's width; sums run over ascending columns in float32, within each of `num_splits` ranges of
+columns whose borders follow from the weight's shape alone. With `pdl` weights are read while the
+kernel before still runs, so that kernel must not write them.
 Does not know: layers, what a row is.
 
-Legend: T rows, O output features, K input features (the contraction), S splits of K, F feed-forward
+Legend: T rows, O output features, I input features (the contraction), Z splits of I, F feed-forward
 size.
 """
 
@@ -26,24 +26,24 @@ from eyas.kernels.launch import launch_options
 from eyas.kernels.tiles import LEAST_OUT, Tile, folded_tiles_for, gated_tiles_for, tiles_for
 
 COMPILER = f"triton {triton.__version__}"
-"""What made these kernels; their speed depends on it."""
+"""The compiler's version, on which the kernels' speed depends."""
 SPLIT_MULTIPLE = 256
-"""Splits begin at multiples of so many columns, and so at borders of every tile's blocks."""
+"""Splits begin at multiples of this many columns, which are borders of every tile's blocks."""
 GROUP_ROW_TILES = 8
 """Row tiles that run next to each other, so that they share a tile of weights in the L2 cache."""
 PREFETCH = 512
-"""Columns of a program's weights that are on their way before the kernel before has ended."""
+"""Columns of a program's weights that are prefetched before the kernel before has ended."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "group_tiles", "num_groups"])
 def product_kernel(
-    x_TK,
-    weight_OK,
+    x_TI,
+    weight_OI,
     x_blocks,
     more_blocks,
     weight_blocks,
     bias_O,
-    out_STO,
+    out_ZTO,
     num_rows,
     num_out,
     num_columns,
@@ -93,27 +93,27 @@ def product_kernel(
     first = split * split_columns
     last = min(first + split_columns, num_columns)
     if PREFETCH:
-        line: tl.constexpr = 1024 // weight_OK.dtype.element_ty.primitive_bitwidth
+        line: tl.constexpr = 1024 // weight_OI.dtype.element_ty.primitive_bitwidth
         lines = first + tl.arange(0, PREFETCH // line) * line
         last_row = num_out * 2 - 1 if GATED else num_out - 1
         rows = tl.minimum(weight_row_O, last_row)[:, None] * num_columns
-        prefetch_lines(weight_OK + rows + tl.minimum(lines, num_columns - 1)[None, :])
+        prefetch_lines(weight_OI + rows + tl.minimum(lines, num_columns - 1)[None, :])
     if PDL:
         cuda.gdc_wait()
     row_T = tl.arange(0, BLOCK_ROWS)
     is_row_1T = (first_row + row_T < num_rows)[None, :]
     is_out_O1 = (out_O < num_out)[:, None]
     if BY_COPY_ENGINE:
-        x_KT = x_blocks
-        weight_tile_OK = weight_blocks
+        x_IT = x_blocks
+        weight_tile_OI = weight_blocks
     else:
         x_row_T = first_row.to(tl.int64) * x_stride + row_T * x_stride
-        x_KT = x_TK + x_row_T[None, :] + inner[:, None]
-        weight_tile_OK = weight_OK + (weight_row_O * num_columns)[:, None] + inner[None, :]
-    rounded: tl.constexpr = x_TK.dtype.element_ty
+        x_IT = x_TI + x_row_T[None, :] + inner[:, None]
+        weight_tile_OI = weight_OI + (weight_row_O * num_columns)[:, None] + inner[None, :]
+    rounded: tl.constexpr = x_TI.dtype.element_ty
     if PAIRED:
         gate, up, more_gate, more_up = accumulate_pairs(
-            x_KT, more_blocks, weight_tile_OK, first_row, first_out, num_out, last,
+            x_IT, more_blocks, weight_tile_OI, first_row, first_out, num_out, last,
             columns_of_tile, BLOCK_ROWS, MORE_ROWS, BLOCK_K,
         )  # fmt: skip
         if PDL:
@@ -128,14 +128,14 @@ def product_kernel(
         more = gated(more_gate.to(rounded), more_up.to(rounded))
     else:
         total, more = accumulate(
-            x_KT, more_blocks, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first, last,
+            x_IT, more_blocks, weight_tile_OI, is_row_1T, is_out_O1, first_row, first_out, first, last,
             num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K, BY_COPY_ENGINE,
         )  # fmt: skip
         for folded in tl.static_range(1, NUM_FOLDED):
             first = folded * split_columns
             last = min(first + split_columns, num_columns)
             next_total, next_more = accumulate(
-                x_KT, more_blocks, weight_tile_OK, is_row_1T, is_out_O1, first_row, first_out, first,
+                x_IT, more_blocks, weight_tile_OI, is_row_1T, is_out_O1, first_row, first_out, first,
                 last, num_columns, BLOCK_OUT, BLOCK_ROWS, MORE_ROWS, BLOCK_K, EVEN_OUT, EVEN_K,
                 BY_COPY_ENGINE,
             )  # fmt: skip
@@ -150,11 +150,11 @@ def product_kernel(
             gate, up = tl.split(tl.permute(halves_2OT, (1, 2, 0)))
             total = gated(gate.to(rounded), up.to(rounded))
     store(
-        total, out_STO, split, first_row, num_rows, first_out, num_out, BLOCK_ROWS, columns_of_tile
+        total, out_ZTO, split, first_row, num_rows, first_out, num_out, BLOCK_ROWS, columns_of_tile
     )  # fmt: skip
     if MORE_ROWS > 0:
         store(
-            more, out_STO, split, first_row + BLOCK_ROWS, num_rows, first_out, num_out, MORE_ROWS,
+            more, out_ZTO, split, first_row + BLOCK_ROWS, num_rows, first_out, num_out, MORE_ROWS,
             columns_of_tile,
         )  # fmt: skip
 
@@ -167,8 +167,8 @@ def split_columns(num_columns: int, num_splits: int) -> int:
 
 
 def product(
-    x_TK: torch.Tensor,
-    weight_OK: torch.Tensor,
+    x_TI: torch.Tensor,
+    weight_OI: torch.Tensor,
     *,
     num_splits: int = 1,
     folded: bool = False,
@@ -178,60 +178,60 @@ def product(
     out_TO: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """`F.linear(x_TK, weight_OK, bias_O)`, the bias added before the one rounding.
+    """`F.linear(x_TI, weight_OI, bias_O)`, the bias added before the one rounding.
 
     One split: [T, O] in `out_dtype`, by default x's, or in `out_TO`, a tensor without gaps. More:
-    float32 sums of the splits [S, T, O], to be added in order by who reads them; no bias then. folded:
-    [1, T, O], the splits' sums already added in that order, which for many rows costs less than to
-    write them all.
+    float32 sums of the splits [Z, T, O], which the reader adds in order; no bias then. folded: [1,
+    T, O], the splits' sums added in that order, which for many rows costs less than writing all of
+    them.
     """
-    num_rows, num_out = len(x_TK), len(weight_OK)
-    _check(x_TK, weight_OK)
+    num_rows, num_out = len(x_TI), len(weight_OI)
+    _check(x_TI, weight_OI)
     if num_splits == 1 and not folded:
         if out_TO is None:
-            out_TO = x_TK.new_empty((num_rows, num_out), dtype=out_dtype or x_TK.dtype)
+            out_TO = x_TI.new_empty((num_rows, num_out), dtype=out_dtype or x_TI.dtype)
     else:
         assert bias_O is None, "the bias of a split product is added by its reader"
-        out_TO = x_TK.new_empty(
+        out_TO = x_TI.new_empty(
             (1 if folded else num_splits, num_rows, num_out), dtype=torch.float32
         )
     if num_rows:
         if tile is None:
-            tile = (folded_tiles_for if folded else tiles_for)(num_rows, x_TK.dtype)[0]
+            tile = (folded_tiles_for if folded else tiles_for)(num_rows, x_TI.dtype)[0]
         _launch(
-            x_TK, weight_OK, bias_O, out_TO, num_out, tile, pdl,
+            x_TI, weight_OI, bias_O, out_TO, num_out, tile, pdl,
             num_splits=num_splits, num_folded=num_splits if folded else 1, is_gated=False,
         )  # fmt: skip
     return out_TO
 
 
 def gated_product(
-    x_TK: torch.Tensor,
-    gate_up_weight_2FK: torch.Tensor,
+    x_TI: torch.Tensor,
+    gate_up_weight_2FI: torch.Tensor,
     *,
     tile: Tile | None = None,
     bias_2F: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """[T, F], the same bits as `activation.gated_silu(product(...))` of a weight [gate; up]."""
-    num_rows = len(x_TK)
-    size = gate_up_weight_2FK.shape[0] // 2
-    _check(x_TK, gate_up_weight_2FK)
-    out_TF = x_TK.new_empty((num_rows, size))
+    num_rows = len(x_TI)
+    size = gate_up_weight_2FI.shape[0] // 2
+    _check(x_TI, gate_up_weight_2FI)
+    out_TF = x_TI.new_empty((num_rows, size))
     if num_rows:
         if tile is None:
-            tile = gated_tiles_for(num_rows, x_TK.dtype)[0]
+            tile = gated_tiles_for(num_rows, x_TI.dtype)[0]
         _launch(
-            x_TK, gate_up_weight_2FK, bias_2F, out_TF, size, tile, pdl,
+            x_TI, gate_up_weight_2FI, bias_2F, out_TF, size, tile, pdl,
             num_splits=1, num_folded=1, is_gated=True,
         )  # fmt: skip
     return out_TF
 
 
-def _check(x_TK: torch.Tensor, weight_OK: torch.Tensor) -> None:
-    if weight_OK.shape[1] % 16:
-        raise ValueError(f"products take multiples of 16 input features, not {weight_OK.shape[1]}")
-    assert x_TK.shape[1] == weight_OK.shape[1] == weight_OK.stride(0) and x_TK.stride(1) == 1
+def _check(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> None:
+    if weight_OI.shape[1] % 16:
+        raise ValueError(f"products take multiples of 16 input features, not {weight_OI.shape[1]}")
+    assert x_TI.shape[1] == weight_OI.shape[1] == weight_OI.stride(0) and x_TI.stride(1) == 1
 
 
 def _is_aligned(*matrices: torch.Tensor) -> bool:
@@ -241,8 +241,8 @@ def _is_aligned(*matrices: torch.Tensor) -> bool:
 
 
 def _launch(
-    x_TK: torch.Tensor,
-    weight_OK: torch.Tensor,
+    x_TI: torch.Tensor,
+    weight_OI: torch.Tensor,
     bias_O: torch.Tensor | None,
     out: torch.Tensor,
     num_out: int,
@@ -253,22 +253,22 @@ def _launch(
     num_folded: int,
     is_gated: bool,
 ) -> None:
-    num_rows, num_columns = x_TK.shape
+    num_rows, num_columns = x_TI.shape
     split_width = split_columns(num_columns, num_splits)
-    if tile.by_warpgroups and _is_aligned(x_TK, weight_OK):
+    if tile.by_warpgroups and _is_aligned(x_TI, weight_OI):
         from eyas.kernels import gemm_warpgroups  # a language that not every Triton has
 
         assert num_folded == 1, "tiles by warpgroups fold no sums"
         gemm_warpgroups.launch(
-            x_TK, weight_OK, bias_O, out, num_out, tile, split_width,
+            x_TI, weight_OI, bias_O, out, num_out, tile, split_width,
             num_splits=num_splits, is_gated=is_gated, pdl=pdl,
         )  # fmt: skip
         return
     if tile.by_warpgroups:
-        tile = (gated_tiles_for if is_gated else tiles_for)(num_rows, x_TK.dtype)[0]
+        tile = (gated_tiles_for if is_gated else tiles_for)(num_rows, x_TI.dtype)[0]
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
     is_high_enough = columns_of_tile >= LEAST_OUT  # for the instruction, half of a tile alone too
-    by_copy_engine = tile.by_copy_engine and is_high_enough and _is_aligned(x_TK, weight_OK)
+    by_copy_engine = tile.by_copy_engine and is_high_enough and _is_aligned(x_TI, weight_OI)
     more_rows = tile.more_rows if by_copy_engine else 0
     row_tiles = -(-num_rows // (tile.block_rows + more_rows))
     num_groups = -(-row_tiles // GROUP_ROW_TILES)
@@ -276,14 +276,14 @@ def _launch(
     num_planes = num_groups * (1 if num_folded > 1 else num_splits)
     x_blocks, more_blocks, weight_blocks = None, None, None
     if by_copy_engine:
-        x_blocks = TensorDescriptor.from_tensor(x_TK, [tile.block_rows, tile.block_k])
+        x_blocks = TensorDescriptor.from_tensor(x_TI, [tile.block_rows, tile.block_k])
         block_shape = [columns_of_tile, tile.block_k]
-        weight_blocks = TensorDescriptor.from_tensor(weight_OK, block_shape)
+        weight_blocks = TensorDescriptor.from_tensor(weight_OI, block_shape)
     if more_rows:
-        more_blocks = TensorDescriptor.from_tensor(x_TK, [more_rows, tile.block_k])
+        more_blocks = TensorDescriptor.from_tensor(x_TI, [more_rows, tile.block_k])
     product_kernel[(group_tiles, -(-num_out // columns_of_tile), num_planes)](
-        x_TK,
-        weight_OK,
+        x_TI,
+        weight_OI,
         x_blocks,
         more_blocks,
         weight_blocks,
@@ -293,7 +293,7 @@ def _launch(
         num_out,
         num_columns,
         split_width,
-        x_TK.stride(0),
+        x_TI.stride(0),
         group_tiles,
         num_groups,
         BLOCK_OUT=tile.block_out,

@@ -1,9 +1,9 @@
-"""What a program of a product does with a tile: sum it up, and put it in its place.
+"""The steps of a product's program: sum a tile and store it.
 
-Promises: sums run over ascending columns in float32, whatever the tile and the way it is loaded.
-Does not know: which tile is whose (`gemm.product_kernel`).
+Promises: sums run over ascending columns in float32, whatever the tile and however it is loaded.
+Does not know: which tile a program has (`gemm.product_kernel`).
 
-Legend: T rows, O output features, K input features (the contraction), S splits of K.
+Legend: T rows, O output features, I input features (the contraction), Z splits of I.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def prefetch_lines(pointers):
 
 @triton.jit
 def zeros(BLOCK_OUT: tl.constexpr, ROWS: tl.constexpr):
-    """A sum to begin with; of no rows it is one that nobody looks at."""
+    """The initial sum; with no rows a dummy that is not read."""
     rows: tl.constexpr = ROWS if ROWS > 0 else 1
     return tl.zeros((BLOCK_OUT, rows), dtype=tl.float32)
 
 
 @triton.jit
 def accumulate(
-    x_KT,
-    more_KT,
-    weight_OK,
+    x_IT,
+    more_IT,
+    weight_OI,
     is_row_1T,
     is_out_O1,
     first_row,
@@ -57,22 +57,22 @@ def accumulate(
     total, more = zeros(BLOCK_OUT, BLOCK_ROWS), zeros(BLOCK_OUT, MORE_ROWS)
     for start in tl.range(first, last, BLOCK_K):
         if BY_COPY_ENGINE:
-            x = x_KT.load([first_row, start]).T
-            weight = weight_OK.load([first_out, start])
+            x = x_IT.load([first_row, start]).T
+            weight = weight_OI.load([first_out, start])
         elif EVEN_K:
-            x = tl.load(x_KT + start, mask=is_row_1T, other=0.0)
+            x = tl.load(x_IT + start, mask=is_row_1T, other=0.0)
             if EVEN_OUT:
-                weight = tl.load(weight_OK + start)
+                weight = tl.load(weight_OI + start)
             else:
-                weight = tl.load(weight_OK + start, mask=is_out_O1, other=0.0)
+                weight = tl.load(weight_OI + start, mask=is_out_O1, other=0.0)
         else:
             is_column = start + tl.arange(0, BLOCK_K) < num_columns
-            x = tl.load(x_KT + start, mask=is_row_1T & is_column[:, None], other=0.0)
+            x = tl.load(x_IT + start, mask=is_row_1T & is_column[:, None], other=0.0)
             is_weight = is_out_O1 & is_column[None, :]
-            weight = tl.load(weight_OK + start, mask=is_weight, other=0.0)
+            weight = tl.load(weight_OI + start, mask=is_weight, other=0.0)
         total = tl.dot(weight, x, total, input_precision="ieee")
         if MORE_ROWS > 0:
-            more_x = more_KT.load([first_row + BLOCK_ROWS, start]).T
+            more_x = more_IT.load([first_row + BLOCK_ROWS, start]).T
             more = tl.dot(weight, more_x, more, input_precision="ieee")
     return total, more
 
@@ -111,7 +111,7 @@ def accumulate_pairs(
 @triton.jit
 def store(
     total,
-    out_STO,
+    out_ZTO,
     split,
     first_row,
     num_rows,
@@ -120,12 +120,12 @@ def store(
     ROWS: tl.constexpr,
     OUT: tl.constexpr,
 ):
-    """float32 [OUT, ROWS] to its place."""
+    """Store float32 [OUT, ROWS] to the rows and columns of the tile."""
     row_T, out_O = first_row + tl.arange(0, ROWS), first_out + tl.arange(0, OUT)
     out_row_T = (split.to(tl.int64) * num_rows + row_T) * num_out
-    out_TO = out_STO + out_row_T[:, None] + out_O[None, :]
+    out_TO = out_ZTO + out_row_T[:, None] + out_O[None, :]
     is_inside_TO = (row_T < num_rows)[:, None] & (out_O < num_out)[None, :]
-    tl.store(out_TO, tl.trans(total).to(out_STO.dtype.element_ty), mask=is_inside_TO)
+    tl.store(out_TO, tl.trans(total).to(out_ZTO.dtype.element_ty), mask=is_inside_TO)
 
 
 @triton.jit

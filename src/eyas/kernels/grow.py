@@ -1,11 +1,11 @@
-"""A level of a draft tree into its pool, and the best of the pool as a tree: one program a sequence.
+"""The kernels of `ops.add_level` and `ops.keep_best`: one program a sequence.
 
-Promises: the same candidates in the same order as draft/grow.py finds with torch operations; ties go
-to the candidate that was found first; every entry of the results is written, padding included.
+Promises: the same candidates in the same order as the torch bodies of `ops` find; ties go to the
+candidate that was found first; every entry of the results is written, padding included.
 Does not know: logits, networks, where the pool's storage comes from.
 
-Legend: B sequences, K frontier nodes, C children a node, E candidates of a level (K * C), P entries of
-a pool, D draft tokens on the way to a node, W nodes of the tree.
+Legend: B sequences, Q frontier nodes, J children a node, E candidates of a level (Q * J), X entries of
+a pool, P draft tokens from below the root to a node, W nodes of the tree.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def add_level(
     KEEP: tl.constexpr, KEEP_PADDED: tl.constexpr, PATH_BLOCKS: tl.constexpr, PATH_BLOCK: tl.constexpr,
     IS_SORTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence): candidates into the pool from `start` on, the KEEP best as next frontier.
-    What has no path (PATH_BLOCKS is 0) is a root: its score is 0 and it has no place."""
+    """Program (sequence): write candidates to the pool from `start` on; the KEEP best are the next
+    frontier. Nodes without a path (PATH_BLOCKS is 0) are roots, whose score is 0 and whose place is
+    -1."""
     enter(PDL)
     NUM: tl.constexpr = WIDTH * CHILDREN
     b = tl.program_id(0).to(tl.int64)
@@ -80,7 +81,8 @@ def add_level(
 
 @triton.jit
 def _threshold(height, wanted):
-    """The largest number that at least `wanted` of the heights (uint32) reach, two bits a round."""
+    """The largest number that at least `wanted` of the heights (uint32) reach, found two bits a
+    round."""
     found = wanted.to(tl.uint32) * 0
     for i in tl.static_range(16):
         first = found | (1 << (30 - 2 * i))
@@ -146,8 +148,8 @@ def keep_best(
 
 
 def extend(
-    tokens_BKC: torch.Tensor,
-    scores_BKC: torch.Tensor,
+    tokens_BQJ: torch.Tensor,
+    scores_BQJ: torch.Tensor,
     frontier: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     pool: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     start: int,
@@ -155,16 +157,16 @@ def extend(
     *,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Children of a frontier into the pool. Reference: draft/grow.py, `Pool.add` on a CPU.
+    """Children of a frontier into the pool. Reference: `ops.add_level.by_torch`.
 
-    frontier: places [B, K], scores [B, K], paths [B, K, D] as in `Frontier`; of roots (D = 0) only the
-    shapes count. pool: tokens, scores and parents [B, P], filled up to `start`. Returns the next
+    frontier: places [B, Q], scores [B, Q], paths [B, Q, P] as in `Frontier`; of roots (D = 0) only the
+    shapes count. pool: tokens, scores and parents [B, X], filled up to `start`. Returns the next
     frontier's three, and [B, keep] the index of each one's parent in the old frontier.
     """
-    num, width, num_children = tokens_BKC.shape
+    num, width, num_children = tokens_BQJ.shape
     above_places, above_scores, above_paths = frontier
     pool_tokens, pool_scores, pool_parents = pool
-    device, depth, entries = tokens_BKC.device, above_paths.shape[2], width * num_children
+    device, depth, entries = tokens_BQJ.device, above_paths.shape[2], width * num_children
     is_sorted = width == 1 and keep == num_children
     keep = min(keep, entries)
     places = torch.empty((num, keep), dtype=torch.int64, device=device)
@@ -175,7 +177,7 @@ def extend(
         padded = triton.next_power_of_2(entries)
         options = launch_options(pdl)
         add_level[(num,)](
-            tokens_BKC.contiguous(), scores_BKC.contiguous(), above_scores.contiguous(),
+            tokens_BQJ.contiguous(), scores_BQJ.contiguous(), above_scores.contiguous(),
             above_places.contiguous(), above_paths.contiguous(),
             pool_tokens, pool_scores, pool_parents, places, scores, parents, paths,
             start, pool_tokens.shape[1], depth,
@@ -196,7 +198,7 @@ def finish(
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens [B, W], parents [B, W] and sizes [B] of the trees of the best `nodes` - 1 of the first
-    `size` entries of the pool. Reference: draft/grow.py, `Pool.tree` on a CPU."""
+    `size` entries of the pool. Reference: `ops.keep_best.by_torch`."""
     pool_tokens, pool_scores, pool_parents = pool
     num, capacity = pool_tokens.shape
     width, device = 1 + min(nodes - 1, size), pool_tokens.device

@@ -1,7 +1,6 @@
-"""Where tokens enter a draft head: embedding rows normalised and put beside features, in one kernel.
+"""The kernel of `ops.join`: embedding rows, optionally normalised, beside features.
 
-Promises: the numbers of `models.heads.network.DraftHead.forward` before its first product; a row's bits
-depend on its own token and feature alone.
+Promises: the numbers of `ops.join`; a row's bits depend on its own token and feature alone.
 Does not know: vocabularies (a token must be a row of the embedding), trees.
 
 Legend: T rows, V vocabulary, D width of an embedding, F width of a feature, W = D + F.
@@ -92,8 +91,8 @@ def join(
     """Embedding and feature of each row side by side in `out_TW`, which is returned.
 
     A weight normalises its half by RMS; None copies it. zero_first: zeros for the embedding of rows
-    whose position is at most 1. Rows of features and output may stand apart. The reference is the
-    beginning of `models.heads.network.DraftHead.forward`.
+    whose position is at most 1. Rows of features and output may stand apart. The reference is
+    `ops.join.by_torch`.
     """
     num_rows, feature_size = features_TF.shape
     embedding_size = embedding_VD.shape[1]

@@ -1,6 +1,6 @@
-"""Programmatic dependent launch: a kernel that is set up while the one before it ends.
+"""Programmatic dependent launch: a kernel starts while the kernel before it ends.
 
-Promises: after `enter`, what the kernel before wrote can be read, and memory can be written.
+Promises: after `enter`, the results of the kernel before can be read, and memory can be written.
 Does not know: what kernels compute.
 """
 
@@ -14,13 +14,13 @@ _EARLY = {"launch_pdl": True}
 
 
 def launch_options(pdl: bool) -> dict[str, bool]:
-    """What a launch is told of programmatic dependent launch; nothing where it is not wanted."""
+    """Return the options of a launch with or without programmatic dependent launch."""
     return _EARLY if pdl else _EAGER
 
 
 @triton.jit
 def enter(PDL: tl.constexpr):
-    """The next kernel may be set up; what the one before wrote can be read from here on."""
+    """Let the next kernel start, and wait for the results of the kernel before."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -1,16 +1,15 @@
-"""The rows of one more level of trees that grow: tokens, places, the tree so far, the parents' states.
+"""The kernel of `ops.level_rows`: tokens, positions, tree so far and parents' states of one more level.
 
-Promises: one launch, one program a row. The inner nodes of a tree are numbered level after level, K of
-them each, the root first; their slots are the scratch slots of their seat, in that order.
+Promises: one launch, one program a row. The inner nodes of a tree are numbered level after level, K
+of them each, the root first; their slots are the scratch slots of their seat, in that order.
 Does not know: how candidates were ranked, what a state is.
 
-Legend: B sequences, K nodes of a level, R rows (B * K), D draft tokens on the way to a node, W inner
-nodes down to this level (1 + depth * K), F size of a state, A seats, C columns (positions), X numbers.
+Legend: B sequences, Q nodes of a level, R rows (B * Q), P draft tokens from below the root to a node, W
+inner nodes down to this level (1 + depth * Q), F size of a state, A seats, C columns (positions), X
+numbers.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -20,28 +19,9 @@ from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.rows import empty_numbers, with_rows
 
 _BLOCK = 2048
+_NUM_ROW_FIELDS, _NUM_NODE_FIELDS = 6, 3
 _NUMBERS = ("depth", "first_scratch", "per_seat", "padded_rows", "max_position")
 _STRIDES = ("node_slots_stride", "table_slots_stride")
-
-
-class LevelRows(NamedTuple):
-    """Of each row: its token; its position, and the same in the range of a rotary table; its slot; its
-    sequence and own number."""
-
-    tokens_R: torch.Tensor
-    position_R: torch.Tensor
-    positions_R: torch.Tensor
-    write_slots_R: torch.Tensor
-    sequence_R: torch.Tensor
-    rows_R: torch.Tensor
-
-
-class Grids(NamedTuple):
-    """Of each inner node down to this level: its row (-1 above this level), its slot, its parent."""
-
-    rows_BW: torch.Tensor
-    slots_BW: torch.Tensor
-    parents_BW: torch.Tensor
 
 
 @triton.jit(
@@ -109,8 +89,8 @@ def level_rows(
     seats_B: torch.Tensor,
     roots_B: torch.Tensor,
     node_slots_BW: torch.Tensor,
-    paths_BKD: torch.Tensor,
-    above_BK: torch.Tensor,
+    paths_BQP: torch.Tensor,
+    above_BQ: torch.Tensor,
     parents_BW: torch.Tensor | None,
     states_RF: torch.Tensor | None,
     slots_AC: torch.Tensor,
@@ -119,31 +99,24 @@ def level_rows(
     max_position: int,
     *,
     pdl: bool = False,
-) -> tuple[LevelRows, Grids | None, torch.Tensor | None]:
-    """The rows of the level at depth D of each tree, its grids, and for each row its parent's state.
-    Reference: draft/tree.py, `TreeDrafter._below` on a CPU.
-
-    node_slots_BW: the first column, the roots' slots, is read. above_BK: the index of each node's
-    parent in the level above. parents_BW: the grid of the level above; None below the roots.
-    states_RF: of the level above, one a sequence below the roots. With K = 1 the trees are chains:
-    they have no grids, their states are what they were, and each slot is put into the column of its
-    position in slots_AC.
-    """
-    num, topk, depth = paths_BKD.shape
-    device = paths_BKD.device
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...] | None, torch.Tensor | None]:
+    """The fields of `LevelRows` and of `InnerNodes` (None for chains), and each row's state.
+    Reference: `ops.level_rows.by_torch`, whose arguments these are."""
+    num, topk, depth = paths_BQP.shape
+    device = paths_BQP.device
     num_rows, width, is_chain = num * topk, 1 + depth * topk, topk == 1
-    numbers_XR = empty_numbers(len(LevelRows._fields), num_rows, device)
+    numbers_XR = empty_numbers(_NUM_ROW_FIELDS, num_rows, device)
     grids, above_RF, below_RF, size = None, numbers_XR, states_RF, 0
     if not is_chain:
         assert depth == 1 or parents_BW is not None
-        grids = torch.empty((len(Grids._fields), num, width), dtype=torch.int64, device=device)
+        grids = torch.empty((_NUM_NODE_FIELDS, num, width), dtype=torch.int64, device=device)
         if states_RF is not None:
             above_RF, size = with_rows(states_RF), states_RF.shape[1]
             below_RF = torch.empty((num_rows, size), dtype=states_RF.dtype, device=device)
     if num_rows:
         level_kernel[(num, topk)](
-            seats_B, roots_B, node_slots_BW, paths_BKD.contiguous(), above_BK.contiguous(),
-            above_BK if parents_BW is None else parents_BW.contiguous(), above_RF, slots_AC,
+            seats_B, roots_B, node_slots_BW, paths_BQP.contiguous(), above_BQ.contiguous(),
+            above_BQ if parents_BW is None else parents_BW.contiguous(), above_RF, slots_AC,
             numbers_XR, numbers_XR if grids is None else grids,
             numbers_XR if below_RF is None else below_RF,
             depth, first_scratch, per_seat, numbers_XR.stride(0), max_position,
@@ -152,5 +125,4 @@ def level_rows(
             size, min(_BLOCK, triton.next_power_of_2(max(size, 1))), pdl,
             num_warps=4 if size else 1, **launch_options(pdl),
         )  # fmt: skip
-    named = None if grids is None else Grids(*grids.unbind(0))
-    return LevelRows(*numbers_XR.unbind(0)), named, below_RF
+    return numbers_XR.unbind(0), None if grids is None else grids.unbind(0), below_RF

@@ -1,10 +1,10 @@
-"""Where the last tokens of a text stood before, and what followed: prompt lookup in two launches.
+"""The kernels of `ops.lookup`: prompt lookup in two launches.
 
-Promises: the same proposals as draft/ngram.py finds with torch operations: of all earlier places the
+Promises: the same proposals as `ops.lookup.by_torch`: of all earlier places the
 longest match wins, then the latest. Texts are read where they are, and past a text's end nothing is.
 Does not know: drafters, what a proposal is good for.
 
-Legend: A seats, C columns (positions), B sequences, S chunks of columns, W nodes.
+Legend: A seats, C columns (positions), B sequences, Z chunks of columns, W nodes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def propose(
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens [B, W], parents [B, W] and sizes [B] (1 or W) of the chains that prompt lookup proposes.
-    Reference: draft/ngram.py, `NgramDrafter.propose` on a CPU.
+    Reference: `ops.lookup.by_torch`.
 
     num_columns: bound of all lengths. roots_B: position of each sequence's last token.
     """
@@ -92,14 +92,14 @@ def propose(
     if not num:
         return tokens_BW, parents_BW, sizes_B
     num_chunks = triton.cdiv(num_columns, _BLOCK)
-    keys_BS = torch.empty((num, num_chunks), dtype=torch.int64, device=device)
+    keys_BZ = torch.empty((num, num_chunks), dtype=torch.int64, device=device)
     stride, options = history_AC.stride(0), launch_options(pdl)
     find[(num, num_chunks)](
-        history_AC, seats_B, roots_B, keys_BS, stride, num_columns, num_chunks,
+        history_AC, seats_B, roots_B, keys_BZ, stride, num_columns, num_chunks,
         max_match, _BLOCK, pdl, num_warps=4, **options,
     )  # fmt: skip
     follow[(num,)](
-        history_AC, seats_B, roots_B, keys_BS, tokens_BW, parents_BW, sizes_B,
+        history_AC, seats_B, roots_B, keys_BZ, tokens_BW, parents_BW, sizes_B,
         stride, num_columns, num_chunks, min_match, width,
         triton.next_power_of_2(num_chunks), triton.next_power_of_2(width), pdl,
         num_warps=1, **options,

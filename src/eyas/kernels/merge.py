@@ -1,8 +1,8 @@
-"""One draft tree's nodes into another's: one program a sequence, one node after the other.
+"""The kernel of `ops.merge_trees`: one program a sequence, one node after the other.
 
-Promises: the same nodes at the same places as draft/blend.py's loop over torch operations finds, entry
+Promises: the same nodes at the same places as `ops.merge_trees.by_torch` finds, entry
 by entry, padding included.
-Does not know: who proposed the trees.
+Does not know: which drafter proposed the trees.
 
 Legend: B sequences, W nodes.
 """
@@ -24,8 +24,8 @@ def add_tree(
     new_tokens_stride, new_parents_stride, source, old_width, width,
     NEW_WIDTH: tl.constexpr, NEW_PADDED: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (sequence): the merged tree stays in registers while the other's nodes come by.
-    place_W: where in the merged tree each of the other's nodes is, -1 where it is not."""
+    """Program (sequence): keep the merged tree in registers and add the new nodes one by one.
+    place_W: the node of the merged tree for each new node, -1 if there is none."""
     enter(PDL)
     b = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
@@ -71,11 +71,11 @@ def merge_trees(
     *,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, parents, sources [B, width] and sizes [B] of the merged trees. Reference: draft/blend.py,
-    `merge` on a CPU.
+    """Tokens, parents, sources [B, width] and sizes [B] of the merged trees. Reference:
+    `ops.merge_trees.by_torch`.
 
     old: tokens, parents, sources [B, W] and sizes [B], W at most `width`. new: tokens, parents and
-    sizes of the trees whose nodes are added, as `source`'s, as far as there is room. Rows may be views
+    sizes of the trees whose nodes are added, with this `source`, while they fit. Rows may be views
     (a chain's parents are one row for all).
     """
     old_rows, new_rows = [_rows(each) for each in old[:3]], [_rows(each) for each in new[:2]]
@@ -97,7 +97,7 @@ def merge_trees(
 
 
 def _rows(values_BW: torch.Tensor) -> torch.Tensor:
-    """The same numbers, those of a row side by side."""
+    """Return the grid with contiguous rows."""
     if values_BW.stride(1) == 1 or values_BW.shape[1] == 1:
         return values_BW
     return values_BW.contiguous()

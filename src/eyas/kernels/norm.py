@@ -1,11 +1,11 @@
-"""Adding to the residual stream and the RMS norm that follows, in one pass over a row.
+"""The kernel of `ops.add_norm`: add to the residual stream and normalise it, in one pass over a row.
 
 Promises: a row's bits depend on that row alone: one program a row, whose sums run in an order that the
 row's width alone decides. The new residual is rounded once and normalised as rounded; parts of a
 product are added in ascending order.
-Does not know: what made the parts.
+Does not know: which product made the parts.
 
-Legend: T rows, D width of a row, S parts of a split product.
+Legend: T rows, D width of a row, Z parts of a split product.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def normalized(x, weight, size, epsilon, HAS_WEIGHT: tl.constexpr):
 @triton.jit
 def add_norm_kernel(
     residual_TD,
-    parts_STD,
+    parts_ZTD,
     weight_D,
     new_residual_TD,
     out_TD,
@@ -58,7 +58,7 @@ def add_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     residual = tl.load(residual_TD + row * residual_stride + columns, mask=is_inside, other=0.0)
     if NUM_PARTS > 0:
-        part_row = parts_STD + row * part_row_stride + columns
+        part_row = parts_ZTD + row * part_row_stride + columns
         added = tl.load(part_row, mask=is_inside, other=0.0).to(tl.float32)
         for _part in tl.static_range(1, NUM_PARTS):
             part_row += part_stride
@@ -80,9 +80,9 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The new residual [T, D], and its norm [T, D].
 
-    parts: [T, D] in the model's type, or float32 [S, T, D] as `gemm.product` leaves them; None is
-    nothing to add: the residual is then returned as it is. weight_D None: no weight. The reference:
-    `residual + parts.sum(0)`, rounded once, and `layers.norm.RMSNorm`. Rows may stand apart.
+    parts: [T, D] in the model's type, or float32 [Z, T, D] as `gemm.product` leaves them; None is
+    nothing to add: the residual is then returned as it is. weight_D None: no weight. The reference is
+    `ops.add_norm.by_torch`. Rows may stand apart.
     """
     num_rows, size = residual_TD.shape
     new_residual_TD, num_parts, part_stride, part_row_stride = residual_TD, 0, 0, 0
@@ -122,7 +122,7 @@ def norm(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """[T, D] normalised; the reference is `layers.norm.RMSNorm`."""
+    """[T, D] normalised; the reference is `normalized` of ops/add_norm.py."""
     return add_norm(x_TD, None, weight_D, epsilon, pdl=pdl)[1]
 
 

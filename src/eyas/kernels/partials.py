@@ -1,9 +1,9 @@
-"""Partial results of rows: in memory between the launch that makes them and their merging.
+"""Partial results of rows, in memory between the launch that writes them and the one that merges them.
 
-Promises: a line of a tile that is nobody's is neither stored nor loaded.
-Does not know: which keys a partial result is of, in what order they are merged.
+Promises: a line of a tile without a row is neither stored nor loaded.
+Does not know: the keys of a partial result, the order of merging.
 
-Legend: T rows, N query heads, H head dim, U partial results of a row, M lines of a tile.
+Legend: T rows, N query heads, H head dim, Z partial results of a row, M lines of a tile.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from eyas.kernels.softmax import merge
 
 @triton.jit
 def keep(
-    states_TNU2,
-    values_TNUH,
+    states_TNZ2,
+    values_TNZH,
     place_M,
     top_M,
     sum_M,
@@ -28,9 +28,9 @@ def keep(
 ):
     """Store a partial result. place_M: its number over all rows and heads."""
     inner_1H = tl.arange(0, INNER)[None, :]
-    tl.store(states_TNU2 + place_M * 2, top_M, mask=is_line)
-    tl.store(states_TNU2 + place_M * 2 + 1, sum_M, mask=is_line)
-    place_MH = values_TNUH + place_M[:, None] * HEAD_DIM + inner_1H
+    tl.store(states_TNZ2 + place_M * 2, top_M, mask=is_line)
+    tl.store(states_TNZ2 + place_M * 2 + 1, sum_M, mask=is_line)
+    place_MH = values_TNZH + place_M[:, None] * HEAD_DIM + inner_1H
     tl.store(place_MH, value_MH, mask=is_line[:, None] & (inner_1H < HEAD_DIM))
 
 
@@ -39,18 +39,18 @@ def merge_kept(
     top_M,
     sum_M,
     value_MH,
-    states_TNU2,
-    values_TNUH,
+    states_TNZ2,
+    values_TNZH,
     place_M,
     is_there,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """A partial result merged into what came before it; none where it is not there."""
+    """Merge a stored partial result into the one before it, where there is one."""
     inner_1H = tl.arange(0, INNER)[None, :]
     is_wanted = is_there[:, None] & (inner_1H < HEAD_DIM)
-    place_MH = values_TNUH + place_M[:, None] * HEAD_DIM + inner_1H
-    own_top_M = tl.load(states_TNU2 + place_M * 2, mask=is_there, other=float("-inf"))
-    own_sum_M = tl.load(states_TNU2 + place_M * 2 + 1, mask=is_there, other=0.0)
+    place_MH = values_TNZH + place_M[:, None] * HEAD_DIM + inner_1H
+    own_top_M = tl.load(states_TNZ2 + place_M * 2, mask=is_there, other=float("-inf"))
+    own_sum_M = tl.load(states_TNZ2 + place_M * 2 + 1, mask=is_there, other=0.0)
     own_value_MH = tl.load(place_MH, mask=is_wanted, other=0.0)
     return merge(top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH)

@@ -1,10 +1,10 @@
-"""What all layers of a forward share: where its rows stand in their trees.
+"""Positions and paths of tree nodes, which all layers of a forward pass share.
 
-Promises: one launch a forward. Slots of a node's path are kept backwards, its own first: the key at
-position p of a node at position n stands at n - p, however deep the node is.
+Promises: one launch a forward pass. Slots of a node's path are stored backwards, its own first: the
+key at position p of a node at position n is at n - p, however deep the node is.
 Does not know: heads, layers.
 
-Legend: B sequences, W nodes of a tree, D steps up a path, T rows of the forward.
+Legend: B sequences, W nodes of a tree, P steps up a path, T rows of the forward.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def node_paths_kernel(
     node_slots_BW,
     positions_BW,
     nodes_T,
-    paths_BWD,
+    paths_BWP,
     num_nodes,
     num_rows,
     WIDTH: tl.constexpr,
@@ -49,7 +49,7 @@ def node_paths_kernel(
             source = b * num_nodes + above_W
             slot_W = tl.load(node_slots_BW + source, mask=is_above, other=0)
             parent_W = tl.load(parents_BW + source, mask=is_above, other=-1)
-            tl.store(paths_BWD + at_W * num_nodes + step, slot_W, mask=is_above)
+            tl.store(paths_BWP + at_W * num_nodes + step, slot_W, mask=is_above)
             depth_W += is_above.to(tl.int64)
             above_W = parent_W
             step += 1
@@ -68,7 +68,7 @@ def node_paths(
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """positions_BW of the nodes that have a row (-1 for others), nodes_T = the flat index of each row's
-    node (-1 where there is none; as many rows as nodes are one each), paths_BWD of a tree: slots from
+    node (-1 where there is none; as many rows as nodes are one each), paths_BWP of a tree: slots from
     each node up to its root.
 
     Reference: `node_paths` in tests/kernels/test_attention_paths.py.
@@ -80,10 +80,10 @@ def node_paths(
     nodes_T = torch.empty((num_rows,), dtype=torch.int64, device=device)
     if num_rows != num * width:
         nodes_T.fill_(-1)
-    paths_BWD = None
+    paths_BWP = None
     if parents_BW is not None:
         parents_BW, node_slots_BW = parents_BW.contiguous(), node_slots_BW.contiguous()
-        paths_BWD = torch.empty((num, width, width), dtype=torch.int64, device=device)
+        paths_BWP = torch.empty((num, width, width), dtype=torch.int64, device=device)
     node_paths_kernel[(num,)](
         rows_BW,
         roots_B,
@@ -91,7 +91,7 @@ def node_paths(
         node_slots_BW,
         positions_BW,
         nodes_T,
-        positions_BW if paths_BWD is None else paths_BWD,
+        positions_BW if paths_BWP is None else paths_BWP,
         width,
         num_rows,
         WIDTH=triton.next_power_of_2(width),
@@ -100,4 +100,4 @@ def node_paths(
         num_warps=1 if width <= 32 else 4,
         **launch_options(pdl),
     )
-    return positions_BW, nodes_T, paths_BWD
+    return positions_BW, nodes_T, paths_BWP

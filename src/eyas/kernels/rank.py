@@ -1,4 +1,4 @@
-"""The best next tokens of logits rows, by probability or by probability and the target's noise.
+"""The kernels of `ops.rank`: the best next tokens, by probability or by probability and noise.
 
 Promises: best first, ties to the lowest id; a row's result depends on its logits, its sequence's
 parameters and its position, whatever else is in the call; ids are always ids of the vocabulary.
@@ -8,7 +8,7 @@ One pass over the logits leaves the best score of every group of neighbouring id
 the C groups whose best score is highest (of equal groups the first), so a second kernel ranks groups,
 looks at their ids again, and ranks those.
 
-Legend: R rows, U candidates (a draft vocabulary), C children, B sequences, G groups, E entries.
+Legend: R rows, U candidates (a draft vocabulary), J children, B sequences, Z groups, E entries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _LARGEST = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit
 def key_of(score, index):
-    """int64 by whose size scores are ordered, of equal ones the lower index first."""
+    """int64 keys that are ordered as the scores are; of equal scores the lower index has the larger
+    key."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
@@ -35,20 +36,20 @@ def key_of(score, index):
 
 @triton.jit
 def score_of(key):
-    """The score that a key was made of."""
+    """The score of a key."""
     ordered = (key >> 32).to(tl.int32)
     return tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def index_of(key):
-    """The index that a key was made of."""
+    """The index of a key."""
     return 0x7FFFFFFF - (key & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit
 def largest(keys_E, NUM: tl.constexpr, NUM_PADDED: tl.constexpr):
-    """The NUM largest of different keys, in order, then the lowest number there is."""
+    """The NUM largest of distinct keys in descending order, padded with LOWEST."""
     column = tl.arange(0, NUM_PADDED)
     found = tl.full((NUM_PADDED,), LOWEST, tl.int64)
     for i in range(NUM):
@@ -60,17 +61,17 @@ def largest(keys_E, NUM: tl.constexpr, NUM_PADDED: tl.constexpr):
 
 @triton.jit
 def _noise(
-    target_ids, first_J, id_JG, is_real_JG, position, seed, choice,
+    target_ids, first_J, id_JZ, is_real_JZ, position, seed, choice,
     HAS_TARGET: tl.constexpr, J: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """[J, GROUP] noise of groups of ids that begin at first_J: Philox4x32-10 with counter (position,
     id // 4, choice, 0); where ids are the target's own, four neighbours share one call."""
     if HAS_TARGET:
-        target_JG = tl.load(target_ids + id_JG, mask=is_real_JG, other=0).to(tl.int32)
-        zero = tl.zeros_like(target_JG)
-        position_JG, choice_JG = zero + position.to(tl.int32), zero + choice.to(tl.int32)
-        w0, w1, w2, w3 = tl.philox(seed, position_JG, target_JG // 4, choice_JG, zero)
-        lane = target_JG % 4
+        target_JZ = tl.load(target_ids + id_JZ, mask=is_real_JZ, other=0).to(tl.int32)
+        zero = tl.zeros_like(target_JZ)
+        position_JZ, choice_JZ = zero + position.to(tl.int32), zero + choice.to(tl.int32)
+        w0, w1, w2, w3 = tl.philox(seed, position_JZ, target_JZ // 4, choice_JZ, zero)
+        lane = target_JZ % 4
         low = tl.where(lane == 0, w0, w1)
         high = tl.where(lane == 2, w2, w3)
         words = tl.where(lane < 2, low, high)
@@ -91,26 +92,26 @@ def _scores(
 ):  # fmt: skip
     """Scores [J, GROUP] of a row before their softmax, the ids, and which of them exist. What is not
     a number may never be chosen."""
-    id_JG = first_J[:, None] + tl.arange(0, GROUP)[None, :]
-    is_real_JG = is_real_J[:, None] & (id_JG < num_candidates)
+    id_JZ = first_J[:, None] + tl.arange(0, GROUP)[None, :]
+    is_real_JZ = is_real_J[:, None] & (id_JZ < num_candidates)
     start = logits + row.to(tl.int64) * stride
-    x_JG = tl.load(start + id_JG, mask=is_real_JG, other=float("-inf")).to(tl.float32)
-    x_JG = tl.where(x_JG == x_JG, x_JG, float("-inf"))
+    x_JZ = tl.load(start + id_JZ, mask=is_real_JZ, other=float("-inf")).to(tl.float32)
+    x_JZ = tl.where(x_JZ == x_JZ, x_JZ, float("-inf"))
     if HAS_TEMPERATURE:
         of = tl.load(sequence + row)
         heat = tl.load(temperature + of * temperature_stride).to(tl.float32)
         if heat > 0:
-            x_JG = x_JG / heat
+            x_JZ = x_JZ / heat
             if HAS_NOISE:
-                noise_JG = _noise(
-                    target_ids, first_J, id_JG, is_real_JG, tl.load(position + row),
+                noise_JZ = _noise(
+                    target_ids, first_J, id_JZ, is_real_JZ, tl.load(position + row),
                     tl.load(seed + of * seed_stride), tl.load(choice + of * choice_stride),
                     HAS_TARGET, J, GROUP,
                 )  # fmt: skip
                 trust = tl.load(beta + of * beta_stride).to(tl.float32)
-                never = x_JG == float("-inf")
-                x_JG = tl.where(never, x_JG, trust * (x_JG + noise_JG))
-    return tl.minimum(x_JG, _LARGEST), id_JG, is_real_JG
+                never = x_JZ == float("-inf")
+                x_JZ = tl.where(never, x_JZ, trust * (x_JZ + noise_JZ))
+    return tl.minimum(x_JZ, _LARGEST), id_JZ, is_real_JZ
 
 
 @triton.jit
@@ -127,15 +128,15 @@ def survey(
     row = tl.program_id(0)
     group_J = tl.program_id(1) * J + tl.arange(0, J)
     is_real_J = group_J < num_groups
-    x_JG, _, _ = _scores(
+    x_JZ, _, _ = _scores(
         logits, target_ids, sequence, position, temperature, seed, choice, beta,
         row, num_candidates, stride, temperature_stride, seed_stride, choice_stride, beta_stride,
         group_J * GROUP, is_real_J,
         HAS_TEMPERATURE, HAS_NOISE, HAS_TARGET, J, GROUP,
     )  # fmt: skip
-    max_J = tl.max(x_JG, axis=1)
+    max_J = tl.max(x_JZ, axis=1)
     base_J = tl.where(max_J == float("-inf"), 0.0, max_J)
-    sum_J = tl.sum(tl.exp(x_JG - base_J[:, None]), axis=1)
+    sum_J = tl.sum(tl.exp(x_JZ - base_J[:, None]), axis=1)
     place_J = row.to(tl.int64) * num_groups + group_J
     tl.store(maxima + place_J, max_J, mask=is_real_J)
     tl.store(sums + place_J, sum_J, mask=is_real_J)
@@ -153,16 +154,16 @@ def select(
     """Program (row): of the LOOKED_AT best groups the NUM best ids, their scores normalised."""
     enter(PDL)
     row = tl.program_id(0)
-    group_G = tl.arange(0, GROUPS_PADDED)
-    is_group_G = group_G < num_groups
-    place_G = row.to(tl.int64) * num_groups + group_G
-    max_G = tl.load(maxima + place_G, mask=is_group_G, other=float("-inf"))
-    sum_G = tl.load(sums + place_G, mask=is_group_G, other=0.0)
-    highest = tl.max(max_G, axis=0)
+    group_Z = tl.arange(0, GROUPS_PADDED)
+    is_group_Z = group_Z < num_groups
+    place_Z = row.to(tl.int64) * num_groups + group_Z
+    max_Z = tl.load(maxima + place_Z, mask=is_group_Z, other=float("-inf"))
+    sum_Z = tl.load(sums + place_Z, mask=is_group_Z, other=0.0)
+    highest = tl.max(max_Z, axis=0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
-    total = tl.sum(sum_G * tl.exp(max_G - base), axis=0)
+    total = tl.sum(sum_Z * tl.exp(max_Z - base), axis=0)
     norm = tl.log(tl.maximum(total, 1.0))  # less where nothing may be chosen, and only there
-    groups = largest(tl.where(is_group_G, key_of(max_G, group_G), LOWEST), LOOKED_AT, NUM_PADDED)
+    groups = largest(tl.where(is_group_Z, key_of(max_Z, group_Z), LOWEST), LOOKED_AT, NUM_PADDED)
     column = tl.arange(0, NUM_PADDED)
     is_looked_at = column < LOOKED_AT
     first = tl.where(is_looked_at, index_of(groups), 0) * GROUP
@@ -200,26 +201,26 @@ def top(
     beta_B: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `num` best of each row: float32 log-probabilities [R, C] and target ids [R, C].
+    """The `num` best of each row: float32 log-probabilities [R, J] and target ids [R, J].
 
-    Reference: draft/grow.py, `rank` on a CPU. Rows of sequences with a temperature above 0 are divided
+    Reference: `ops.rank.by_torch`. Rows of sequences with a temperature above 0 are divided
     by it, and with beta_B scored log_softmax(beta * (x / T + noise)) over all U; the reference adds
-    noise to a shortlist alone, which is the same without the cut. Other rows, and all where no
-    temperature is given: log_softmax(x). num: at most U, and meant to be small.
+    noise to a shortlist alone. Other rows, and all rows if no temperature is given: log_softmax(x).
+    num: at most U; the time grows with it.
     """
     num_rows, num_candidates = logits_RU.shape
     device = logits_RU.device
-    scores_RC = torch.empty((num_rows, num), dtype=torch.float32, device=device)
-    ids_RC = torch.empty((num_rows, num), dtype=torch.int64, device=device)
+    scores_RJ = torch.empty((num_rows, num), dtype=torch.float32, device=device)
+    ids_RJ = torch.empty((num_rows, num), dtype=torch.int64, device=device)
     if not num_rows:
-        return scores_RC, ids_RC
+        return scores_RJ, ids_RJ
     assert num <= num_candidates, "more children than there are candidates"
     if logits_RU.stride(1) != 1:
         logits_RU = logits_RU.contiguous()
     group = 64 if num_candidates <= 65536 else 128
     num_groups = triton.cdiv(num_candidates, group)
-    maxima_RG = torch.empty((num_rows, num_groups), dtype=torch.float32, device=device)
-    sums_RG = torch.empty((num_rows, num_groups), dtype=torch.float32, device=device)
+    maxima_RZ = torch.empty((num_rows, num_groups), dtype=torch.float32, device=device)
+    sums_RZ = torch.empty((num_rows, num_groups), dtype=torch.float32, device=device)
     options = launch_options(pdl)
     given = (
         logits_RU,
@@ -230,8 +231,8 @@ def top(
         seed_B,
         choice_B,
         beta_B,
-        maxima_RG,
-        sums_RG,
+        maxima_RZ,
+        sums_RZ,
     )
     has_temperature, has_target = temperature_B is not None, target_ids_U is not None
     has_noise = has_temperature and beta_B is not None
@@ -246,8 +247,8 @@ def top(
     entries = max(groups_padded, padded * group)
     num_warps = 4 if entries <= 1024 else 8 if entries <= 2048 else 16
     select[(num_rows,)](
-        *given, scores_RC, ids_RC, num_candidates, num_groups, logits_RU.stride(0), *strides,
+        *given, scores_RJ, ids_RJ, num_candidates, num_groups, logits_RU.stride(0), *strides,
         has_temperature, has_noise, has_target, group, groups_padded, min(num, num_groups),
         num, padded, pdl, num_warps=num_warps, **options,
     )  # fmt: skip
-    return scores_RC, ids_RC
+    return scores_RJ, ids_RJ

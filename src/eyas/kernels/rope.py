@@ -1,6 +1,6 @@
-"""Between the QKV product and attention: normalise and rotate heads, store keys and values.
+"""The kernel of `ops.rotate_and_store`: normalise and rotate heads, store keys and values.
 
-Promises: the arithmetic of `layers.attention.SelfAttention`, rounded to the model's type where torch
+Promises: the arithmetic of `ops.rotate_and_store`, rounded to the model's type where torch
 rounds; what is no finite number reaches no slot. A row's bits depend on that row alone.
 Does not know: what attends, which slots are free.
 
@@ -119,10 +119,10 @@ def rotate_and_store(
     """Rotated queries [T, N, H]; keys and values go to their rows' slots of `kv_S2GH`.
 
     heads_TX: query, key and value heads of each row next to each other; rows may stand apart.
-    table_P2H: cosine and signed sine of each position [P, 2, 1, H], as `layers.rope.RopeTable` makes
-    them. q_weight_H, k_weight_H: both or neither; with them, heads are normalised first. The reference
-    is `layers.attention.SelfAttention` between its products, and the storing of
-    `attention.reference`. Rows that share a slot (the null slot) leave it with one of their numbers.
+    table_P2H: cosine and signed sine of each position [P, 2, 1, H], as `layers.rope.RopeTable`
+    makes them. q_weight_H, k_weight_H: both or neither; with them, heads are normalised first.
+    Reference: `ops.rotate_and_store.by_torch`. Rows that share a slot (the null slot) leave it with
+    one of their numbers.
     """
     num_rows = heads_TX.shape[0]
     assert heads_TX.shape[1] == (num_query_heads + 2 * num_kv_heads) * head_dim

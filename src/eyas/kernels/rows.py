@@ -1,16 +1,14 @@
-"""From trees to the rows of a forward: what each node is, where it stands, where it is written.
+"""The kernel of `ops.node_rows`: token, position and slot of each tree node.
 
-Promises: one launch, one program a sequence; every node has a row, padding too. Node depths are those
-that following the parents gives, so a tree may hang together in any way.
-Does not know: prompt chunks, models, who owns a seat.
+Promises: one launch, one program a sequence; every node has a row, padding too. Depths follow the
+parents, so nodes may be in any order.
+Does not know: prompt chunks, models, which sequence owns a seat.
 
-Legend: B sequences, W nodes of a tree, R node rows (B * W), A seats, C columns (positions), X numbers
-of a row.
+Legend: B sequences, W nodes of a tree, R node rows (B * W), A seats, C columns (positions), X
+numbers of a row.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -18,21 +16,10 @@ import triton.language as tl
 
 from eyas.kernels.launch import enter, launch_options
 
+_NUM_FIELDS = 7
+"""Numbers of a row."""
 _NUMBERS = ("width", "padded_rows", "max_position")
 _STRIDES = ("node_slots_stride", "tokens_stride", "parents_stride", "table_slots_stride")
-
-
-class NodeRows(NamedTuple):
-    """Of each row: its token; its position, and the same in the range of a rotary table; its slot; its
-    sequence, node and own number."""
-
-    tokens_R: torch.Tensor
-    position_R: torch.Tensor
-    positions_R: torch.Tensor
-    write_slots_R: torch.Tensor
-    sequence_R: torch.Tensor
-    node_R: torch.Tensor
-    rows_R: torch.Tensor
 
 
 @triton.jit(
@@ -90,15 +77,13 @@ def node_rows(
     max_position: int,
     *,
     pdl: bool = False,
-) -> NodeRows:
-    """The rows of all nodes, sequence by sequence. Reference: runner/rows.py, `pack` on a CPU.
-
-    node_slots_BW: the first W columns count. parents_BW: None for chains, whose slots are put into the
-    columns of their positions in slots_AC. max_position: the last of a rotary table.
+) -> tuple[torch.Tensor, ...]:
+    """The rows of all nodes, sequence by sequence. Reference: `ops.node_rows.by_torch`, where
+    all nodes are real. Returns the first seven fields of its `NodeRows`, whose arguments these are.
     """
     num, width = tokens_BW.shape
     num_rows = num * width
-    numbers_XR = empty_numbers(len(NodeRows._fields), num_rows, tokens_BW.device)
+    numbers_XR = empty_numbers(_NUM_FIELDS, num_rows, tokens_BW.device)
     if num_rows:
         tokens_BW, node_slots_BW = with_rows(tokens_BW), with_rows(node_slots_BW)
         parents = tokens_BW if parents_BW is None else with_rows(parents_BW)
@@ -109,15 +94,15 @@ def node_rows(
             parents_BW is None, triton.next_power_of_2(width), pdl,
             num_warps=1 if width <= 64 else 4, **launch_options(pdl),
         )  # fmt: skip
-    return NodeRows(*numbers_XR.unbind(0))
+    return numbers_XR.unbind(0)
 
 
 def empty_numbers(count: int, num: int, device: torch.device) -> torch.Tensor:
-    """[count, num] int64 whose rows begin at multiples of 16 bytes, as tensors of their own would."""
+    """Return uninitialised int64 [count, num] whose rows begin at multiples of 16 bytes."""
     numbers_XR = torch.empty((count, num + num % 2), dtype=torch.int64, device=device)
     return numbers_XR[:, :num] if num % 2 else numbers_XR
 
 
 def with_rows(grid: torch.Tensor) -> torch.Tensor:
-    """The grid, its rows without gaps."""
+    """Return the grid with contiguous rows."""
     return grid if grid.stride(1) == 1 else grid.contiguous()

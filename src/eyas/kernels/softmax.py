@@ -1,8 +1,8 @@
-"""Softmax in pieces: what a tile of queries sees of one split of the keys, and how pieces are merged.
+"""Softmax in parts: the result of a tile of queries over one split of the keys, and how results merge.
 
 Keys are cut at absolute multiples of SPLIT positions, and splits gathered in groups of GROUP. A split
 gives (maximum, sum, weighted values) by matrix products of one shape; splits are merged in order within
-their group, groups in order. Which program does how much of this changes no bit: one may do a split
+their group, groups in order. How this is divided among programs changes no bit: one may do a split
 or a group (`kernels.attention`), and a prompt's rows all of it (`kernels.attention_prefill`).
 
 Promises: the row sum is taken by the matrix unit as well, so neither the height of a tile nor the
@@ -11,7 +11,7 @@ added to is written down (kernels are compiled without `enable_fp_fusion`), so t
 about it. A masked key weighs exactly nothing.
 Does not know: layouts, which rows a tile is made of.
 
-Legend: M rows of a tile (queries times query heads of a group), H head dim, K keys of a block.
+Legend: M rows of a tile (queries times query heads of a group), H head dim, L keys of a block.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ SPLIT = 128
 GROUP = 4
 """Splits of a group."""
 UNFUSED = {"enable_fp_fusion": False}
-"""The compiler would fuse products in one kernel that another, reading them from memory, cannot."""
+"""Fusing products would give other bits than a kernel that reads the products from memory."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 MATRIX_DEPTH = tl.constexpr(16)
-"""Columns that the matrix unit adds up at once; a column's place within them has a say in the bits."""
+"""Columns that the matrix unit adds at once; a column's place among them affects the bits."""
 PRECISION = tl.constexpr("tf32x3")
-"""Of float32 products: three of the matrix unit's, whose error is float32's own."""
+"""The precision of float32 products: three products of the matrix unit, with float32's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What a kind of layer is compiled for. inner: head_dim, padded to a power of 2. keys: of a block,
-    a divisor of SPLIT. scale: of dot products, for powers of 2. stages: blocks whose loads are under
-    way at a time, for nodes."""
+    """The constants that attention of one kind of layer is compiled for.
+
+    inner: head_dim, padded to a power of 2. keys: of a block, a divisor of SPLIT. scale: of dot
+    products, for powers of 2. stages: blocks that are loaded at a time, for nodes.
+    """
 
     num_kv_heads: int
     per_kv: int
@@ -77,7 +79,7 @@ class HeadShape:
         )
 
     def num_warps(self, height: int) -> int:
-        """Of a program whose tile has so many lines; it has no say in what is computed."""
+        """Return the warps of a program whose tile has `height` lines; they do not affect the bits."""
         is_small = self.inner <= 128 and self.keys >= SPLIT // 2 and height <= 32
         return 4 if is_small else 8
 
@@ -94,7 +96,7 @@ def first_seen(position, window, first_position, HAS_WINDOW: tl.constexpr):
 
 @triton.jit
 def merge(top_M, sum_M, value_MH, other_top_M, other_sum_M, other_value_MH):
-    """Two partial softmaxes as one, the first standing before the other."""
+    """Merge two partial softmaxes, the first of which precedes the other."""
     merged_top_M = tl.maximum(top_M, other_top_M)
     finite_top_M = tl.where(merged_top_M == float("-inf"), 0.0, merged_top_M)
     scale_M = tl.exp2(top_M - finite_top_M)
@@ -113,7 +115,7 @@ def empty(HEIGHT: tl.constexpr, INNER: tl.constexpr):
 
 @triton.jit
 def finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS: tl.constexpr):
-    """The answer of rows whose keys have all been merged; zeros for rows that saw none."""
+    """The output of rows whose keys are all merged; zeros for rows without keys."""
     if HAS_SINKS:
         last_M = tl.maximum(top_M, sink_M * LOG2_E)
         scale_M = tl.exp2(top_M - last_M)
@@ -125,24 +127,24 @@ def finish(top_M, sum_M, value_MH, sink_M, HAS_SINKS: tl.constexpr):
 @triton.jit
 def _stored(
     side,
-    slot_K,
+    slot_L,
     is_stored,
     SIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """[K, H] what `side` keeps in these slots; zeros where nothing is stored."""
+    """[L, H] the keys or values of these slots; zeros where nothing is stored."""
     inner_1H = tl.arange(0, INNER)[None, :]
-    source_KH = side + slot_K[:, None] * (2 * SIDE) + inner_1H
+    source_LH = side + slot_L[:, None] * (2 * SIDE) + inner_1H
     is_inner = inner_1H < HEAD_DIM
     if IS_MASKED:
-        x_KH = tl.load(source_KH, mask=is_stored[:, None] & is_inner, other=0.0)
+        x_LH = tl.load(source_LH, mask=is_stored[:, None] & is_inner, other=0.0)
     elif INNER == HEAD_DIM:
-        x_KH = tl.load(source_KH)
+        x_LH = tl.load(source_LH)
     else:
-        x_KH = tl.load(source_KH, mask=is_inner, other=0.0)
-    return x_KH
+        x_LH = tl.load(source_LH, mask=is_inner, other=0.0)
+    return x_LH
 
 
 @triton.jit
@@ -150,9 +152,9 @@ def scores(
     q_MH,
     position_M,
     owner_M,
-    slot_K,
-    column_K,
-    owner_K,
+    slot_L,
+    column_L,
+    owner_L,
     is_stored,
     kv,
     window,
@@ -167,19 +169,19 @@ def scores(
 ):
     """Products of the rows of a tile with these columns of keys, -inf where a row does not see one: it
     sees those up to its own position and, HAS_OWNERS, of its own owner; all without IS_MASKED."""
-    k_KH = _stored(kv, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
-    score_MK = tl.dot(q_MH, tl.trans(k_KH), input_precision=PRECISION)
+    k_LH = _stored(kv, slot_L, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
+    score_ML = tl.dot(q_MH, tl.trans(k_LH), input_precision=PRECISION)
     if IS_MASKED:
-        is_seen = (column_K[None, :] <= position_M[:, None]) & is_stored[None, :]
+        is_seen = (column_L[None, :] <= position_M[:, None]) & is_stored[None, :]
         if HAS_OWNERS:
-            is_seen = is_seen & (owner_K[None, :] == owner_M[:, None])
+            is_seen = is_seen & (owner_L[None, :] == owner_M[:, None])
         if HAS_WINDOW:
-            is_seen = is_seen & (column_K[None, :] > position_M[:, None] - window)
+            is_seen = is_seen & (column_L[None, :] > position_M[:, None] - window)
         if HAS_FIRST:
-            is_own = column_K[None, :] == position_M[:, None]
-            is_seen = is_seen & ((column_K[None, :] >= first_position) | is_own)
-        score_MK = tl.where(is_seen, score_MK, float("-inf"))
-    return score_MK
+            is_own = column_L[None, :] == position_M[:, None]
+            is_seen = is_seen & ((column_L[None, :] >= first_position) | is_own)
+        score_ML = tl.where(is_seen, score_ML, float("-inf"))
+    return score_ML
 
 
 @triton.jit
@@ -190,10 +192,10 @@ def nothing_weighted(HEIGHT: tl.constexpr, INNER: tl.constexpr):
 
 @triton.jit
 def weighted(
-    score_MK,
+    score_ML,
     top_M,
     scale,
-    slot_K,
+    slot_L,
     is_stored,
     kv,
     sum_M8,
@@ -207,18 +209,18 @@ def weighted(
     """The sums of weights (in each of 8 columns) and of weighted values, with these columns added.
     top_M: the highest score of each row, in whatever columns, times `scale`."""
     finite_top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
-    v_KH = _stored(kv + SIDE, slot_K, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
-    weight_MK = tl.exp2(tl.fma(score_MK, scale, -finite_top_M[:, None])).to(v_KH.dtype)
-    ones_K8 = tl.full((KEYS, 8), 1.0, v_KH.dtype)
-    sum_M8 = tl.dot(weight_MK, ones_K8, sum_M8, input_precision=PRECISION)
-    return sum_M8, tl.dot(weight_MK, v_KH, value_MH, input_precision=PRECISION)
+    v_LH = _stored(kv + SIDE, slot_L, is_stored, SIDE, HEAD_DIM, INNER, IS_MASKED)
+    weight_ML = tl.exp2(tl.fma(score_ML, scale, -finite_top_M[:, None])).to(v_LH.dtype)
+    ones_L8 = tl.full((KEYS, 8), 1.0, v_LH.dtype)
+    sum_M8 = tl.dot(weight_ML, ones_L8, sum_M8, input_precision=PRECISION)
+    return sum_M8, tl.dot(weight_ML, v_LH, value_MH, input_precision=PRECISION)
 
 
 @triton.jit
 def _attend_keys(
     q_MH,
     position_M,
-    column_K,
+    column_L,
     stop,
     kv,
     table,
@@ -236,23 +238,23 @@ def _attend_keys(
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
 ):
-    """What the rows of a tile see of one block of keys, as in `attend_split`."""
-    is_stored = column_K < stop
+    """The partial softmax of a tile over one block of keys, as in `attend_split`."""
+    is_stored = column_L < stop
     if HAS_PATH:
-        slot_K = tl.load(table + column_K, mask=is_stored & (column_K < root), other=0)
-        slot_K += tl.load(path - column_K, mask=is_stored & (column_K >= root), other=0)
+        slot_L = tl.load(table + column_L, mask=is_stored & (column_L < root), other=0)
+        slot_L += tl.load(path - column_L, mask=is_stored & (column_L >= root), other=0)
     elif IS_MASKED:
-        slot_K = tl.load(table + column_K, mask=is_stored, other=0)
+        slot_L = tl.load(table + column_L, mask=is_stored, other=0)
     else:
-        slot_K = tl.load(table + column_K)
-    score_MK = scores(
-        q_MH, position_M, position_M, slot_K, column_K, column_K, is_stored, kv, window,
+        slot_L = tl.load(table + column_L)
+    score_ML = scores(
+        q_MH, position_M, position_M, slot_L, column_L, column_L, is_stored, kv, window,
         first_position, SIDE, HEAD_DIM, INNER, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
-    top_M = tl.max(score_MK, 1) * scale
+    top_M = tl.max(score_ML, 1) * scale
     sum_M8, value_MH = nothing_weighted(q_MH.shape[0], INNER)
     sum_M8, value_MH = weighted(
-        score_MK, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, KEYS,
+        score_ML, top_M, scale, slot_L, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, KEYS,
         IS_MASKED,
     )  # fmt: skip
     return top_M, tl.max(sum_M8, 1), value_MH
@@ -281,21 +283,21 @@ def attend_split(
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
 ):
-    """The split at `start`: what the rows of a tile see of it before `stop`.
+    """The partial softmax of a tile over the keys of the split at `start` that are before `stop`.
 
     kv: the head's keys in slot 0; a slot is 2 * SIDE numbers, values SIDE after keys. table: slots by
     position; from `root` on, where HAS_PATH, they stand at path[-position]. position_M: -1 is no row.
     IS_MASKED: not every row sees all of the split.
     """
-    column_K = start + tl.arange(0, KEYS)
+    column_L = start + tl.arange(0, KEYS)
     top_M, sum_M, value_MH = _attend_keys(
-        q_MH, position_M, column_K, stop, kv, table, path, root, window, first_position, scale, SIDE,
+        q_MH, position_M, column_L, stop, kv, table, path, root, window, first_position, scale, SIDE,
         HEAD_DIM, INNER, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     if KEYS < SPLIT:
         for offset in range(KEYS, SPLIT, KEYS):
             own_top_M, own_sum_M, own_value_MH = _attend_keys(
-                q_MH, position_M, column_K + offset, stop, kv, table, path, root, window,
+                q_MH, position_M, column_L + offset, stop, kv, table, path, root, window,
                 first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, IS_MASKED, HAS_PATH, HAS_WINDOW,
                 HAS_FIRST,
             )  # fmt: skip

@@ -1,15 +1,14 @@
-"""The rows that a draft network still misses of what was accepted last, as short chains up to the root.
+"""The kernel of `ops.tail_rows`: the missing rows of a draft network, as short chains up to the root.
 
-Promises: one launch, one program a sequence. What is read of the table and written to it belongs to the
-sequence's own seat; sequences in the padding seat all write the same there.
+Promises: one launch, one program a sequence. What is read of the table and written to it belongs to
+the sequence's own seat; sequences in the padding seat all write the same there.
 Does not know: features, networks, trees.
 
-Legend: B sequences, P rows of a sequence, T rows (B * P), A seats, C columns (positions), X numbers.
+Legend: B sequences, P rows of a sequence, T rows (B * P), A seats, C columns (positions), X
+numbers.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -18,30 +17,9 @@ import triton.language as tl
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.rows import empty_numbers
 
+_NUM_ROW_FIELDS, _NUM_SEQUENCE_FIELDS = 6, 4
 _NUMBERS = ("longest", "padded_rows", "padded_sequences", "max_position", "null_slot")
 _STRIDES = ("node_slots_stride", "table_tokens_stride", "table_slots_stride")
-
-
-class TailRows(NamedTuple):
-    """Of each row: its token, its position in the range of a rotary table, the slot it is written to
-    (the null slot where it leaves no trace), the slot of the position before, the slot of its own
-    position, its own number."""
-
-    tokens_T: torch.Tensor
-    positions_T: torch.Tensor
-    write_slots_T: torch.Tensor
-    previous_slots_T: torch.Tensor
-    slots_T: torch.Tensor
-    rows_T: torch.Tensor
-
-
-class TailRoots(NamedTuple):
-    """Of each sequence: the position of its first row, its root's row and token, its own number."""
-
-    starts_B: torch.Tensor
-    root_rows_B: torch.Tensor
-    root_tokens_B: torch.Tensor
-    sequence_B: torch.Tensor
 
 
 @triton.jit(
@@ -112,17 +90,16 @@ def tail_rows(
     null_slot: int,
     *,
     pdl: bool = False,
-) -> tuple[TailRows, TailRoots]:
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """`longest` rows of each sequence, from its first missing one on; those past its root stand at
-    position 0. Reference: draft/catch_up.py, `tail_rows` on a CPU.
+    position 0. Reference: `ops.tail_rows.by_torch`, whose arguments these are.
 
-    made_A: by seat, the position of the first row that is not made; moved behind the root. drafts_B:
-    None where all do; one that does not has its root alone, which is not made by that. node_slots_BW:
-    the first column, the roots' slots, is put into slots_AC.
+    Returns token, position, written slot, slot before, own slot and number of each row, then first
+    position, root's row, root's token and number of each sequence.
     """
     num, device = len(seats_B), seats_B.device
-    numbers_XT = empty_numbers(len(TailRows._fields), num * longest, device)
-    of_sequences_XB = empty_numbers(len(TailRoots._fields), num, device)
+    numbers_XT = empty_numbers(_NUM_ROW_FIELDS, num * longest, device)
+    of_sequences_XB = empty_numbers(_NUM_SEQUENCE_FIELDS, num, device)
     if num:
         tail_rows_kernel[(num,)](
             seats_B, roots_B, made_A, made_A if drafts_B is None else drafts_B, node_slots_BW,
@@ -132,4 +109,4 @@ def tail_rows(
             drafts_B is not None, triton.next_power_of_2(longest), pdl,
             num_warps=1, **launch_options(pdl),
         )  # fmt: skip
-    return TailRows(*numbers_XT.unbind(0)), TailRoots(*of_sequences_XB.unbind(0))
+    return numbers_XT.unbind(0), of_sequences_XB.unbind(0)

@@ -1,11 +1,12 @@
-"""Shapes of the products' programs: which are worth a try, by number of rows.
+"""Tile shapes of the products' programs that are worth measuring, by number of rows.
 
-Promises: every tile of a type gives a row the same bits, in every kernel of `gemm`: the weights stand
-on the M side of one matrix instruction, whose width and whose way of loading change no sum. (Tiles by
-warpgroups have the rows there, and are for devices where that changes none either.)
+Promises: every tile of a type gives a row the same bits, in every kernel of `gemm`: the weights are
+on the M side of one matrix instruction, and neither its width nor how operands are loaded changes a
+sum. (Tiles by warpgroups have the rows on that side, and are used on devices where this changes no
+sum either.)
 Does not know: which is the fastest on a device (`layers.products` measures it).
 
-Legend: O output features, K input features, T rows.
+Legend: O output features, I input features, T rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Tile:
     """block_out: weight rows of a program, 64 or more, so that tiles use the same instruction.
     block_rows: rows of x. block_k: columns of a step of the loop, a divisor of SPLIT_MULTIPLE.
     by_copy_engine: blocks of x and weight come through tensor descriptors, where x is aligned.
-    more_rows: then also so many rows behind the block, whose own height is a power of two.
+    more_rows: with it, rows that follow the block, whose own height is a power of two.
     by_warpgroups: each warpgroup has GROUP_ROWS of the rows (`gemm_warpgroups`)."""
 
     block_out: int
@@ -47,7 +48,7 @@ MANY_ROWS = 1 << 62
 LEAST_OUT = 64
 """Weight rows of the matrix instruction that every product uses."""
 GROUP_ROWS = 64
-"""Rows of a warpgroup, where each has its own."""
+"""Rows of a warpgroup in tiles by warpgroups."""
 _ROWS_16 = Tile(64, 16, 128, 4, 4)
 _ROWS_32 = Tile(64, 32, 128, 4, 4)
 _ROWS_64 = Tile(64, 64, 128, 4, 4)
@@ -95,41 +96,43 @@ TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (256, (_LARGE, _fast(_LARGE), _SQUARE, _fast(_SQUARE), _fast(_BROAD))),
     (MANY_ROWS, (_fast(_LARGE), _LARGE, _fast(_DEEP), _DEEP)),
 )
-"""Up to so many rows, these; the usual one first."""
+"""(most rows, tiles): the tiles for up to that many rows, the default one first."""
 GROUPED_TILES: tuple[tuple[int, tuple[Tile, ...]], ...] = (
     (128, ()),
     (192, (_grouped(256, 192, 4), _grouped(128, 192, 5))),
     (256, (_grouped(256, 128, 4), _grouped(128, 256, 4))),
     (MANY_ROWS, ()),
 )
-"""The same of tiles by warpgroups, which Hopper devices have."""
+"""The tiles by warpgroups, which Hopper devices have, in the same form."""
 FLOAT32_TILES = (Tile(64, 16, 32, 4, 3), Tile(64, 64, 32, 8, 3))
 FOLDED_TILES = (_fast(_DEEP), _DEEP, _fast(_HIGH), _fast(_BROAD))
-"""Tiles with room for a second accumulator in registers; the usual one first."""
+"""Tiles whose registers hold a second accumulator; the default one first."""
 
 
 def tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
-    """The tiles worth measuring at this row count, the usual one first; all give the same bits."""
+    """Return the tiles worth measuring at this row count, the default one first; all give the same
+    bits."""
     if dtype == torch.float32:
         return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
     return next(tiles for most_rows, tiles in TILES if num_rows <= most_rows)
 
 
 def grouped_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
-    """The same of tiles by warpgroups, the one with the most weights first."""
+    """Return the tiles by warpgroups worth measuring, the one with the most weights first."""
     if dtype == torch.float32:
         return ()
     return next(tiles for most_rows, tiles in GROUPED_TILES if num_rows <= most_rows)
 
 
 def folded_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
-    """The same for products that add their splits themselves."""
+    """Return the tiles for products that add their splits themselves."""
     if dtype == torch.float32:
         return FLOAT32_TILES if num_rows <= 16 else FLOAT32_TILES[::-1]
     return FOLDED_TILES
 
 
 def gated_tiles_for(num_rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tile, ...]:
-    """The same for products of a gate and its "up", which the copy engine brings as two blocks."""
+    """Return the tiles for products of a gate and its "up", which the copy engine loads as two
+    blocks."""
     tiles = tiles_for(num_rows, dtype)
     return tuple(t for t in tiles if not t.by_copy_engine or t.block_out >= 2 * LEAST_OUT)

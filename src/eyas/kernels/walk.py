@@ -1,8 +1,8 @@
-"""A walk down each tree along the choices of its rows, and what a verdict adds to a sequence's record.
+"""The kernels of `ops.walk` and `ops.advance`.
 
 Promises: one launch each, one program a sequence. Tokens and counts are those of the verifier's walks,
 entry for entry; nodes up to the counts (past a walk in a tree they repeat its last node).
-Does not know: how a row chose, who owns a seat.
+Does not know: how a row chose, which sequence owns a seat.
 
 Legend: B sequences, W nodes, X entries of a report (W tokens, W nodes, the count), A seats, C columns.
 """
@@ -112,7 +112,7 @@ def walk(
     """`eyas.core.Verdict.report_BX` of each tree's walk.
 
     chosen_R: what each node's row chose, [B * W] or [B, W] without gaps. parents_BW: None for chains.
-    Torch: the walks of `eyas.engine.verifier`.
+    Torch: `ops.walk.by_torch`.
     """
     num, width = tokens_BW.shape
     report_BX = torch.empty((num, 2 * width + 1), dtype=torch.int64, device=tokens_BW.device)
@@ -153,7 +153,7 @@ def advance(
     """Append each verdict to its seat; a count of -1 appends nothing. Sequences at `trash_seat` change
     nothing. No column is written but those of what is appended (torch writes the trash column too).
 
-    Torch: `SequenceTable.advance`.
+    Torch: `ops.advance.by_torch`.
     """
     num, width = report_BX.shape[0], report_BX.shape[1] // 2
     if not num:

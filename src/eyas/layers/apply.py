@@ -1,10 +1,10 @@
 """Products with weights on a device, each by one of the variants in `gemm_variants`.
 
-Promises: what is measured, tried and run is the same code. Kernels start early and wait inside
-(programmatic dependent launch).
+Promises: the same code is measured, tried and run. Kernels use programmatic dependent launch: they
+start while the kernel before them ends, and wait for its results.
 Does not know: how a variant is chosen.
 
-Legend: T rows, I input features, O output features, F half of O, S parts of a sum.
+Legend: T rows, I input features, O output features, F half of O, Z parts of a sum.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 
 from eyas.kernels import gemm
-from eyas.kernels.activation import gated_silu
 from eyas.layers.gemm_variants import GemmVariant
+from eyas.ops.gate import gate
 
 
 def plain(
     variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
-    """[T, O] in x's type."""
+    """Return [T, O] in x's type."""
     if variant.tile is None:
         return F.linear(x_TI, weight_OI, bias_O)
     return gemm.product(x_TI, weight_OI, tile=variant.tile, bias_O=bias_O, pdl=True)
@@ -29,7 +29,8 @@ def plain(
 def parts(
     variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, num_splits: int
 ) -> torch.Tensor:
-    """Something to add up in order: float32 [S, T, O], or from the library [T, O] in x's type."""
+    """Return parts that the caller adds in order: float32 [Z, T, O], or the library's [T, O] in x's
+    type."""
     if variant.tile is None:
         return F.linear(x_TI, weight_OI)
     return gemm.product(
@@ -40,16 +41,16 @@ def parts(
 def gated(
     variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
-    """[T, F]: silu of the first half of the outputs times the second."""
+    """Return [T, F]: silu of the first half of the outputs times the second."""
     if variant.tile is None:
-        return gated_silu(F.linear(x_TI, weight_OI, bias_O), pdl=True)
+        return gate(F.linear(x_TI, weight_OI, bias_O), "silu")
     return gemm.gated_product(x_TI, weight_OI, tile=variant.tile, bias_2F=bias_O, pdl=True)
 
 
 def logits(
     variant: GemmVariant, x_TI: torch.Tensor, weight_OI: torch.Tensor, out_TO: torch.Tensor | None
 ) -> torch.Tensor:
-    """Float32 [T, O], in `out_TO` where it is given."""
+    """Return float32 [T, O], written to `out_TO` if it is given."""
     if variant.tile is not None:
         return gemm.product(
             x_TI, weight_OI, tile=variant.tile, out_dtype=torch.float32, out_TO=out_TO, pdl=True

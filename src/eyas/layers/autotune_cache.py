@@ -1,8 +1,8 @@
-"""What was measured once, kept in a file of the user's cache for the next start.
+"""Store measurements in a file of the user's cache for later starts.
 
-Promises: a file speaks for one machine and one set of versions; one that is unreadable, damaged or
-somebody else's is as good as none, and is replaced. It is replaced as a whole, so that nobody reads
-half of it. A folder that cannot be written to is no error.
+Promises: a file belongs to one machine and one set of versions. A file that is unreadable, damaged
+or of another machine is ignored and replaced. Files are replaced atomically, so no reader sees half
+of one. A folder that cannot be written to is no error.
 Does not know: what its entries mean.
 """
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Where programs keep what they can make again, by the platform's convention."""
+    """Return the user's cache folder, by the platform's convention."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     if named and Path(named).is_absolute():
         folder = Path(named)
@@ -36,7 +36,10 @@ def cache_folder() -> Path:
 
 
 class AutotuneCache:
-    """Entries by name. machine: all that they depend on; each has a file of its own in `folder`."""
+    """A file of entries by name.
+
+    machine: everything that the entries depend on; each value has a file of its own in `folder`.
+    """
 
     def __init__(self, folder: Path, kind: str, machine: Mapping[str, str]) -> None:
         self._machine = dict(machine)
@@ -45,7 +48,7 @@ class AutotuneCache:
         self.path = folder / f"{kind}-{name}.json"
 
     def read(self) -> dict[str, Any]:
-        """All entries; none where there is no file that can be trusted to be ours."""
+        """Return all entries; none if there is no valid file of this machine."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -56,7 +59,7 @@ class AutotuneCache:
         return entries if isinstance(entries, dict) else {}
 
     def add(self, name: str, entry: Any) -> None:
-        """Keep one more entry, beside those that others may have added meanwhile."""
+        """Add an entry to those in the file, which other processes may have changed."""
         content = {"machine": self._machine, "entries": self.read() | {name: entry}}
         temporary = None
         try:

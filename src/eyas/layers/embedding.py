@@ -11,12 +11,23 @@ import torch
 
 
 class Embedding:
-    """weight_VD[token]; the weight stays readable for a head that shares it."""
+    """The table of token embeddings; a head that shares the weight reads `weight_VD`.
+
+    scale: multiplies the rows.
+    """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        scale: float = 1.0,
     ) -> None:
+        self._scale = None if scale == 1 else torch.tensor(scale, dtype=dtype, device=device)
         self.weight_VD = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
 
     def __call__(self, tokens_T: torch.Tensor) -> torch.Tensor:
-        return self.weight_VD.index_select(0, tokens_T)
+        rows_TD = self.weight_VD.index_select(0, tokens_T)
+        return rows_TD if self._scale is None else rows_TD * self._scale

@@ -1,8 +1,10 @@
 """Variants of a product on a device: our kernel with one of its tiles, or torch's library.
 
-Promises: data and rules alone. All variants of our kernels give a row the same bits, those by
-warpgroups where a device adds up alike; the library's may be others (`products.Products` decides who
-may take part). Does not know: which variant is the fastest. """
+Promises: data and rules alone. All variants of our kernels give a row the same bits; tiles by
+warpgroups do so only on some devices. The library's bits may differ (`products.Products` decides
+which variants may be used).
+Does not know: which variant is the fastest.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +24,30 @@ from eyas.kernels.tiles import (
 )
 
 Role = Literal["plain", "parts", "gated", "logits"]
-"""What becomes of a product: rows as they are, parts of a sum, an activation of its halves, logits."""
+"""The epilogue of a product: rows as they are, parts of a sum, an activation of its halves, logits."""
 
 DEVICE_STEPS = ((64, 1), (512, 16), (MANY_ROWS, 128))
-"""Up to so many rows, counts are multiples of so many, so that all that occur can be tried."""
+"""(most rows, step): counts up to that many rows are multiples of the step, so that all can be
+tried."""
 BUCKETS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 512, 2048)
-"""Row counts that are measured; each speaks for those below it, the last for all beyond too."""
+"""Row counts that are measured. Each stands for the counts below it, the last also for all larger
+ones."""
 PARTS_SPLITS = 4
 LIBRARY_USUALLY = 128
-"""Beyond so many rows the library is the usual variant, where it may be: multiprocessors share what
-they load there, which our kernel cannot have them do."""
+"""Beyond this many rows the library is the default variant, if it may be used: its kernels share loads
+between multiprocessors, which ours cannot."""
 GROUPED_USUALLY: dict[Role, int] = {"gated": 192, "parts": 256}
-"""Up to so many rows tiles by warpgroups stand before our others, where there are any."""
+"""Up to this many rows, tiles by warpgroups come before our other tiles, if there are any."""
 LIBRARY_AFTER_GROUPED = 192
-"""Where they do, the library is the usual variant only beyond so many rows."""
+"""If they do, the library is the default variant only beyond this many rows."""
 FOLDED_BEYOND, FOLDED_USUALLY = 128, 256
-"""Beyond so many rows there may be programs enough for one to run all parts of a sum; there are."""
+"""Beyond the first number of rows a program may compute all parts of a sum (`GemmVariant.folded`);
+beyond the second this is the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """x @ weight.T: num_out rows of weight, of num_in numbers each; has_bias: one is added."""
+    """A product x @ weight.T with a weight [num_out, num_in]. has_bias: whether a bias is added."""
 
     num_out: int
     num_in: int
@@ -52,7 +57,7 @@ class Product:
 
     @property
     def num_splits(self) -> int:
-        """Ranges of columns that our kernel's sums are made of."""
+        """Number of column ranges that our kernel sums separately."""
         return PARTS_SPLITS if self.role == "parts" else 1
 
     def __str__(self) -> str:
@@ -62,8 +67,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class GemmVariant:
-    """Our kernels with `tile`, or torch's library where that is None. folded: the parts of a sum are
-    added by the kernel."""
+    """Our kernel with `tile`, or torch's library if it is None. folded: the kernel adds the parts
+    of a sum."""
 
     tile: Tile | None
     folded: bool = False
@@ -83,8 +88,11 @@ LIBRARY = GemmVariant(None)
 
 @dataclass(frozen=True, slots=True)
 class GemmPlan:
-    """variants: up to so many rows, this variant, ascending; the last has no limit. num_splits: of our
-    kernel's sums."""
+    """The variants of a product by number of rows.
+
+    variants: (most rows, variant) in ascending order; the last has no limit. num_splits: parts of our
+    kernel's sums.
+    """
 
     variants: tuple[tuple[int, GemmVariant], ...]
     num_splits: int = 1
@@ -103,8 +111,8 @@ class GemmPlan:
 
 
 def plan_of(product: Product, variants: tuple[GemmVariant, ...]) -> GemmPlan:
-    """Of the variants of the first buckets; neighbours that agree become one, and the last has no
-    limit."""
+    """Return the plan with these variants for the first buckets; equal neighbours are merged, and
+    the last has no limit."""
     merged: list[tuple[int, GemmVariant]] = []
     for most, variant in zip(BUCKETS, variants, strict=False):
         if merged and merged[-1][1] == variant:
@@ -115,7 +123,7 @@ def plan_of(product: Product, variants: tuple[GemmVariant, ...]) -> GemmPlan:
 
 
 def buckets_up_to(max_rows: int) -> tuple[int, ...]:
-    """The buckets that calls of up to so many rows fall into."""
+    """Return the buckets of calls of up to `max_rows` rows."""
     needed = sum(bucket < max_rows for bucket in BUCKETS) + 1
     return BUCKETS[:needed]
 
@@ -123,8 +131,10 @@ def buckets_up_to(max_rows: int) -> tuple[int, ...]:
 def candidates(
     product: Product, num_rows: int, *, library: bool, warpgroups: bool = False
 ) -> tuple[GemmVariant, ...]:
-    """The variants worth measuring for so many rows, the usual one first. library, warpgroups: torch's
-    library, tiles by warpgroups may be among them."""
+    """Return the variants worth measuring for this many rows, the default one first.
+
+    library, warpgroups: whether torch's library and tiles by warpgroups may be among them.
+    """
     if product.role == "gated":
         variants = [GemmVariant(tile) for tile in gated_tiles_for(num_rows, product.dtype)]
     else:
@@ -146,12 +156,13 @@ def candidates(
 
 
 def is_supported(num_in: int) -> bool:
-    """Whether our kernel takes so many input features; else torch's library does, in its own order."""
+    """Return whether our kernel can run this many input features; else torch's library runs, in its own
+    reduction order."""
     return num_in % 16 == 0
 
 
 def row_counts(max_rows: int) -> Iterator[int]:
-    """Every number of rows that a product can be asked for."""
+    """Yield every number of rows that a product can have."""
     count = 0
     for most, step in DEVICE_STEPS:
         while count < min(most, max_rows):
@@ -160,6 +171,6 @@ def row_counts(max_rows: int) -> Iterator[int]:
 
 
 def pad_for_device(num_rows: int) -> int:
-    """The number of rows to run `num_rows` with."""
+    """Return the number of rows to run `num_rows` rows with."""
     step = next(step for most, step in DEVICE_STEPS if num_rows <= most)
     return -(-num_rows // step) * step

@@ -1,9 +1,10 @@
-"""Matrix products with weights: one row's bits do not depend on how many rows are in the call.
+"""Matrix products with weights: a row's bits do not depend on how many rows are in the call.
 
-Promises: `Linear` may be fused from named parts, which are filled one by one; `LogitsHead` gives
-float32 logits that were never rounded to the model's own type. On a CPU the weights are packed once
-into oneDNN's blocked layout: at one or two rows that halves the time of a product, and the packed
-kernels keep their reduction order over all row counts where float32 `F.linear` does not.
+Promises: the weight of a `Linear` may consist of named parts that are filled one by one.
+`LogitsHead` returns float32 logits that were never rounded to the model's type. On a CPU the
+weights are packed once into oneDNN's blocked layout: at one or two rows this halves the time of a
+product, and the packed kernels keep their reduction order over all row counts, which float32
+`F.linear` does not.
 Does not know: which row counts are exact on this machine (`row_probe.find_row_order` measures it).
 
 Legend: T rows, I input features, O output features, V vocabulary.
@@ -18,16 +19,17 @@ import torch
 import torch.nn.functional as F
 
 from eyas.layers.row_order import RowOrder
+from eyas.ops.gate import Activation, gate
 
 if TYPE_CHECKING:
     from eyas.layers.gemm_variants import GemmPlan, GemmVariant, Role
 
 HEAD_BLOCK_BYTES = 128 << 20
-"""A float32 head is packed in blocks of at most this size, so that packing needs little memory."""
+"""The largest block in which a float32 head is packed; it limits the memory that packing needs."""
 
 
 def pack_weight(weight_OI: torch.Tensor) -> torch.Tensor | None:
-    """`weight_OI` in oneDNN's blocked layout, or None where this build or processor has none."""
+    """Return `weight_OI` in oneDNN's blocked layout, or None if this build or processor has none."""
     if weight_OI.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return None
     try:
@@ -42,15 +44,15 @@ def pack_weight(weight_OI: torch.Tensor) -> torch.Tensor | None:
 def packed_linear(
     x_TI: torch.Tensor, packed: torch.Tensor, bias_O: torch.Tensor | None
 ) -> torch.Tensor:
-    """`F.linear` with a weight from `pack_weight`."""
+    """Return `F.linear` of x with a weight from `pack_weight`."""
     return torch.ops.mkldnn._linear_pointwise.default(x_TI, packed, bias_O, "none", [], "")
 
 
 class Linear:
-    """`x @ weight.T + bias`, of one or more named parts that share their input.
+    """A product `x @ weight.T + bias` whose weight has one or more named parts.
 
     parts: output features by name, in the order of the output columns.
-    Fill the tensors of `parameters()`, then call `seal()` once; after that the layer only runs.
+    Fill the tensors of `parameters()`, then call `seal()` once before running the layer.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Linear:
         self._is_sealed = False
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        """Views to fill: "part.weight" and, with a bias, "part.bias"."""
+        """Return views to fill: "part.weight" and, with a bias, "part.bias"."""
         assert not self._is_sealed, "a sealed layer has no parameters to fill"
         views: dict[str, torch.Tensor] = {}
         start = 0
@@ -91,7 +93,7 @@ class Linear:
         return views
 
     def seal(self) -> None:
-        """Lay the weights out for running; the plain copy is dropped where a packed one exists."""
+        """Pack the weights where possible; the plain copy is then dropped."""
         assert not self._is_sealed, "seal() is called once"
         self._packed = pack_weight(self._weight_OI)
         if self._packed is not None:
@@ -99,7 +101,7 @@ class Linear:
         self._is_sealed = True
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """[T, I] -> [T, O] in x's dtype; T as the row order allows."""
+        """Return [T, O] in x's dtype; the row order must allow T."""
         if self._bucket is not None and x_TI.shape[0] > self._bucket:
             return torch.cat([self(rows) for rows in x_TI.split(self._bucket)])
         if self._packed is not None:
@@ -110,22 +112,22 @@ class Linear:
         return self._apply.plain(variant, x_TI, self._weight_OI, self._bias_O)
 
     def parts(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """The same as something to add up in order: [T, O] in x's dtype, or float32 [S, T, O]."""
+        """Return parts that the caller adds in order: [T, O] in x's dtype, or float32 [S, T, O]."""
         variant = None if self._bias_O is not None else self._variant(len(x_TI), "parts")
         if variant is None:
             return self(x_TI)
         num_splits = self._plans["parts"].num_splits
         return self._apply.parts(variant, x_TI, self._weight_OI, num_splits)
 
-    def gated(self, x_TI: torch.Tensor) -> torch.Tensor | None:
-        """[T, O / 2] silu of the first half of the outputs times the second, on a device; else None."""
-        variant = self._variant(len(x_TI), "gated")
+    def gated(self, x_TI: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
+        """Return [T, O / 2]: the activation of the first half of the outputs times the second."""
+        variant = self._variant(len(x_TI), "gated") if activation == "silu" else None
         if variant is None:
-            return None
+            return gate(self(x_TI), activation)
         return self._apply.gated(variant, x_TI, self._weight_OI, self._bias_O)
 
     def _variant(self, num_rows: int, role: Role) -> GemmVariant | None:
-        """How a device does so many rows; None where there is nothing to choose."""
+        """Return the variant for this number of rows; None on a CPU."""
         if self._products is None:
             return None
         plan = self._plans.get(role)
@@ -137,10 +139,10 @@ class Linear:
 
 
 class LogitsHead:
-    """The last product: hidden states to float32 logits.
+    """The output layer: hidden states to float32 logits.
 
-    On a CPU the weight is kept in float32 (no CPU product takes bfloat16 and gives float32); on a
-    GPU it keeps its type and the product accumulates and writes float32.
+    On a CPU the weight is stored in float32, since no CPU product takes bfloat16 and returns
+    float32. On a GPU it keeps its type, and the product accumulates and writes float32.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class LogitsHead:
         self._is_sealed = False
 
     def parameters(self) -> list[torch.Tensor]:
-        """Consecutive blocks of rows to fill."""
+        """Return consecutive blocks of rows to fill."""
         assert not self._is_sealed, "a sealed layer has no parameters to fill"
         return self._blocks
 
@@ -190,8 +192,8 @@ class LogitsHead:
         self._is_sealed = True
 
     def __call__(self, x_TI: torch.Tensor, out_TV: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, I] -> float32 [T, V], on a device in `out_TV` where it is given; T as the row order
-        allows."""
+        """Return float32 [T, V]; the row order must allow T. out_TV: where a device writes the
+        result."""
         if self._plan is not None:
             (weight_VI,), variant = self._blocks, self._plan.variant(len(x_TI))
             return self._apply.logits(variant, x_TI, weight_VI, out_TV)

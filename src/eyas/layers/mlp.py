@@ -1,44 +1,22 @@
-"""The gated feed-forward block: down(silu(gate(x)) * up(x)).
+"""The gated feed-forward block: down(activation(gate(x)) * up(x)).
 
-Promises: the activation of a row has the same bits in any call. torch's CPU kernels use vector
-code for most elements and scalar code for the last few of each run, and the two differ in the last
-bit of an exponential; so the activation is called on the strided gate columns (a run is then one
-row) and on few enough elements that torch does not cut a row in two between threads.
+Promises: a row's bits do not depend on the other rows, for row counts that the row order allows.
 Does not know: the rest of the layer.
 
-Legend: T rows, D hidden size, F feed-forward size.
+Legend: T rows, D hidden size.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from eyas.layers.linear import Linear
 from eyas.layers.row_order import RowOrder
-
-SERIAL_ELEMENTS = 32768
-"""torch runs elementwise CPU kernels of up to this many elements on one thread (its grain size)."""
-
-
-def gated_silu(gate_up_T2F: torch.Tensor) -> torch.Tensor:
-    """silu of the first half of the columns times the second half."""
-    num_rows, num_columns = gate_up_T2F.shape
-    size = num_columns // 2
-    if gate_up_T2F.device.type == "cpu" and num_rows * size > SERIAL_ELEMENTS:
-        rows = max(1, SERIAL_ELEMENTS // size)
-        pieces = [_gated_silu_serial(piece) for piece in gate_up_T2F.split(rows)]
-        return torch.cat(pieces)
-    return _gated_silu_serial(gate_up_T2F)
-
-
-def _gated_silu_serial(gate_up_T2F: torch.Tensor) -> torch.Tensor:
-    gate_TF, up_TF = gate_up_T2F.chunk(2, -1)
-    return F.silu(gate_TF).mul_(up_TF)
+from eyas.ops.gate import Activation
 
 
 class GatedMlp:
-    """Two products and an activation; "gate" and "up" are one product."""
+    """The feed-forward block: two products and an activation; "gate" and "up" are one product."""
 
     def __init__(
         self,
@@ -49,7 +27,9 @@ class GatedMlp:
         dtype: torch.dtype,
         device: torch.device,
         order: RowOrder,
+        activation: Activation = "silu",
     ) -> None:
+        self._activation: Activation = activation
         gate_up = {"gate": intermediate_size, "up": intermediate_size}
         self._gate_up = Linear(
             hidden_size, gate_up, bias=bias, dtype=dtype, device=device, order=order
@@ -71,8 +51,5 @@ class GatedMlp:
         self._down.seal()
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """[T, D] -> the parts of the block's output (`Linear.parts`)."""
-        gated_TF = self._gate_up.gated(x_TD)
-        if gated_TF is None:
-            gated_TF = gated_silu(self._gate_up(x_TD))
-        return self._down.parts(gated_TF)
+        """Return the parts of the block's output (`Linear.parts`) for an input [T, D]."""
+        return self._down.parts(self._gate_up.gated(x_TD, self._activation))

@@ -1,12 +1,14 @@
-"""Which variant a product runs on a device, by shape, number of rows and what becomes of it.
+"""Plan which variant runs a product on a device, by shape, number of rows and epilogue.
 
-Promises: with `exact` a row's bits are the same for every number of rows that `DEVICE_STEPS` allow. Our
-first kernel keeps its reduction order by construction. The library keeps the same order wherever it
-does not split a sum, which is seen by trying, at every start: for a shape where it ever differs, it
-takes no part. Tiles by warpgroups take part where the matrix instruction adds up alike on both its
-sides, which is tried once for a type. Among the variants that may, the fastest is measured (`search`),
-or taken from an earlier start, which can cost speed but no bit. Plans are kept for the life of the
-engine. Does not know: what the products are for. """
+Promises: with `exact` a row's bits are the same for every number of rows that `DEVICE_STEPS` allow.
+Our first kernel keeps its reduction order by construction. The library has the same order where it
+does not split a sum; this is tried at every start, and the library is not used for a shape where it
+differs. Tiles by warpgroups are used if the matrix instruction adds in the same order on both its
+sides, which is tried once for each type. Of the allowed variants the fastest is chosen by measuring
+(`search`), or from the cache of an earlier start, which may cost speed but changes no bits. Plans
+live as long as the engine.
+Does not know: what the products are for.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,18 @@ from eyas.layers.search import Search, search_on
 log = logging.getLogger(__name__)
 
 TRIAL_SIDES = (384, 1088, 192)
-"""Output features, input features and rows of a product by which both sides are compared."""
+"""Output features, input features and rows of the product on which both sides are compared."""
 TRIAL_ROWS = 64
-"""The library is compared with our kernel as it runs so many rows."""
+"""The library is compared with the variant of our kernel for this many rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Plans by product, made when first asked for, which must not be while a graph is captured.
+    """The plans of products, made at first use, which must not happen while a graph is captured.
 
-    max_rows: of a forward. search: finds the fastest variants; None is the device's own search, and
-    where kernels do not run, the usual variants. """
+    max_rows: of a forward pass. search: finds the fastest variants; None uses the device's own
+    search, and the default variants where kernels do not run.
+    """
 
     exact: bool
     device: torch.device
@@ -66,7 +69,7 @@ class Products:
         return plan
 
     def _variants(self, product: Product) -> tuple[GemmVariant, ...]:
-        """Of each bucket of rows."""
+        """Return the variant of each bucket of rows."""
         if not is_supported(product.num_in):
             return (LIBRARY,)
         search = self.search
@@ -80,7 +83,7 @@ class Products:
         return search.variants(product, self.max_rows, library=library, warpgroups=warpgroups)
 
     def _warpgroups_agree(self, dtype: torch.dtype) -> bool:
-        """Whether this device has tiles by warpgroups, whose bits are those of all others."""
+        """Return whether this device has tiles by warpgroups with the bits of all other tiles."""
         if dtype not in self._sides_agree:
             self._sides_agree[dtype] = self._try_warpgroups(dtype)
         return self._sides_agree[dtype]
@@ -109,18 +112,18 @@ class Products:
         return True
 
     def _library_agrees(self, product: Product) -> bool:
-        """Whether the library's bits are our kernel's, for every number of rows that can occur."""
+        """Return whether the library has our kernel's bits for every number of rows that can occur."""
         if product.num_splits > 1:
             return False
         is_logits = product.role == "logits"
         key = (product.num_out, product.num_in, product.dtype, is_logits, product.has_bias)
         if key not in self._agrees:
             self._agrees[key] = self._try(product)
-            torch.cuda.empty_cache()  # much memory, and the cache of keys and values is sized later
+            torch.cuda.empty_cache()  # the cache of keys and values is sized later
         return self._agrees[key]
 
     def _random(self, dtype: torch.dtype) -> dict[str, Any]:
-        """For `torch.randn`: the same numbers at every start."""
+        """Return options of `torch.randn` that give the same numbers at every start."""
         generator = torch.Generator(self.device).manual_seed(20261121)
         return {"generator": generator, "device": self.device, "dtype": dtype}
 
@@ -139,7 +142,7 @@ class Products:
             return apply.plain(variant, rows_TI, weight_OI, bias_O)
 
         with torch.inference_mode():
-            # Our kernel's rows are the same in any call, so that one call shows them all.
+            # The bits of our kernel's rows are the same in any call, so one call gives all.
             ours_TO = run(candidates(product, TRIAL_ROWS, library=False)[0], x_TI)
             for count in row_counts(self.max_rows):
                 if not torch.equal(run(LIBRARY, x_TI[:count]), ours_TO[:count]):

@@ -1,11 +1,10 @@
-"""Rotary position embedding: a table of angles, and the rotation of heads by them.
+"""Rotary position embedding: frequencies, and a table of angles (`ops.rotate_and_store` applies them).
 
 Promises: frequencies equal transformers' for the kinds in `ROPE_KINDS`; a row's angles depend on
-its position alone (so kinds that look at the sequence's length are refused); halves of a head are
-paired, as in Hugging Face checkpoints.
+its position alone, so kinds that depend on the sequence's length are refused.
 Does not know: configuration files.
 
-Legend: T rows, P positions, N heads, H head dim, F = H / 2 frequencies.
+Legend: T rows, P positions, H head dim, F = H / 2 frequencies.
 """
 
 from __future__ import annotations
@@ -15,16 +14,19 @@ from dataclasses import dataclass
 
 import torch
 
-from eyas.kernels import usable
+from eyas.ops.rotate_and_store import Angles
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
     """What the angles are made of. Fields beyond theta and head_dim serve the kinds that scale.
 
-    attention_factor: multiplies cosine and sine (yarn); 1 elsewhere.
+    attention_factor: multiplies cosine and sine (yarn, longrope); 1 elsewhere.
+    rotary_dim: the first so many dimensions of a head are rotated; 0 is all. is_interleaved: pairs are
+    neighbours (2i, 2i + 1) in the checkpoint, not halves. short_factors, long_factors: divide the
+    frequencies (longrope) where at most, or more than, `original_max_position` positions are served.
     """
 
     kind: str
@@ -38,15 +40,43 @@ class RopeSpec:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    rotary_dim: int = 0
+    is_interleaved: bool = False
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+
+    @property
+    def num_rotated(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return self.rotary_dim or self.head_dim
+
+    @property
+    def head_layout(self) -> tuple[int, ...] | None:
+        """For each dimension of a head here, its place in the checkpoint; None where they agree.
+
+        Here dimension h is paired with h + head_dim / 2. Queries and keys are laid out alike, so their
+        products do not change. Dimensions that are not rotated fill the pairs whose angle is 0.
+        """
+        if self.num_rotated == self.head_dim and not self.is_interleaved:
+            return None
+        half, num_pairs = self.head_dim // 2, self.num_rotated // 2
+        if self.is_interleaved:
+            first, second = range(0, self.num_rotated, 2), range(1, self.num_rotated, 2)
+        else:
+            first, second = range(num_pairs), range(num_pairs, self.num_rotated)
+        rest = list(range(self.num_rotated, self.head_dim))
+        middle = half - num_pairs
+        return (*first, *rest[:middle], *second, *rest[middle:])
 
 
-def rope_frequencies(spec: RopeSpec) -> torch.Tensor:
-    """Radians per position, float32 [F].
+def rope_frequencies(spec: RopeSpec, max_positions: int = 0) -> torch.Tensor:
+    """Radians per position of each rotated pair, float32 [num_rotated / 2].
 
+    max_positions: how many positions are served; longrope depends on it.
     llama3: Llama 3.1's release. yarn: Peng et al., arXiv 2309.00071. linear: positions divided by
-    a factor (Chen et al., arXiv 2306.15595).
+    a factor (Chen et al., arXiv 2306.15595). longrope: Ding et al., arXiv 2402.13753.
     """
-    exponents_F = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    exponents_F = torch.arange(0, spec.num_rotated, 2, dtype=torch.float32) / spec.num_rotated
     plain_F = 1.0 / (spec.theta**exponents_F)
     match spec.kind:
         case "default":
@@ -57,6 +87,10 @@ def rope_frequencies(spec: RopeSpec) -> torch.Tensor:
             return _llama3_frequencies(spec, plain_F)
         case "yarn":
             return _yarn_frequencies(spec, exponents_F)
+        case "longrope":
+            is_long = max_positions > spec.original_max_position
+            factors = spec.long_factors if is_long else spec.short_factors
+            return plain_F / torch.tensor(factors, dtype=torch.float32)
     raise AssertionError(f"rope kind {spec.kind!r} passed the configuration reader")
 
 
@@ -75,28 +109,18 @@ def _llama3_frequencies(spec: RopeSpec, plain_F: torch.Tensor) -> torch.Tensor:
 def _yarn_frequencies(spec: RopeSpec, exponents_F: torch.Tensor) -> torch.Tensor:
     def dimension_of(num_rotations: float) -> float:
         length = spec.original_max_position / (num_rotations * 2 * math.pi)
-        return spec.head_dim * math.log(length) / (2 * math.log(spec.theta))
+        return spec.num_rotated * math.log(length) / (2 * math.log(spec.theta))
 
     low, high = dimension_of(spec.beta_fast), dimension_of(spec.beta_slow)
     if spec.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, spec.head_dim - 1)
+    low, high = max(low, 0), min(high, spec.num_rotated - 1)
     if low == high:
         high += 0.001
-    ramp_F = (torch.arange(spec.head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    ramp_F = (torch.arange(spec.num_rotated // 2, dtype=torch.float32) - low) / (high - low)
     kept_F = 1 - ramp_F.clamp(0, 1)
     powers_F = spec.theta**exponents_F
     return (1.0 / (spec.factor * powers_F)) * (1 - kept_F) + (1.0 / powers_F) * kept_F
-
-
-@dataclass(frozen=True, slots=True)
-class Angles:
-    """Of the rows of one forward, for all its layers. rows: cosine and signed sine, [T, 1, H] each;
-    None where a kernel reads the table [P, 2, 1, H] itself."""
-
-    table_P2H: torch.Tensor
-    positions_T: torch.Tensor
-    rows: tuple[torch.Tensor, torch.Tensor] | None
 
 
 class RopeTable:
@@ -116,31 +140,18 @@ class RopeTable:
         lag: int = 0,
     ) -> None:
         position_P = (torch.arange(max_positions) - lag).clamp(min=0)
-        angles_PF = position_P.float()[:, None] * rope_frequencies(spec)
-        table_P2H = torch.empty(max_positions, 2, 1, spec.head_dim, dtype=dtype)
-        half = spec.head_dim // 2
+        angles_PF = position_P.float()[:, None] * rope_frequencies(spec, max_positions)
+        table_P2H = torch.zeros(max_positions, 2, 1, spec.head_dim, dtype=dtype)
+        table_P2H[:, 0] = 1  # what is not rotated has the angle 0
+        half, num_pairs = spec.head_dim // 2, spec.num_rotated // 2
         cosine_PF = angles_PF.cos() * spec.attention_factor
-        table_P2H[:, 0, 0, :half] = cosine_PF
-        table_P2H[:, 0, 0, half:] = cosine_PF
+        table_P2H[:, 0, 0, :num_pairs] = cosine_PF
+        table_P2H[:, 0, 0, half : half + num_pairs] = cosine_PF
         sine_PF = angles_PF.sin_() * spec.attention_factor
-        table_P2H[:, 1, 0, :half] = -sine_PF
-        table_P2H[:, 1, 0, half:] = sine_PF
+        table_P2H[:, 1, 0, :num_pairs] = -sine_PF
+        table_P2H[:, 1, 0, half : half + num_pairs] = sine_PF
         self._table_P2H = table_P2H.to(device)
 
     def at(self, positions_T: torch.Tensor) -> Angles:
-        """The angles of rows at these positions."""
-        if usable(positions_T.device):
-            return Angles(self._table_P2H, positions_T, None)
-        return Angles(self._table_P2H, positions_T, self.gather(positions_T))
-
-    def gather(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and signed sine of these rows, each [T, 1, H]."""
-        cosine_T1H, sine_T1H = self._table_P2H.index_select(0, positions_T).unbind(1)
-        return cosine_T1H, sine_T1H
-
-
-def rotate(x_TNH: torch.Tensor, cosine_T1H: torch.Tensor, sine_T1H: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (h, h + H/2) by its angle. Products and sums only: each is rounded correctly,
-    so no row sees its neighbours."""
-    swapped_TNH = x_TNH.roll(x_TNH.shape[-1] // 2, -1)
-    return (x_TNH * cosine_T1H).add_(swapped_TNH.mul_(sine_T1H))
+        """Return the angles of rows at these positions."""
+        return Angles(self._table_P2H, positions_T)

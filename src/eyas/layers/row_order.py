@@ -1,7 +1,8 @@
-"""How many rows a forward must carry, so that a row gets the same bits in any batch.
+"""The row counts of forward passes at which a row gets the same bits in any batch.
 
-Promises: a runner that pads to `RowOrder.pad` gets that, where the rule is exact.
-Does not know: which rule is (on a CPU `row_probe.find_row_order` measures it, on a device
+Promises: if the rule is exact, a row's bits do not depend on the batch when rows are padded to
+`RowOrder.pad`.
+Does not know: which rule is exact (on a CPU `row_probe.find_row_order` measures it, on a device
 `products.Products` promises it).
 """
 
@@ -13,17 +14,17 @@ from eyas.layers.gemm_variants import pad_for_device
 from eyas.layers.products import Products
 
 STEPS = ((16, 1), (64, 4), (128, 8), (1 << 62, 32))
-"""Up to so many rows, counts are multiples of so many."""
+"""(most rows, step): counts up to that many rows are multiples of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """How many rows a forward must carry.
+    """The rule for the row count of a forward pass.
 
-    minimum: at least this many. bucket: a multiple of this many, and every product runs in pieces
-    of exactly this many; None lets a product take all rows at once. is_stepped: larger counts are
-    rounded up to few (`STEPS`), because the CPU's products are prepared once for every count, which
-    takes milliseconds and memory. products: on a device, which kernels run them; None is torch's.
+    minimum: the least count. bucket: counts are multiples of it, and every product runs in pieces
+    of exactly this many rows; None runs all rows in one product. is_stepped: larger counts are
+    rounded up (`STEPS`), since a CPU's products are prepared for each count, which takes
+    milliseconds and memory. products: the plans of products on a device; None on a CPU.
     """
 
     minimum: int = 1
@@ -32,7 +33,7 @@ class RowOrder:
     products: Products | None = field(default=None, compare=False)
 
     def pad(self, num_rows: int) -> int:
-        """The row count to run `num_rows` rows with; never less."""
+        """Return the row count, at least `num_rows`, to run `num_rows` rows with."""
         if self.products is not None:
             return pad_for_device(num_rows)
         padded = max(num_rows, self.minimum)
@@ -44,7 +45,7 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True)
 class RowOrderReport:
-    """The rule found, whether it is exact, and why: for the log."""
+    """A rule, whether it is exact, and the reason, for the log."""
 
     order: RowOrder
     exact: bool

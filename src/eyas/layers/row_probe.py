@@ -1,7 +1,7 @@
-"""Which row counts give a row the same bits on a CPU, measured here for this model's shapes.
+"""Measure at which row counts a CPU gives a row the same bits, for the shapes of a model.
 
-Promises: `find_row_order` runs the very layers the model runs, on random data, and names the first
-rule that held; a runner that pads to `RowOrder.pad` then gets the same bits for a row in any batch.
+Promises: `find_row_order` runs the layers that the model runs, on random data, and returns the
+first rule that held. Rows that are padded to `RowOrder.pad` then have the same bits in any batch.
 Does not know: models, batches, devices (`products.Products` does).
 
 Legend: T rows, I input features.
@@ -18,11 +18,11 @@ from eyas.layers.row_order import RowOrder, RowOrderReport
 
 CPU = torch.device("cpu")
 MINIMUMS = (2, 8)
-"""Row counts from which all may agree."""
+"""The least row counts that are tried, above which all counts may agree."""
 BUCKET = 32
-"""Rows of one product where only a fixed count is exact."""
+"""Rows of a product if only a fixed count is exact."""
 MAX_PROBE_PRODUCTS = 200_000_000
-"""Multiply-adds spent on one shape beyond the row counts that are always tried."""
+"""The most multiply-adds for one shape, beyond the row counts that are always tried."""
 MAX_SHUFFLED_ROWS = 48
 
 
@@ -35,9 +35,9 @@ def find_row_order(
 ) -> RowOrderReport:
     """Try row counts on every (out, in) of `shapes`, and on logits heads of the shapes `heads`.
 
-    max_rows: the largest forward to come, padding included.
-    The first of these that held is returned: all rows at once from 2 or from 8 rows up, else BUCKET
-    rows at a time. With neither the report is not exact and says which shape differed.
+    max_rows: of the largest forward pass, padding included. Returns the first rule that held: all
+    rows in one product from 2 or from 8 rows on, else BUCKET rows at a time. If neither holds, the
+    report is not exact and names the shape that differed.
     """
     least = MINIMUMS[0]
     max_rows = RowOrder(least, is_stepped=True).pad(max_rows)
@@ -74,7 +74,7 @@ def _probes(
     heads: Sequence[tuple[int, int]],
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, Product, int, int]]:
-    """Each shape's name, layer with random weights, input width and multiply-adds per row."""
+    """Yield each shape's name, layer with random weights, input width and multiply-adds per row."""
     order = RowOrder()
     for out_features, in_features in dict.fromkeys(shapes):
         parts = {"probe": out_features}
@@ -96,7 +96,7 @@ def _generator() -> torch.Generator:
 
 
 def _fill(weight: torch.Tensor, in_features: int) -> None:
-    """Random weights of unit gain; big ones repeat a random block of rows, which is quick."""
+    """Fill `weight` with random numbers of unit gain; large weights repeat a block, which is fast."""
     rows = max(1, min(weight.shape[0], (1 << 16) // in_features))
     block = torch.randn(rows, in_features, generator=_generator())
     block *= in_features**-0.5
@@ -109,7 +109,7 @@ def _random_rows(num_rows: int, in_features: int, dtype: torch.dtype) -> torch.T
 
 
 def _row_counts(max_rows: int, work: int) -> list[int]:
-    """Counts to try: small ones and max_rows always, others while the work stays bounded."""
+    """Return the counts to try: small ones and max_rows, and others while the work is bounded."""
     always = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17)
     counts = {count for count in always if count <= max_rows} | {max_rows}
     spent = 0
@@ -123,7 +123,7 @@ def _row_counts(max_rows: int, work: int) -> list[int]:
 def _largest_differing_count(
     layer: Product, rows_TI: torch.Tensor, max_rows: int, work: int, minimum: int
 ) -> int:
-    """The largest row count whose rows differ from those of the full call; 0 when all agree.
+    """Return the largest row count whose rows differ from those of the full call; 0 if all agree.
 
     Rows are taken from several places of the full call, and some in a random order.
     """
@@ -143,7 +143,7 @@ def _largest_differing_count(
 
 
 def _is_exact_in_place(layer: Product, rows_TI: torch.Tensor) -> bool:
-    """Whether, at one row count, a row's bits depend on neither its place nor the other rows."""
+    """Return whether, at one row count, a row's bits depend neither on its place nor on other rows."""
     full = layer(rows_TI)
     rolled = layer(rows_TI.roll(5, 0))
     alone_TI = torch.zeros_like(rows_TI)

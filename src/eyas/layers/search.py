@@ -1,9 +1,10 @@
-"""The fastest variant of each product, measured once and kept.
+"""Find the fastest variant of each product, measured once and cached.
 
-Promises: the usual variant is kept unless another is clearly faster, and of those alike the first of
-`candidates` is taken, so that choices are the same at every start. What was kept is taken only if it
-is still among the candidates. No choice here changes bits: who may take part is the caller's decision.
-Does not know: how times are taken.
+Promises: the default variant is chosen unless another is clearly faster, and of equally fast ones
+the first of `candidates`, so that choices are the same at every start. A cached choice is used only
+if it is still among the candidates. No choice changes bits: the caller decides which variants are
+allowed.
+Does not know: how times are measured.
 """
 
 from __future__ import annotations
@@ -39,19 +40,20 @@ from eyas.layers.gemm_variants import (
 log = logging.getLogger(__name__)
 
 Clock = Callable[[Product, Sequence[tuple[int, Sequence[GemmVariant]]]], list[list[float]]]
-"""Microseconds of each variant at each row count (`timing.DeviceClock`)."""
+"""Returns the microseconds of each variant at each row count (`timing.DeviceClock`)."""
 
 TIE = 1.02
 USUAL = 1.06
-"""The usual variant stays unless another is faster by more than this: what a product costs in a model
-also depends on how its neighbours fit beside it, by a few percent that are not measured here."""
+"""The default variant is replaced only by one that is faster by more than this factor. The cost of
+a product in a model also depends on the kernels around it, by a few percent that are not measured
+here."""
 ALONE = 1.05
-"""What the library's kernels cost more in a model than here: they neither start early nor let the next
-one."""
+"""The factor by which the library's kernels cost more in a model than measured here: they do not use
+programmatic dependent launch."""
 
 
 class Search:
-    """kept: where choices outlive the process; None is nowhere."""
+    """The choice of variants on one device. kept: the cache file; None caches in this process only."""
 
     def __init__(self, clock: Clock, kept: AutotuneCache | None) -> None:
         self._clock = clock
@@ -63,8 +65,8 @@ class Search:
     def variants(
         self, product: Product, max_rows: int, *, library: bool, warpgroups: bool
     ) -> tuple[GemmVariant, ...]:
-        """The variant of each bucket up to `max_rows`. library, warpgroups: who may take part
-        (`variants.candidates`)."""
+        """Return the variant of each bucket up to `max_rows`. library, warpgroups: as in
+        `candidates`."""
         lists = [
             (bucket, candidates(product, bucket, library=library, warpgroups=warpgroups))
             for bucket in buckets_up_to(max_rows)
@@ -100,7 +102,7 @@ class Search:
         return tuple(found)
 
     def report(self) -> None:
-        """Tell what was searched since the last report."""
+        """Log what was searched since the last report."""
         num = self.num_measured + self.num_kept
         if num:
             log.info(
@@ -113,13 +115,13 @@ class Search:
 
 
 def fastest(variants: Sequence[GemmVariant], times: Sequence[float]) -> GemmVariant:
-    """The usual one where it is nearly as good as the best, or where none can run; else the first that
-    is as good as the best."""
+    """Return the default variant if it is nearly as fast as the fastest, or if none can run; else
+    the first that is about as fast as the fastest."""
     costs = [
         us * ALONE if variant == LIBRARY else us
         for variant, us in zip(variants, times, strict=True)
     ]
-    costs[0] = times[0]  # what is usual there has proven itself in models
+    costs[0] = times[0]  # the default was chosen by measuring whole models
     best = min(costs)
     if not math.isfinite(best) or costs[0] <= best * USUAL:
         return variants[0]
@@ -129,13 +131,13 @@ def fastest(variants: Sequence[GemmVariant], times: Sequence[float]) -> GemmVari
 
 
 def _written(variant: GemmVariant) -> list[Any]:
-    """As a file holds it."""
+    """Return the variant as it is stored in a file."""
     return [None if variant.tile is None else list(astuple(variant.tile)), variant.folded]
 
 
 @cache
 def search_on(device: torch.device) -> Search:
-    """The one search of a device."""
+    """Return the search of a device, which is created once."""
     from eyas.kernels import gemm
     from eyas.layers.timing import DeviceClock
 

@@ -1,10 +1,11 @@
-"""How long each variant of a product takes on this device.
+"""Measure how long each variant of a product takes on this device.
 
-Promises: medians of replays of CUDA graphs, taken in turns, so that a clock that drifts is fair to all
-variants. Weights come from memory, not from a cache, and each product stands between the small kernels
-that it has for neighbours in a model; what a variant leaves to others is counted (the activation after
-the library's product, the reading of parts). A variant that this device cannot run takes forever. Must
-not run while anything is captured. Memory is given back. Does not know: which variant is chosen.
+Promises: times are medians of CUDA graph replays. Variants are measured in turns, so that a
+drifting clock affects all alike. Weights are read from memory, not from a cache, and each product
+runs between the small kernels that surround it in a model. Work that a variant leaves to other
+kernels is included (the activation after the library's product, reading parts). A variant that the
+device cannot run has infinite time. Nothing may be captured meanwhile. Memory is freed at the end.
+Does not know: which variant is chosen.
 
 Legend: T rows, I input features, O output features.
 """
@@ -30,26 +31,28 @@ Jobs = Sequence[tuple[int, Sequence[GemmVariant]]]
 """Row counts, and the variants to measure at each."""
 
 WEIGHT_BYTES = 256 << 20
-"""Weights that take turns: several times what a cache holds."""
+"""Size of the weights that are used in turns: several times that of a cache."""
 MOST_CALLS = 32
 MANY_CALLS_UP_TO = 512
-"""Rows beyond which a product takes so long that two of them are enough."""
+"""Beyond this many rows a product takes so long that two calls are enough."""
 ROUNDS = 7
 NUM_THREADS = 16
 EPSILON = 1e-5
 
 
 class DeviceClock:
-    """Measures products on one device."""
+    """A clock for products on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, product: Product, jobs: Jobs) -> list[list[float]]:
-        """Microseconds of each variant of each job; infinite where the device cannot run it."""
+        """Return the microseconds of each variant of each job; infinite if the device cannot run it."""
         with torch.inference_mode(), torch.cuda.device(self._device):
-            assert not torch.cuda.is_current_stream_capturing(), "products are measured before"
+            assert not torch.cuda.is_current_stream_capturing(), (
+                "products are measured before graphs are captured"
+            )
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
             try:
@@ -62,7 +65,7 @@ class DeviceClock:
 
 
 class _Scene:
-    """A product with weights that take turns, and what stands around it."""
+    """A product with weights that are used in turns, and the kernels around it."""
 
     def __init__(self, product: Product, device: torch.device, stream: torch.cuda.Stream) -> None:
         self._product = product
@@ -90,8 +93,7 @@ class _Scene:
         return [self._race(num_rows, variants, unusable) for num_rows, variants in jobs]
 
     def _compile(self, variants: list[GemmVariant]) -> set[GemmVariant]:
-        """Run our kernel once in every variant, on all cores, since the first run compiles it: the
-        variants that failed."""
+        """Run each variant once, on all cores, which compiles it. Returns the variants that failed."""
         x_1I = self._rows(1)
 
         def fails(variant: GemmVariant) -> bool:
@@ -131,7 +133,7 @@ class _Scene:
         return [medians.get(variant, math.inf) for variant in variants]
 
     def _span(self, graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """The events around one replay."""
+        """Replay the graph once. Returns the events before and after it."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         graph.replay()
@@ -158,7 +160,7 @@ class _Scene:
         return graph
 
     def _chain(self, num_rows: int) -> Callable[[GemmVariant, int], None]:
-        """What runs the product so many times, its neighbours included."""
+        """Return a function that runs the product in turns with the kernels around it."""
         product, weights, x_TI = self._product, self._weights, self._rows(num_rows)
         shape = (num_rows, product.num_out)
         stream_TO, out_TO = None, None

@@ -1,8 +1,8 @@
-"""Models: from a directory or a hub name to a decoder that maps rows of tokens to logits.
+"""Models: load a checkpoint directory or hub name into a decoder that maps token rows to logits.
 
-Promises: `load_model` streams safetensors into a `Decoder`; `read_spec` tells a model's facts from
-its configuration alone; every refusal names the thing and the remedy; no code from a checkpoint is
-ever run. Does not know: engines, caches, sampling.
+Promises: `load_model` streams safetensors into a `Decoder`; `read_spec` needs the JSON files alone;
+every ValueError names the file, the field or tensor, and the remedy; code of a checkpoint is never
+run. Does not know: engines, caches, sampling.
 """
 
 from eyas.models.decoder import Decoder

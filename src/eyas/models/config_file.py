@@ -1,8 +1,8 @@
-"""config.json, read with errors that name the file, the field and the remedy.
+"""A reader of config.json whose errors name the file, the field and the remedy.
 
-Promises: understands the fields of transformers 5 (`rope_parameters`) and of older releases
-(`rope_scaling`, `rope_theta`); a feature that is not supported is refused by name, never ignored;
-code named by a checkpoint (`auto_map`) is never loaded.
+Promises: reads the fields of transformers 5 (`rope_parameters`) and of older releases
+(`rope_scaling`, `rope_theta`); an unsupported feature is refused by name, never ignored; code that a
+checkpoint names (`auto_map`) is never loaded.
 Does not know: families.
 """
 
@@ -11,33 +11,50 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from eyas.layers.rope import ROPE_KINDS, RopeSpec
 
-UNSCALED_ROPE_KINDS = ("default", "dynamic")
-"""dynamic: all positions that the checkpoint was made for have plain angles; no more are served."""
-MOST = {
+UNSCALED_ROPE_KINDS = ("default", "dynamic", "mrope")
+"""Rope types without scaling. With "dynamic" the angles change only beyond max_position_embeddings,
+and no more positions than that are served; with "mrope" they differ for images alone."""
+ROPE_ALIASES = {"su": "longrope"}
+MAX_VALUES = {
     "num_hidden_layers": 4096,
     "num_attention_heads": 65536,
     "num_key_value_heads": 65536,
     "head_dim": 65536,
 }
-"""What no model has more of, by field; a larger number would be a long wait for a refusal."""
-REFUSED_ROPE_KINDS = {"longrope": "its angles depend on how long the text has become"}
+"""The largest value of a field; far above any model, so that a wrong file is refused quickly."""
+
+
+_OTHER_MODALITIES = frozenset(
+    (
+        *(
+            "text_config",
+            "vision_config",
+            "mm_tokens_per_image",
+            "image_token_id",
+            "video_token_id",
+        ),
+        *("image_token_index", "boi_token_index", "eoi_token_index", "vision_token_id"),
+        *("vision_start_token_id", "vision_end_token_id"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A parsed JSON object and where it came from."""
+    """A parsed JSON object and the path of its file. Its readers raise ValueError on a bad field."""
 
     path: Path
     values: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
+        """Parse the file at `path`. ValueError: it cannot be read, or holds no JSON object."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -49,6 +66,7 @@ class ConfigFile:
 
     @classmethod
     def of_model(cls, directory: Path | str) -> ConfigFile:
+        """Parse config.json of a checkpoint directory. ValueError: as `read`, or there is none."""
         path = Path(directory) / "config.json"
         if not path.is_file():
             raise ValueError(
@@ -57,163 +75,210 @@ class ConfigFile:
             )
         return cls.read(path)
 
+    def text_config(self) -> ConfigFile:
+        """Return the fields of the text model inside a model of images.
+
+        Fields that stand beside `text_config` count where it does not have them; old files have no
+        `text_config` and all fields side by side.
+        """
+        outer = {k: v for k, v in self.values.items() if k not in _OTHER_MODALITIES}
+        inner = self.nested("text_config").values
+        return ConfigFile(
+            self.path, {**outer, **inner, "architectures": self.values["architectures"]}
+        )
+
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFile:
-        """The same file, with these values for the fields that it does not have."""
+        """Return a copy with these values for the fields that are absent."""
         return ConfigFile(self.path, {**defaults, **self.values})
 
-    def bad(self, field: str, problem: str) -> ValueError:
+    def error(self, field: str, problem: str) -> ValueError:
+        """Return the error of a field. problem: a predicate such as "must be ...", and the remedy."""
         return ValueError(f"{self.path}: {field} {problem}")
 
     def count(self, field: str, default: int | None = None) -> int:
-        """A whole number above 0; `default` where the field is absent or null."""
+        """Return a whole number above 0; `default` where the field is absent or null."""
         value = self.values.get(field)
         if value is None:
             value = default
         if value is None:
-            raise self.bad(field, "is missing; the checkpoint's configuration is incomplete")
-        most = MOST.get(field, 2**31 - 1)
-        if type(value) is not int or not 0 < value <= most:
-            raise self.bad(field, f"must be a whole number from 1 to {most}, not {value!r}")
+            raise self.error(field, "is missing; the checkpoint's configuration is incomplete")
+        largest = MAX_VALUES.get(field, 2**31 - 1)
+        if type(value) is not int or not 0 < value <= largest:
+            raise self.error(field, f"must be a whole number from 1 to {largest}, not {value!r}")
         return value
 
     def index(self, field: str, default: int) -> int:
-        """A whole number of at least 0."""
+        """Return a whole number of at least 0; `default` where the field is absent or null."""
         value = self.values.get(field)
         value = default if value is None else value
         if type(value) is not int or not 0 <= value < 2**31:
-            raise self.bad(field, f"must be a whole number of at least 0, not {value!r}")
+            raise self.error(field, f"must be a whole number of at least 0, not {value!r}")
         return value
 
     def optional_number(self, field: str) -> float | None:
+        """Return a finite number; None where the field is absent or null."""
         value = self.values.get(field)
         if value is None:
             return None
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
-            raise self.bad(field, f"must be a number, not {value!r}")
+            raise self.error(field, f"must be a number, not {value!r}")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
+        """Return a finite number; `default` where the field is absent or null."""
         value = self.optional_number(field)
         value = default if value is None else value
         if value is None:
-            raise self.bad(field, "is missing; the checkpoint's configuration is incomplete")
+            raise self.error(field, "is missing; the checkpoint's configuration is incomplete")
         return value
 
     def flag(self, field: str, default: bool = False) -> bool:
+        """Return a boolean; `default` where the field is absent or null."""
         value = self.values.get(field)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.bad(field, f"must be true or false, not {value!r}")
+            raise self.error(field, f"must be true or false, not {value!r}")
         return value
 
     def token_ids(self, field: str, vocab_size: int) -> tuple[int, ...]:
-        """A token id or a list of them; -1 is none."""
+        """Return the ids of a field that holds one token id or a list; -1 stands for none.
+
+        ValueError: an id is not below `vocab_size`.
+        """
         value = self.values.get(field)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(i) is int and i >= -1 for i in ids):
-            raise self.bad(field, f"must be a token id or a list of them, not {value!r}")
+            raise self.error(field, f"must be a token id or a list of them, not {value!r}")
         if beyond := [i for i in ids if i >= vocab_size]:
-            raise self.bad(
+            raise self.error(
                 field,
                 f"{beyond[0]} is outside of the {vocab_size} tokens that config.json's vocab_size "
-                "says; correct one of them",
+                "gives; correct one of them",
             )
         return tuple(dict.fromkeys(i for i in ids if i >= 0))
 
     def require(self, field: str, wanted: object, default: object, remedy: str) -> None:
-        """Refuse any value of `field` but `wanted`."""
+        """Refuse every value of `field` but `wanted`. remedy: shown in parentheses."""
         value = self.values.get(field, default)
         value = default if value is None else value
         if value != wanted:
-            raise self.bad(field, f"{value!r} is not supported ({remedy})")
+            raise self.error(field, f"{value!r} is not supported ({remedy})")
 
     def require_silu(self) -> None:
-        """Refuse any activation but silu, under either of its names."""
+        """Refuse every activation but silu, which is also called swish."""
         if self.values.get("hidden_act") != "swish":
             self.require("hidden_act", "silu", "silu", "silu is")
 
     def epsilon(self) -> float:
-        """What RMS norms add before they take the root."""
+        """Return the epsilon of the RMS norms."""
         value = self.number("rms_norm_eps", 1e-6)
         if value < 0:
-            raise self.bad("rms_norm_eps", f"must be at least 0, not {value}")
+            raise self.error("rms_norm_eps", f"must be at least 0, not {value}")
         return value
 
     def nested(self, field: str) -> ConfigFile:
-        """The JSON object under `field`, for reading its fields with the same errors."""
+        """Return the JSON object under `field`; empty where it is absent. Its errors name this file."""
         value = self.values.get(field) or {}
         if not isinstance(value, dict):
-            raise self.bad(field, f"must be a JSON object, not {value!r}")
+            raise self.error(field, f"must be a JSON object, not {value!r}")
         return ConfigFile(self.path, value)
 
     def layer_windows(self, num_layers: int, window: int | None) -> tuple[int | None, ...]:
-        """Each layer's window as `layer_types` says: `window` for sliding layers, None for full."""
+        """Return each layer's window: `window` where `layer_types` says sliding, None where full."""
         types = self.values["layer_types"]
         if not isinstance(types, list) or len(types) != num_layers:
-            raise self.bad("layer_types", f"must list {num_layers} layers")
+            raise self.error("layer_types", f"must list {num_layers} layers")
         for kind in types:
             if kind not in ("full_attention", "attention", "sliding_attention"):
-                raise self.bad("layer_types", f"{kind!r} is not supported (full or sliding is)")
+                raise self.error("layer_types", f"{kind!r} is not supported (full or sliding is)")
             if kind == "sliding_attention" and window is None:
-                raise self.bad(
+                raise self.error(
                     "layer_types",
                     "has sliding layers but no sliding_window is in use; give their window in "
                     "sliding_window (with use_sliding_window where the family has it)",
                 )
         return tuple(window if kind == "sliding_attention" else None for kind in types)
 
-    def rope(self, head_dim: int) -> RopeSpec:
-        """The rope facts, from `rope_parameters` or from `rope_scaling` and `rope_theta`; where a file
-        has both they must agree, since libraries differ in which one they read."""
+    def rope(
+        self, head_dim: int, *, may_be_partial: bool = False, is_interleaved: bool = False
+    ) -> RopeSpec:
+        """Return the rope facts, from `rope_parameters` or from `rope_scaling` and `rope_theta`.
+
+        may_be_partial: whether the family can rotate a part of each head. is_interleaved: whether it
+        pairs neighbours.
+        ValueError: the type is not supported, a number is invalid, or the file has both forms and they
+        differ (libraries differ in which one they read).
+        """
         fields = [name for name in ("rope_parameters", "rope_scaling") if self.values.get(name)]
-        specs = [self._rope(field, head_dim) for field in fields or ["rope_parameters"]]
+        specs = [
+            self._rope(field, head_dim, may_be_partial) for field in fields or ["rope_parameters"]
+        ]
         if specs[0] != specs[-1]:
-            raise self.bad(
+            raise self.error(
                 "rope_scaling",
-                "and rope_parameters say different things; keep one of them (for scaled positions "
+                "and rope_parameters differ; keep one of them (for scaled positions "
                 "write the fields of rope_scaling, with rope_theta, into rope_parameters)",
             )
-        return specs[0]
+        return replace(specs[0], is_interleaved=is_interleaved)
 
-    def _rope(self, field: str, head_dim: int) -> RopeSpec:
+    def _rope(self, field: str, head_dim: int, may_be_partial: bool) -> RopeSpec:
         rope = self.nested(field)
         by_layer_type = [value for value in rope.values.values() if isinstance(value, dict)]
         if by_layer_type:
             if any(value != by_layer_type[0] for value in by_layer_type):
-                raise self.bad(field, "differs between layer types, which is not supported")
+                raise self.error(field, "differs between layer types, which is not supported")
             rope = ConfigFile(self.path, by_layer_type[0])
         kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
+        kind = ROPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
         if not isinstance(kind, str) or kind not in (*ROPE_KINDS, *UNSCALED_ROPE_KINDS):
-            kind = str(kind)
-            reason = REFUSED_ROPE_KINDS.get(kind, "no rule for it is known here")
-            raise self.bad(
+            raise self.error(
                 field,
-                f"asks for rope type {kind!r}, which is not supported: {reason}; "
+                f"asks for rope type {kind!r}, which is not supported: no rule for it is known here; "
                 f"use a checkpoint with {', '.join(ROPE_KINDS)}",
             )
         partial = rope.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))
-        if partial != 1.0:
-            raise self.bad(
+        if partial != 1.0 and not may_be_partial:
+            raise self.error(
                 "partial_rotary_factor",
                 f"{partial} is not supported: this family rotates whole heads; leave the field out, or "
                 "use a checkpoint of another family",
             )
         if head_dim % 2:
-            raise self.bad("head_dim", f"must be even, not {head_dim}")
+            raise self.error("head_dim", f"must be even, not {head_dim}")
+        rotary_dim = int(head_dim * partial)
+        if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+            raise self.error(
+                "partial_rotary_factor",
+                f"{partial} must make an even number of rotated dimensions, 2 to {head_dim}",
+            )
+        spec = self._rope_of_kind(field, rope, kind, head_dim, rotary_dim, bool(by_layer_type))
+        return replace(spec, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
+
+    def _rope_of_kind(
+        self,
+        field: str,
+        rope: ConfigFile,
+        kind: str,
+        head_dim: int,
+        rotary_dim: int,
+        is_nested: bool,
+    ) -> RopeSpec:
         theta = rope.number("rope_theta", self.number("rope_theta", 10000.0))
         if theta <= 1:
-            raise self.bad("rope_theta", f"must be above 1, not {theta}")
+            raise self.error("rope_theta", f"must be above 1, not {theta}")
         if kind in UNSCALED_ROPE_KINDS:
             return RopeSpec("default", theta, head_dim)
         if kind == "linear":
             return RopeSpec("linear", theta, head_dim, self._rope_factor(field, rope))
-        original = self._original_max_position(rope, is_nested=bool(by_layer_type))
+        original = self._original_max_position(rope, is_nested=is_nested)
+        if kind == "longrope":
+            return self._longrope(field, rope, theta, head_dim, rotary_dim, original)
         if kind == "llama3":
             low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
             if not 0 < low < high:
-                raise self.bad(
+                raise self.error(
                     field,
                     f"low_freq_factor {low} must be above 0 and below high_freq_factor {high}",
                 )
@@ -240,23 +305,57 @@ class ConfigFile:
             attention_factor=_yarn_attention_factor(rope, factor),
         )
 
+    def _longrope(
+        self,
+        field: str,
+        rope: ConfigFile,
+        theta: float,
+        head_dim: int,
+        rotary_dim: int,
+        original: int,
+    ) -> RopeSpec:
+        factors: dict[str, tuple[float, ...]] = {}
+        for name in ("short_factor", "long_factor"):
+            values = rope.values.get(name)
+            if not isinstance(values, list) or len(values) != rotary_dim // 2:
+                raise self.error(field, f"{name} must list {rotary_dim // 2} numbers")
+            if not all(isinstance(x, (int, float)) and 0 < x < math.inf for x in values):
+                raise self.error(field, f"{name} must hold numbers above 0")
+            factors[name] = tuple(map(float, values))
+        stretch = self.count("max_position_embeddings", original) / original
+        factor = rope.number("factor", stretch)
+        usual = math.sqrt(1 + math.log(factor) / math.log(max(2, original))) if factor > 1 else 1.0
+        return RopeSpec(
+            "longrope",
+            theta,
+            head_dim,
+            factor,
+            original,
+            attention_factor=rope.number("attention_factor", usual),
+            short_factors=factors["short_factor"],
+            long_factors=factors["long_factor"],
+        )
+
     def _rope_factor(self, field: str, rope: ConfigFile, default: float | None = None) -> float:
         factor = rope.number("factor", default)
         if factor < 1:
-            raise self.bad(field, f"factor must be at least 1, not {factor}")
+            raise self.error(field, f"factor must be at least 1, not {factor}")
         return factor
 
     def _original_max_position(self, rope: ConfigFile, *, is_nested: bool) -> int:
-        """Positions before they were scaled. As in transformers the file's own field comes before the
-        one among the rope's, unless those are written for each type of layers."""
+        """Return the number of positions before scaling.
+
+        As in transformers, the field of the file wins over the field of the rope object, unless that
+        object is nested by layer type.
+        """
         field = "original_max_position_embeddings"
-        for place in (rope,) if is_nested else (self, rope):
-            if place.values.get(field) is not None:
-                return place.count(field)
+        for config in (rope,) if is_nested else (self, rope):
+            if config.values.get(field) is not None:
+                return config.count(field)
         return self.count("max_position_embeddings")
 
     def max_position(self, rope: RopeSpec) -> int:
-        """How many positions the checkpoint was made for, rope scaling included."""
+        """Return the context length of the checkpoint in tokens, rope scaling included."""
         written = self.count("max_position_embeddings")
         if rope.kind == "yarn":
             return max(written, int(rope.original_max_position * rope.factor))

@@ -1,10 +1,10 @@
-"""The one dense decoder: rows of tokens in, hidden states, tapped residual streams and logits out.
+"""The dense decoder of every family: token rows in; hidden states, tapped residual streams, logits out.
 
-Promises: a row's numbers depend on its token, its position and what `attend` lets it see, never on
-the other rows; the number of rows must be one that `order.pad` returns.
-Does not know: sequences, trees, slots; which family it is running.
+Promises: the numbers of a row depend on its token, its position and the keys that `attend` lets it
+see, never on other rows. Every call takes a number of rows that `order.pad` returns.
+Does not know: sequences, trees, slots, which family it runs.
 
-Legend: T rows of a forward, R rows that want logits, D hidden size, I input size of attention,
+Legend: T rows of a forward pass, R logits rows, D hidden size, I input size of attention,
 V vocabulary, H head dim.
 """
 
@@ -20,20 +20,22 @@ from eyas.layers.attention import SelfAttention
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp
-from eyas.layers.norm import RMSNorm, added
+from eyas.layers.norm import RMSNorm
 from eyas.layers.rope import Angles, RopeTable
 from eyas.layers.row_order import RowOrder
-from eyas.models.spec import ModelSpec
+from eyas.models.spec import LLAMA, LayerTraits, ModelSpec
+from eyas.ops.add_norm import added
 
 if TYPE_CHECKING:
     from eyas.models.heads.spec import HeadSpec
 
 
 class DecoderLayer:
-    """Attention and feed-forward, each added to the residual stream.
+    """Attention and feed-forward block, each added to the residual stream.
 
-    input_size: of what attention reads, where that is not the stream. norms_input: attention reads the
-    stream normalised.
+    index: of the layer; `attend` gets it. input_size: width of the input of attention; None is the
+    hidden size. norms_input: whether the layer normalises the residual stream before attention, where
+    its family does. traits: of the family.
     """
 
     def __init__(
@@ -46,13 +48,18 @@ class DecoderLayer:
         order: RowOrder,
         input_size: int | None = None,
         norms_input: bool = True,
+        traits: LayerTraits = LLAMA,
     ) -> None:
+        def norm() -> RMSNorm:
+            offset = traits.norm_offset
+            size, epsilon = spec.hidden_size, spec.norm_epsilon
+            return RMSNorm(size, epsilon, dtype=dtype, device=device, offset=offset)
+
         self._index = index
-        self._attention_norm: RMSNorm | None = None
-        if norms_input:
-            self._attention_norm = RMSNorm(
-                spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device
-            )
+        self._attention_norm = norm() if norms_input and traits.norms_input else None
+        self._attention_output_norm = norm() if traits.norms_output else None
+        self._mlp_norm = norm() if traits.norms_input else None
+        self._mlp_output_norm = norm() if traits.norms_output else None
         self._attention = SelfAttention(
             spec.hidden_size,
             spec.num_query_heads,
@@ -65,8 +72,10 @@ class DecoderLayer:
             device=device,
             order=order,
             input_size=input_size,
+            norms_projections=traits.norms_projections,
+            qk_norm_offset=traits.norm_offset,
+            head_layout=spec.rope.head_layout,
         )
-        self._mlp_norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=device)
         self._mlp = GatedMlp(
             spec.hidden_size,
             spec.intermediate_size,
@@ -74,16 +83,31 @@ class DecoderLayer:
             dtype=dtype,
             device=device,
             order=order,
+            activation=traits.activation,
         )
 
+    @property
+    def _norms(self) -> dict[str, RMSNorm]:
+        norms = {
+            "attention_norm": self._attention_norm,
+            "attention_output_norm": self._attention_output_norm,
+            "mlp_norm": self._mlp_norm,
+            "mlp_output_norm": self._mlp_output_norm,
+        }
+        return {name: norm for name, norm in norms.items() if norm is not None}
+
     def parameters(self) -> dict[str, torch.Tensor]:
-        found = {"mlp_norm.weight": self._mlp_norm.parameter()}
-        if self._attention_norm is not None:
-            found["attention_norm.weight"] = self._attention_norm.parameter()
-        found |= {f"attention.{name}": view for name, view in self._attention.parameters().items()}
-        return found | {f"mlp.{name}": view for name, view in self._mlp.parameters().items()}
+        """Return the tensors to fill, by name within the layer."""
+        tensors = {f"{name}.weight": norm.parameter() for name, norm in self._norms.items()}
+        tensors |= {
+            f"attention.{name}": view for name, view in self._attention.parameters().items()
+        }
+        return tensors | {f"mlp.{name}": view for name, view in self._mlp.parameters().items()}
 
     def seal(self) -> None:
+        """Prepare the filled weights for running."""
+        for norm in self._norms.values():
+            norm.seal()
         self._attention.seal()
         self._mlp.seal()
 
@@ -95,9 +119,13 @@ class DecoderLayer:
         attend: Attend,
         input_TI: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """parts: what the layer before made, to be added to the stream first. input_TI: what attention
-        reads; None is the stream. Returns the stream as it came in, with the parts; the stream after
-        attention; and the parts of the feed-forward block, not added yet."""
+        """Run the layer, leaving the sum of its feed-forward block to the next norm of the stream.
+
+        parts: the output of the layer before, as parts of a sum that are not yet added to `stream_TD`.
+        input_TI: the input of attention; None is the (normalised) stream.
+        Returns the stream at the layer's input, with `parts` added [T, D]; the stream after attention
+        [T, D]; and the parts of the feed-forward output, not yet added.
+        """
         if self._attention_norm is not None:
             stream_TD, normed_TD = self._attention_norm.add(stream_TD, parts)
             input_TI = normed_TD if input_TI is None else input_TI
@@ -105,12 +133,20 @@ class DecoderLayer:
             stream_TD = added(stream_TD, parts)
             input_TI = stream_TD if input_TI is None else input_TI
         attended = self._attention(self._index, input_TI, angles, attend)
-        after_TD, normed_TD = self._mlp_norm.add(stream_TD, attended)
-        return stream_TD, after_TD, self._mlp(normed_TD)
+        if self._attention_output_norm is not None:
+            attended = self._attention_output_norm.of_parts(attended)
+        if self._mlp_norm is not None:
+            after_TD, normed_TD = self._mlp_norm.add(stream_TD, attended)
+        else:
+            after_TD = normed_TD = added(stream_TD, attended)
+        parts = self._mlp(normed_TD)
+        if self._mlp_output_norm is not None:
+            parts = self._mlp_output_norm.of_parts(parts)
+        return stream_TD, after_TD, parts
 
 
 class Decoder:
-    """A model with room for its weights: fill `parameters()`, call `seal()`, then only run it."""
+    """A model: allocates its weights; fill `parameters()`, call `seal()` once, then only run it."""
 
     def __init__(
         self,
@@ -121,38 +157,63 @@ class Decoder:
         max_model_len: int | None = None,
         order: RowOrder | None = None,
     ) -> None:
-        """max_model_len: positions to prepare angles for; None is the checkpoint's own limit."""
+        """Allocate the weights on `device`.
+
+        max_model_len: number of positions to prepare rope angles for; None is `spec.max_position`.
+        order: the row counts to run; None runs every count as it is, and makes no promise about bits.
+        """
         self.spec = spec
         self.dtype = dtype
         self.device = torch.device(device)
         self.max_model_len = max_model_len or spec.max_position
         self.order = order or RowOrder()
         self.embedding = Embedding(
-            spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device
+            spec.vocab_size,
+            spec.hidden_size,
+            dtype=dtype,
+            device=self.device,
+            scale=spec.embedding_scale,
         )
         self._layers = [
-            DecoderLayer(spec, index, dtype=dtype, device=self.device, order=self.order)
+            DecoderLayer(
+                spec, index, dtype=dtype, device=self.device, order=self.order, traits=spec.traits
+            )
             for index in range(spec.num_layers)
         ]
-        self._norm = RMSNorm(spec.hidden_size, spec.norm_epsilon, dtype=dtype, device=self.device)
+        self._norm = RMSNorm(
+            spec.hidden_size,
+            spec.norm_epsilon,
+            dtype=dtype,
+            device=self.device,
+            offset=spec.traits.norm_offset,
+        )
         self.head = LogitsHead(
             spec.vocab_size, spec.hidden_size, dtype=dtype, device=self.device, order=self.order
         )
         self._rope = RopeTable(spec.rope, self.max_model_len, dtype=dtype, device=self.device)
+        self._window_rope: RopeTable | None = None
+        if spec.window_rope is not None:
+            self._window_rope = RopeTable(
+                spec.window_rope, self.max_model_len, dtype=dtype, device=self.device
+            )
 
     def parameters(self) -> dict[str, list[torch.Tensor]]:
-        """What a loader must fill, by name: consecutive blocks of the parameter's rows."""
-        found = {"embedding.weight": [self.embedding.weight_VD]}
+        """Return the tensors that a loader fills, by parameter name.
+
+        Each parameter is a list of tensors, consecutive blocks of its rows. A tied logits head is not
+        among them; `seal` copies it from the embedding.
+        """
+        tensors = {"embedding.weight": [self.embedding.weight_VD]}
         for index, layer in enumerate(self._layers):
             for name, view in layer.parameters().items():
-                found[f"layers.{index}.{name}"] = [view]
-        found["norm.weight"] = [self._norm.parameter()]
+                tensors[f"layers.{index}.{name}"] = [view]
+        tensors["norm.weight"] = [self._norm.parameter()]
         if not self.spec.tie_embeddings:
-            found["head.weight"] = self.head.parameters()
-        return found
+            tensors["head.weight"] = self.head.parameters()
+        return tensors
 
     def seal(self) -> None:
-        """Ready the filled weights for running; once, after the last parameter is filled."""
+        """Prepare the filled weights for running; call once, after the last parameter is filled."""
         if self.spec.tie_embeddings:
             start = 0
             for block_VD in self.head.parameters():
@@ -161,6 +222,7 @@ class Decoder:
                 start = stop
         for layer in self._layers:
             layer.seal()
+        self._norm.seal()
         self.head.seal()
 
     def forward(
@@ -170,16 +232,26 @@ class Decoder:
         attend: Attend,
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Hidden states after the final norm [T, D], and for each k of `taps`, in that order, the
-        residual stream [T, D] after k layers (0 is the embedding; one more than there are layers is
-        the final norm's output)."""
+        """Run all layers.
+
+        tokens_T, positions_T: token ids and 0-based positions of the rows; T is a count that
+        `order.pad` returns. attend: stores keys and values, and computes attention.
+        taps: numbers of layers after which to return the residual stream; 0 is the embedding, the
+        number of layers plus 1 is the output of the final norm.
+        Returns the output of the final norm [T, D], and a tensor [T, D] for each of `taps`, in order.
+        """
         num_rows = tokens_T.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
         stream_TD, parts = self.embedding(tokens_T), None
-        angles = self._rope.at(positions_T)
+        angles = window_angles = self._rope.at(positions_T)
+        if self._window_rope is not None:
+            window_angles = self._window_rope.at(positions_T)
         streams: dict[int, torch.Tensor] = {}
         for depth, layer in enumerate(self._layers):
-            before_TD, stream_TD, parts = layer(stream_TD, parts, angles, attend)
+            has_window = self.spec.windows[depth] is not None
+            before_TD, stream_TD, parts = layer(
+                stream_TD, parts, window_angles if has_window else angles, attend
+            )
             if depth in taps:
                 streams[depth] = before_TD
         stream_TD, normed_TD = self._norm.add(stream_TD, parts)
@@ -187,8 +259,10 @@ class Decoder:
         return normed_TD, [streams[tap] for tap in taps]
 
     def logits(self, hidden_RD: torch.Tensor, out_RV: torch.Tensor | None = None) -> torch.Tensor:
-        """Final hidden states [R, D] -> float32 [R, V], on a device in `out_RV` where it is given; R is
-        padded by `order.pad` too."""
+        """Return the float32 logits [R, V] of final hidden states [R, D].
+
+        R is a count that `order.pad` returns. out_RV: where to write them; used on a CUDA device alone.
+        """
         num_rows = hidden_RD.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
         return self.head(hidden_RD, out_RV)

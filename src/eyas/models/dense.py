@@ -1,12 +1,13 @@
-"""What the dense families share: the facts every config.json writes alike, and the tensors' names.
+"""What the dense families share: the common fields of config.json, and the names of the tensors.
 
-Promises: reads the common fields and refuses what the decoder cannot do.
-Does not know: which biases, norms and windows a family has; the family file says so.
+Promises: reads the common fields, and refuses values that the decoder cannot run.
+Does not know: which biases, norms and windows a family has; the family module passes them.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from eyas.models.config_file import ConfigFile
 from eyas.models.spec import ModelSpec, read_eos_token_ids
@@ -36,7 +37,31 @@ CHECKPOINT_NAMES = {
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
-"""Parameters by Hugging Face's names; a model has those that its `ModelSpec` asks for."""
+"""Parameter name -> name in a Hugging Face checkpoint; which of them a model has follows from its
+`ModelSpec`."""
+
+
+def names_with(changes: Mapping[str, str], *without: str) -> dict[str, str]:
+    """Return CHECKPOINT_NAMES of a family whose layers differ from Llama's.
+
+    changes: by the parameter's name within a layer, the tensor's name within its layer.
+    without: parameters within a layer that the family does not have.
+    """
+    kept = {
+        parameter: name
+        for parameter, name in CHECKPOINT_NAMES.items()
+        if parameter.removeprefix("layers.{layer}.") not in without
+    }
+    return kept | {
+        f"layers.{{layer}}.{parameter}": f"model.layers.{{layer}}.{name}"
+        for parameter, name in changes.items()
+    }
+
+
+FUSED_QKV = {"attention.qkv.weight": "self_attn.qkv_proj.weight"}
+FUSED_GATE_UP = {"mlp.gate_up.weight": "mlp.gate_up_proj.weight"}
+QKV = ("attention.q.weight", "attention.k.weight", "attention.v.weight")
+GATE_UP = ("mlp.gate.weight", "mlp.up.weight")
 
 
 def read_dense(
@@ -50,26 +75,34 @@ def read_dense(
     qk_norm: bool,
     window: int | None,
     first_windowed_layer: int = 0,
+    has_partial_rope: bool = False,
+    is_interleaved: bool = False,
+    checks_activation: bool = True,
 ) -> ModelSpec:
-    """head_dim: the family's default where the file has none; None is hidden size / heads.
+    """Return the facts of a dense model from its config.json.
 
-    window: of the sliding layers; those are named by `layer_types`, or where that is absent are the
-    layers from first_windowed_layer on.
+    head_dim: the family's default where the file has none; None is hidden_size / num_attention_heads.
+    window: number of positions that sliding-window layers attend to; None where the model has no such
+    layers. first_windowed_layer: the layers from this one on have the window, unless `layer_types`
+    lists which layers do. has_partial_rope, is_interleaved: as in `ConfigFile.rope`. checks_activation:
+    hidden_act must be silu.
+    ValueError: a field is missing or invalid, or its value is not supported.
     """
-    config.require_silu()
+    if checks_activation:
+        config.require_silu()
     config.require("is_causal", True, True, "an encoder's text cannot be continued")
     if config.nested("per_layer_config").values:
-        raise config.bad("per_layer_config", "is not supported: all layers must be alike")
+        raise config.error("per_layer_config", "is not supported: all layers must be alike")
     num_layers = config.count("num_hidden_layers")
     num_query_heads = config.count("num_attention_heads")
     num_kv_heads = config.count("num_key_value_heads", num_query_heads)
     hidden_size = config.count("hidden_size")
     if num_query_heads % num_kv_heads:
-        raise config.bad(
+        raise config.error(
             "num_key_value_heads", f"{num_kv_heads} must divide {num_query_heads} attention heads"
         )
     head_dim = config.count("head_dim", head_dim or max(1, hidden_size // num_query_heads))
-    rope = config.rope(head_dim)
+    rope = config.rope(head_dim, may_be_partial=has_partial_rope, is_interleaved=is_interleaved)
     if config.values.get("layer_types") is not None:
         windows = config.layer_windows(num_layers, window)
     else:
@@ -102,11 +135,14 @@ def read_dense(
 
 
 def _bos_token_id(config: ConfigFile, vocab_size: int) -> int | None:
-    """None where the file names a token that there is not: prompts begin as the tokenizer says."""
+    """Return the start token's id; None where it is absent or outside the vocabulary.
+
+    Files in use name such tokens. Prompts start with what the tokenizer adds, so none is needed here.
+    """
     ids = config.token_ids("bos_token_id", 2**31)
     if ids and ids[0] >= vocab_size:
         log.warning(
-            "%s: bos_token_id %d is outside of the %d tokens of vocab_size and is left out",
+            "%s: bos_token_id %d is outside the vocabulary of %d tokens (vocab_size) and is ignored",
             config.path,
             ids[0],
             vocab_size,

@@ -1,6 +1,6 @@
-"""Which number format a model runs in on a device.
+"""Choose the number format that a model runs in on a device.
 
-Promises: "auto" is bfloat16 where the device multiplies it in hardware, else float32.
+Promises: "auto" is bfloat16 where the device multiplies bfloat16 in hardware, else float32.
 Does not know: models.
 """
 
@@ -20,15 +20,17 @@ BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 ISAS_WITHOUT_BFLOAT16 = frozenset(
     ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 )
-"""oneDNN's names of what a processor can do."""
+"""oneDNN's names of instruction sets without bfloat16 products."""
 
 
 def cpu_has_bfloat16(
     cpu_info: Path = CPU_INFO, environment: Mapping[str, str] = os.environ
 ) -> bool:
-    """Whether bfloat16 is multiplied by instructions of its own: AVX-512 BF16 or AMX BF16 (Linux on
-    x86), which the libraries that do it have not been told to leave alone (oneDNN's
-    ONEDNN_MAX_CPU_ISA, torch's ATEN_CPU_CAPABILITY)."""
+    """Whether the processor multiplies bfloat16 in hardware: AVX-512 BF16 or AMX BF16, on Linux on x86.
+
+    False too where the environment forbids these instructions to oneDNN (ONEDNN_MAX_CPU_ISA) or torch
+    (ATEN_CPU_CAPABILITY).
+    """
     if platform.machine() not in ("x86_64", "AMD64") or _is_capped(environment):
         return False
     try:
@@ -46,7 +48,11 @@ def _is_capped(environment: Mapping[str, str]) -> bool:
 
 
 def resolve_dtype(name: DtypeName | torch.dtype, device: torch.device | str) -> torch.dtype:
-    """The torch type for a configured name on a device."""
+    """Return the torch type for a configured name on a device.
+
+    "auto" is bfloat16 on a GPU and on a CPU with bfloat16 instructions, else float32.
+    ValueError: the name is unknown.
+    """
     if isinstance(name, torch.dtype):
         return name
     if name == "auto":

@@ -1,8 +1,8 @@
-"""Fields of a config.json that no family here reads: harmless, or refused because they change numbers.
+"""Check the fields of a config.json that its family does not read: ignore them, or refuse the model.
 
-Promises: a field that is named like something that arithmetic reads, and is not at a value that changes
-nothing, is refused by name, wherever it comes from; the rest is told of in one line of the log.
-Does not know: families (each says what it reads).
+Promises: an unread field is refused by name if its name suggests that the computation depends on it
+and its value is not neutral; the other unread fields are logged in one line.
+Does not know: families (each passes the fields that it reads).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ READ = frozenset(
         *("tie_word_embeddings", "bos_token_id", "eos_token_id", "num_nextn_predict_layers"),
     )
 )
-"""What every dense family reads; with the layers of an MTP head, which are found by their tensors."""
+"""Fields that every dense family reads. num_nextn_predict_layers is here because MTP layers are found
+by their tensors."""
 _ARITHMETIC = re.compile(
     r"soft_?cap|multiplier|scal(e|ing)|norm|clip|clamp|limit|alpha|residual|qk_|rotary|rope|yarn|alibi"
     r"|mup|expert|router|routed|moe|logit|window|sliding|bias|parallel|lora|mamba|ssm|conv|attn"
@@ -39,12 +40,15 @@ _HARMLESS = re.compile(
     r"|^is_(encoder_)?decoder$|^tie_encoder|_name_or_path|transformers|torch|unsloth|^chunk_size_feed"
     r"|^cross_attention_hidden_size$|^add_cross_attention$|^pruned_heads$|^use_bfloat16$"
 )
-"""What is of training, of how a result is returned, or of one library's own way to compute the same."""
+"""Fields of training, of how a result is returned, or of a library's choice of implementation."""
 _ONE_IS_NEUTRAL = re.compile(r"multiplier|scal(e|ing)|factor")
 
 
 def check_unread(config: ConfigFile, read: Collection[str]) -> None:
-    """read: the family's own fields, beside `READ`. ValueError names a field that would be ignored."""
+    """Refuse a model with an unread field that may change its numbers.
+
+    read: the family's FIELDS, in addition to `READ`. ValueError: names the field.
+    """
     unread = {
         name: value
         for name, value in config.values.items()
@@ -53,7 +57,7 @@ def check_unread(config: ConfigFile, read: Collection[str]) -> None:
     changing = [name for name in unread if _ARITHMETIC.search(name) and not _HARMLESS.search(name)]
     if changing:
         name = min(changing)
-        raise config.bad(
+        raise config.error(
             name,
             f"{_shortened(unread[name])} would change what the model computes and is not known for "
             f"{config.values['architectures'][0]} here; remove it if the model was made without it, "
@@ -65,7 +69,8 @@ def check_unread(config: ConfigFile, read: Collection[str]) -> None:
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    if value in (None, False, "", 0, [], {}):  # False is 0 as well
+    """Whether the value means "off" or "unscaled"."""
+    if value in (None, False, "", 0, [], {}):
         return True
     return value == 1 and _ONE_IS_NEUTRAL.search(name) is not None
 
@@ -101,14 +106,16 @@ _BY_NAME: Mapping[str, re.Pattern[str]] = {
 }
 
 
-def why_not(architecture: str, config: ConfigFile) -> str:
-    """What an architecture that is not supported has that nothing here computes; "" where its name and
-    fields do not tell."""
+def unsupported_reason(architecture: str, config: ConfigFile) -> str:
+    """Return, in parentheses, which unsupported features an unsupported architecture has.
+
+    They are guessed from its name and its fields; "" where neither tells.
+    """
     fields = [name for name, value in config.values.items() if not _is_neutral(name, value)]
-    reasons = [said for said, name in _BY_NAME.items() if name.search(architecture)]
+    reasons = [reason for reason, pattern in _BY_NAME.items() if pattern.search(architecture)]
     reasons += [
-        said
-        for said, field in _BY_FIELD.items()
-        if said not in reasons and any(field.search(name) for name in fields)
+        reason
+        for reason, pattern in _BY_FIELD.items()
+        if reason not in reasons and any(pattern.search(name) for name in fields)
     ]
     return f" ({', '.join(reasons)})" if reasons else ""

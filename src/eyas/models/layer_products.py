@@ -1,4 +1,4 @@
-"""The matrix products of a decoder layer, by the sizes of a model or of a draft head.
+"""The matrix products of a decoder layer, from the sizes of a model or of a draft head.
 
 Does not know: which of the two it is.
 """
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class LayerSizes(Protocol):
-    """What a specification says of its layers."""
+    """The sizes that `ModelSpec` and `HeadSpec` have in common."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -24,7 +24,10 @@ class LayerSizes(Protocol):
 
 
 def layer_products(spec: LayerSizes, input_size: int) -> tuple[tuple[int, int], ...]:
-    """(out, in) of a layer's products, fused as they run. input_size: of what attention reads."""
+    """Return (output size, input size) of a layer's products, fused as they run.
+
+    input_size: width of the input of attention.
+    """
     query_width = spec.num_query_heads * spec.head_dim
     qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
     return (

@@ -1,8 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2, and Mistral: grouped-query attention, rotary positions, gated silu.
-
-Promises: a configuration becomes a `ModelSpec`, a parameter name a checkpoint name.
-Does not know: how either is used.
-"""
+"""Llama 2, 3, 3.1, 3.2, and Mistral: grouped-query attention, rotary positions, gated SiLU."""
 
 from __future__ import annotations
 
@@ -27,17 +23,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
     },
 }
-"""transformers' values of fields that a file may leave out, by architecture."""
+"""transformers' defaults of fields that a file may omit, by architecture."""
 
 
 def read(config: ConfigFile) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`."""
     architecture = config.values["architectures"][0]
     config = config.with_defaults(DEFAULTS[architecture])
     is_mistral = architecture == "MistralForCausalLM"
     if is_mistral:
-        config = _as_transformers_reads_mistral(config)
+        config = _drop_ignored_mistral_fields(config)
     elif config.values.get("sliding_window") is not None:
-        raise config.bad(
+        raise config.error(
             "sliding_window",
             "is not known for LlamaForCausalLM: some libraries would attend in a window and some would "
             "not; remove it, or use MistralForCausalLM with model_type mistral",
@@ -56,12 +53,12 @@ def read(config: ConfigFile) -> ModelSpec:
     )
 
 
-def _as_transformers_reads_mistral(config: ConfigFile) -> ConfigFile:
-    """Its Mistral has no biases and attends alike in all layers, whatever the file says."""
+def _drop_ignored_mistral_fields(config: ConfigFile) -> ConfigFile:
+    """Remove fields that transformers ignores: its Mistral has no biases, and all layers are alike."""
     ignored = ("attention_bias", "mlp_bias", "layer_types")
-    said = [name for name in ignored if config.values.get(name)]
-    if said:
+    present = [name for name in ignored if config.values.get(name)]
+    if present:
         log.warning(
-            "%s: %s: ignored, as transformers does for Mistral", config.path, ", ".join(said)
+            "%s: %s: ignored, as transformers does for Mistral", config.path, ", ".join(present)
         )
     return ConfigFile(config.path, {k: v for k, v in config.values.items() if k not in ignored})

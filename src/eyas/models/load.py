@@ -1,6 +1,6 @@
-"""From a checkpoint directory to a decoder that is ready to run.
+"""Load a checkpoint directory into a decoder that is ready to run.
 
-Promises: the configuration and every tensor's name and shape are checked before memory is taken.
+Promises: the configuration and every tensor's name and shape are checked before memory is allocated.
 Does not know: what the decoder is used for.
 """
 
@@ -17,13 +17,14 @@ from eyas.config import DtypeName
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
-from eyas.models.registry import family_of, read_spec
+from eyas.models.registry import family_of, ignored_tensors, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import (
     Checkpoint,
     Progress,
     check_sizes,
     fill,
+    fused,
     has_own_head,
     stored_names,
     wanted_tensors,
@@ -34,28 +35,40 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A checkpoint whose tensors are all there and fit. wanted: the parameter that each one fills."""
+    """A checkpoint whose configuration and tensor headers were checked; its weights are not loaded yet.
+
+    names: from `weights.stored_names`. wanted: tensor name -> the parameter of `weights.fused` that it
+    fills.
+    """
 
     spec: ModelSpec
     checkpoint: Checkpoint
+    names: Mapping[str, str]
     wanted: Mapping[str, str]
 
     @classmethod
     def open(cls, directory: Path | str) -> ModelFiles:
-        """Reads the configuration and the headers of the files. ValueError: as `load_model`."""
+        """Read the configuration and the headers of the files. ValueError: as `load_model`."""
         spec = read_spec(directory)
         checkpoint = Checkpoint.open(directory)
         names = stored_names(checkpoint, family_of(spec.architecture).CHECKPOINT_NAMES)
         check_sizes(spec, checkpoint, names)
         if spec.tie_embeddings and has_own_head(checkpoint, names):
             log.warning(
-                "%s/config.json says that lm_head shares the embedding's weights, but its files hold "
-                "others for it, which are used",
+                "%s/config.json sets tie_word_embeddings, but the files hold other weights for "
+                "lm_head, which are used",
                 directory,
             )
             spec = replace(spec, tie_embeddings=False)
         shapes = Decoder(spec, dtype=torch.bfloat16, device="meta", max_model_len=1).parameters()
-        return cls(spec, checkpoint, wanted_tensors(shapes, checkpoint, names, spec.tie_embeddings))
+        wanted = wanted_tensors(
+            fused(shapes, names),
+            checkpoint,
+            names,
+            spec.tie_embeddings,
+            ignored_tensors(spec.architecture),
+        )
+        return cls(spec, checkpoint, names, wanted)
 
     def load(
         self,
@@ -67,17 +80,19 @@ class ModelFiles:
         order: RowOrder | None = None,
         progress: Progress | None = None,
     ) -> Decoder:
-        """The model.
+        """Load the weights and return the decoder.
 
-        max_model_len: positions to serve; None is all that the checkpoint was made for. extends: there
-        may be more of them, where its answers are worse (a draft model's only cost time). order: the
-        row counts the runner will use (from `find_row_order`); None makes no promise about bits.
-        progress: called with (tensor name, bytes done, bytes in all) after each tensor.
+        dtype: type of the weights; "auto" as in `resolve_dtype`. max_model_len: context length in
+        tokens; None is the checkpoint's. extends: allow more than the checkpoint's context length; a
+        draft model may get longer texts, where its drafts are worse but the output is not.
+        order: the row counts that the runner uses (from `find_row_order`); with None, bits may depend
+        on the number of rows. progress: called after each tensor.
+        ValueError: `max_model_len` is too large, or a weight is not finite.
         """
-        most = self.spec.max_position
-        if max_model_len is not None and max_model_len > most and not extends:
+        longest = self.spec.max_position
+        if max_model_len is not None and max_model_len > longest and not extends:
             raise ValueError(
-                f"max_model_len {max_model_len} is above the {most} positions that "
+                f"max_model_len {max_model_len} is above the {longest} positions that "
                 f"{self.checkpoint.directory} was made for; lower it"
             )
         with torch.no_grad():
@@ -88,7 +103,8 @@ class ModelFiles:
                 max_model_len=max_model_len,
                 order=order,
             )
-            fill(decoder.parameters(), self.checkpoint, self.wanted, progress)
+            parameters = fused(decoder.parameters(), self.names)
+            fill(parameters, self.checkpoint, self.wanted, progress)
             decoder.seal()
         return decoder
 
@@ -102,7 +118,7 @@ def load_model(
     order: RowOrder | None = None,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Open and load the Hugging Face checkpoint in `directory`; arguments as of `ModelFiles.load`.
+    """Load the Hugging Face checkpoint in `directory`; the arguments are those of `ModelFiles.load`.
 
     ValueError: the checkpoint is unsupported, incomplete or damaged; the text says what to do.
     """

@@ -1,8 +1,8 @@
-"""Where a model's files are: "builtin", a directory, or a Hugging Face hub name to download.
+"""Find a model's files: "builtin", a directory, or a Hugging Face hub name, which is downloaded.
 
-Promises: only configuration, tokenizer, template and safetensors files are fetched, and for a draft
-head that has no safetensors its pytorch_model.bin; each way it can fail is a ValueError with the
-remedy. Does not know: what is in the files.
+Promises: downloads only configuration, tokenizer, template and safetensors files, and pytorch_model.bin
+of a draft head that has no safetensors; every failure is a ValueError with the remedy.
+Does not know: what is in the files.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ TEMPLATES_FOLDER = "additional_chat_templates"
 HEAD_FILES = [*ALLOWED_FILES, "pytorch_model*.bin"]
 
 
-def every_folder_but(name: str) -> list[str]:
-    """Patterns, as the hub takes them, of what lies in any folder but this one at the top."""
+def patterns_of_other_folders(name: str) -> list[str]:
+    """Return hub patterns that match the files in every folder but the top-level folder `name`.
+
+    The hub's patterns have no negation, so they list each way in which a folder's name can differ.
+    """
     patterns = [f"?*{name}/*", f"{name}/*/*"]
-    for place, letter in enumerate(name):
-        tail = name[place + 1 :]
+    for index, letter in enumerate(name):
+        tail = name[index + 1 :]
         patterns += [f"*[!{letter}]{tail}/*", f"{tail}/*"]
     return patterns
 
 
-IGNORED_FILES = [*every_folder_but(TEMPLATES_FOLDER), "consolidated*", "adapter_*"]
-"""The same weights once more, in another form or for other libraries."""
+IGNORED_FILES = [*patterns_of_other_folders(TEMPLATES_FOLDER), "consolidated*", "adapter_*"]
+"""Copies of the weights in other formats or for other libraries."""
 
 
 def locate_model(path_or_name: str, revision: str | None = None, offline: bool = False) -> Path:
-    """The directory that holds the model, downloaded first if it is a hub name.
+    """Return the directory that holds the model; a hub name is downloaded first.
 
-    revision: branch, tag or commit on the hub. offline: use what was downloaded before.
+    revision: branch, tag or commit on the hub. offline: use only files that were downloaded before.
+    ValueError: there is no such directory or repository, or it cannot be downloaded.
     """
     if path_or_name == "builtin":
         from eyas import builtin
@@ -54,8 +58,11 @@ def locate_model(path_or_name: str, revision: str | None = None, offline: bool =
 
 
 def locate_head(path_or_name: str, revision: str | None = None, offline: bool = False) -> Path:
-    """As `locate_model`, for what may be a draft head: many of those are stored as
-    pytorch_model.bin alone."""
+    """Return the directory that holds a draft head or model, as `locate_model` does.
+
+    Many heads on the hub are stored as pytorch_model.bin alone; that file is downloaded where there are
+    no safetensors.
+    """
     directory = locate_model(path_or_name, revision, offline)
     if Path(path_or_name).expanduser().is_dir() or any(directory.glob("*.safetensors")):
         return directory
@@ -63,17 +70,20 @@ def locate_head(path_or_name: str, revision: str | None = None, offline: bool = 
 
 
 def locate_file(path_or_name: str, offline: bool = False) -> Path:
-    """A file, or one of a repository on the hub as `owner/repository/file`, which is downloaded first.
-    What is neither stays as it is, for whoever reads it to say so."""
+    """Return a file's path; `owner/repository/file` names a file on the hub, which is downloaded first.
+
+    A path that is neither is returned unchanged, so that its reader reports the error.
+    ValueError: the repository or the file is not on the hub, or it cannot be downloaded.
+    """
     file = Path(path_or_name).expanduser()
     named = HUB_FILE.fullmatch(path_or_name)
     if file.exists() or named is None or file.parent.is_dir():
         return file
-    repository, rest = named.groups()
-    found = _download(repository, None, offline, [rest], ()) / rest
-    if not found.is_file():
-        raise ValueError(f"{repository!r} has no file {rest!r} on the hub; check the spelling")
-    return found
+    repository, name = named.groups()
+    downloaded = _download(repository, None, offline, [name], ()) / name
+    if not downloaded.is_file():
+        raise ValueError(f"{repository!r} has no file {name!r} on the hub; check the spelling")
+    return downloaded
 
 
 def _download(

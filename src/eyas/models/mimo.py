@@ -1,8 +1,4 @@
-"""MiMo: the Qwen2 layer; its MTP layer is a draft head of its own (`heads.mtp`).
-
-Promises: a configuration becomes a `ModelSpec`, a parameter name a checkpoint name.
-Does not know: how either is used.
-"""
+"""MiMo: the layers of Qwen2. Its MTP layer is a draft head, which `heads.mtp` reads."""
 
 from __future__ import annotations
 
@@ -17,4 +13,5 @@ FIELDS = qwen2.FIELDS
 
 
 def read(config: ConfigFile) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`."""
     return replace(qwen2.read(config), family="mimo")

@@ -1,8 +1,4 @@
-"""Qwen2 and Qwen2.5: the Llama layer with biases on q, k and v, and optional sliding windows.
-
-Promises: a configuration becomes a `ModelSpec`, a parameter name a checkpoint name.
-Does not know: how either is used.
-"""
+"""Qwen2 and Qwen2.5: the Llama layer with biases on q, k and v, and optional sliding windows."""
 
 from __future__ import annotations
 
@@ -16,7 +12,8 @@ CHECKPOINT_NAMES = dense.CHECKPOINT_NAMES
 
 WINDOW_FIELDS = frozenset(("sliding_window", "use_sliding_window", "max_window_layers"))
 FIELDS = WINDOW_FIELDS | {"attention_bias"}
-"""Its biases are where they are, whatever attention_bias says."""
+"""attention_bias is ignored: q, k and v have biases and the output projection has none, as in
+transformers."""
 
 DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": 32,
@@ -24,11 +21,14 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "max_window_layers": 28,
 }
-"""transformers' values of fields that a file may leave out; Qwen3's are the same."""
+"""transformers' defaults of fields that a file may omit; Qwen3 has the same."""
 
 
 def read_windows(config: ConfigFile) -> dict[str, Any]:
-    """Which layers attend in a window. config: has the defaults above."""
+    """Return the arguments `window` and `first_windowed_layer` of `read_dense`.
+
+    config: with `DEFAULTS` applied.
+    """
     has_window = config.values["sliding_window"] is not None
     slides = has_window and config.flag("use_sliding_window")
     return {
@@ -38,6 +38,7 @@ def read_windows(config: ConfigFile) -> dict[str, Any]:
 
 
 def read(config: ConfigFile) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`."""
     config = config.with_defaults(DEFAULTS)
     return dense.read_dense(
         config,

@@ -1,8 +1,4 @@
-"""Qwen3 dense: the Llama layer with RMS-normalised q and k heads, and optional sliding windows.
-
-Promises: a configuration becomes a `ModelSpec`, a parameter name a checkpoint name.
-Does not know: how either is used.
-"""
+"""Qwen3 dense: the Llama layer with RMS-normalised q and k heads, and optional sliding windows."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ FIELDS = WINDOW_FIELDS | {"attention_bias"}
 
 
 def read(config: ConfigFile) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`."""
     config = config.with_defaults(DEFAULTS)
     attention_bias = config.flag("attention_bias")
     return dense.read_dense(

@@ -1,94 +1,125 @@
-"""Which family file serves which architecture name.
+"""The table of supported architectures; for each of them, the family module that reads it.
 
-Promises: families are imported when asked for; an architecture that is not here is a ValueError
-that lists those that are. Does not know: what a family does.
+Promises: a family module is imported on first use; an unsupported architecture is a ValueError that
+lists the supported ones. Does not know: what a family reads.
 
-A further family is one file with `read(config) -> ModelSpec` and `CHECKPOINT_NAMES`, and a line
-here.
+To add a family, write one module with the members of `Family` and add a line to `ARCHITECTURES`.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
 from eyas.models.config_file import ConfigFile
-from eyas.models.fields import check_unread, why_not
+from eyas.models.fields import check_unread, unsupported_reason
 from eyas.models.spec import ModelSpec
 
-FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "MiMoForCausalLM": "mimo",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A supported value of `architectures[0]` in config.json.
+
+    family: module of `eyas.models` that reads it. model_type: the value that `model_type` must have
+    where the file has that field. has_vision: the text model is inside a model of images, whose other
+    parts are not loaded.
+    """
+
+    family: str
+    model_type: str
+    has_vision: bool = False
 
 
-MODEL_TYPES = {
-    "LlamaForCausalLM": ("llama",),
-    "MiMoForCausalLM": ("mimo",),
-    "MistralForCausalLM": ("mistral",),
-    "Qwen2ForCausalLM": ("qwen2",),
-    "Qwen3ForCausalLM": ("qwen3",),
+ARCHITECTURES = {
+    "Gemma3ForCausalLM": Architecture("gemma3", "gemma3_text"),
+    "Gemma3ForConditionalGeneration": Architecture("gemma3", "gemma3", has_vision=True),
+    "Glm4ForCausalLM": Architecture("glm4", "glm4"),
+    "GlmForCausalLM": Architecture("glm4", "glm"),
+    "LlamaForCausalLM": Architecture("llama", "llama"),
+    "MiMoForCausalLM": Architecture("mimo", "mimo"),
+    "MistralForCausalLM": Architecture("llama", "mistral"),
+    "Olmo2ForCausalLM": Architecture("olmo2", "olmo2"),
+    "Phi3ForCausalLM": Architecture("phi3", "phi3"),
+    "Qwen2ForCausalLM": Architecture("qwen2", "qwen2"),
+    "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2", "qwen2_5_vl", has_vision=True),
+    "Qwen3ForCausalLM": Architecture("qwen3", "qwen3"),
 }
-"""What `model_type` may say in a file of theirs."""
+_VISION_TENSORS = re.compile(
+    r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."
+)
 
 
 class Family(Protocol):
-    """A family module.
+    """The members of a family module.
 
-    CHECKPOINT_NAMES: parameter name -> name in the checkpoint, both with `{layer}`.
-    FIELDS: what it reads of config.json beside `fields.READ`, or may leave unread.
+    CHECKPOINT_NAMES: parameter name of `Decoder.parameters` -> tensor name in the checkpoint; `{layer}`
+    stands for the layer's index in both.
+    FIELDS: fields of config.json that the family reads, or may safely ignore, in addition to
+    `fields.READ`. A model with any other field that may change its numbers is refused.
     """
 
     CHECKPOINT_NAMES: dict[str, str]
     FIELDS: frozenset[str]
 
-    def read(self, config: ConfigFile) -> ModelSpec: ...
+    def read(self, config: ConfigFile) -> ModelSpec:
+        """Return the model's facts. ValueError: a field is invalid, or its value is not supported."""
+        ...
 
 
 def supported_architectures() -> tuple[str, ...]:
-    return tuple(sorted(FAMILIES))
+    """Return the supported values of `architectures[0]` in config.json, in alphabetical order."""
+    return tuple(sorted(ARCHITECTURES))
 
 
 def family_of(architecture: str) -> Family:
-    return cast(Family, import_module(f"eyas.models.{FAMILIES[architecture]}"))
+    """Import and return the family module of a supported architecture."""
+    return cast(Family, import_module(f"eyas.models.{ARCHITECTURES[architecture].family}"))
 
 
-def _names_a_head(config: ConfigFile, architecture: str) -> bool:
+def ignored_tensors(architecture: str) -> re.Pattern[str] | None:
+    """Return the names of tensors that belong to parts which are not loaded."""
+    return _VISION_TENSORS if ARCHITECTURES[architecture].has_vision else None
+
+
+def _is_draft_head(config: ConfigFile, architecture: str) -> bool:
     fields = ("speculators_model_type", "draft_vocab_size", "eagle_config")
     return "eagle" in architecture.lower() or any(name in config.values for name in fields)
 
 
 def read_spec(directory: Path | str) -> ModelSpec:
-    """The facts of the checkpoint in `directory`, from its JSON files alone."""
+    """Read the facts of the checkpoint in `directory` from its JSON files; weights are not opened.
+
+    ValueError: config.json is missing or malformed, describes a draft head or a quantised model, or
+    asks for something that is not supported.
+    """
     config = ConfigFile.of_model(directory)
     names = config.values.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise config.bad("architectures", "is missing; it must name the model's class")
+        raise config.error("architectures", "is missing; it must name the model's class")
     architecture = names[0]
-    if _names_a_head(config, architecture):
+    if _is_draft_head(config, architecture):
         raise ValueError(
             f"{config.path} is of a draft head ({architecture}), not of a model; give the model that "
             "it was made for as --model, and this as --draft-model"
         )
-    if architecture not in FAMILIES:
+    if architecture not in ARCHITECTURES:
         remote = " (code that a checkpoint brings along is never run)"
         raise ValueError(
             f"{config.path}: architecture {architecture!r} is not supported"
-            f"{why_not(architecture, config)}"
+            f"{unsupported_reason(architecture, config)}"
             f"{remote if 'auto_map' in config.values else ''}; "
             f"supported: {', '.join(supported_architectures())}"
         )
-    kind = config.values.get("model_type")
-    if kind is not None and kind not in MODEL_TYPES[architecture]:
-        raise config.bad(
+    model_type = config.values.get("model_type")
+    expected = ARCHITECTURES[architecture].model_type
+    if model_type is not None and model_type != expected:
+        raise config.error(
             "model_type",
-            f"{kind!r} is not that of {architecture} in architectures, and libraries differ in which "
-            f"of them they read; correct the wrong one ({architecture} goes with "
-            f"{MODEL_TYPES[architecture][0]!r})",
+            f"{model_type!r} is not that of {architecture} in architectures, and libraries differ in "
+            f"which of them they read; correct the wrong one ({architecture} goes with {expected!r})",
         )
     quantization = config.nested("quantization_config").values
     if quantization:
@@ -97,6 +128,8 @@ def read_spec(directory: Path | str) -> ModelSpec:
             f"{config.path}: the checkpoint is quantised ({method}), which is not supported; "
             "use the unquantised checkpoint of the same model"
         )
+    if ARCHITECTURES[architecture].has_vision:
+        config = config.text_config()
     family = family_of(architecture)
     check_unread(config, family.FIELDS)
     return family.read(config)

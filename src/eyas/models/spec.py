@@ -1,26 +1,60 @@
-"""What a model is, family-neutral: `ModelSpec`.
+"""`ModelSpec`: the facts of a model that the decoder needs, the same for every family.
 
-Promises: plain frozen facts; nothing here touches weights or devices.
-Does not know: how a family writes its configuration (`config_file` and the family files do).
+Promises: plain frozen data; nothing here touches weights or devices.
+Does not know: how a family writes its configuration (`config_file` and the family modules do).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from eyas.cache.store import LayerStore
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
 from eyas.models.layer_products import layer_products
+from eyas.ops.gate import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTraits:
+    """How a family's layer differs from Llama's.
+
+    norms: RMS norms of the input of attention and feed-forward block ("input"), of their output
+    ("output"), or of both. norm_offset: added to the weights of all RMS norms. norms_projections: with
+    `qk_norm`, queries and keys are normalised over all heads together.
+    """
+
+    norms: Literal["input", "output", "both"] = "input"
+    norm_offset: float = 0.0
+    activation: Activation = "silu"
+    norms_projections: bool = False
+
+    @property
+    def norms_input(self) -> bool:
+        return self.norms != "output"
+
+    @property
+    def norms_output(self) -> bool:
+        return self.norms != "input"
+
+
+LLAMA = LayerTraits()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The facts of one dense decoder.
 
-    windows: per layer, how many positions back a query sees (its own included); None is all.
-    max_position: positions the checkpoint was made for, rope scaling included. eos_token_ids: every id
-    that ends a text.
+    family: name of the module of `eyas.models` that read it.
+    qkv_bias, output_bias, mlp_bias: whether these projections have a bias. qk_norm: whether each query
+    and key head is RMS-normalised. tie_embeddings: the logits head uses the embedding's weights.
+    windows: for each layer, the number of latest positions that a query attends to, its own included;
+    None is all. max_position: the context length of the checkpoint in tokens, rope scaling included.
+    bos_token_id: None where a prompt has no start token, or where only the tokenizer names it.
+    eos_token_ids: every id that ends a text.
+    window_rope: the rope of the layers with a window; None is `rope`. attention_scale: multiplies the
+    dot products; None is head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
     """
 
     architecture: str
@@ -43,44 +77,61 @@ class ModelSpec:
     max_position: int
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    traits: LayerTraits = LLAMA
+    window_rope: RopeSpec | None = None
+    attention_scale: float | None = None
+    embedding_scale: float = 1.0
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
-        """What each layer keeps per token."""
+        """The key and value storage that each layer needs for a token."""
         return tuple(
-            LayerStore(self.num_query_heads, self.num_kv_heads, self.head_dim, window)
+            LayerStore(
+                self.num_query_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                window,
+                scale=self.attention_scale,
+            )
             for window in self.windows
         )
 
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:
-        """The distinct (out, in) of the layers' products, fused as they run; without the head."""
+        """The distinct (output size, input size) of the layers' matrix products, fused as they run.
+
+        The logits head is not included.
+        """
         return tuple(dict.fromkeys(layer_products(self, self.hidden_size)))
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        """(vocabulary, hidden size) of the logits head."""
+        """(vocabulary size, hidden size) of the logits head."""
         return (self.vocab_size, self.hidden_size)
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the checkpoint; a tied embedding counts once."""
+        """The number of weights; a tied embedding counts once."""
         query_width = self.num_query_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
         attention = self.hidden_size * 2 * (query_width + kv_width)
         attention += (query_width + 2 * kv_width) * self.qkv_bias
-        attention += self.hidden_size * self.output_bias + 2 * self.head_dim * self.qk_norm
+        normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
+        attention += self.hidden_size * self.output_bias + normed * self.qk_norm
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        layer = attention + mlp + 2 * self.hidden_size
+        num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
+        layer = attention + mlp + num_norms * self.hidden_size
         return embeddings + self.num_layers * layer + self.hidden_size
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
-    """Those of generation_config.json beside `config`, and those of `config` itself."""
+    """Return the ids in generation_config.json beside `config`, then those in `config`."""
     path = config.path.with_name("generation_config.json")
-    advice = ConfigFile.read(path) if path.is_file() else ConfigFile(path, {})
-    places = (advice, config)
-    found = [token for place in places for token in place.token_ids("eos_token_id", vocab_size)]
-    return tuple(dict.fromkeys(found))
+    generation = ConfigFile.read(path) if path.is_file() else ConfigFile(path, {})
+    token_ids = [
+        *generation.token_ids("eos_token_id", vocab_size),
+        *config.token_ids("eos_token_id", vocab_size),
+    ]
+    return tuple(dict.fromkeys(token_ids))

@@ -1,16 +1,16 @@
-"""Checkpoint files to parameters: a stream of tensors, one in memory at a time.
+"""Read checkpoint files and copy their tensors into parameters, one tensor in memory at a time.
 
-Promises: names, shapes and files are checked before the first byte is copied; what is filled is
-finite; host memory stays below the parameters' own size plus the largest tensor plus a few dozen
-megabytes, since a file is mapped anew every `MAPPED_BYTES` (pages of a mapped file count as the
+Promises: files, names and shapes are checked before the first byte is copied; every copied number is
+finite; host memory stays below the size of the parameters plus the largest tensor plus a few dozen
+megabytes, since a file is mapped again every `MAPPED_BYTES` (pages of a mapped file count as the
 process's memory).
-Does not know: families (it is handed their map of names), layers.
+Does not know: families (callers pass their map of names), layers.
 
-A tensor that no parameter asks for is an error, as it means another architecture than the file
-claims, but for those in `HARMLESS`, which old exporters leave behind, a tied head, and the MTP layers
-that a model brings along (`heads.mtp` reads them).
-Pickles are opened for draft heads alone, many of which exist in no other form, and then by torch's
-restricted reader, which builds tensors and runs no code.
+A tensor that fills no parameter is an error, because it belongs to another architecture than the one
+that config.json names. Exceptions: the buffers in `HARMLESS`, which old exporters write; a tied logits
+head; and MTP layers, which `heads.mtp` reads.
+Pickles are opened for draft heads alone, because many heads exist in no other format; torch's
+restricted reader opens them, which builds tensors and runs no code.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from eyas.models.config_file import ConfigFile
 from eyas.models.spec import ModelSpec
 
 Progress = Callable[[str, int, int], None]
+"""Called with (tensor name, bytes copied, bytes in all) after each tensor."""
 
 MAPPED_BYTES = 64 << 20
 PICKLE_SUFFIX = ".bin"
 HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)$")
 MTP_NAMES = re.compile(r"^(model\.mtp_layers|mtp)\.")
 MTP_MARKER = "eh_proj.weight"
-"""DeepSeek's MTP layers are numbered on after the model's own; this tensor tells them apart."""
+"""DeepSeek numbers its MTP layers after the model's own layers; only MTP layers have this tensor."""
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 TORCH_DTYPES = {
     torch.float64: "F64",
@@ -50,7 +51,7 @@ TORCH_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file, known by the file's header alone."""
+    """A tensor's entry in the header of a file. dtype: safetensors' name, such as "BF16"."""
 
     name: str
     file: Path
@@ -67,7 +68,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors of a directory by name."""
+    """The headers of the tensors in a checkpoint directory, by name."""
 
     directory: Path
     tensors: Mapping[str, StoredTensor]
@@ -76,15 +77,16 @@ class Checkpoint:
     def open(cls, directory: Path | str, *, opens_pickles: bool = False) -> Checkpoint:
         """Read the headers of every file of the checkpoint.
 
-        opens_pickles: take pytorch_model.bin where there are no safetensors files.
+        opens_pickles: use pytorch_model.bin where there are no safetensors files.
+        ValueError: a file is missing or damaged, or lacks a tensor that the index lists.
         """
         directory = Path(directory)
         tensors: dict[str, StoredTensor] = {}
-        for file, names in _files(directory, opens_pickles).items():
-            with _reading(file) as reader:
-                held = set(reader.keys())
-                for name in sorted(held if names is None else names):
-                    if name not in held:
+        for file, indexed_names in _files(directory, opens_pickles).items():
+            with _open_reader(file) as reader:
+                names_in_file = set(reader.keys())
+                for name in sorted(names_in_file if indexed_names is None else indexed_names):
+                    if name not in names_in_file:
                         raise ValueError(
                             f"{file} lacks tensor {name!r}, which the index says it holds; "
                             "download the checkpoint again"
@@ -94,31 +96,34 @@ class Checkpoint:
                     tensors[name] = StoredTensor(name, file, shape, str(entry.get_dtype()))
         return cls(directory, tensors)
 
-    def one(self, name: str) -> torch.Tensor:
-        """This tensor alone."""
-        with _reading(self.tensors[name].file) as reader:
-            return _tensor(reader, self.tensors[name])
+    def read_tensor(self, name: str) -> torch.Tensor:
+        """Return one tensor, on the CPU."""
+        with _open_reader(self.tensors[name].file) as reader:
+            return _read_tensor(reader, self.tensors[name])
 
     def stream(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """These tensors, file by file; each is valid until the next is asked for."""
+        """Yield (name, tensor) for these names, file by file, on the CPU.
+
+        A tensor is valid until the next one is requested.
+        """
         by_file: dict[Path, list[StoredTensor]] = defaultdict(list)
         for name in names:
             by_file[self.tensors[name].file].append(self.tensors[name])
         for file, entries in by_file.items():
             for group in [entries] if file.suffix == PICKLE_SUFFIX else _groups(entries):
-                with _reading(file) as reader:
+                with _open_reader(file) as reader:
                     for entry in group:
-                        yield entry.name, _tensor(reader, entry)
+                        yield entry.name, _read_tensor(reader, entry)
 
 
 def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
-    """The checkpoint's files and, where an index says so, the tensors of each."""
+    """Return the checkpoint's files and the tensor names that the index lists for each, if any."""
     index_path = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if opens_pickles and not index_path.is_file() and not single.is_file():
         index_path = directory / "pytorch_model.bin.index.json"
         single = directory / "pytorch_model.bin"
-    if single.is_file():  # what transformers reads as well, where old shards lie beside it
+    if single.is_file():  # as transformers does, even where old shards are in the directory too
         return {single: None}
     if index_path.is_file():
         weight_map = ConfigFile.read(index_path).nested("weight_map").values
@@ -149,8 +154,8 @@ def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
     )
 
 
-class _Reading:
-    """safe_open whose errors name the file."""
+class _SafetensorsReader:
+    """A context manager around `safe_open` whose errors name the file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -168,13 +173,13 @@ class _Reading:
         self._reader.__exit__(*details)
 
 
-class _PickleReading:
-    """A pickle of tensors by name, behind the few methods of safe_open that are used here."""
+class _PickleReader:
+    """A pickle of tensors by name, with the methods of `safe_open` that this module uses."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def __enter__(self) -> _PickleReading:
+    def __enter__(self) -> _PickleReader:
         self._tensors = read_tensor_pickle(self._file)
         if not isinstance(self._tensors, dict) or not all(
             isinstance(name, str) and isinstance(tensor, torch.Tensor)
@@ -192,11 +197,13 @@ class _PickleReading:
     def get_tensor(self, name: str) -> torch.Tensor:
         return self._tensors[name]
 
-    def get_slice(self, name: str) -> _PickledShape:
-        return _PickledShape(self._tensors[name])
+    def get_slice(self, name: str) -> _PickledTensor:
+        return _PickledTensor(self._tensors[name])
 
 
-class _PickledShape:
+class _PickledTensor:
+    """The shape and type of a tensor, with the methods of safetensors' slices."""
+
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
 
@@ -208,7 +215,10 @@ class _PickledShape:
 
 
 def read_tensor_pickle(file: Path) -> Any:
-    """What a .bin or .pt file holds: tensors, numbers and containers of them, nothing that runs."""
+    """Read a .bin or .pt file of tensors, numbers and containers of them, without running code.
+
+    ValueError: the file is damaged, or holds anything else.
+    """
     try:
         try:
             return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -221,12 +231,12 @@ def read_tensor_pickle(file: Path) -> Any:
         ) from error
 
 
-def _reading(file: Path) -> _Reading | _PickleReading:
-    return _PickleReading(file) if file.suffix == PICKLE_SUFFIX else _Reading(file)
+def _open_reader(file: Path) -> _SafetensorsReader | _PickleReader:
+    return _PickleReader(file) if file.suffix == PICKLE_SUFFIX else _SafetensorsReader(file)
 
 
 def _groups(entries: list[StoredTensor]) -> Iterator[list[StoredTensor]]:
-    """Runs of tensors that together are mapped once."""
+    """Yield groups of consecutive tensors, each of at most `MAPPED_BYTES` or of one tensor."""
     group: list[StoredTensor] = []
     size = 0
     for entry in entries:
@@ -239,7 +249,7 @@ def _groups(entries: list[StoredTensor]) -> Iterator[list[StoredTensor]]:
         yield group
 
 
-def _tensor(reader: Any, entry: StoredTensor) -> torch.Tensor:
+def _read_tensor(reader: Any, entry: StoredTensor) -> torch.Tensor:
     try:
         return reader.get_tensor(entry.name)
     except (SafetensorError, OSError, RuntimeError) as error:
@@ -249,7 +259,7 @@ def _tensor(reader: Any, entry: StoredTensor) -> torch.Tensor:
 
 
 def checkpoint_name(parameter: str, names: Mapping[str, str]) -> str:
-    """A parameter's name in the checkpoint, by a family's map."""
+    """Return the tensor name of a parameter. names: a family's CHECKPOINT_NAMES."""
     layer = re.match(r"layers\.(\d+)\.", parameter)
     if layer is None:
         return names[parameter]
@@ -257,45 +267,91 @@ def checkpoint_name(parameter: str, names: Mapping[str, str]) -> str:
     return names[pattern].replace("{layer}", layer.group(1))
 
 
+_PREFIXES = (
+    ("model.", ""),
+    ("", ""),
+    ("model.language_model.", ""),
+    ("language_model.model.", "language_model."),
+)
+"""Prefixes of the decoder and of its logits head: as usual; saved without the head; the text models
+inside models of images, as transformers 5 and older releases save them."""
+
+
 def stored_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Mapping[str, str]:
-    """The names of a checkpoint's tensors, from a family's CHECKPOINT_NAMES: files that were written
-    without the head also lack the prefix of all else."""
-    bare = {parameter: name.removeprefix("model.") for parameter, name in names.items()}
-    is_bare = bare["embedding.weight"] in checkpoint.tensors
-    return bare if is_bare and names["embedding.weight"] not in checkpoint.tensors else names
+    """Return the family's CHECKPOINT_NAMES as this checkpoint spells them."""
+    for decoder, head in _PREFIXES:
+        spelled = {
+            parameter: decoder + name.removeprefix("model.")
+            if name.startswith("model.")
+            else head + name
+            for parameter, name in names.items()
+        }
+        if spelled["embedding.weight"] in checkpoint.tensors:
+            return spelled
+    return names
+
+
+_FUSED = re.compile(
+    r"(layers\.(?:\d+|\{layer\})\.)(attention\.[qkv]|mlp\.(?:gate|up))\.(weight|bias)"
+)
+
+
+def fused(
+    parameters: Mapping[str, list[torch.Tensor]], names: Mapping[str, str]
+) -> dict[str, list[torch.Tensor]]:
+    """Return parameters grouped as a checkpoint stores them.
+
+    A family that names "attention.qkv" or "mlp.gate_up" in its CHECKPOINT_NAMES stores the rows of q, k
+    and v, or of gate and up, one after the other in one tensor.
+    """
+    grouped: dict[str, list[torch.Tensor]] = {}
+    for parameter, blocks in parameters.items():
+        match = _FUSED.fullmatch(parameter)
+        pattern = re.sub(r"layers\.\d+\.", "layers.{layer}.", parameter, count=1)
+        if match is not None and pattern not in names:
+            whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
+            parameter = f"{match[1]}{whole}.{match[3]}"
+        grouped.setdefault(parameter, []).extend(blocks)
+    return grouped
 
 
 def has_own_head(checkpoint: Checkpoint, names: Mapping[str, str]) -> bool:
-    """Does a checkpoint that is said to share its embedding with its head store another head? It is
-    used then, as by transformers; the flag is wrong. names: from `stored_names`."""
+    """Whether the checkpoint stores a logits head that differs from its embedding.
+
+    Such a head is used even where config.json sets tie_word_embeddings, as transformers does.
+    names: from `stored_names`.
+    """
     pair = [names["embedding.weight"], names["head.weight"]]
     if not all(name in checkpoint.tensors for name in pair):
         return False
     embedding, head = (checkpoint.tensors[name] for name in pair)
     if embedding.shape != head.shape or embedding.dtype != head.dtype:
         return True
-    return not torch.equal(*map(checkpoint.one, pair))
+    return not torch.equal(*map(checkpoint.read_tensor, pair))
 
 
 def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
-    """Compare config.json's sizes with the files' headers, before anything is built by them.
+    """Compare the sizes in config.json with the shapes in the files, before a decoder is built.
 
-    names: from `stored_names`. ValueError names the field, and both numbers. Tensors that are missing
-    are for `wanted_tensors` to tell.
+    names: from `stored_names`. Missing tensors are left to `wanted_tensors`.
+    ValueError: a size differs; the text names the field and both numbers.
     """
-    query = names["layers.{layer}.attention.q.weight"]
-    layers = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
-    found = sorted(
+    query_name = "layers.{layer}.attention.q.weight"
+    has_fused_rows = query_name not in names
+    query = names["layers.{layer}.attention.qkv.weight" if has_fused_rows else query_name]
+    query_pattern = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
+    layers = [
         int(match[1])
         for name in checkpoint.tensors
-        if (match := layers.fullmatch(name))
+        if (match := query_pattern.fullmatch(name))
         and f"{name[: match.end(1)]}.{MTP_MARKER}" not in checkpoint.tensors
-    )
-    if found and found[-1] + 1 != spec.num_layers:
+    ]
+    last = max(layers, default=None)
+    if last is not None and last + 1 != spec.num_layers:
         raise ValueError(
             f"{checkpoint.directory}/config.json: num_hidden_layers is {spec.num_layers}, but the "
-            f"files hold {found[-1] + 1} layers (the last one has "
-            f"{query.format(layer=found[-1])!r}); correct it, or download the checkpoint again"
+            f"files hold {last + 1} layers (the last one has "
+            f"{query.format(layer=last)!r}); correct it, or download the checkpoint again"
         )
     sizes = {
         "hidden": (f"hidden_size ({spec.hidden_size})", spec.hidden_size),
@@ -309,21 +365,34 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             f"num_key_value_heads x head_dim ({spec.num_kv_heads} x {spec.head_dim})",
             spec.num_kv_heads * spec.head_dim,
         ),
+        "fused": (
+            "(num_attention_heads + 2 x num_key_value_heads) x head_dim "
+            f"(({spec.num_query_heads} + 2 x {spec.num_kv_heads}) x {spec.head_dim})",
+            (spec.num_query_heads + 2 * spec.num_kv_heads) * spec.head_dim,
+        ),
+        "fused inner": (
+            f"2 x intermediate_size (2 x {spec.intermediate_size})",
+            2 * spec.intermediate_size,
+        ),
     }
     for parameter, rows in (
         ("embedding.weight", "vocab"),
         ("layers.{layer}.attention.q.weight", "query"),
         ("layers.{layer}.attention.k.weight", "kv"),
+        ("layers.{layer}.attention.qkv.weight", "fused"),
         ("layers.{layer}.mlp.gate.weight", "inner"),
+        ("layers.{layer}.mlp.gate_up.weight", "fused inner"),
     ):
+        if parameter not in names:
+            continue
         tensor = checkpoint.tensors.get(names[parameter].format(layer=0))
         if tensor is None:
             continue
-        said = (sizes[rows], sizes["hidden"])
-        expected = tuple(size for _, size in said)
+        described = (sizes[rows], sizes["hidden"])
+        expected = tuple(size for _, size in described)
         if tensor.shape != expected:
-            pairs = zip(said, (*tensor.shape, 0, 0), strict=False)
-            wrong = [words for (words, size), stored in pairs if size != stored]
+            pairs = zip(described, (*tensor.shape, 0, 0), strict=False)
+            wrong = [field for (field, size), stored in pairs if size != stored]
             raise ValueError(
                 f"{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}, expected "
                 f"{list(expected)} by {' and '.join(wrong)} in config.json; config.json and weights "
@@ -336,18 +405,20 @@ def wanted_tensors(
     checkpoint: Checkpoint,
     names: Mapping[str, str],
     tie_embeddings: bool,
+    ignored: re.Pattern[str] | None = None,
 ) -> dict[str, str]:
-    """The tensors to be read, by name: the parameter that each one fills.
+    """Return tensor name -> parameter name for every tensor that is to be read.
 
-    parameters: consecutive row blocks by parameter name. names: from `stored_names`.
-    ValueError: one is missing, unknown, or of another shape or type.
+    parameters: consecutive row blocks by parameter name, from `fused`. names: from `stored_names`.
+    ignored: tensors of other parts of the model.
+    ValueError: a tensor is missing, unknown, or of another shape or type.
     """
     tied_head = names["head.weight"] if tie_embeddings else None
     wanted = {checkpoint_name(parameter, names): parameter for parameter in parameters}
     embedding = names["embedding.weight"]
     if tied_head in checkpoint.tensors and embedding not in checkpoint.tensors:
-        wanted[tied_head] = wanted.pop(embedding)  # it is stored under its other name
-    _check_names(wanted, checkpoint, tied_head)
+        wanted[tied_head] = wanted.pop(embedding)  # the shared weights are stored as the head's
+    _check_names(wanted, checkpoint, tied_head, ignored)
     for name, parameter in wanted.items():
         blocks = parameters[parameter]
         shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
@@ -361,9 +432,9 @@ def fill(
     wanted: Mapping[str, str],
     progress: Progress | None = None,
 ) -> None:
-    """Copy tensors into parameters, converting types. wanted: from `wanted_tensors`.
+    """Copy tensors into parameters, converting their type. wanted: from `wanted_tensors`.
 
-    ValueError: a number is not finite, or not in the type of the parameters.
+    ValueError: a number is not finite, or does not fit the type of the parameter.
     """
     total = sum(checkpoint.tensors[name].num_bytes for name in wanted)
     done = 0
@@ -375,7 +446,8 @@ def fill(
             if not _is_finite(block):
                 raise ValueError(
                     f"{checkpoint.tensors[name].file}: tensor {name!r} holds numbers that are not "
-                    f"finite{_as(block, tensor)}; download the checkpoint again or choose another dtype"
+                    f"finite{_as_type(block, tensor)}; download the checkpoint again or choose another "
+                    "dtype"
                 )
         del tensor
         done += checkpoint.tensors[name].num_bytes
@@ -384,16 +456,21 @@ def fill(
 
 
 def _is_finite(block: torch.Tensor) -> bool:
-    """A finite sum has finite parts; the other way round it takes a closer look."""
+    """Whether all numbers are finite. A finite sum proves it; an infinite sum may be an overflow."""
     return bool(block.sum().isfinite()) or bool(block.isfinite().all())
 
 
-def _as(block: torch.Tensor, stored: torch.Tensor) -> str:
+def _as_type(block: torch.Tensor, stored: torch.Tensor) -> str:
     is_converted = block.dtype != stored.dtype
     return f" as {str(block.dtype).removeprefix('torch.')}" if is_converted else ""
 
 
-def _check_names(wanted: Mapping[str, str], checkpoint: Checkpoint, tied_head: str | None) -> None:
+def _check_names(
+    wanted: Mapping[str, str],
+    checkpoint: Checkpoint,
+    tied_head: str | None,
+    ignored: re.Pattern[str] | None,
+) -> None:
     missing = [name for name in wanted if name not in checkpoint.tensors]
     if missing:
         raise ValueError(
@@ -410,6 +487,7 @@ def _check_names(wanted: Mapping[str, str], checkpoint: Checkpoint, tied_head: s
         and not HARMLESS.search(name)
         and not MTP_NAMES.search(name)
         and not name.startswith(mtp_layers)
+        and not (ignored is not None and ignored.search(name))
     ]
     if unknown:
         raise ValueError(
@@ -420,7 +498,7 @@ def _check_names(wanted: Mapping[str, str], checkpoint: Checkpoint, tied_head: s
 
 
 def _hint(names: list[str]) -> str:
-    """Which field of config.json speaks of such tensors."""
+    """Return the remedy that fits missing or unknown tensors of these names; "" where none is known."""
     if all(name.endswith(".bias") for name in names):
         return ", or correct attention_bias and mlp_bias in config.json"
     if "fc.weight" in names:
@@ -429,7 +507,7 @@ def _hint(names: list[str]) -> str:
 
 
 def check_tensor(stored: StoredTensor, expected: tuple[int, ...]) -> None:
-    """Refuse a tensor of another shape, or one that is not stored as plain floats."""
+    """Refuse a tensor of another shape, or one that is not stored as floating-point numbers."""
     if stored.shape != expected:
         raise ValueError(
             f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, expected "
@@ -443,7 +521,7 @@ def check_tensor(stored: StoredTensor, expected: tuple[int, ...]) -> None:
 
 
 def listed(names: list[str]) -> str:
-    """Names of tensors for a message, the first few of them."""
+    """Return the first five tensor names as text for a message."""
     shown = ", ".join(repr(name) for name in sorted(names)[:5])
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"tensor{'s' if len(names) > 1 else ''} {shown}{more}"

@@ -1,10 +1,11 @@
-"""The words of SGLang and vLLM for what eyas does: options, keywords and fields.
+"""Options, keywords and fields of SGLang and vLLM ("the peers"), and what they are in eyas.
 
-Promises: a peer's word does here what it does there, changes nothing because it is true here anyway
-(and says why), or is refused by name with what to do instead. Does not know: command lines, engines.
+Promises: an option of a peer has the same meaning here, or it has no effect because eyas always does
+what it asks for (and a note says so), or it is refused by name with a remedy.
+Does not know: command lines, engines.
 """
 
 from eyas.peers.refused import Refused
-from eyas.peers.translate import Said, in_our_words
+from eyas.peers.translate import Translation, translate_options
 
-__all__ = ["Refused", "Said", "in_our_words"]
+__all__ = ["Refused", "Translation", "translate_options"]

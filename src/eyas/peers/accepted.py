@@ -1,28 +1,28 @@
-"""Options of SGLang and vLLM that change nothing here, because what they ask for is so already.
+"""Options of SGLang and vLLM that have no effect here, because eyas always does what they ask for.
 
-Promises: nobody who relies on one of them gets other answers, or less room, than it asks for; where
-that depends on its value, the values are listed. Does not know: options that do something.
+Promises: ignoring one of them changes no answer and no capacity that it asks for; where that depends on
+the value, the values are listed. Does not know: options that have an effect.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-_KERNELS = "eyas chooses its own kernels, by what they were seen to do on this device"
-_COMPILED = "kernels are compiled in any case"
+_KERNELS = "eyas chooses its kernels itself, by measurements on this device"
+_COMPILED = "kernels are always compiled"
 _ONE = "eyas runs on one device in one process"
-_REDUCED = "there is one device, so that nothing is exchanged"
-_LOGS = "what requests say is never logged, and --log-level says how much else is"
-_WARM = "kernels are prepared before the server says that it is ready"
-_STEPS = "prompt chunks and draft trees always share the rows of a step (--max-batch-tokens)"
-_SLOTS = "the cache hands out single tokens, and prefixes are shared token by token"
+_REDUCED = "there is one device, so there is no communication between devices"
+_LOGS = "the content of requests is never logged; --log-level sets what else is"
+_WARM = "kernels are warmed up before the server reports that it is ready"
+_STEPS = "prompt chunks and draft trees always share the tokens of a step (--max-batch-tokens)"
+_SLOTS = "the cache allocates single tokens, and prefixes are shared token by token"
 
 _BY_REASON = {
-    "metrics are always there, at /metrics": (
+    "metrics are always exported, at /metrics": (
         "--enable-metrics --enable-metrics-for-all-schedulers --show-time-cost "
         "--enable-server-load-tracking"
     ),
-    "usage always says how many tokens of a prompt were cached": (
+    "usage always includes the number of cached prompt tokens": (
         "--enable-cache-report --enable-prompt-tokens-details"
     ),
     _LOGS: (
@@ -30,7 +30,7 @@ _BY_REASON = {
         "--uvicorn-log-level=* --log-level-http=* --disable-uvicorn-access-log "
         "--disable-log-stats"
     ),
-    "a line is logged every 10 seconds while something happens": ("--decode-log-interval=*"),
+    "a line is logged every 10 seconds while there are requests": ("--decode-log-interval=*"),
     _ONE: (
         "--tensor-parallel-size=1 --data-parallel-size=1 --pipeline-parallel-size=1 "
         "--expert-parallel-size=1 --nnodes=1 --node-rank=0 --data-parallel-rank=0 "
@@ -45,25 +45,25 @@ _BY_REASON = {
         "--enable-nccl-nvls --enable-symm-mem --moe-a2a-backend=none"
     ),
     "keys and values have the number format of the weights": "--kv-cache-dtype=auto",
-    "weights are in the number format that --dtype names": "--quantization=none",
+    "weights have the number format that --dtype names": "--quantization=none",
     "safetensors files are read": "--load-format=auto|safetensors",
-    "the files that come with the model are used": (
+    "the model's own files are used": (
         "--tokenizer-mode=auto --config-format=auto|hf --generation-config=auto "
         "--sampling-defaults=model --model-impl=auto --response-role=assistant"
     ),
-    "templates get messages in the form that they read": "--chat-template-content-format=auto",
+    "templates get messages in the format that they read": "--chat-template-content-format=auto",
     _STEPS: (
         "--enable-chunked-prefill --enable-mixed-chunk --max-prefill-tokens=* "
         "--max-num-partial-prefills=1 --max-long-partial-prefills=1"
     ),
-    "requests are served in the order they came": (
+    "requests are served in order of arrival": (
         "--schedule-policy=fcfs --scheduling-policy=fcfs --schedule-conservativeness=*"
     ),
-    "the host runs ahead of the device where that helps (--flights)": (
+    "the next step is launched while the last one runs, where that helps (--flights)": (
         "--enable-overlap-schedule --async-scheduling --num-scheduler-steps=* "
         "--num-continuous-decode-steps=*"
     ),
-    "tokens are sent as they come": "--stream-interval=*",
+    "tokens are sent as soon as they are generated": "--stream-interval=*",
     _SLOTS: (
         "--page-size=* --block-size=* --prefix-caching-hash-algo=* --radix-eviction-policy=lru "
         "--swap-space=* --cpu-offload-gb=0"
@@ -79,75 +79,81 @@ _BY_REASON = {
         "--enable-flashinfer-autotune --disable-cascade-attn --enable-dbo "
         "--triton-attention-reduce-in-fp32"
     ),
-    "steps are captured as CUDA graphs; bound them with --max-graph-batch": (
+    "steps are captured as CUDA graphs; limit them with --max-graph-batch": (
         "--compilation-config=* --optimization-level=* --disable-cuda-graph-padding "
         "--enable-piecewise-cuda-graph --disable-piecewise-cuda-graph --max-seq-len-to-capture=* "
         "--enable-profile-cuda-graph"
     ),
     _WARM: "--skip-server-warmup --warmups=*",
-    "no code that comes with a model is ever run": "--trust-remote-code",
-    "a server whose engine stands still says so at /ready (--stall-timeout)": (
+    "code of a checkpoint is never run": "--trust-remote-code",
+    "a stalled engine is reported at /ready (--stall-timeout)": (
         "--watchdog-timeout=* --soft-watchdog-timeout=*"
     ),
-    "a process without work sleeps": "--sleep-on-idle",
+    "an idle process sleeps": "--sleep-on-idle",
     "models may always choose to call tools": "--enable-auto-tool-choice",
-    "reasoning is always told apart (--reasoning-parser says how it is written)": (
+    "reasoning is always separated from content (--reasoning-parser sets its format)": (
         "--enable-reasoning"
     ),
-    "grammars are compiled in a process's own threads (--grammar-backend)": (
+    "grammars are compiled by threads of the process (--grammar-backend)": (
         "--constrained-json-disable-cache"
     ),
     "there are no such pages": "--disable-fastapi-docs",
-    "progress is shown on a terminal alone": "--use-tqdm-on-load",
+    "progress is shown only on a terminal": "--use-tqdm-on-load",
 }
 
 
 class Accepted(NamedTuple):
-    """says: why it changes nothing. takes: does a value follow? only: the values that change nothing;
-    None is any."""
+    """An option that has no effect.
 
-    says: str
-    takes: bool
+    reason: why. takes_value: whether a value follows it. only: the values without effect; None is all.
+    """
+
+    reason: str
+    takes_value: bool
     only: tuple[str, ...] | None
 
 
-def _read(word: str, says: str) -> tuple[str, Accepted]:
+def _parse(word: str, reason: str) -> tuple[str, Accepted]:
+    """Parse `--flag` (no value), `--flag=*` (any value) or `--flag=A|B` (these values)."""
     flag, equals, values = word.partition("=")
     only = None if values in ("", "*") else tuple(values.split("|"))
-    return flag, Accepted(says, bool(equals), only)
+    return flag, Accepted(reason, bool(equals), only)
 
 
-ACCEPTED = dict(_read(word, says) for says, words in _BY_REASON.items() for word in words.split())
-"""By option."""
+ACCEPTED = dict(
+    _parse(word, reason) for reason, words in _BY_REASON.items() for word in words.split()
+)
+"""The options without effect, by name."""
 
 ACCEPTED_KEYS: dict[str, Accepted] = {
     "draft_tensor_parallel_size": Accepted(_ONE, True, ("1",)),
     "tensor_parallel_size": Accepted(_ONE, True, ("1",)),
     "attention_backend": Accepted(_KERNELS, True, None),
     "moe_backend": Accepted(_KERNELS, True, None),
-    "enforce_eager": Accepted("bound captures with --max-graph-batch", True, ("False",)),
+    "enforce_eager": Accepted("limit captured steps with --max-graph-batch", True, ("False",)),
     "parallel_drafting": Accepted("levels are drafted one after the other", True, ("False",)),
     "disable_padded_drafter_batch": Accepted(_KERNELS, True, None),
 }
-"""By key of vLLM's --speculative-config."""
+"""The keys of vLLM's --speculative-config without effect."""
 
 
 def note_of(option: str, value: Any) -> str | None:
-    """Why this option changes nothing; None where it may. value: True for one without a value."""
+    """Return why an option has no effect; None where it may have one.
+
+    value: True for an option without a value.
+    """
     return _note(option, ACCEPTED.get(option), value)
 
 
 def note_of_key(key: str, value: Any) -> str | None:
-    """The same of a key of --speculative-config."""
+    """Return why a key of --speculative-config has no effect; None where it may have one."""
     return _note(f"--speculative-config: {key}", ACCEPTED_KEYS.get(key), value)
 
 
-def _note(name: str, found: Accepted | None, value: Any) -> str | None:
-    if found is None or (found.only is not None and str(value).lower() not in _lower(found.only)):
+def _note(name: str, accepted: Accepted | None, value: Any) -> str | None:
+    if accepted is None:
         return None
-    shown = f"{name} {value}" if found.takes else name
-    return f"{shown}: changes nothing here: {found.says}"
-
-
-def _lower(values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(value.lower() for value in values)
+    if accepted.only is not None and str(value).lower() not in map(str.lower, accepted.only):
+        return None
+    shown = f"{name} {value}" if accepted.takes_value else name
+    return f"{shown}: has no effect: {accepted.reason}"

@@ -1,7 +1,7 @@
-"""Options that SGLang and vLLM know and that eyas cannot do, each with its reason and a remedy.
+"""Options of SGLang and vLLM that eyas does not support, each with the reason and a remedy.
 
-Promises: what a peer knows and eyas cannot do is refused by name, never passed over; what nobody knows
-is left to whoever reads the option. Does not know: which options eyas has.
+Promises: an unsupported option of a peer is refused by name, never ignored; unknown options are left to
+the caller. Does not know: which options eyas has.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 
 class Refused(ValueError):
-    """Everything that cannot be done as it was asked for, at once.
+    """All options that are unsupported or invalid, in one error.
 
-    reasons: one for each. instead: the same without it, in eyas' words; empty where there is none.
+    reasons: one text for each. instead: the command line of eyas without them; "" where there is none.
     """
 
     def __init__(self, reasons: Sequence[str], instead: str = "") -> None:
@@ -23,24 +23,22 @@ class Refused(ValueError):
 
 _ONE_DEVICE = "eyas runs on one device (--device); leave it out"
 _GRAMMARS = (
-    "choose who enforces grammars with --grammar-backend, white space in JSON with "
+    "set the grammar library with --grammar-backend, white space in JSON with "
     "--whitespace-pattern or --disable-any-whitespace, or leave it out"
 )
 _PARSERS = "formats are built in: choose with --reasoning-parser and --tool-call-parser"
-_GRAPHS = "bound the steps that are captured with --max-graph-batch"
+_GRAPHS = "limit the captured steps with --max-graph-batch"
 _CHUNKS = (
-    "prompt chunks and draft trees share the rows of a step; bound them with --max-batch-tokens"
+    "prompt chunks and draft trees share the tokens of a step; limit them with --max-batch-tokens"
 )
-_ORDER = "requests are served in the order they came; leave it out"
+_ORDER = "requests are served in order of arrival; leave it out"
 _SAME_DTYPE = "weights and cache have the number format that --dtype names; leave it out"
-_OWN_FILES = (
-    "the files that come with the model are used, from its directory or the hub; leave it out"
-)
-_DRAFT_FILES = "a draft model is read like the model itself; leave it out"
-_RECIPE = "is an old form; write --speculative-config '{\"method\": ...}'"
+_OWN_FILES = "the model's own files are used, from its directory or the hub; leave it out"
+_DRAFT_FILES = "a draft model is loaded like the model itself; leave it out"
+_OLD_FORM = "is an old form; write --speculative-config '{\"method\": ...}'"
 
 _FLAGS_BY_REASON = {
-    "a draft is accepted where it is what the model chooses itself, so there is no threshold or "
+    "a draft token is accepted if the model chooses the same token, so there is no threshold or "
     "sampling method to set; leave it out": (
         "--speculative-accept-threshold-single --speculative-accept-threshold-acc "
         "--speculative-use-rejection-sampling --spec-decoding-acceptance-method "
@@ -55,7 +53,7 @@ _FLAGS_BY_REASON = {
         "--speculative-ngram-external-corpus-path --speculative-ngram-external-sam-budget "
         "--speculative-ngram-external-corpus-max-tokens"
     ),
-    "the size of a tree is chosen by cost where --draft-nodes is auto; leave it out": (
+    "with --draft-nodes auto the size of a tree is chosen by cost; leave it out": (
         "--speculative-adaptive --speculative-adaptive-config --speculative-disable-by-batch-size"
     ),
     _DRAFT_FILES: (
@@ -63,10 +61,10 @@ _FLAGS_BY_REASON = {
         "--speculative-draft-model-quantization --speculative-model-quantization "
         "--speculative-max-model-len"
     ),
-    "is a kind of drafting that eyas does not have; leave it out": (
+    "eyas does not have this kind of drafting; leave it out": (
         "--speculative-dflash-block-size --speculative-draft-window-size --enable-multi-layer-eagle"
     ),
-    _RECIPE: (
+    _OLD_FORM: (
         "--speculative-model --num-speculative-tokens --num-lookahead-slots "
         "--ngram-prompt-lookup-max --ngram-prompt-lookup-min"
     ),
@@ -86,7 +84,7 @@ _FLAGS_BY_REASON = {
         "--quantization --quantization-param-path --kv-cache-dtype --torchao-config "
         "--modelopt-quant --calculate-kv-scales"
     ),
-    "eyas runs no code that comes with a model; leave it out": "--code-revision",
+    "eyas runs no code of a checkpoint; leave it out": "--code-revision",
     _OWN_FILES: (
         "--tokenizer --tokenizer-path --tokenizer-mode --tokenizer-revision --skip-tokenizer-init "
         "--chat-template-content-format --hf-chat-template-name --response-role --load-format "
@@ -94,13 +92,13 @@ _FLAGS_BY_REASON = {
         "--json-model-override-args --generation-config --override-generation-config "
         "--sampling-defaults --preferred-sampling-params --hf-token"
     ),
-    "downloads go where HF_HOME says; set that": "--download-dir",
+    "set the environment variable HF_HOME to the directory for downloads": "--download-dir",
     _GRAMMARS: "--guided-decoding-backend --structured-outputs-config",
     _PARSERS: (
         "--reasoning-parser-plugin --reasoning-config --tool-parser-plugin --enable-strict-thinking"
     ),
     "eyas calls no tools itself; leave it out": "--tool-server",
-    "requests set bias and grammars, not code; leave it out": (
+    "requests can set logit bias and grammars, but not code; leave it out": (
         "--enable-custom-logit-processor --logits-processors"
     ),
     _CHUNKS: (
@@ -108,35 +106,33 @@ _FLAGS_BY_REASON = {
         "--max-long-partial-prefills --long-prefill-token-threshold"
     ),
     _ORDER: "--schedule-policy --scheduling-policy --enable-priority-scheduling",
-    "the cache hands out single tokens and stays on the device; leave it out": (
+    "the cache allocates single tokens and stays on the device; leave it out": (
         "--cpu-offload-gb --kv-offloading-size --enable-hierarchical-cache --hicache-ratio "
         "--hicache-size --radix-eviction-policy --num-gpu-blocks-override --kv-cache-memory-bytes"
     ),
-    "a request says its own seed; one is drawn where it does not": "--seed --random-seed",
+    "each request sets its own seed; without one it is random": "--seed --random-seed",
     "adapters are not supported; merge them into the model": (
         "--enable-lora --lora-modules --lora-paths --max-loras --max-loras-per-batch "
         "--max-lora-rank --lora-backend --max-cpu-loras"
     ),
-    "eyas reads and writes text alone; leave it out": (
+    "eyas reads and writes only text; leave it out": (
         "--limit-mm-per-prompt --mm-processor-kwargs --enable-multimodal --allowed-local-media-path "
         "--interleave-mm-strings --skip-mm-profiling"
     ),
-    "eyas generates text and does nothing else; leave it out": (
+    "eyas only generates text; leave it out": (
         "--task --runner --convert --is-embedding --pooler-config"
     ),
-    "TLS is for a proxy in front": (
+    "use a reverse proxy for TLS": (
         "--ssl-keyfile --ssl-certfile --ssl-ca-certs --ssl-cert-reqs --ssl-keyfile-password"
     ),
-    "name each origin whose pages may use the API with --cors-origin": (
+    "list the origins whose pages may use the API with --cors-origin": (
         "--allowed-origins --allowed-methods --allowed-headers --allow-credentials"
     ),
-    "is not a matter of this server; leave it to a proxy in front": (
-        "--root-path --middleware --enable-request-id-headers"
-    ),
-    "what requests say is never logged; leave it out": "--log-requests --enable-log-requests",
+    "use a reverse proxy for it": ("--root-path --middleware --enable-request-id-headers"),
+    "the content of requests is never logged; leave it out": "--log-requests --enable-log-requests",
 }
 REFUSED = {flag: reason for reason, flags in _FLAGS_BY_REASON.items() for flag in flags.split()}
-"""Why an option of a peer means nothing here."""
+"""Option of a peer -> why it is not supported, and the remedy."""
 
 SWITCHES = frozenset(
     "--speculative-use-rejection-sampling --speculative-adaptive --calculate-kv-scales "
@@ -147,7 +143,7 @@ SWITCHES = frozenset(
     "--enable-priority-scheduling --enable-hierarchical-cache --enable-request-id-headers "
     "--enable-log-requests".split()
 )
-"""Those of them that no value follows."""
+"""The refused options that take no value."""
 
 REFUSED_KEYS = {
     **dict.fromkeys(("draft_tensor_parallel_size", "tensor_parallel_size"), _ONE_DEVICE),
@@ -159,19 +155,17 @@ REFUSED_KEYS = {
     ),
     **dict.fromkeys(
         ("rejection_sample_method", "draft_sample_method", "acceptance_method"),
-        "a draft is accepted where it is what the model chooses itself; leave it out",
+        "a draft token is accepted if the model chooses the same token; leave it out",
     ),
     **dict.fromkeys(
         ("disable_by_batch_size", "num_speculative_tokens_per_batch_size"),
-        "is what --draft-nodes auto is for; leave it out",
+        "--draft-nodes auto chooses the size by cost; leave it out",
     ),
 }
-"""Why a key of vLLM's --speculative-config means nothing here."""
+"""Key of vLLM's --speculative-config -> why it is not supported, and the remedy."""
 
 
 def reason_for(option: str, shown: str) -> str:
-    """What is said of an option that is refused. shown: as it was written."""
+    """Return the error text of a refused option. shown: the option as it was written."""
     reason = REFUSED[option]
-    return (
-        f"{shown}: {reason}" if reason == _RECIPE else f"{shown}: means nothing in eyas: {reason}"
-    )
+    return f"{shown}: {reason}" if reason == _OLD_FORM else f"{shown}: is not supported: {reason}"

@@ -1,7 +1,7 @@
-"""SGLang's sampling parameters: their names, which of them are ours too, what they come to.
+"""SGLang's sampling parameters: their names, and what they are in eyas.
 
-Promises: the route /generate and `LLM` take the same fields and mean the same by them; a field that is
-none is refused by name. Does not know: engines, what the values do.
+Promises: the route /generate and `LLM` take the same fields with the same meaning; an unknown field is
+refused by name. Does not know: engines, what the values do.
 """
 
 from __future__ import annotations
@@ -14,26 +14,29 @@ from typing import Any
 from eyas.core import RequestError, SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
-"""Where SGLang is told no number of tokens."""
+"""SGLang's default of max_new_tokens."""
 NAMES = {
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "seed": "sampling_seed",
     "include_stop_str_in_output": "no_stop_trim",
 }
-"""Our name of a field, and SGLang's."""
+"""Field of `SamplingParams` -> SGLang's name of it."""
 SHARED = (
     *("n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty"),
     *("presence_penalty", "logit_bias", "stop", "stop_token_ids", "ignore_eos"),
     "skip_special_tokens",
 )
+"""Fields that have the same name in SGLang and in eyas."""
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 @contextmanager
-def in_their_words(prefix: str) -> Iterator[None]:
-    """A RequestError about one of the parameters says SGLang's name of it. prefix: of the field that
-    they are in."""
+def errors_with_sglang_names(prefix: str) -> Iterator[None]:
+    """Rename the parameter of a RequestError to SGLang's name.
+
+    prefix: the path of the object that holds the parameters, such as "sampling_params.".
+    """
     try:
         yield
     except RequestError as error:
@@ -46,8 +49,11 @@ def in_their_words(prefix: str) -> Iterator[None]:
 
 
 def fields_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(fields of `SamplingParams`, constraints) of SGLang's parameters; our own names are known too.
-    What is None is left out. RequestError for a field that is neither."""
+    """Split SGLang's parameters into (fields of `SamplingParams`, constraints).
+
+    Names of eyas are accepted too. Fields that are None are omitted.
+    RequestError: a field is unknown, or given under two names.
+    """
     ours_of = {theirs: ours for ours, theirs in NAMES.items()}
     own = SamplingParams.__struct_fields__
     fields: dict[str, Any] = {}
@@ -63,7 +69,7 @@ def fields_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         if ours not in own:
             raise RequestError(f"{name}: {_no_such(name, (*ours_of, *own))}", param=name)
         if ours in fields:
-            raise RequestError(f"{name}: is there under two names; give one of them", param=name)
+            raise RequestError(f"{name}: is given under two names; give one of them", param=name)
         if value is not None:
             fields[ours] = value
     if fields.get("top_k") == -1:
@@ -81,13 +87,13 @@ def fields_of(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _token_id(key: Any) -> Any:
-    """SGLang writes token ids as texts, as JSON does."""
+    """Return the integer that a token id of logit_bias is; JSON has strings as keys."""
     is_number = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10
     return int(key) if is_number else key
 
 
 def _no_such(name: str, known: tuple[str, ...]) -> str:
     if name in ("custom_params", "custom_logit_processor"):
-        return "requests set bias and grammars, not code; leave it out"
+        return "requests can set logit bias and grammars, but not code; leave it out"
     near = get_close_matches(name, known, n=1)
     return f"is no sampling parameter{f'; did you mean {near[0]}?' if near else ''}"

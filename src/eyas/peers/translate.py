@@ -1,7 +1,7 @@
-"""From options in the words of SGLang and vLLM to settings of eyas.
+"""Translate options of SGLang and vLLM into settings of eyas.
 
-Promises: nothing is said twice; all that cannot be done is told at once, in the words it was asked for
-in. Does not know: command lines; what the settings do.
+Promises: a setting that is given twice is an error; all errors are reported together, with the option
+names that the user wrote. Does not know: command lines; what the settings do.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from eyas.peers.accepted import ACCEPTED, note_of, note_of_key
 from eyas.peers.refused import REFUSED, REFUSED_KEYS, Refused, reason_for
 
 DEFAULT_STEPS, DEFAULT_TOPK, DEFAULT_NODES = 5, 4, 8
-"""What SGLang takes for the sizes that are not given."""
+"""SGLang's defaults of tree sizes, used where only some of them are given."""
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
-"""Fewest and most tokens that prompt lookup matches here."""
+"""The minimum and maximum number of tokens that prompt lookup of eyas matches."""
 DRAFTING = ("drafter", "draft_model", "draft_steps", "draft_topk", "draft_nodes", "draft_token_map")
-"""Our own words for drafting."""
+"""The settings of eyas for drafting."""
 
 DRAFTER_OF_ALGORITHM = {
     "EAGLE": "head",
@@ -59,15 +59,15 @@ SETTING = {
     "constrained_json_whitespace_pattern": "whitespace_pattern",
     "constrained_json_disable_any_whitespace": "disable_any_whitespace",
 }
-"""The setting of ours that a peer's option is another name of."""
-_MEANS = {
+"""Option of a peer -> the setting of eyas that it is another name of."""
+_VALUES = {
     "enable_prefix_caching": False,
     "disable_cuda_graph": 0,
     "enforce_eager": 0,
     "disable_overlap_schedule": "0",
     "no_async_scheduling": "0",
 }
-"""What an option without a value sets its setting to, where that is not True."""
+"""Option of a peer without a value -> the value of its setting, where that is not True."""
 SPECULATIVE = (
     "speculative_algorithm",
     "speculative_draft_model_path",
@@ -97,15 +97,16 @@ SPELLINGS = {
     "--speculative-draft": "--speculative-draft-model-path",
     "--speculative-draft-model": "--speculative-draft-model-path",
 }
-"""What the peers also take for options, now or once; abbreviations need not stand here."""
+"""Other spelling, of now or of an older release -> option of a peer. Abbreviations are not listed."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """settings: what the peers' options come to, named as `eyas.settings.engine_config` does.
+class Translation:
+    """Options of SGLang and vLLM in terms of eyas.
 
-    flags: by an option of ours, what was written instead of it. notes: what changes nothing, and why.
-    reasons: what cannot be done.
+    settings: keywords of `eyas.settings.engine_config`. flags: option of eyas -> the option that
+    the user wrote for it. notes: a text for each option without effect. reasons: a text for each
+    option that is invalid or not supported.
     """
 
     settings: dict[str, Any]
@@ -114,46 +115,49 @@ class Said:
     reasons: tuple[str, ...]
 
 
-def in_our_words(said: Mapping[str, Any], model: str, given: Collection[str]) -> Said:
-    """What the peers' options mean. Nothing is raised for what cannot be done: `Said.reasons` tells it.
+def translate_options(
+    options: Mapping[str, Any], model: str, given: Collection[str]
+) -> Translation:
+    """Translate the peers' options. Errors are not raised, but listed in `Translation.reasons`.
 
-    said: by name with underscores; None is not said, and neither is a switch that is off. model: as our
-    own setting has it. given: names of our own settings that were given too.
+    options: values by name, with underscores; None and a False switch count as not given. model: the
+    value of --model. given: names of the settings of eyas that were given as well.
     """
-    said = {name: value for name, value in said.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     settings: dict[str, Any] = {}
     flags: dict[str, str] = {}
     notes: list[str] = []
     reasons: list[str] = []
-    for name, value in said.items():
+    for name, value in options.items():
         option = option_of(name)
         if name not in SETTING:
             if option in ACCEPTED or option in REFUSED:
-                _pass_over(option, value, notes, reasons)
+                _add_note_or_reason(option, value, notes, reasons)
             continue
         if value is False:
             continue
         setting = SETTING[name]
         other = option_of(setting) if setting in given else flags.get(option_of(setting))
         if other is not None:
-            reasons.append(f"{option}: says the same as {other}; give one of them")
+            reasons.append(f"{option}: sets the same as {other}; give one of them")
             continue
         if name == "chunked_prefill_size" and value == -1:
             reasons.append(
-                f"{option} -1: prompts are always cut, so that they and drafts share steps; say into "
-                "pieces of how many tokens"
+                f"{option} -1: prompts are always split into chunks; give the size of a chunk in tokens"
             )
             continue
-        settings[setting] = _MEANS.get(name, value)
+        settings[setting] = _VALUES.get(name, value)
         flags[option_of(setting)] = option
     ours = [name for name in DRAFTING if name in given]
-    sglang = {name: value for name, value in said.items() if name in SPECULATIVE}
-    vllm = said.get("speculative_config")
-    ways = [*ours[:1], *list(sglang)[:1], *(["speculative_config"] if vllm is not None else [])]
+    sglang = {name: value for name, value in options.items() if name in SPECULATIVE}
+    vllm = options.get("speculative_config")
+    dialects = [*ours[:1], *list(sglang)[:1], *(["speculative_config"] if vllm is not None else [])]
     try:
-        if len(ways) > 1:
-            first, second = map(option_of, ways[:2])
-            raise Refused([f"{first}: drafting is also set by {second}; say all of it one way"])
+        if len(dialects) > 1:
+            first, second = map(option_of, dialects[:2])
+            raise Refused(
+                [f"{first}: drafting is also set by {second}; use the options of one engine"]
+            )
         if sglang:
             settings |= _from_sglang(sglang)
             flags |= _SGLANG_FLAGS
@@ -164,17 +168,17 @@ def in_our_words(said: Mapping[str, Any], model: str, given: Collection[str]) ->
         reasons += refused.reasons
     own_model = settings.get("model", model)
     if settings.get("drafter") == "head" and settings.get("draft_model") == own_model:
-        del settings["draft_model"]  # its own head: what "head" alone means
-    return Said(settings, flags, tuple(notes), tuple(reasons))
+        del settings["draft_model"]  # "head" alone means the model's own head
+    return Translation(settings, flags, tuple(notes), tuple(reasons))
 
 
 def option_of(name: str) -> str:
-    """An option, by the name of its setting."""
+    """Return the option of a setting or of a peer's option name."""
     return "MODEL" if name == "model_argument" else "--" + name.replace("_", "-")
 
 
-def _pass_over(option: str, value: Any, notes: list[str], reasons: list[str]) -> None:
-    """An option that changes nothing, or cannot be had. One that is off is neither."""
+def _add_note_or_reason(option: str, value: Any, notes: list[str], reasons: list[str]) -> None:
+    """Append the text of an option without effect to `notes`, of a refused option to `reasons`."""
     if value is False:
         return
     note = note_of(option, value)
@@ -199,16 +203,16 @@ _VLLM_FLAGS = {
 }
 
 
-def _from_sglang(said: Mapping[str, Any]) -> dict[str, Any]:
-    asked = said.get("speculative_algorithm")
-    if asked is None:
-        raise Refused([f"{option_of(next(iter(said)))}: needs --speculative-algorithm as well"])
-    algorithm = str(asked).upper()
+def _from_sglang(options: Mapping[str, Any]) -> dict[str, Any]:
+    name = options.get("speculative_algorithm")
+    if name is None:
+        raise Refused([f"{option_of(next(iter(options)))}: needs --speculative-algorithm as well"])
+    algorithm = str(name).upper()
     if algorithm not in DRAFTER_OF_ALGORITHM:
         known = ", ".join(DRAFTER_OF_ALGORITHM)
-        raise Refused([f"--speculative-algorithm {asked}: is not known here; name one of {known}"])
-    drafter, model = DRAFTER_OF_ALGORITHM[algorithm], said.get("speculative_draft_model_path")
-    token_map = said.get("speculative_token_map")
+        raise Refused([f"--speculative-algorithm {name}: is not supported; use one of {known}"])
+    drafter, model = DRAFTER_OF_ALGORITHM[algorithm], options.get("speculative_draft_model_path")
+    token_map = options.get("speculative_token_map")
     reasons = []
     if drafter == "model" and model is None:
         reasons.append(f"--speculative-draft-model-path: is needed by {algorithm}")
@@ -221,16 +225,16 @@ def _from_sglang(said: Mapping[str, Any]) -> dict[str, Any]:
     settings = {"drafter": drafter, "draft_model": model, "draft_token_map": token_map}
     return {k: v for k, v in settings.items() if v is not None} | _sizes(
         algorithm,
-        said.get("speculative_num_steps"),
-        said.get("speculative_eagle_topk"),
-        said.get("speculative_num_draft_tokens"),
+        options.get("speculative_num_steps"),
+        options.get("speculative_eagle_topk"),
+        options.get("speculative_num_draft_tokens"),
     )
 
 
 def _sizes(
     algorithm: str, steps: int | None, topk: int | None, nodes: int | None
 ) -> dict[str, Any]:
-    """The size of SGLang's tree; nothing where it is left to the engine."""
+    """Return the settings of the tree's size; none where no size is given."""
     if steps is None and topk is None and nodes is None:
         return {}
     if algorithm == "NGRAM" and steps is None and nodes is not None:
@@ -250,35 +254,35 @@ def _from_vllm(config: str | Mapping[str, Any], notes: list[str]) -> dict[str, A
     method, model, count = (
         keys.pop(k, None) for k in ("method", "model", "num_speculative_tokens")
     )
-    wrong: list[str] = []
+    reasons: list[str] = []
 
-    def say(key: str, message: str) -> None:
-        wrong.append(f"--speculative-config: {key}: {message}")
+    def refuse(key: str, problem: str) -> None:
+        reasons.append(f"--speculative-config: {key}: {problem}")
 
     for key, value in keys.items():
         if key in LOOKUP and method == "ngram":
             if value != LOOKUP[key]:
-                say(key, f"prompt lookup matches {LOOKUP[key]} here; leave it out")
+                refuse(key, f"prompt lookup matches {LOOKUP[key]} here; leave it out")
         elif value is not None:
             note = note_of_key(key, value)
             if note is not None:
                 notes.append(note)
             else:
-                say(key, f"means nothing in eyas: {REFUSED_KEYS.get(key, 'leave it out')}")
+                refuse(key, f"is not supported: {REFUSED_KEYS.get(key, 'leave it out')}")
     if model is not None and not isinstance(model, str):
-        say("model", "must be a string")
+        refuse("model", "must be a string")
     if method is None and model is None:
-        say("method", f"is missing; use one of {', '.join(DRAFTER_OF_METHOD)}")
+        refuse("method", f"is missing; use one of {', '.join(DRAFTER_OF_METHOD)}")
     if method is not None and method not in DRAFTER_OF_METHOD:
-        say("method", f"{method!r} is not one of {', '.join(DRAFTER_OF_METHOD)}")
+        refuse("method", f"{method!r} is not one of {', '.join(DRAFTER_OF_METHOD)}")
     if method == "draft_model" and model is None:
-        say("model", "is needed by draft_model")
+        refuse("model", "is needed by draft_model")
     if method == "ngram" and model is not None:
-        say("model", "is not used by ngram; leave it out")
+        refuse("model", "is not used by ngram; leave it out")
     if type(count) is not int:
-        say("num_speculative_tokens", "must be there, a whole number")
-    if wrong:
-        raise Refused(wrong)
+        refuse("num_speculative_tokens", "must be given, as a whole number")
+    if reasons:
+        raise Refused(reasons)
     settings: dict[str, Any] = {
         "drafter": "auto" if method is None else DRAFTER_OF_METHOD[method],
         "draft_steps": count,

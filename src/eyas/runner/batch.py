@@ -1,9 +1,9 @@
-"""What one step works on: which part of which sequence, and the slots it was given.
+"""The input of one step: a part of each scheduled sequence, and the slots that it writes.
 
-Promises: a `PlannedBatch` is made from what the host knows for sure (prompt chunks) and from upper
-bounds (everything that a step under way may still change), beside the step under way; it begins as a
+Promises: a `PlannedBatch` is made while the step before it runs, from what the host knows (prompt
+chunks) and from upper bounds of what that step may change. `PlannedBatch.begin` returns the
 `Batch`, whose tensors are on the device.
-Does not know: how a plan is made, whose sequences these are, what becomes of them.
+Does not know: how a step is planned, requests, what is done with the results.
 
 Legend: B rooted spans, W width.
 """
@@ -33,9 +33,9 @@ class Span:
     """A sequence's part of a step: `context_count` positions to store from `context_start`, and, if
     it has node slots, a draft tree whose node 0 is the sequence's last token.
 
-    wants_context_logits: prompt log-probabilities were asked for.
-    stored_slots: slots of the positions that are stored or being stored, as far as the host knows.
-    root_low, root_high: bounds of the root's position, equal where no step is under way.
+    wants_context_logits: whether log-probabilities of the prompt are needed.
+    stored_slots: slots of the positions that the host knows to be stored or in flight.
+    root_low, root_high: bounds of the root's position, equal if no step is in flight.
     """
 
     seat: int
@@ -51,16 +51,15 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A step's spans and tensors, once the step before has its verdict.
+    """A step's spans and tensors, once the verdict of the step before is on the device.
 
-    spans: all; rooted: those with a root, in the order of every [B, ...] tensor of the step.
-
-    width: how many nodes a tree may have. levels: on how many levels, and so how many tokens a step may
-    add. seats_B, roots_B (position of node 0) and node_slots_BW are on the device. max_length: upper
-    bound of any sequence's length once this step has landed. automata: of the rooted sequences,
-    standing at their roots; None where no sequence is constrained or no drafter reads them.
-    stages: run from CUDA graphs; B is then a bucket, whose last rows sit in the table's padding seat,
-    and everything a stage reads of the batch is static. names: of the stages that have run.
+    spans: all spans; rooted: the spans with a root, in the order of every [B, ...] tensor of the
+    step. width: the most nodes of a tree. levels: its most levels, which is the most tokens a step
+    may add. seats_B, roots_B (position of node 0) and node_slots_BW are on the device. max_length:
+    upper bound of any sequence's length once this step has landed. automata: of the rooted
+    sequences, at their roots; None if no sequence is constrained or no drafter reads them. stages:
+    CUDA graphs of the step, or None; with them B is a bucket, whose last rows are in the table's
+    padding seat, and every tensor of the batch is static. names: of the stages that have run.
     """
 
     table: SequenceTable
@@ -79,17 +78,17 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """B of every [B, ...] tensor of the step: the rooted sequences, and what fills up a bucket."""
+        """The B of every [B, ...] tensor of the step: rooted sequences, and padding up to a bucket."""
         return len(self.seats_B)
 
     @property
     def history_BL(self) -> torch.Tensor:
-        """Committed tokens of the rooted sequences, up to the longest's upper bound."""
+        """Tokens of the rooted sequences, up to the upper bound of all lengths."""
         return self.table.tokens_AC[self.seats_B, : self.max_length]
 
     @property
     def stores_context(self) -> bool:
-        """Are there prompt chunks among the spans?"""
+        """Whether there are prompt chunks among the spans."""
         return any(span.context_count for span in self.spans)
 
     def stage(
@@ -100,10 +99,13 @@ class Batch:
         *,
         reads_context: bool = False,
     ) -> Result:
-        """What `function` returns, which works on the device alone and reads nothing of the step but
-        this batch's tensors and results of other stages. name: its place in a step, which runs one
-        stage of a name; key: tells its shapes. reads_context: the stage is about prompt chunks too,
-        where there are any, and then runs as it is. RuntimeError where a name runs again."""
+        """Return what `function` returns, from a CUDA graph where the step has them.
+
+        function: works on the device alone, and reads only this batch's tensors and results of
+        other stages. name: of the stage; a step runs one stage of each name. key: identifies its
+        shapes. reads_context: the stage also reads prompt chunks; a step that has some calls it
+        without a graph. Raises RuntimeError if a stage of this name has run in this step.
+        """
         if name in self.names:
             raise RuntimeError(
                 f"a stage {name!r} has run in this step; a second one needs its own name"
@@ -114,25 +116,31 @@ class Batch:
         return self.stages.run(name, (self.width, key), function)
 
     def to_static(self, tree: DraftTree) -> DraftTree:
-        """`tree` as a later stage may read it."""
+        """Return `tree` in tensors that a later stage may read."""
         return tree if self.stages is None else self.stages.to_static(tree)
 
     def to_static_array(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Numbers of the host as a later stage may read them; a tensor is `transfer.reachable`."""
+        """Return numbers of the host in a tensor that a later stage may read.
+
+        values: an array, or a tensor in pinned memory (`transfer.reachable`).
+        """
         if self.stages is None:
             return send(values, self.table.device)
         return self.stages.graphs.to_static_array((name, self.num_rows), values)
 
     def to_static_array_async(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """As `to_static_array`, beside the work under way, which must not read the old values."""
+        """Do the same concurrently with running work, which must not read the old values."""
         if self.stages is None:
             return send(values, self.table.device)
         return self.stages.graphs.to_static_array_async((name, self.num_rows), values)
 
 
 class PlannedBatch:
-    """What the host can do of a batch ahead of the device; arguments are those of `Batch`, where levels
-    of 0 are as many as nodes. graphs: of steps that can be captured."""
+    """The host's part of a batch, made before the device has finished the step before.
+
+    The arguments are those of `Batch`; levels of 0 means as many as nodes. graphs: used if the
+    parameters of sampling can be captured; None runs the step without graphs.
+    """
 
     def __init__(
         self,
@@ -160,7 +168,7 @@ class PlannedBatch:
             self._max_length = min(length_of(max_length), table.num_columns)
 
     def _pack(self) -> np.ndarray:
-        """Seats of all rows, then the slots of their nodes."""
+        """Return the seats of all rows, followed by the slots of their nodes."""
         num_rows, width = self._num_rows, self._width
         packed = np.full(num_rows * (1 + width), NULL_SLOT, dtype=np.int64)
         packed[:num_rows] = self._table.padding_seat
@@ -172,7 +180,7 @@ class PlannedBatch:
         return packed
 
     def begin(self, automata: Sequence[Automaton | None] | None = None) -> Batch:
-        """The batch, on the device."""
+        """Return the batch, on the device."""
         num_rows, width, table, params = self._num_rows, self._width, self._table, self._params
         stages = None
         if self._graphs is None:
@@ -212,7 +220,7 @@ def padding_batch(
     graphs: StepGraphs,
     levels: int,
 ) -> PlannedBatch:
-    """A batch of `num` sequences in the padding seat: running it leaves no trace."""
+    """Return a batch of `num` sequences in the padding seat, which changes no sequence."""
     nothing = np.full(width, NULL_SLOT, dtype=np.int64)
     spans = [
         Span(table.padding_seat, 0, 0, NO_SLOTS, nothing, root_low=1, root_high=1)

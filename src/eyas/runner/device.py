@@ -1,6 +1,6 @@
-"""What this machine can do, and what "auto" means on it.
+"""The device that the settings ask for, and its memory.
 
-Promises: settings become a device that is there; the answers are facts that do not change.
+Promises: "auto" is resolved; the returned device exists and can run the model.
 Does not know: models beyond the bytes they need.
 """
 
@@ -19,8 +19,11 @@ _CPU_CACHE_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """device: where tensors live. num_flights: steps worth having under way at once. exact: kernels
-    that keep a row's bits are chosen also where others are faster."""
+    """An opened device.
+
+    num_flights: steps in flight beyond the one that the host works on. exact: kernels that keep a row's
+    bits are chosen even where others are faster.
+    """
 
     device: torch.device
     num_flights: int
@@ -28,7 +31,7 @@ class Device:
 
 
 def open_device(config: DeviceConfig) -> Device:
-    """The device asked for, ready for use. Raises ValueError when it is not there."""
+    """Return the device that `config` asks for. Raises ValueError if it does not exist."""
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,7 +64,7 @@ def open_device(config: DeviceConfig) -> Device:
 
 
 def cache_budget(device: torch.device, memory_fraction: float) -> int:
-    """Bytes for keys and values once the weights are loaded."""
+    """Return the bytes for keys and values, once the weights are loaded."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(total * memory_fraction) - (total - free))
@@ -70,7 +73,7 @@ def cache_budget(device: torch.device, memory_fraction: float) -> int:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """All the memory there is, in use or not."""
+    """Return the device's memory in bytes, whether in use or not."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return psutil.virtual_memory().total

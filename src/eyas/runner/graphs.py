@@ -1,17 +1,19 @@
-"""CUDA graphs of the stages of a step, and the tensors that they read.
+"""CUDA graphs of the stages of a step, and the static tensors that they read.
 
-A stage is a function of tensors on the device: a drafter's expansion, the forward, the verdict. The
-first time it runs as it is, which prepares its kernels, and is captured; then, as ever after, it is
-replayed: a stage may run twice on the same inputs and must mean the same. What it returned when it was
-captured is what every replay fills again, and what the stages after it were captured to read. Where a
-stage cannot be captured, steps of its shape run without graphs from there on.
+A stage is a function of tensors on the device: a drafter's expansion, the forward pass, the
+verdict. Its first call runs the function, which prepares its kernels, then captures it and replays
+the graph. So a stage may run twice on the same inputs and must give the same result. Later calls
+replay the graph. A replay writes the tensors that the function returned while it was captured, and
+later stages were captured reading those tensors. If a stage cannot be captured, steps of its shape
+run without graphs from then on.
 
-Promises: a replay does what the function would do; graphs are kept for a bounded number of shapes.
-What a stage reads is either static (`StepInputs`, the engine's own tables), copied there (`to_static`),
-or another stage's result of the same step; so the stages of one shape of steps are kept and dropped
-together, and a batch keeps those of its own. A result stands until a stage of the same name runs in the
-next step, also while it is copied to the host: a step runs one stage of a name, and stages share memory
-with namesakes alone. Does not know: what the stages compute.
+Promises: a replay does what the function would do. The number of cached graphs is bounded. A stage
+reads static tensors (`StepInputs`, the engine's own tables), tensors copied to static ones
+(`to_static`), and results of other stages of the same step. Therefore the stages of one step shape
+are cached and dropped together, and a batch holds a reference to its own. A result is valid until a
+stage of the same name runs in the next step, also while it is copied to the host: a step runs one
+stage of each name, and only stages of the same name share memory.
+Does not know: what the stages compute.
 
 Legend: B sequences of a bucket, W width.
 """
@@ -37,15 +39,19 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 MAX_GRAPHS = 640
-"""Some 0.2 GiB (one H200: 300 take 96 MiB) beside what they return; start-up makes up to 300."""
+"""The most graphs that are cached: about 0.2 GiB without their results (on one H200, 300 graphs take 96
+MiB). Start-up captures up to 300."""
 SMALLEST_LENGTH = 512
-"""Sequences up to this length share their graphs; beyond it, up to each power of two."""
+"""Sequences up to this length share graphs. Longer ones share them up to each power of two."""
 
 
 @dataclass(slots=True, eq=False)
 class StepInputs:
-    """What the host writes for each step, at fixed addresses. staged: what comes next, and whose that
-    is; taken: once it stands in `packed`."""
+    """What the host writes for each step, at fixed addresses.
+
+    staged: the inputs of the next step, sent from staged_from. packed: the inputs of the current step,
+    whose views seats_B and node_slots_BW are. taken: recorded once `staged` is copied to `packed`.
+    """
 
     staged: torch.Tensor
     packed: torch.Tensor
@@ -63,7 +69,8 @@ class StepInputs:
         return cls(torch.zeros_like(packed), packed, *parts, roots_B)
 
     def take(self, lengths_A: torch.Tensor) -> None:
-        """What is staged becomes the step's; roots stand at their sequences' last tokens."""
+        """Copy the staged inputs to the step's, and set the roots to the last position of each
+        sequence."""
         self.packed.copy_(self.staged)
         torch.index_select(lengths_A, 0, self.seats_B, out=self.roots_B)
         self.roots_B.sub_(1)
@@ -71,14 +78,14 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Captured:
-    """A captured stage and what it fills."""
+    """A captured stage and the result that its replays write."""
 
     graph: torch.cuda.CUDAGraph
     result: Any
 
 
 class Stages:
-    """The stages of one shape of steps. graphs: what all shapes share."""
+    """The captured stages of one step shape. graphs: shared by all shapes."""
 
     def __init__(self, graphs: StepGraphs) -> None:
         self.graphs = graphs
@@ -89,38 +96,44 @@ class Stages:
         return len(self._captured)
 
     def run(self, name: Hashable, key: Hashable, stage: Callable[[], Result]) -> Result:
-        """What `stage` returns. name: its place in a step; key: which stage of that name it is."""
+        """Return what `stage` returns, by capture or replay where possible.
+
+        name: of the stage in a step; key: identifies its shapes among the stages of that name.
+        """
         if self._has_given_up:
             return stage()
-        known = self._captured.get((name, key))
-        if known is not None:
-            known.graph.replay()
+        captured = self._captured.get((name, key))
+        if captured is not None:
+            captured.graph.replay()
         else:
             result = stage()
             try:
-                known = self._captured[name, key] = self.graphs.capture(name, stage)
-                known.graph.replay()
+                captured = self._captured[name, key] = self.graphs.capture(name, stage)
+                captured.graph.replay()
             except Exception:
-                # What has run counts, and what reads it later must not be captured either.
+                # The result of the call is valid, but stages that read it must not be captured either.
                 log.warning("a stage of a step cannot be captured: %s", name, exc_info=True)
                 self._has_given_up = True
                 self._captured.clear()
                 return result
             self.graphs.make_room()
         self.graphs.num_replays += 1
-        return known.result
+        return captured.result
 
     def to_static(self, tree: DraftTree) -> DraftTree:
-        """`tree` at fixed addresses; itself where it is a replay's result."""
-        results = (each.result for each in self._captured.values())
+        """Return `tree` at fixed addresses: itself if a replay wrote it, else a copy."""
+        results = (captured.result for captured in self._captured.values())
         if any(isinstance(own, DraftTree) and _is_same(own, tree) for own in results):
             return tree
         return self.graphs.to_static(tree)
 
 
 class StepGraphs:
-    """Stages by shape, and what they read. max_graphs: how many graphs are kept, at least those of one
-    shape. num_captured: graphs made so far; num_replays: stages run from one."""
+    """The captured stages of all step shapes, and the static tensors that they read.
+
+    max_graphs: how many graphs are kept, at least those of one shape. num_captured: graphs captured so
+    far; num_replays: calls that were served by a replay.
+    """
 
     def __init__(self, device: torch.device, max_graphs: int = MAX_GRAPHS) -> None:
         self._device = device
@@ -138,11 +151,11 @@ class StepGraphs:
         self.num_replays = 0
 
     def new_stages(self) -> Stages:
-        """Those of a shape that nobody has met."""
+        """Return the stages of a new shape."""
         return Stages(self)
 
     def of(self, shape: Hashable) -> Stages:
-        """The stages of a step that begins."""
+        """Return the stages of a step of this shape, and mark the shape as used last."""
         stages = self._shapes.pop(shape, None)
         if stages is None:
             stages = self.new_stages()
@@ -150,48 +163,53 @@ class StepGraphs:
         return stages
 
     def make_room(self) -> None:
-        """After a capture: shapes that were met longest ago go, but for the last one. A batch that is
-        still under way has its own."""
+        """Drop the least recently used shapes while there are more than `max_graphs` graphs.
+
+        The last shape stays. A batch that is still running holds a reference to its own stages.
+        """
         num_kept = sum(map(len, self._shapes.values()))
         while num_kept > self._max_graphs and len(self._shapes) > 1:
             _, dropped = self._shapes.popitem(last=False)
             num_kept -= len(dropped)
 
     def send_inputs(self, num: int, width: int, packed: np.ndarray) -> None:
-        """Inputs of a step of this shape go ahead of it, beside the work under way."""
-        found = self._inputs.get((num, width))
-        if found is None:
-            found = self._inputs[num, width] = StepInputs.empty(num, width, self._device)
-            found.taken = self._inbox.mark()
-        with self._inbox.arriving(after=found.taken):
-            refill(found.staged, packed)
-        found.staged_from = packed
+        """Stage the inputs of a step of this shape, concurrently with running work."""
+        inputs = self._inputs.get((num, width))
+        if inputs is None:
+            inputs = self._inputs[num, width] = StepInputs.empty(num, width, self._device)
+            inputs.taken = self._inbox.mark()
+        with self._inbox.arriving(after=inputs.taken):
+            refill(inputs.staged, packed)
+        inputs.staged_from = packed
 
     def take_inputs(
         self, num: int, width: int, packed: np.ndarray, lengths_A: torch.Tensor
     ) -> StepInputs:
-        """The inputs of steps of this shape, filled with what was sent, once more where another step's
-        was since; `lengths_A` stays where it is."""
-        found = self._inputs[num, width]
-        if found.staged_from is not packed:
+        """Return the inputs of steps of this shape, filled with `packed`.
+
+        They are sent again if another step's inputs were staged since. `lengths_A`: static tensor.
+        """
+        inputs = self._inputs[num, width]
+        if inputs.staged_from is not packed:
             self.send_inputs(num, width, packed)
-        self._own.run("inputs", (num, width), lambda: found.take(lengths_A))
-        found.taken, found.staged_from = self._inbox.mark(), None
-        return found
+        self._own.run("inputs", (num, width), lambda: inputs.take(lengths_A))
+        inputs.taken, inputs.staged_from = self._inbox.mark(), None
+        return inputs
 
     def params(self, num: int, params: BatchParams) -> BatchParams:
-        """`params` at fixed addresses, with `num` rows; filled again only when they are others."""
+        """Return a copy of `params` at fixed addresses with `num` rows, filled again only if they
+        changed."""
         key = (num, params.signature)
-        twin, filled_from = self._params.get(key, (None, None))
-        if twin is None:
-            twin = params.padded(num)
+        padded, filled_from = self._params.get(key, (None, None))
+        if padded is None:
+            padded = params.padded(num)
         elif filled_from is not params:
-            twin.copy_(params)
-        self._params[key] = (twin, params)
-        return twin
+            padded.copy_(params)
+        self._params[key] = (padded, params)
+        return padded
 
     def capture(self, name: Hashable, stage: Callable[[], Any]) -> Captured:
-        """A stage that has run once."""
+        """Capture a stage that has run once."""
         alive = self._alive.setdefault(name, WeakSet())
         if not alive:  # a pool without graphs cannot be used again
             self._pools[name] = torch.cuda.graph_pool_handle()
@@ -204,7 +222,7 @@ class StepGraphs:
         return captured
 
     def to_static(self, tree: DraftTree) -> DraftTree:
-        """A copy of `tree` at addresses that trees of this kind have in common."""
+        """Return a copy of `tree` in tensors that all trees of its shape and kind share."""
         tensors = _tensors(tree)
         key = (tree.tokens_BW.shape, tree.is_chain, tree.source_BW is not None)
         held = self._held.get(key)
@@ -227,7 +245,7 @@ class StepGraphs:
         return replace(held)
 
     def to_static_array(self, key: Hashable, values: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """The numbers at a fixed address; `key` and their shape tell which."""
+        """Return a copy of the numbers at a fixed address, one for each key, shape and type."""
         key = (key, tuple(values.shape), str(values.dtype))
         held = self._arrays.get(key)
         if held is None:
@@ -237,8 +255,7 @@ class StepGraphs:
         return held
 
     def to_static_array_async(self, key: Hashable, values: torch.Tensor) -> torch.Tensor:
-        """As `to_static_array`, copied beside the work under way, none of which may still read the old
-        values."""
+        """Do the same concurrently with running work, which must not read the old values any more."""
         with self._inbox.arriving():
             return self.to_static_array(key, values)
 
@@ -252,7 +269,7 @@ def _is_same(tree: DraftTree, other: DraftTree) -> bool:
 
 
 def bucket_of(num: int) -> int:
-    """The number of rows that a graph for `num` sequences has: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    """Return the rows of the graph that serves `num` sequences: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
     if num <= 4:
         return max(1, num)
     power = 1 << ((num - 1).bit_length() - 1)
@@ -260,5 +277,5 @@ def bucket_of(num: int) -> int:
 
 
 def length_of(length: int) -> int:
-    """The length that a graph for sequences of up to `length` is made for."""
+    """Return the sequence length of the graph that serves sequences of up to `length`."""
     return max(SMALLEST_LENGTH, 1 << (length - 1).bit_length())

@@ -1,7 +1,7 @@
-"""From a batch and its trees to the rows of one forward pass.
+"""Turn a batch and its trees into the rows of one forward pass.
 
-Promises: tree nodes first (sequence by sequence), then prompt chunks; one layout describes them all,
-whatever they are for. Padding nodes of a ragged batch are left out where the host can see them.
+Promises: tree nodes come first, sequence by sequence, then prompt chunks; one layout describes all
+of them. Padding nodes of a ragged batch have no rows on a CPU.
 Does not know: models, what is done with the logits.
 
 Legend: T rows, R logits rows (node rows, then wanted context rows), B rooted sequences, W nodes.
@@ -15,7 +15,7 @@ import torch
 
 from eyas.attention.base import ContextRun, Layout, NodeGrid
 from eyas.core import DraftTree
-from eyas.kernels import usable
+from eyas.ops.node_rows import node_rows
 from eyas.runner.batch import Batch, Span
 from eyas.sampling.process import SamplingRows
 from eyas.transfer import send
@@ -23,10 +23,10 @@ from eyas.transfer import send
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ForwardRows:
-    """One forward's input; tensors of rows have no gaps.
+    """The input of one forward pass; its tensors of rows are contiguous.
 
-    logits_rows_R: indices of the R rows whose logits are wanted, None when none are.
-    num_leading: how many of those are the first rows of the forward, in order.
+    logits_rows_R: indices of the R rows whose logits are computed; None if there are none.
+    num_leading: how many of them are the first rows of the forward pass, in order.
     """
 
     tokens_T: torch.Tensor
@@ -44,10 +44,10 @@ class ForwardRows:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PackedRows(ForwardRows):
-    """A step's forward and what its logits rows mean: first the tree nodes' (num_node_rows of them).
+    """The forward pass of a step; its first num_node_rows logits rows belong to tree nodes.
 
-    node_R: node of each node row. context_runs: (span, number of wanted rows) in the order of the
-    rest of the logits rows.
+    node_R: node of each node row. context_runs: (span, number of logits rows) of prompt chunks, in the
+    order of the remaining logits rows.
     """
 
     num_node_rows: int
@@ -56,17 +56,9 @@ class PackedRows(ForwardRows):
     context_runs: list[tuple[Span, int]]
 
 
-def node_depths(parents_BW: torch.Tensor) -> torch.Tensor:
-    """[B, W] distance from the root."""
-    depths_BW = torch.zeros_like(parents_BW)
-    for w in range(1, parents_BW.shape[1]):
-        above = parents_BW[:, w : w + 1].clamp(min=0)
-        depths_BW[:, w : w + 1] = depths_BW.gather(1, above) + 1
-    return depths_BW
-
-
 def ancestors(parents_BW: torch.Tensor) -> torch.Tensor:
-    """bool [B, W, W]: [b, w, u] is whether node u is w or above it, the root excluded."""
+    """Return bool [B, W, W]: whether node u is w or an ancestor of w, at [b, w, u]; false for the
+    root."""
     num, width = parents_BW.shape
     above_BWW = torch.zeros((num, width, width), dtype=torch.bool, device=parents_BW.device)
     batch_B = torch.arange(num, device=parents_BW.device)
@@ -77,10 +69,20 @@ def ancestors(parents_BW: torch.Tensor) -> torch.Tensor:
 
 
 def pack(batch: Batch, tree: DraftTree) -> PackedRows:
-    """The rows of a step. The tree may be narrower than the batch allows."""
+    """Return the rows of a step. The tree may be narrower than the batch allows."""
     table, device = batch.table, batch.table.device
     num_rooted = batch.num_rows
-    nodes = _node_rows_by_kernel(batch, tree) if usable(device) else _node_rows(batch, tree)
+    parents_BW = None if tree.is_chain else tree.parents_BW
+    nodes = node_rows(
+        batch.seats_B,
+        batch.roots_B,
+        batch.node_slots_BW,
+        tree.tokens_BW,
+        parents_BW,
+        tree.sizes_B,
+        table.slots_AC,
+        table.last_position,
+    )
     num_node_rows = len(nodes.tokens_R)
     parts = [[nodes.tokens_R, nodes.model_position_R, nodes.write_slots_R]]
     runs, seats, wanted, context_runs, row = [], [], [], [], num_node_rows
@@ -106,7 +108,6 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
         tokens_T, positions_T, write_slots_T = map(torch.cat, zip(*parts, strict=True))
     else:
         ((tokens_T, positions_T, write_slots_T),) = parts
-    parents_BW = None if tree.is_chain else tree.parents_BW
     grid = NodeGrid(nodes.grid_BW, nodes.slots_BW, batch.roots_B, parents_BW)
     seats_B = torch.cat([batch.seats_B, send(seats, device)]) if seats else batch.seats_B
     layout = Layout(
@@ -127,84 +128,11 @@ def pack(batch: Batch, tree: DraftTree) -> PackedRows:
     )
 
 
-@dataclass(slots=True, eq=False)
-class _NodeRows:
-    """The tree nodes' rows. position_R: where a node stands; model_position_R: the same, up to the
-    table's last position. rows_R: 0, 1, ...; grid_BW, slots_BW: row and slot of every node."""
-
-    tokens_R: torch.Tensor
-    position_R: torch.Tensor
-    model_position_R: torch.Tensor
-    write_slots_R: torch.Tensor
-    sequence_R: torch.Tensor
-    node_R: torch.Tensor
-    rows_R: torch.Tensor
-    grid_BW: torch.Tensor
-    slots_BW: torch.Tensor
-
-
-def _node_rows(batch: Batch, tree: DraftTree) -> _NodeRows:
-    table, width = batch.table, tree.width
-    device = table.device
-    node_slots_BW = batch.node_slots_BW[:, :width].contiguous()
-    if tree.is_chain:
-        positions_BW = batch.roots_B.unsqueeze(1) + torch.arange(width, device=device)
-        table.place_nodes(batch.seats_B, batch.roots_B, node_slots_BW)
-    else:
-        positions_BW = batch.roots_B.unsqueeze(1) + node_depths(tree.parents_BW)
-    node_rows_BW, picked_R = ragged_rows(
-        torch.arange(width, device=device) < tree.sizes_B.unsqueeze(1)
-    )
-    columns = [tree.tokens_BW.reshape(-1), positions_BW.reshape(-1), node_slots_BW.reshape(-1)]
-    if picked_R is None:
-        picked_R = node_rows_BW.view(-1)
-    else:
-        columns = [column[picked_R] for column in columns]
-    tokens_R, position_R, write_slots_R = columns
-    return _NodeRows(
-        tokens_R,
-        position_R,
-        position_R.clamp(max=table.last_position),
-        write_slots_R,
-        sequence_R=picked_R // width if width > 1 else picked_R,
-        node_R=picked_R % width if width > 1 else torch.zeros_like(picked_R),
-        rows_R=torch.arange(len(picked_R), device=device),
-        grid_BW=node_rows_BW,
-        slots_BW=node_slots_BW,
-    )
-
-
-def _node_rows_by_kernel(batch: Batch, tree: DraftTree) -> _NodeRows:
-    from eyas.kernels.rows import node_rows
-
-    table, shape = batch.table, tree.tokens_BW.shape
-    rows = node_rows(
-        batch.seats_B,
-        batch.roots_B,
-        batch.node_slots_BW,
-        tree.tokens_BW,
-        None if tree.is_chain else tree.parents_BW,
-        table.slots_AC,
-        table.last_position,
-        pdl=table.device.type == "cuda",
-    )
-    return _NodeRows(
-        *rows, grid_BW=rows.rows_R.view(shape), slots_BW=rows.write_slots_R.view(shape)
-    )
-
-
-def ragged_rows(real_BW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[B, W] the row of each entry of a ragged grid, -1 for padding, and the flat indices of those that
-    are none; None where all are real."""
-    if not bool(real_BW.all()):
-        rows_BW = torch.where(real_BW, (real_BW.view(-1).cumsum(0) - 1).view_as(real_BW), -1)
-        return rows_BW, real_BW.view(-1).nonzero().squeeze(1)
-    return torch.arange(real_BW.numel(), device=real_BW.device).view(real_BW.shape), None
-
-
 def committed(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Committed tokens [B, L] of each sequence and how many they are; nothing where no penalties act,
-    which alone look at them."""
+    """Return the committed tokens [B, L] of each sequence and their number [B].
+
+    Only penalties read them, so both are empty if no sequence has any.
+    """
     if not any(batch.params.penalised):
         return batch.table.tokens_AC[:0], batch.table.lengths_A[:0]
     return batch.history_BL, batch.roots_B + 1
@@ -217,7 +145,7 @@ def _sampling_rows(
     node_R: torch.Tensor,
     position_R: torch.Tensor,
 ) -> SamplingRows:
-    """What the sampler needs to know of each node row; ancestors only where penalties act."""
+    """Return what the sampler reads of each node row; its ancestors only if penalties act."""
     history_BL, length_B = committed(batch)
     if tree.width == 1 or not any(batch.params.penalised):
         return SamplingRows(sequence_R, position_R, None, None, history_BL, length_B)

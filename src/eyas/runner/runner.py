@@ -1,7 +1,7 @@
-"""Rows in, logits and tapped hidden states out.
+"""Run the model over rows: logits and tapped hidden states.
 
-Promises: rows are padded to what the machine needs for a fixed reduction order, once, here; logits are
-float32; only wanted rows reach the output layer.
+Promises: this is the one place where rows are padded to a count with a fixed reduction order.
+Logits are float32, and only rows that want logits reach the output layer.
 Does not know: schedules, trees, sampling.
 
 Legend: T rows, R logits rows, V vocabulary, D hidden size.
@@ -25,8 +25,11 @@ from eyas.runner.rows import ForwardRows
 
 @dataclass(slots=True, eq=False)
 class Output:
-    """logits_RV: float32 (None when no row wanted any); taps: [T, D] each, real rows only;
-    write_slots_T: the slot of each of those rows."""
+    """The result of a forward pass.
+
+    logits_RV: float32; None if no row wanted logits. taps: hidden states [T, D] of each tapped layer,
+    without padding rows. write_slots_T: the slot of each row.
+    """
 
     logits_RV: torch.Tensor | None
     taps: list[torch.Tensor]
@@ -35,7 +38,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """Rows padded for the machine, with their attention planned: what a network is run on."""
+    """Padded rows with their planned attention: the input of a network."""
 
     tokens_T: torch.Tensor
     positions_T: torch.Tensor
@@ -43,7 +46,8 @@ class PlannedRows:
 
 
 def plan_rows(rows: ForwardRows, backend: AttentionBackend, order: RowOrder) -> PlannedRows:
-    """Pad the rows of a forward to a count whose reduction order is fixed, and plan it."""
+    """Pad the rows of a forward pass to a count with a fixed reduction order, and plan its
+    attention."""
     tokens_T, positions_T, slots_T = rows.tokens_T, rows.positions_T, rows.write_slots_T
     missing = order.pad(len(tokens_T)) - len(tokens_T)
     if missing:
@@ -58,7 +62,7 @@ def wanted_logits(
     logits: Callable[[torch.Tensor], torch.Tensor],
     order: RowOrder,
 ) -> torch.Tensor | None:
-    """The logits [R, V] of the rows that want them; only those reach the output layer."""
+    """Return the logits [R, V] of the rows that want them; None if there are none."""
     if rows.logits_rows_R is None:
         return None
     num_wanted = len(rows.logits_rows_R)
@@ -71,12 +75,15 @@ def wanted_logits(
 
 
 MOST_SHARED_ROWS = 4096
-"""Rows of logits beyond which a forward makes its own."""
+"""The most rows of logits for which the shared buffer is used."""
 
 
 class ModelRunner:
-    """One model behind one attention backend. On a device all forwards write their logits to the same
-    memory: those of one are read before the next one runs."""
+    """A model with an attention backend.
+
+    On a device all forward passes write their logits to one buffer: the logits of one are read
+    before the next one runs.
+    """
 
     def __init__(self, model: Decoder, backend: AttentionBackend) -> None:
         self.model = model
@@ -86,7 +93,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, rows: ForwardRows, taps: tuple[int, ...] = ()) -> Output:
-        """One pass over the rows; stores keys and values of every row on the way."""
+        """Run one pass over the rows; store the keys and values of every row.
+
+        taps: for each number k, the residual stream after k layers is returned (0 is the embedding).
+        """
         planned = plan_rows(rows, self.backend, self.order)
         hidden_TD, tapped = self.model.forward(
             planned.tokens_T, planned.positions_T, planned.attend, taps

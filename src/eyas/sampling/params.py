@@ -1,8 +1,9 @@
-"""The sampling parameters of a batch as tensors, one entry a sequence, and which of them act at all.
+"""The sampling parameters of a batch as tensors, one entry a sequence, and which of them act.
 
-Promises: built once for a set of sequences and reused while the set stays; a parameter at its neutral
-value leaves a row's bits alone, whoever its neighbours are. A padded twin keeps its addresses when it
-is filled again, and two of the same signature run the same operations.
+Promises: built once for a set of sequences and reused while the set does not change. A parameter at
+its neutral value does not change a row's bits, whatever the other sequences use. A padded copy has
+tensors at fixed addresses, which can be filled again; parameters of equal signatures run the same
+operations.
 Does not know: logits, trees.
 
 Legend: B sequences.
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from eyas.core import SamplingParams
+from eyas.ops.scale_and_filter import Filters
 from eyas.transfer import send
 
 _NEUTRAL_FLOATS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
@@ -26,7 +28,7 @@ _NEUTRAL_INTEGERS = (0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """What the rows of one sequence are sampled with. barred: ids that `min_tokens` holds back."""
+    """The sampling parameters of one sequence. barred: ids that are illegal before `min_tokens`."""
 
     params: SamplingParams
     seed: int
@@ -36,10 +38,12 @@ class RowSource:
 
 
 class BatchParams:
-    """Parameters of B sequences. Attributes ending in _B are tensors [B] on the device, the rows of
-    floats_6B and integers_4B; `any_*` and the lists of sequence indices are known to the host.
+    """The parameters of B sequences.
 
-    signature: equal where the same operations run. is_capturable: they run on the device alone.
+    Attributes ending in _B are tensors [B] on the device, the rows of floats_6B and integers_4B.
+    `any_*`, `max_*` and the lists are known to the host. filters: None if no sequence has a filter
+    that acts. signature: equal if the same operations run. is_capturable: whether they run on the
+    device alone.
     """
 
     def __init__(self, sources: Sequence[RowSource], vocab_size: int, device: torch.device) -> None:
@@ -66,24 +70,26 @@ class BatchParams:
         self._learn(sources)
 
     def __len__(self) -> int:
-        """The sequences that there are; a padded twin has more entries."""
+        """Return the number of sequences; the tensors of a padded copy have more entries."""
         return len(self.sources)
 
     def padded(self, num: int) -> BatchParams:
-        """A twin with tensors of `num` entries, those past the sequences' neutral."""
-        assert self.is_capturable, "parameters with tensors of other shapes have no twin"
-        twin = copy(self)
-        twin._hold(
+        """Return a copy with tensors of `num` entries; entries past the sequences are neutral."""
+        assert self.is_capturable, "only capturable parameters have a padded copy"
+        padded = copy(self)
+        padded._hold(
             _columns([_NEUTRAL_FLOATS] * num, 6, np.float32),
             _columns([_NEUTRAL_INTEGERS] * num, 4, np.int64),
         )
-        twin._neutral = (twin.floats_6B[:, :1].clone(), twin.integers_4B[:, :1].clone())
-        twin.copy_(self)
-        return twin
+        padded._neutral = (padded.floats_6B[:, :1].clone(), padded.integers_4B[:, :1].clone())
+        padded.copy_(self)
+        return padded
 
     def copy_(self, other: BatchParams) -> None:
-        """Become `other`, which has the same signature and no more sequences than there are entries;
-        the tensors stay where they are, and nothing waits for the device. Twins only."""
+        """Copy `other` into a padded copy without waiting for the device.
+
+        other: of the same signature, with at most as many sequences as there are entries.
+        """
         assert self._neutral is not None and other.signature == self.signature, "other operations"
         num = len(other)
         mine, theirs = (self.floats_6B, self.integers_4B), (other.floats_6B, other.integers_4B)
@@ -93,7 +99,7 @@ class BatchParams:
         self._learn(other.sources)
 
     def _hold(self, floats: np.ndarray, integers: np.ndarray) -> None:
-        """Send the numbers to the device and name them."""
+        """Send the numbers to the device and set the attributes ending in _B."""
         self.floats_6B, self.integers_4B = send(floats, self.device), send(integers, self.device)
         (
             self.temperature_B,
@@ -106,7 +112,7 @@ class BatchParams:
         self.seed_B, self.choice_B, self.top_k_B, self.num_prompt_B = self.integers_4B.unbind(0)
 
     def _learn(self, sources: Sequence[RowSource]) -> None:
-        """What the host knows of the sequences."""
+        """Set the attributes that the host knows."""
         self.sources = tuple(sources)
         params = [s.params for s in sources]
         self.noisy = [p.temperature > 0 for p in params]
@@ -121,6 +127,17 @@ class BatchParams:
         self.max_top_k = max((min(p.top_k, self.vocab_size) for p in acting), default=0)
         self.any_top_p = any(p.top_p < 1 for p in acting)
         self.any_min_p = any(p.min_p > 0 for p in acting)
+        self.filters: Filters | None = None
+        if any(self.filtered):
+            self.filters = Filters(
+                self.top_k_B,
+                self.top_p_B,
+                self.min_p_B,
+                self.max_top_k,
+                self.any_top_p,
+                self.any_min_p,
+                all(self.filtered),
+            )
         self.biased = {
             b: (
                 send(np.array(list(p.logit_bias.keys()), dtype=np.int64), self.device),
@@ -151,11 +168,11 @@ class BatchParams:
 
 
 def _columns(rows: Sequence[Sequence[float]], width: int, dtype: type) -> np.ndarray:
-    """[width, B] of B rows of numbers."""
+    """Return B rows of numbers as [width, B]."""
     return np.ascontiguousarray(np.array(rows, dtype=dtype).reshape(len(rows), width).T)
 
 
 def _signed(seed: int) -> int:
-    """The 64 bits of a seed as a signed number."""
+    """Return the 64 bits of a seed as a signed number."""
     seed &= 2**64 - 1
     return seed - 2**64 if seed >= 2**63 else seed

@@ -1,18 +1,18 @@
-"""JSON schemas: from what a user sends to what a grammar enforces.
+"""JSON schemas: from a user's schema to one that a grammar enforces completely.
 
-Promises: `prepare` returns a schema of which every keyword is enforced, or says which one is not and
-where; what it returns never allows more than what it was given. It takes time that the limits bound,
-so a server may call it between two requests.
+Promises: `prepare` returns a schema of which every keyword is enforced, or refuses the schema with the
+path of a keyword that is not. The result never allows more than the original. The time is bounded, so
+a server may call it between two requests.
 Does not know: grammars, tokenizers, the backends' libraries.
 """
 
+from eyas.schemas.backend_limits import leading_back
+from eyas.schemas.grammar_language import grammar_source
 from eyas.schemas.guidance import json_node
-from eyas.schemas.ignored import check_ignored
-from eyas.schemas.joined import leading_back
-from eyas.schemas.languages import grammar_source
-from eyas.schemas.names import unspelled
+from eyas.schemas.name_spelling import unspelled
 from eyas.schemas.prepare import PREPARED, prepare
 from eyas.schemas.python_patterns import rust_pattern
+from eyas.schemas.xgrammar_ignored import check_ignored
 
 __all__ = [
     "PREPARED",

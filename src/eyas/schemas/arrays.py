@@ -1,7 +1,7 @@
-"""The keywords of arrays, written out in those that the backend enforces.
+"""The keywords of arrays, rewritten in those that the backend enforces.
 
-Promises: equivalences only. `uniqueItems` is kept where items have few possible values, `contains`
-where arrays are short; what remains is refused.
+Promises: equivalences only. `uniqueItems` is enforced for items with few possible values, `contains`
+for short arrays; everything else is refused.
 Does not know: objects, references.
 """
 
@@ -9,26 +9,21 @@ from __future__ import annotations
 
 from itertools import permutations
 from math import perm
-from typing import Any
 
-from eyas.schemas.keywords import SINCE, Schema, canonical, types_of
+from eyas.schemas.keywords import SINCE, Object, Schema, canonical, types_of
 from eyas.schemas.limits import under
-from eyas.schemas.rewriting import Rewriting
+from eyas.schemas.rewriter_base import RewriterBase
 
 _MAX_LISTED = 128
-"""Arrays that are written out one by one."""
+"""Distinct arrays that are written out as an enum for `uniqueItems`."""
 _MAX_PLACES = 16
-"""Items of an array that `contains` looks at."""
+"""The largest `maxItems` beside `contains`."""
 
 
 def rewrite_array(
-    rewriter: Rewriting,
-    schema: dict[str, Any],
-    place: str,
-    out: dict[str, Any],
-    conditions: list[Schema],
+    rewriter: RewriterBase, schema: Object, path: str, out: Object, conditions: list[Schema]
 ) -> None:
-    """Adds to `out` and `conditions` what the array keywords of `schema` ask for."""
+    """Rewrite the array keywords of `schema` into `out` and into further `conditions`."""
     items = schema.get("items", True)
     if isinstance(items, list):
         prefix, prefix_key = items, "items"
@@ -39,20 +34,20 @@ def rewrite_array(
         if (
             prefix
             and "items" in schema
-            and not rewriter.attempt(lambda: _is_known(rewriter, "prefixItems", place), False)
+            and not rewriter.attempt(lambda: _is_known(rewriter, "prefixItems", path), False)
         ):
             prefix = []
     if "unevaluatedItems" in schema and rest_key not in schema:
         if _has_applicators(schema):
-            rewriter.attempt(lambda: _refuse(rewriter, place, "unevaluatedItems"), None)
+            rewriter.attempt(lambda: _refuse(rewriter, path, "unevaluatedItems"), None)
         else:
             rest, rest_key = schema["unevaluatedItems"], "unevaluatedItems"
     if prefix:
         out["prefixItems"] = [
-            rewriter.schema(child, under(place, prefix_key, i)) for i, child in enumerate(prefix)
+            rewriter.schema(child, under(path, prefix_key, i)) for i, child in enumerate(prefix)
         ]
     if rest is not True:
-        out["items"] = rewriter.schema(rest, under(place, rest_key))
+        out["items"] = rewriter.schema(rest, under(path, rest_key))
     for keyword in ("minItems", "maxItems"):
         if schema.get(keyword):
             out[keyword] = int(schema[keyword])
@@ -62,21 +57,21 @@ def rewrite_array(
         return
     if schema.get("uniqueItems"):
         rewriter.attempt(
-            lambda: _unique(rewriter, schema, place, rest, bool(prefix), conditions), None
+            lambda: _unique(rewriter, schema, path, rest, bool(prefix), conditions), None
         )
     if "contains" in schema:
-        rewriter.attempt(lambda: _contains(rewriter, schema, place, out, conditions), None)
+        rewriter.attempt(lambda: _contains(rewriter, schema, path, out, conditions), None)
 
 
 def _unique(
-    rewriter: Rewriting,
-    schema: dict[str, Any],
-    place: str,
+    rewriter: RewriterBase,
+    schema: Object,
+    path: str,
     items: Schema,
     has_prefix: bool,
     conditions: list[Schema],
 ) -> None:
-    spot = under(place, "uniqueItems")
+    keyword_path = under(path, "uniqueItems")
     most = schema.get("maxItems", 2**53)
     if most <= 1 or rewriter.disjointness.types([schema]).isdisjoint({"array"}):
         return
@@ -87,33 +82,27 @@ def _unique(
         is_short = len(values) <= _MAX_LISTED and (most <= 2 or len(values) <= 8)
         if is_short and sum(perm(len(values), n) for n in range(least, most + 1)) <= _MAX_LISTED:
             listed = [list(a) for n in range(least, most + 1) for a in permutations(values, n)]
-            rewriter.context.spend(spot, len(listed) * max(most, 1))
+            rewriter.context.spend(keyword_path, len(listed) * max(most, 1))
             other = ["null", "boolean", "number", "string", "object"]
             arrays: list[Schema] = [{"enum": listed}] if listed else []
             conditions.append({"anyOf": [{"type": other}, *arrays]})
             return
     message = "cannot be enforced for items with many values; set maxItems to 1, or leave it out"
-    raise rewriter.context.unsupported(spot, message)
+    raise rewriter.context.unsupported(keyword_path, message)
 
 
 def _contains(
-    rewriter: Rewriting,
-    schema: dict[str, Any],
-    place: str,
-    out: dict[str, Any],
-    conditions: list[Schema],
+    rewriter: RewriterBase, schema: Object, path: str, out: Object, conditions: list[Schema]
 ) -> None:
-    spot = under(place, "contains")
-    wanted = rewriter.schema(schema["contains"], spot)
+    keyword_path = under(path, "contains")
+    wanted = rewriter.schema(schema["contains"], keyword_path)
     least = int(schema.get("minContains", 1))
-    if least == 0 and not rewriter.attempt(
-        lambda: _is_known(rewriter, "minContains", place), False
-    ):
+    if least == 0 and not rewriter.attempt(lambda: _is_known(rewriter, "minContains", path), False):
         least = 1
     if "maxContains" in schema or least > 1:
         keyword = "maxContains" if "maxContains" in schema else "minContains"
         message = "how often an item occurs cannot be enforced; use prefixItems"
-        raise rewriter.context.unsupported(under(place, keyword), message)
+        raise rewriter.context.unsupported(under(path, keyword), message)
     if least == 0:
         return
     if wanted is True or wanted == {}:
@@ -121,32 +110,33 @@ def _contains(
         return
     if schema.get("maxItems", 2**53) > _MAX_PLACES:
         message = f"can be enforced with maxItems up to {_MAX_PLACES} only; set it, or use items"
-        raise rewriter.context.unsupported(spot, message)
-    places: list[Schema] = [{"type": ["null", "boolean", "number", "string", "object"]}]
+        raise rewriter.context.unsupported(keyword_path, message)
+    paths: list[Schema] = [{"type": ["null", "boolean", "number", "string", "object"]}]
     for i in range(int(schema["maxItems"])):
-        rewriter.context.spend(spot, i + 1)
+        rewriter.context.spend(keyword_path, i + 1)
         first = [True] * i + [wanted]
-        places.append({"type": "array", "minItems": i + 1, "prefixItems": first})
-    conditions.append({"anyOf": places})
+        paths.append({"type": "array", "minItems": i + 1, "prefixItems": first})
+    conditions.append({"anyOf": paths})
 
 
-def _is_known(rewriter: Rewriting, keyword: str, place: str) -> bool:
-    """Does the schema's draft know a keyword that lets more through than its draft would without it?"""
+def _is_known(rewriter: RewriterBase, keyword: str, path: str) -> bool:
+    """Return True if the schema's draft has `keyword`, which allows more values than the draft does
+    without it; else GrammarError (unsupported)."""
     if SINCE[keyword] <= rewriter.context.draft:
         return True
     message = (
         f"is not known to the draft that $schema names, and would allow what that refuses; name "
         f"draft {SINCE[keyword]} or a later one"
     )
-    raise rewriter.context.unsupported(under(place, keyword), message)
+    raise rewriter.context.unsupported(under(path, keyword), message)
 
 
-def _has_applicators(schema: dict[str, Any]) -> bool:
-    """Could other schemas at this place judge items as well?"""
+def _has_applicators(schema: Object) -> bool:
+    """Whether other schemas may apply to the items as well."""
     applicators = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "contains", "not")
     return any(keyword in schema for keyword in applicators)
 
 
-def _refuse(rewriter: Rewriting, place: str, keyword: str) -> None:
+def _refuse(rewriter: RewriterBase, path: str, keyword: str) -> None:
     message = "cannot be enforced beside allOf, anyOf and the like; write items out"
-    raise rewriter.context.unsupported(under(place, keyword), message)
+    raise rewriter.context.unsupported(under(path, keyword), message)

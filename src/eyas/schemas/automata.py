@@ -1,7 +1,9 @@
-"""What patterns have in common and what none of them matches, as patterns.
+"""Intersections and complements of patterns, as patterns.
 
-Promises: exact, but for what `charsets` leaves out of written classes; None where it would take too
-long, and for patterns with sets that only the backend knows.
+Uses derivatives of regular expressions (Brzozowski 1964) and the elimination of states.
+
+Promises: exact, except for what `charsets` leaves out of written classes. None if it would take too
+long, or for patterns with character sets that only the backend knows.
 Does not know: schemas.
 """
 
@@ -13,17 +15,17 @@ from itertools import pairwise
 
 from eyas.schemas import charsets
 from eyas.schemas.charsets import Ranges
-from eyas.schemas.trees import Chars, Choice, Edge, Node, Repeat, Series
+from eyas.schemas.pattern_tree import Chars, Choice, Edge, Node, Repeat, Series
 
 _MAX_STATES = 60
 _MAX_STEPS = 40_000
 _MAX_LITERAL = 120
-"""Characters one after the other."""
+"""Characters or parts in sequence; terms are as deep as sequences are long."""
 _MAX_CHARS = 4_000
-"""Of a pattern that is written here."""
+"""Length of a pattern that is written here."""
 
 _ONE = re.compile(r"\(\?s:\.\)|\[(?:[^\]\\]|\\.)*\]", re.DOTALL)
-"""A pattern of one character."""
+"""Matches a pattern of one character."""
 
 Term = tuple
 """A language: "chars", ranges; "then", one, other; "or", a frozenset; "times", part, least, most."""
@@ -37,55 +39,23 @@ class _TooLarge(Exception):
 
 
 class Budget:
-    """Steps that a document may take; what needs more is given up."""
+    """The number of steps that a document may take."""
 
     def __init__(self, num_steps: int = _MAX_STEPS) -> None:
         self._num_left = num_steps
 
     def spend(self, num_steps: int = 1) -> None:
-        """_TooLarge where nothing is left."""
+        """Raise _TooLarge if no steps are left."""
         self._num_left -= num_steps
         if self._num_left < 0:
             raise _TooLarge
 
 
-class Matcher:
-    """Where a pattern matches."""
-
-    def __init__(self, node: Node, budget: Budget) -> None:
-        self._node, self._budget = node, budget
-        self._states: dict[Term, int] = {}
-        self._terms: list[Term] = []
-        self._known: dict[tuple[int, str], int] = {}
-
-    def matches(self, text: str) -> bool | None:
-        """Does it match somewhere in a text? None where that takes too long."""
-        try:
-            if not self._terms:
-                self._number(_searched(self._node, self._budget))
-            state = 0
-            for char in text:
-                after = self._known.get((state, char))
-                if after is None:
-                    after = self._number(_after(self._terms[state], ord(char), self._budget))
-                    self._known[state, char] = after
-                state = after
-            return _can_end(self._terms[state])
-        except _TooLarge:
-            return None
-
-    def _number(self, term: Term) -> int:
-        number = self._states.setdefault(term, len(self._terms))
-        if number == len(self._terms):
-            self._terms.append(term)
-        return number
-
-
 def regions(
     nodes: Sequence[Node], names: Sequence[str], budget: Budget
 ) -> dict[tuple[bool, ...], str] | None:
-    """All texts but `names` by the patterns that match them: for each combination of patterns that
-    comes about, a pattern of those texts."""
+    """Split all texts except `names` by the patterns that match them: return a pattern for each
+    possible combination (for each of `nodes`, whether it matches). None if that takes too long."""
     try:
         listed = _or([_literal(name, budget) for name in names])
         terms = [*(_searched(node, budget) for node in nodes), listed]
@@ -105,7 +75,7 @@ def _literal(text: str, budget: Budget) -> Term:
 
 
 def _searched(node: Node, budget: Budget) -> Term:
-    """A pattern's texts: whatever stands before and behind, where it has no ^ and $."""
+    """Return the texts that a pattern matches anywhere, unless ^ and $ anchor it."""
     options = []
     for has_start, term, has_end in _split(node, budget):
         before = term if has_start else _then(_ANYTHING, term)
@@ -114,7 +84,7 @@ def _searched(node: Node, budget: Budget) -> Term:
 
 
 def _split(node: Node, budget: Budget) -> list[tuple[bool, Term, bool]]:
-    """The alternatives of a pattern with and without ^ and $."""
+    """Return the alternatives of a pattern as (has ^, term, has $)."""
     match node:
         case Edge(is_end):
             return [(not is_end, _EMPTY, is_end)]
@@ -133,7 +103,6 @@ def _split(node: Node, budget: Budget) -> list[tuple[bool, Term, bool]]:
 
 
 def _check_length(parts: Sequence[Node]) -> None:
-    """Terms are as deep as series are long."""
     if len(parts) > _MAX_LITERAL:
         raise _TooLarge
 
@@ -203,7 +172,7 @@ def _can_end(term: Term) -> bool:
 
 
 def _firsts(term: Term, found: set[Ranges]) -> None:
-    """Sets that the first character is looked up in."""
+    """Collect the character sets that the derivative by a first character depends on."""
     match term:
         case ("chars", ranges):
             found.add(ranges)
@@ -218,25 +187,25 @@ def _firsts(term: Term, found: set[Ranges]) -> None:
             _firsts(part, found)
 
 
-def _after(term: Term, code: int, budget: Budget) -> Term:
-    """What is left of a language after a character."""
+def _derivative(term: Term, code: int, budget: Budget) -> Term:
+    """Return the derivative of a language: the rest of its texts after a first character."""
     budget.spend()
     match term:
         case ("chars", ranges):
             return _EMPTY if any(low <= code <= high for low, high in ranges) else _NOTHING
         case ("or", options):
-            return _or([_after(option, code, budget) for option in options])
+            return _or([_derivative(option, code, budget) for option in options])
         case ("then", one, other):
-            left = _then(_after(one, code, budget), other)
-            return _or([left, _after(other, code, budget)]) if _can_end(one) else left
+            left = _then(_derivative(one, code, budget), other)
+            return _or([left, _derivative(other, code, budget)]) if _can_end(one) else left
         case (_, part, least, most):
             rest = _times(part, max(0, least - 1), None if most is None else most - 1)
-            return _then(_after(part, code, budget), rest)
+            return _then(_derivative(part, code, budget), rest)
     raise AssertionError(term)
 
 
 class _Machine:
-    """The automaton of several languages at once; the last one's texts are left out."""
+    """The product automaton of several languages; the texts of the last language are excluded."""
 
     def __init__(self, terms: Sequence[Term], budget: Budget) -> None:
         self._budget = budget
@@ -247,7 +216,7 @@ class _Machine:
             state = waiting.pop(0)
             steps: dict[int, list[tuple[int, int]]] = {}
             for low, high in _pieces(state):
-                after = tuple(_after(term, low, budget) for term in state)
+                after = tuple(_derivative(term, low, budget) for term in state)
                 if after not in self._states:
                     if len(self._states) == _MAX_STATES:
                         raise _TooLarge
@@ -257,7 +226,7 @@ class _Machine:
             self._steps.append({to: charsets.union(parts) for to, parts in steps.items()})
 
     def regions(self) -> dict[tuple[bool, ...], str]:
-        """The texts of each combination, without those of the last language."""
+        """Return a pattern for each combination of languages, without the texts of the last one."""
         ends: dict[tuple[bool, ...], set[int]] = {}
         for state, number in self._states.items():
             *held, is_listed = map(_can_end, state)
@@ -266,38 +235,38 @@ class _Machine:
         return {held: f"^{self._pattern(numbers)}$" for held, numbers in ends.items()}
 
     def _pattern(self, ends: set[int]) -> str:
-        """The texts that lead to one of these states: states are taken out one after the other, and
-        what led through them is written on the ways around."""
+        """Return a pattern of the texts that lead to one of these states, by eliminating all states one
+        by one and writing the paths through them onto the remaining edges."""
         count = len(self._steps)
-        ways: dict[int, dict[int, str]] = {
+        edges: dict[int, dict[int, str]] = {
             state: {to: charsets.written(ranges) for to, ranges in steps.items() if ranges}
             for state, steps in enumerate(self._steps)
         }
-        ways[-1], ways[count] = {0: ""}, {}
+        edges[-1], edges[count] = {0: ""}, {}
         for state in ends:
-            ways[state][count] = ""
+            edges[state][count] = ""
         left = set(range(count))
         while left:
-            into = {state: [s for s in ways if state in ways[s] and s != state] for state in left}
-            state = min(left, key=lambda s: (len(into[s]) * len(ways[s]), s))
+            into = {state: [s for s in edges if state in edges[s] and s != state] for state in left}
+            state = min(left, key=lambda s: (len(into[s]) * len(edges[s]), s))
             left.remove(state)
-            out = ways.pop(state)
+            out = edges.pop(state)
             again = out.pop(state, None)
             middle = "" if again is None else f"{_grouped(again)}*"
             for source in into[state]:
-                begin = ways[source].pop(state)
+                begin = edges[source].pop(state)
                 self._budget.spend(len(out))
                 for to, end in out.items():
                     found = f"{begin}{middle}{end}"
-                    known = ways[source].get(to)
-                    ways[source][to] = found if known is None else _either(known, found)
-                    if len(ways[source][to]) > _MAX_CHARS:
+                    known = edges[source].get(to)
+                    edges[source][to] = found if known is None else _either(known, found)
+                    if len(edges[source][to]) > _MAX_CHARS:
                         raise _TooLarge
-        return ways[-1].get(count, r"[^\s\S]")
+        return edges[-1].get(count, r"[^\s\S]")
 
 
 def _pieces(state: Sequence[Term]) -> list[tuple[int, int]]:
-    """Ranges whose characters all do the same."""
+    """Return ranges of characters for which all derivatives are the same."""
     found: set[Ranges] = set()
     for term in state:
         _firsts(term, found)

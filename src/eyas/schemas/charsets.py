@@ -1,9 +1,9 @@
-"""Sets of characters, as sorted ranges of code points, and how they are written in a class.
+"""Sets of characters as sorted ranges of code points, and their form as a character class.
 
-Promises: halves of surrogate pairs are in no set. What `written` returns means the same in Rust and in
-Python, and never holds NUL without both the quote and the backslash: the backend's way of quoting for
-JSON takes a set of all control characters (or all but the line feed) for one of all characters that
-are quoted, and would let a quote or a backslash through that the set bars.
+Promises: halves of surrogate pairs are in no set. The result of `written` means the same in Rust and
+Python, and never contains NUL without both the quote and the backslash: when quoting for JSON the
+backend treats a set of all control characters (or all except the line feed) as the set of all quoted
+characters, and would allow a quote or a backslash that the set excludes.
 Does not know: patterns.
 """
 
@@ -20,7 +20,7 @@ _IN_CLASS = frozenset("\\]^-[&~")
 
 
 def union(parts: Iterable[tuple[int, int]]) -> Ranges:
-    """All characters of these ranges."""
+    """Return the union of ranges."""
     whole: list[tuple[int, int]] = []
     pieces: list[tuple[int, int]] = []
     for low, high in parts:
@@ -35,7 +35,7 @@ def union(parts: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def other_than(ranges: Ranges) -> Ranges:
-    """All other characters."""
+    """Return the complement of a set."""
     found, begin = [], 0
     for low, high in ranges:
         found.append((begin, low - 1))
@@ -44,23 +44,23 @@ def other_than(ranges: Ranges) -> Ranges:
 
 
 def common(one: Ranges, other: Ranges) -> Ranges:
-    """Characters of both."""
+    """Return the intersection of two sets."""
     pairs = ((max(a, c), min(b, d)) for a, b in one for c, d in other)
     return union(pair for pair in pairs if pair[0] <= pair[1])
 
 
 def holds(ranges: Ranges, char: str) -> bool:
-    """Is the character in the set?"""
+    """Whether the set contains the character."""
     return any(low <= ord(char) <= high for low, high in ranges)
 
 
 def is_quoted_wrongly(ranges: Ranges) -> bool:
-    """Would the backend let through what the set bars, by itself or joined to others?"""
+    """Whether the backend would allow characters that the set excludes."""
     return holds(ranges, "\0") and not (holds(ranges, '"') and holds(ranges, "\\"))
 
 
 def written(ranges: Ranges) -> str:
-    """The class, without NUL where that is quoted wrongly."""
+    """Return the character class, without NUL if the backend would quote it wrongly."""
     if is_quoted_wrongly(ranges):
         ranges = common(ranges, ((1, LAST),))
     if not ranges:
@@ -74,7 +74,7 @@ def written(ranges: Ranges) -> str:
 
 
 def _follows(high: int, low: int) -> bool:
-    """Does a range from `low` on belong to one up to `high`?"""
+    """Whether a range that begins at `low` overlaps or follows one that ends at `high`."""
     return low <= high + 1 or (high + 1 == _HALVES[0] and low == _HALVES[1] + 1)
 
 
@@ -85,7 +85,7 @@ def _range(low: int, high: int) -> str:
 
 
 def shown(code: int) -> str:
-    """One character of a class."""
+    """Return one character as it is written in a class."""
     if code in _NAMES:
         return _NAMES[code]
     if code < 0x20 or code == 0x7F:

@@ -1,7 +1,7 @@
-"""What is malformed in a schema, found before anything else reads it.
+"""The check for malformed schemas, made before any other code reads them.
 
-Promises: every schema that the root leads to, through $ref as well, holds values of the right JSON
-types and no pair of bounds that contradict each other. What nothing leads to is not looked at.
+Promises: every schema reachable from the root, through $ref as well, has values of the right JSON
+types and no pair of contradicting bounds. Unreachable definitions are not checked.
 Does not know: what can be enforced.
 """
 
@@ -20,6 +20,7 @@ from eyas.schemas.keywords import (
     PAIRS,
     SCHEMA_MAPS,
     TYPES,
+    Object,
     children,
     types_of,
 )
@@ -27,137 +28,140 @@ from eyas.schemas.limits import fail, shortened, under
 
 
 def check_document(context: Context) -> None:
-    """Raises where a schema is malformed. A property that says `required` of itself, as in draft 3, is
-    written into the list of its object."""
-    found = _reachable(context)
-    nodes = [node for node, _ in found if isinstance(node, dict)]
+    """Raise GrammarError for a malformed schema. Move `"required": true` of a property (draft 3) into
+    the `required` list of its object."""
+    schemas = _reachable(context)
+    nodes = [node for node, _ in schemas if isinstance(node, dict)]
     _list_required(nodes)
     checker = _Checker(context)
-    for node, place in found:
-        checker.check(node, place)
+    for node, path in schemas:
+        checker.check(node, path)
     for node in nodes:
         if isinstance(node.get("required"), bool):
-            del node["required"]  # it says nothing here
+            del node["required"]  # a boolean means nothing outside of properties
     context.schemas = nodes
 
 
 def _reachable(context: Context) -> list[tuple[Any, str]]:
+    """Return every schema reachable from the root once, with its path."""
     found: list[tuple[Any, str]] = []
     waiting = [(context.root, "#")]
     seen: set[int] = set()
-    for node, place in waiting:
+    for node, path in waiting:
         if id(node) in seen and isinstance(node, dict):
             continue
         seen.add(id(node))
-        found.append((node, place))
+        found.append((node, path))
         if not isinstance(node, dict):
             continue
-        waiting += children(node, place)
+        waiting += children(node, path)
         if isinstance(node.get("$ref"), str):
             try:
-                waiting.append(context.resolve(node, place))
+                waiting.append(context.resolve(node, path))
             except GrammarError as error:
-                if error.fault != "unsupported":  # what leads out of the document is told later
+                if error.fault != "unsupported":  # refused where the reference is rewritten
                     raise
     return found
 
 
-def _list_required(nodes: list[dict[str, Any]]) -> None:
-    said: list[tuple[dict[str, Any], str]] = []
+def _list_required(nodes: list[Object]) -> None:
+    marked: list[tuple[Object, str]] = []
     for node in nodes:
         named = node.get("properties")
         for name, child in named.items() if isinstance(named, dict) else ():
             if isinstance(child, dict) and isinstance(child.get("required"), bool):
-                said += [(node, name)] * child.pop("required")
-    for node, name in said:
+                marked += [(node, name)] * child.pop("required")
+    for node, name in marked:
         listed = node.setdefault("required", [])
         if isinstance(listed, list):
             listed.append(name)
 
 
 class _Checker:
-    """Finds what is malformed in one schema object (not in those below it)."""
+    """Checks one schema object, without those below it."""
 
     def __init__(self, context: Context) -> None:
         self._param = context.param
         self._is_oldest = context.draft == 3
 
-    def check(self, schema: Any, place: str) -> None:
-        """Raises where a keyword's value is not what the standard asks for."""
+    def check(self, schema: Any, path: str) -> None:
+        """Raise GrammarError (invalid) for a keyword whose value has the wrong form."""
         if isinstance(schema, bool):
             return
         if not isinstance(schema, dict):
-            raise self._bad(place, f"a schema is an object or a boolean, not {shortened(schema)}")
+            raise self._bad(path, f"a schema is an object or a boolean, not {shortened(schema)}")
         has_counts = has_bounds = False
         for keyword, value in schema.items():
             if keyword in _SHAPES:
                 right, is_right = _SHAPES[keyword]
                 if not is_right(value):
-                    raise self._wrong(schema, place, keyword, right)
+                    raise self._wrong(schema, path, keyword, right)
             elif keyword == "type":
-                self._check_type(value, under(place, "type"))
+                self._check_type(value, under(path, "type"))
             elif keyword == "required":
-                self._check_required(schema, place)
+                self._check_required(schema, path)
             elif keyword in ("dependentRequired", "dependencies"):
-                self._check_dependencies(schema, place)
+                self._check_dependencies(schema, path)
             has_counts = has_counts or keyword in COUNTS
             has_bounds = has_bounds or keyword in BOUNDS or keyword == "multipleOf"
         if has_counts or has_bounds:
-            self._check_numbers(schema, place)
+            self._check_numbers(schema, path)
 
-    def _check_type(self, value: Any, place: str) -> None:
+    def _check_type(self, value: Any, path: str) -> None:
         names = [value] if isinstance(value, str) else value
         if not isinstance(names, list) or not names:
-            raise self._bad(place, f"must name a type, not {shortened(value)}")
+            raise self._bad(path, f"must name a type, not {shortened(value)}")
         for name in names:
             if not isinstance(name, str) or name not in TYPES:
                 message = f"{shortened(name)} is not a type; use one of {', '.join(TYPES)}"
-                raise self._bad(place, message)
+                raise self._bad(path, message)
 
-    def _check_required(self, schema: dict[str, Any], place: str) -> None:
+    def _check_required(self, schema: Object, path: str) -> None:
         value = schema.get("required", [])
         if isinstance(value, bool) and (self._is_oldest or "object" not in types_of(schema)):
-            return  # it judges objects alone, and in draft 3 what stands in one
+            return  # without effect on other types; in draft 3 moved to the object's list
         if not _is_names(value):
-            raise self._wrong(schema, place, "required", "a list of property names")
+            raise self._wrong(schema, path, "required", "a list of property names")
 
-    def _check_numbers(self, schema: dict[str, Any], place: str) -> None:
+    def _check_numbers(self, schema: Object, path: str) -> None:
         for keyword in COUNTS:
             value = schema.get(keyword, 0)
             is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
             if isinstance(value, bool) or not is_whole or not 0 <= value < 2**53:
-                raise self._wrong(schema, place, keyword, "a whole number from 0")
+                raise self._wrong(schema, path, keyword, "a whole number from 0")
         for keyword in BOUNDS:
             value = schema.get(keyword, 0)
             if isinstance(value, bool) and keyword.startswith("exclusive"):
                 continue  # draft 4
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise self._wrong(schema, place, keyword, "a number")
+                raise self._wrong(schema, path, keyword, "a number")
         step = schema.get("multipleOf", 1)
         if isinstance(step, bool) or not isinstance(step, (int, float)) or step <= 0:
-            raise self._wrong(schema, place, "multipleOf", "a number above 0")
+            raise self._wrong(schema, path, "multipleOf", "a number above 0")
         for low, high in PAIRS:
             if low in schema and high in schema and schema[low] > schema[high]:
                 message = f"{low} {schema[low]} is above {high} {schema[high]}"
-                raise self._bad(under(place, low), f"{message}; nothing can satisfy both")
+                raise self._bad(under(path, low), f"{message}; nothing can satisfy both")
 
-    def _check_dependencies(self, schema: dict[str, Any], place: str) -> None:
+    def _check_dependencies(self, schema: Object, path: str) -> None:
         for keyword in ("dependentRequired", "dependencies"):
             value = schema.get(keyword, {})
             if not isinstance(value, dict):
-                raise self._wrong(schema, place, keyword, "an object")
+                raise self._wrong(schema, path, keyword, "an object")
             for name, needed in value.items():
                 is_schema = keyword == "dependencies" and isinstance(needed, (dict, bool))
                 if not is_schema and not _is_names(needed):
-                    spot = under(place, keyword, name)
-                    raise self._bad(spot, f"must be property names, not {shortened(needed)}")
+                    keyword_path = under(path, keyword, name)
+                    raise self._bad(
+                        keyword_path, f"must be property names, not {shortened(needed)}"
+                    )
 
-    def _wrong(self, schema: dict[str, Any], place: str, keyword: str, right: str) -> GrammarError:
+    def _wrong(self, schema: Object, path: str, keyword: str, right: str) -> GrammarError:
         message = f"must be {right}, not {shortened(schema[keyword])}"
-        return self._bad(under(place, keyword), message)
+        return self._bad(under(path, keyword), message)
 
-    def _bad(self, place: str, message: str) -> GrammarError:
-        return fail(self._param, place, message, "invalid")
+    def _bad(self, path: str, message: str) -> GrammarError:
+        return fail(self._param, path, message, "invalid")
 
 
 def _is_schema(value: Any) -> bool:
@@ -182,7 +186,7 @@ _SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("pattern", "format", "$ref"), ("a string", lambda v: isinstance(v, str))),
     "uniqueItems": ("true or false", lambda value: isinstance(value, bool)),
 }
-"""What a keyword's value must be, and whether it is."""
+"""For each keyword the required form of its value, in words and as a predicate."""
 
 
 def _is_names(value: Any) -> bool:

@@ -1,8 +1,8 @@
-"""What a schema does not allow, as schemas.
+"""The complement of a schema: the values that it does not allow, as schemas.
 
-Promises: every value of an alternative fails the schema. `gaps` names the types of which some values
-fail the schema and stand in no alternative, with the keyword that is to blame, for callers to refuse.
-Does not know: how schemas that must hold are rewritten; it asks its caller.
+Promises: every value of an alternative fails the schema. If some values of a type fail the schema but
+are in no alternative, `gaps` has the type and the keyword that causes it, and the caller must refuse.
+Does not know: how schemas are rewritten; the caller passes a function.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from eyas.schemas.keywords import (
     ALL,
     KEYWORD_TYPES,
     SINCE,
+    Object,
     Schema,
     canonical,
     common_types,
@@ -31,10 +32,12 @@ _MAX_DEPTH = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """What is known of the values in question. names: property names that can come (is_closed: and no
-    other can). holding: ids of schemas that they all satisfy; properties: schemas that a property's
-    value satisfies."""
+class Assumptions:
+    """What is known of the values that a complement is taken among.
+
+    names: possible property names (is_closed: no others are possible). holding: ids of schemas that
+    all values satisfy. properties: for each property, schemas that its value satisfies.
+    """
 
     types: frozenset[str] = ALL
     names: frozenset[str] = frozenset()
@@ -45,193 +48,178 @@ class Around:
 
 @dataclass(slots=True)
 class Complement:
-    """alternatives: a value of any of them fails the schema; gaps: type -> (place, keyword)."""
+    """alternatives: schemas whose values fail the schema. gaps: type -> (path, keyword)."""
 
     alternatives: list[Schema] = field(default_factory=list)
     gaps: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def add(self, other: Complement) -> None:
-        """The alternatives and gaps of both."""
+        """Add the alternatives and gaps of another complement."""
         self.alternatives += other.alternatives
         self.gaps = {**other.gaps, **self.gaps}
 
+    def add_gap(self, kind: str, keyword_path: str) -> None:
+        """Record a gap of a keyword, unless the type has one."""
+        self.gaps.setdefault(kind, (keyword_path, keyword_path.rpartition("/")[2]))
+
+    def take_gap(self, kind: str, inner: Complement) -> None:
+        """Record a gap of a part of the value, if there is one."""
+        for gap in inner.gaps.values():
+            self.gaps.setdefault(kind, gap)
+
     def schema(self) -> Schema:
-        """One schema for all alternatives."""
+        """Return one schema for all alternatives."""
         if not self.alternatives:
             return False
         return self.alternatives[0] if len(self.alternatives) == 1 else {"anyOf": self.alternatives}
 
     def gap_in(self, types: Iterable[str]) -> tuple[str, str] | None:
-        """The place and keyword to blame where values of these types are missing."""
+        """Return the path and keyword of a gap in these types, if there is one."""
         wide = {"number" if name == "integer" else name for name in types}
-        blamed = [gap for name, gap in self.gaps.items() if name in wide]
-        return blamed[0] if blamed else None
+        return next((gap for name, gap in self.gaps.items() if name in wide), None)
 
 
 class Complements:
-    """Complements of the schemas of one document.
-
-    rewritten: what a schema that must hold becomes.
-    """
+    """Complements of the schemas of one document. rewritten: rewrites a schema that must hold."""
 
     def __init__(self, context: Context, rewritten: Callable[[Schema, str], Schema]) -> None:
         self._context = context
         self._rewritten = rewritten
 
-    def of(self, schema: Schema, place: str, around: Around, depth: int = 0) -> Complement:
-        """What `schema` does not allow, among values that `around` allows."""
-        self._context.spend(place)
-        found = Complement()
-        types = around.types
-        if id(schema) in around.holding:
-            return found
+    def of(self, schema: Schema, path: str, assumptions: Assumptions, depth: int = 0) -> Complement:
+        """Return the values that `schema` does not allow, among those that satisfy `assumptions`."""
+        self._context.spend(path)
+        result = Complement()
+        types = assumptions.types
+        if id(schema) in assumptions.holding:
+            return result
         if isinstance(schema, bool):
             if not schema:
-                found.alternatives.append(True if types == ALL else {"type": sorted(types)})
-            return found
+                result.alternatives.append(True if types == ALL else {"type": sorted(types)})
+            return result
         if depth > _MAX_DEPTH:
-            found.gaps = dict.fromkeys(ALL, (place, "$ref"))
-            return found
+            result.gaps = dict.fromkeys(ALL, (path, "$ref"))
+            return result
         if "type" in schema:
-            found.add(_other_types(schema, place, types))
-        inner = (around, depth + 1)
+            result.add(_other_types(schema, path, types))
+        inner = (assumptions, depth + 1)
         for keyword in schema:
-            spot = under(place, keyword)
+            keyword_path = under(path, keyword)
             kind = KEYWORD_TYPES.get(keyword)
-            if kind is not None and not _meet(types_of(schema), types, kind):
-                continue  # values of that type fail for their type already, or cannot come
+            if kind is not None and not _share(types_of(schema), types, kind):
+                continue  # values of this type are not allowed anyway, or not possible
             if SINCE.get(keyword, 0) > self._context.draft:
                 for name in (kind,) if kind else ALL:
-                    found.gaps.setdefault(name, (spot, keyword))
+                    result.add_gap(name, keyword_path)
             elif keyword in _SIMPLE:
-                _SIMPLE[keyword](schema, spot, found)
+                _SIMPLE[keyword](schema, keyword_path, result)
             elif keyword in _HANDLERS:
-                _HANDLERS[keyword](self, schema, spot, found, inner)
+                _HANDLERS[keyword](self, schema, keyword_path, result, inner)
             elif kind is not None or keyword in _UNKNOWN:
                 for name in (kind,) if kind else ALL:
-                    found.gaps.setdefault(name, (spot, keyword))
+                    result.add_gap(name, keyword_path)
         if (
             "$ref" in schema
             and self._context.draft <= 7
             and _ASSERTING & (schema.keys() - {"$ref"})
         ):
-            found.alternatives.clear()  # such drafts ignore what stands beside a reference
-            found.gaps = dict.fromkeys(ALL, (under(place, "$ref"), "$ref"))
-            _HANDLERS["$ref"](self, schema, under(place, "$ref"), found, inner)
-        found.alternatives = [o for o in found.alternatives if _can_come(o, types)]
-        return found
+            result.alternatives.clear()  # these drafts ignore the siblings of $ref
+            result.gaps = dict.fromkeys(ALL, (under(path, "$ref"), "$ref"))
+            _HANDLERS["$ref"](self, schema, under(path, "$ref"), result, inner)
+        result.alternatives = [o for o in result.alternatives if _is_possible(o, types)]
+        return result
 
-    def _any_of(self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner) -> None:
-        parts = [self.of(o, under(spot, i), *inner) for i, o in enumerate(schema["anyOf"])]
-        found.add(self._all(parts))
+    def _any_of(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
+        parts = [self.of(o, under(keyword_path, i), *inner) for i, o in enumerate(schema["anyOf"])]
+        result.add(self._all(parts))
 
-    def _all_of(self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner) -> None:
+    def _all_of(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
         for i, part in enumerate(schema["allOf"]):
-            found.add(self.of(part, under(spot, i), *inner))
+            result.add(self.of(part, under(keyword_path, i), *inner))
 
-    def _one_of(self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner) -> None:
+    def _one_of(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
         options = schema["oneOf"]
-        found.add(self._all([self.of(o, under(spot, i), *inner) for i, o in enumerate(options)]))
+        result.add(
+            self._all([self.of(o, under(keyword_path, i), *inner) for i, o in enumerate(options)])
+        )
         for (i, one), (j, other) in combinations(enumerate(options), 2):
-            both = [self._rewritten(one, under(spot, i)), self._rewritten(other, under(spot, j))]
-            found.alternatives.append({"allOf": both})
+            both = [
+                self._rewritten(one, under(keyword_path, i)),
+                self._rewritten(other, under(keyword_path, j)),
+            ]
+            result.alternatives.append({"allOf": both})
 
-    def _not(self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner) -> None:
-        found.alternatives.append(self._rewritten(schema["not"], spot))
+    def _not(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
+        result.alternatives.append(self._rewritten(schema["not"], keyword_path))
 
-    def _if(self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner) -> None:
-        condition = self._rewritten(schema["if"], spot)
-        place = spot.removesuffix("/if")
-        otherwise = self.of(schema["if"], spot, *inner)
-        for keyword, held in (("then", condition), ("else", otherwise.schema())):
-            if keyword in schema:
-                failed = self.of(schema[keyword], under(place, keyword), *inner)
-                if failed.alternatives:
-                    found.alternatives.append({"allOf": [held, failed.schema()]})
-                found.gaps = {**failed.gaps, **found.gaps}
-        if "else" in schema:
-            found.gaps = {**otherwise.gaps, **found.gaps}
+    def _ref(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
+        target, path = self._context.resolve(schema, keyword_path.removesuffix("/$ref"))
+        result.add(self.of(target, path, *inner))
 
-    def _ref(self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner) -> None:
-        target, place = self._context.resolve(schema, spot.removesuffix("/$ref"))
-        found.add(self.of(target, place, *inner))
-
-    def _required(self, schema: dict[str, Any], spot: str, found: Complement, _: _Inner) -> None:
+    def _required(self, schema: Object, keyword_path: str, result: Complement, _: _Inner) -> None:
         for name in dict.fromkeys(schema["required"]):
-            found.alternatives.append({"type": "object", "properties": {name: False}})
+            result.alternatives.append({"type": "object", "properties": {name: False}})
 
     def _properties(
-        self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner
+        self, schema: Object, keyword_path: str, result: Complement, inner: _Inner
     ) -> None:
-        around, depth = inner
+        assumptions, depth = inner
         for name, child in schema["properties"].items():
-            known = map(canonical, around.properties.get(name, ()))
+            known = map(canonical, assumptions.properties.get(name, ()))
             if canonical(child) in known:
                 continue
-            failed = self.of(child, under(spot, name), Around(), depth)
+            failed = self.of(child, under(keyword_path, name), Assumptions(), depth)
             if failed.alternatives:
-                found.alternatives.append(_with_property(name, failed.schema()))
-            if failed.gaps:
-                found.gaps.setdefault("object", next(iter(failed.gaps.values())))
+                result.alternatives.append(_with_property(name, failed.schema()))
+            result.take_gap("object", failed)
 
     def _additional(
-        self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner
+        self, schema: Object, keyword_path: str, result: Complement, inner: _Inner
     ) -> None:
-        around, depth = inner
+        assumptions, depth = inner
         known = schema.get("properties", {})
         has_patterns = bool(schema.get("patternProperties"))
-        failed = self.of(schema["additionalProperties"], spot, Around(), depth)
+        failed = self.of(schema["additionalProperties"], keyword_path, Assumptions(), depth)
         if not failed.alternatives and not failed.gaps:
             return
-        others = sorted(around.names - set(known))
+        others = sorted(assumptions.names - set(known))
         if failed.alternatives and not has_patterns:
             for name in others:
-                found.alternatives.append(_with_property(name, failed.schema()))
-        if has_patterns or not around.is_closed or (others and failed.gaps):
-            found.gaps.setdefault("object", (spot, "additionalProperties"))
+                result.alternatives.append(_with_property(name, failed.schema()))
+        if has_patterns or not assumptions.is_closed or (others and failed.gaps):
+            result.add_gap("object", keyword_path)
 
-    def _items(self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner) -> None:
+    def _items(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
         items = schema["items"]
         prefix = items if isinstance(items, list) else schema.get("prefixItems", [])
         rest = schema.get("additionalItems", True) if isinstance(items, list) else items
         if isinstance(items, list):
-            self._prefix({"prefixItems": items}, spot, found, inner)
+            self._prefix({"prefixItems": items}, keyword_path, result, inner)
         if rest is False:
-            found.alternatives.append({"type": "array", "minItems": len(prefix) + 1})
+            result.alternatives.append({"type": "array", "minItems": len(prefix) + 1})
         elif rest is not True and rest:
-            found.gaps.setdefault("array", (spot, "items"))
+            result.add_gap("array", keyword_path)
 
-    def _prefix(self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner) -> None:
+    def _prefix(self, schema: Object, keyword_path: str, result: Complement, inner: _Inner) -> None:
         for i, child in enumerate(schema["prefixItems"]):
-            failed = self.of(child, under(spot, i), Around(), inner[1])
+            failed = self.of(child, under(keyword_path, i), Assumptions(), inner[1])
             if failed.alternatives:
-                wrong: dict[str, Any] = {"type": "array", "minItems": i + 1}
-                found.alternatives.append({**wrong, "prefixItems": [True] * i + [failed.schema()]})
-            if failed.gaps:
-                found.gaps.setdefault("array", next(iter(failed.gaps.values())))
+                wrong: Object = {"type": "array", "minItems": i + 1}
+                result.alternatives.append({**wrong, "prefixItems": [True] * i + [failed.schema()]})
+            result.take_gap("array", failed)
 
     def _contains(
-        self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner
+        self, schema: Object, keyword_path: str, result: Complement, inner: _Inner
     ) -> None:
         if schema.get("minContains", 1) != 1 or "maxContains" in schema:
-            found.gaps.setdefault("array", (spot, "contains"))
+            result.add_gap("array", keyword_path)
             return
-        failed = self.of(schema["contains"], spot, Around(), inner[1])
-        found.alternatives.append({"type": "array", "items": failed.schema()})
-        if failed.gaps:
-            found.gaps.setdefault("array", next(iter(failed.gaps.values())))
-
-    def _dependent(
-        self, schema: dict[str, Any], spot: str, found: Complement, inner: _Inner
-    ) -> None:
-        for name, needed in schema["dependentRequired"].items():
-            for other in needed:
-                found.alternatives.append(
-                    {"type": "object", "required": [name], "properties": {other: False}}
-                )
+        failed = self.of(schema["contains"], keyword_path, Assumptions(), inner[1])
+        result.alternatives.append({"type": "array", "items": failed.schema()})
+        result.take_gap("array", failed)
 
     def _all(self, parts: list[Complement]) -> Complement:
-        """What is in every one of them."""
+        """Return the intersection of complements."""
         both = Complement()
         for part in parts:
             both.gaps = {**part.gaps, **both.gaps}
@@ -241,11 +229,11 @@ class Complements:
         return both
 
 
-_Inner = tuple[Around, int]
+_Inner = tuple[Assumptions, int]
 
 
-def _can_come(alternative: Schema, types: frozenset[str]) -> bool:
-    """Could a value of these types satisfy it, as far as its own `type` says?"""
+def _is_possible(alternative: Schema, types: frozenset[str]) -> bool:
+    """Whether the `type` of an alternative allows one of these types."""
     if isinstance(alternative, bool) or not isinstance(alternative.get("type"), str):
         return alternative is not False
     return bool(common_types(types, {alternative["type"]}))
@@ -255,118 +243,97 @@ def _with_property(name: str, schema: Schema) -> Schema:
     return {"type": "object", "required": [name], "properties": {name: schema}}
 
 
-def _meet(own: frozenset[str], types: frozenset[str], kind: str) -> bool:
-    """Are values of `kind` among both?"""
+def _share(own: frozenset[str], types: frozenset[str], kind: str) -> bool:
+    """Whether both sets of types contain `kind`."""
     return bool(common_types(own, {kind}) and common_types(types, {kind}))
 
 
-def _other_types(schema: dict[str, Any], place: str, types: frozenset[str]) -> Complement:
+def _other_types(schema: Object, path: str, types: frozenset[str]) -> Complement:
     own = types_of(schema)
-    found = Complement()
+    result = Complement()
     others = types - own - ({"integer"} if "number" in own else set())
     if "integer" in own and "number" in others:
         others -= {"number"}
-        found.gaps["number"] = (under(place, "type"), "type")
+        result.gaps["number"] = (under(path, "type"), "type")
     if others:
-        found.alternatives.append({"type": sorted(others)})
-    return found
+        result.alternatives.append({"type": sorted(others)})
+    return result
 
 
-def _values(values: list[Any], spot: str, found: Complement) -> None:
-    """All values but these."""
+def _values(values: list[Any], keyword_path: str, result: Complement) -> None:
+    """Add all values except these."""
     strings = [value for value in values if isinstance(value, str)]
-    numbers = sorted(
-        {
-            value
-            for value in values
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
-    )
+    numbers = sorted({value for value in values if type(value) in (int, float)})
     for name, listed in (("array", list), ("object", dict)):
         if any(isinstance(value, listed) for value in values):
-            found.gaps.setdefault(name, (spot, spot.rpartition("/")[2]))
+            result.add_gap(name, keyword_path)
         else:
-            found.alternatives.append({"type": name})
-    pattern = none_of(strings) if strings else None
-    if not strings:
-        found.alternatives.append({"type": "string"})
-    elif pattern is None:
-        found.gaps.setdefault("string", (spot, spot.rpartition("/")[2]))
+            result.alternatives.append({"type": name})
+    pattern = none_of(strings)
+    if pattern is None:
+        result.add_gap("string", keyword_path)
     else:
-        found.alternatives.append({"type": "string", "pattern": pattern})
-    if not numbers:
-        found.alternatives.append({"type": "number"})
-    else:
-        for low, high in pairwise((None, *numbers, None)):
-            above = {} if low is None else least(low, excluded=True, integer=False)
-            below = {} if high is None else most(high, excluded=True, integer=False)
-            if above is not None and below is not None:
-                found.alternatives.append({"type": "number", **above, **below})
+        result.alternatives.append({"type": "string", **({"pattern": pattern} if strings else {})})
+    for low, high in pairwise((None, *numbers, None)):
+        above = {} if low is None else least(low, excluded=True, integer=False)
+        below = {} if high is None else most(high, excluded=True, integer=False)
+        if above is not None and below is not None:
+            result.alternatives.append({"type": "number", **above, **below})
     others = [v for v in (False, True, None) if not any(value is v for value in values)]
     if others:
-        found.alternatives.append({"enum": others})
+        result.alternatives.append({"enum": others})
 
 
-def _below(kind: str, bound: str) -> _Simple:
-    """The complement of a lower limit on a count."""
+def _count(kind: str, bound: str, step: int) -> _Simple:
+    """Return the handler of a limit on a count: its complement is `bound`, `step` away from it."""
 
-    def write(schema: dict[str, Any], spot: str, found: Complement) -> None:
-        limit = schema[spot.rpartition("/")[2]]
-        if limit > 0:
-            found.alternatives.append({"type": kind, bound: int(limit) - 1})
-
-    return write
-
-
-def _above(kind: str, bound: str) -> _Simple:
-    """The complement of an upper limit on a count."""
-
-    def write(schema: dict[str, Any], spot: str, found: Complement) -> None:
-        limit = schema[spot.rpartition("/")[2]]
-        found.alternatives.append({"type": kind, bound: int(limit) + 1})
+    def write(schema: Object, keyword_path: str, result: Complement) -> None:
+        limit = int(schema[keyword_path.rpartition("/")[2]]) + step
+        if limit >= 0:
+            result.alternatives.append({"type": kind, bound: limit})
 
     return write
 
 
-def _beyond(excluding: str, opposite: Callable[..., dict[str, Any] | None]) -> _Simple:
-    """The complement of a bound on numbers; drafts 3 and 4 have exclusion as a flag beside it."""
+def _beyond(excluding: str, opposite: Callable[..., Object | None]) -> _Simple:
+    """Return the handler of a bound on numbers; in drafts 3 and 4 exclusion is a flag."""
 
-    def write(schema: dict[str, Any], spot: str, found: Complement) -> None:
-        keyword = spot.rpartition("/")[2]
+    def write(schema: Object, keyword_path: str, result: Complement) -> None:
+        keyword = keyword_path.rpartition("/")[2]
         if isinstance(schema[keyword], bool):
             return
         is_inclusive = schema.get(excluding) is True or keyword == excluding
         bound = opposite(schema[keyword], excluded=not is_inclusive, integer=False)
         if bound is not None:
-            found.alternatives.append({"type": "number", **bound})
+            result.alternatives.append({"type": "number", **bound})
 
     return write
 
 
-def _format(schema: dict[str, Any], spot: str, found: Complement) -> None:
+def _format(schema: Object, keyword_path: str, result: Complement) -> None:
     if schema["format"] in NATIVE | INEXPRESSIBLE or schema["format"] in PATTERNS:
-        found.gaps.setdefault("string", (spot, "format"))
+        result.add_gap("string", keyword_path)
 
 
-def _unique(schema: dict[str, Any], spot: str, found: Complement) -> None:
+def _unique(schema: Object, keyword_path: str, result: Complement) -> None:
     if schema["uniqueItems"]:
-        found.gaps.setdefault("array", (spot, "uniqueItems"))
+        result.add_gap("array", keyword_path)
 
 
-def _const(schema: dict[str, Any], spot: str, found: Complement) -> None:
-    _values([schema["const"]], spot, found)
+def _const(schema: Object, keyword_path: str, result: Complement) -> None:
+    _values([schema["const"]], keyword_path, result)
 
 
-def _enum(schema: dict[str, Any], spot: str, found: Complement) -> None:
-    _values(schema["enum"], spot, found)
+def _enum(schema: Object, keyword_path: str, result: Complement) -> None:
+    _values(schema["enum"], keyword_path, result)
 
 
-_Simple = Callable[[dict[str, Any], str, Complement], None]
+_Simple = Callable[[Object, str, Complement], None]
 _SIMPLE: dict[str, _Simple] = {
-    "minLength": _below("string", "maxLength"),
-    "maxLength": _above("string", "minLength"),
-    "minItems": _below("array", "maxItems"),
-    "maxItems": _above("array", "minItems"),
+    "minLength": _count("string", "maxLength", -1),
+    "maxLength": _count("string", "minLength", 1),
+    "minItems": _count("array", "maxItems", -1),
+    "maxItems": _count("array", "minItems", 1),
     "minimum": _beyond("exclusiveMinimum", most),
     "exclusiveMinimum": _beyond("exclusiveMinimum", most),
     "maximum": _beyond("exclusiveMaximum", least),
@@ -381,7 +348,6 @@ _HANDLERS: dict[str, Callable[..., None]] = {
     "allOf": Complements._all_of,
     "oneOf": Complements._one_of,
     "not": Complements._not,
-    "if": Complements._if,
     "$ref": Complements._ref,
     "required": Complements._required,
     "properties": Complements._properties,
@@ -389,8 +355,8 @@ _HANDLERS: dict[str, Callable[..., None]] = {
     "items": Complements._items,
     "prefixItems": Complements._prefix,
     "contains": Complements._contains,
-    "dependentRequired": Complements._dependent,
-    "additionalItems": lambda *_: None,  # `items` has said it already
+    "additionalItems": lambda *_: None,  # handled with `items`
 }
-_ASSERTING = {"type", *KEYWORD_TYPES, *_SIMPLE, *_HANDLERS}
-_UNKNOWN = ("$dynamicRef", "$recursiveRef", "extends", "disallow")
+_ASSERTING = {"type", "if", *KEYWORD_TYPES, *_SIMPLE, *_HANDLERS}
+_UNKNOWN = ("if", "$dynamicRef", "$recursiveRef", "extends", "disallow")
+"""Keywords without a type whose complement is not written: a gap in every type."""

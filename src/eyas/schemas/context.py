@@ -1,4 +1,4 @@
-"""What all rewrites of one schema share.
+"""The state that all rewrites of one schema share.
 
 Does not know: any keyword but $ref.
 """
@@ -9,21 +9,21 @@ import time
 from typing import Any
 
 from eyas.core import GrammarError
-from eyas.schemas.ecma import read
 from eyas.schemas.keywords import Schema
-from eyas.schemas.lengths import bounded, lengths, rotated
 from eyas.schemas.limits import MAX_CASES, MAX_SCHEMAS, MAX_SECONDS, fail
+from eyas.schemas.pattern_lengths import bounded, lengths, rotated
+from eyas.schemas.pattern_parser import read
+from eyas.schemas.pattern_tree import Node, PatternFault, written
 from eyas.schemas.references import References
-from eyas.schemas.trees import Node, PatternFault, written
 
 
 class Context:
-    """One schema on its way through.
+    """The state of preparing one schema.
 
     param: the request's field, for errors. draft: the year or number of the schema's draft.
-    lenient: what cannot be enforced is left out instead of refused. schemas: the objects among the
-    schemas that the root leads to, once they are checked. places: where a definition of the result
-    stood.
+    lenient: keywords that cannot be enforced are left out instead of refused. schemas: all schema
+    objects reachable from the root, set by `check_document`. paths: for each definition of the
+    result, its path in the document.
     """
 
     def __init__(self, document: Schema, param: str, draft: int, lenient: bool) -> None:
@@ -31,7 +31,7 @@ class Context:
         self.draft = draft
         self.lenient = lenient
         self.references = References(document, draft, param)
-        self.places: dict[str, str] = {"#": "#"}
+        self.paths: dict[str, str] = {"#": "#"}
         self.schemas: list[dict[str, Any]] = []
         self._patterns: dict[str, Node] = {}
         self._cases_left = MAX_CASES
@@ -40,15 +40,15 @@ class Context:
 
     @property
     def root(self) -> Schema:
-        """The document, its references absolute."""
+        """The document with absolute references."""
         return self.references.root
 
-    def resolve(self, schema: dict[str, Any], place: str) -> tuple[Any, str]:
-        """The target of the schema's $ref, and where it stands."""
-        return self.references.resolve(schema["$ref"], place)
+    def resolve(self, schema: dict[str, Any], path: str) -> tuple[Any, str]:
+        """Return the target of the schema's $ref, and its path."""
+        return self.references.resolve(schema["$ref"], path)
 
     def check_time(self) -> None:
-        """No schema may take longer than this, of its thread's own processor time."""
+        """Raise GrammarError (timeout) after MAX_SECONDS of the thread's processor time."""
         if time.thread_time() > self._ends:
             message = (
                 f"{self.param}: preparing the schema took more than {MAX_SECONDS:g} seconds; make it "
@@ -57,15 +57,15 @@ class Context:
             raise GrammarError(message, "timeout", param=self.param)
 
     def count(self) -> None:
-        """One more schema is rewritten."""
+        """Count one rewritten schema against MAX_SCHEMAS."""
         self.check_time()
         self._schemas_left -= 1
         if self._schemas_left < 0:
             message = f"{self.param}: has more than {MAX_SCHEMAS} schemas; make it smaller"
             raise GrammarError(message, "too_complex", param=self.param)
 
-    def spend(self, place: str, amount: int = 1) -> None:
-        """Counts cases that are written out, so that no schema can ask for more than the limit."""
+    def spend(self, path: str, amount: int = 1) -> None:
+        """Count cases that are written out against MAX_CASES."""
         self.check_time()
         self._cases_left -= amount
         if self._cases_left < 0:
@@ -73,17 +73,18 @@ class Context:
                 "takes too many cases to write out; use fewer oneOf, not, if and dependencies, or "
                 "tell options apart by one required property with different const values"
             )
-            raise fail(self.param, place, message, "too_complex")
+            raise fail(self.param, path, message, "too_complex")
 
-    def pattern(self, text: str, place: str) -> str:
-        """A pattern of the schema as the backend takes it."""
-        return written(self._read(text, place))
+    def pattern(self, text: str, path: str) -> str:
+        """Return a pattern of the schema in the backend's syntax."""
+        return written(self._read(text, path))
 
     def pattern_with_lengths(
-        self, text: str, place: str, least: int, most: int | None
+        self, text: str, path: str, least: int, most: int | None
     ) -> tuple[str, int | None, int | None]:
-        """The same, and what is left to be said of the lengths of its texts beside it."""
-        node = self._read(text, place)
+        """Return the pattern for texts of `least` to `most` characters, and the minLength and maxLength
+        that must stand beside it (None where the pattern implies them)."""
+        node = self._read(text, path)
         narrowed = bounded(node, least, most)
         if narrowed is not None:
             return written(narrowed), None, None
@@ -91,20 +92,20 @@ class Context:
         above = None if most is None or (high is not None and high <= most) else most
         return written(node), least if least > low else None, above
 
-    def _read(self, text: str, place: str) -> Node:
+    def _read(self, text: str, path: str) -> Node:
         if text not in self._patterns:
             self.check_time()
             try:
                 self._patterns[text] = rotated(read(text))
             except PatternFault as fault:
                 message = f"the pattern is refused: {fault}"
-                raise fail(self.param, place, message, fault.fault) from None
+                raise fail(self.param, path, message, fault.fault) from None
         return self._patterns[text]
 
-    def unsupported(self, place: str, message: str) -> GrammarError:
-        """The error for a keyword that would be ignored."""
-        return fail(self.param, place, message, "unsupported")
+    def unsupported(self, path: str, message: str) -> GrammarError:
+        """Return the error for a keyword that cannot be enforced."""
+        return fail(self.param, path, message, "unsupported")
 
-    def invalid(self, place: str, message: str) -> GrammarError:
-        """The error for what means nothing."""
-        return fail(self.param, place, message, "invalid")
+    def invalid(self, path: str, message: str) -> GrammarError:
+        """Return the error for a malformed keyword."""
+        return fail(self.param, path, message, "invalid")

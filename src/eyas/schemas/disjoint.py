@@ -1,8 +1,7 @@
-"""Can one value satisfy two schemas?
+"""Proofs that no value satisfies two schemas.
 
-Promises: `are_disjoint` is True only where no value satisfies both; False means not known. Every
-keyword is read as a condition that must hold, so a keyword that is not understood never makes schemas
-disjoint.
+Promises: `are_disjoint` is True only if no value satisfies both; False means unknown. A keyword that
+is not understood never makes schemas disjoint.
 Does not know: how schemas are rewritten.
 """
 
@@ -13,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.core import GrammarError
-from eyas.schemas.complement import Around
+from eyas.schemas.complement import Assumptions
 from eyas.schemas.context import Context
-from eyas.schemas.keywords import ALL, Schema, canonical, common_types, has_type, types_of
+from eyas.schemas.keywords import ALL, Object, Schema, canonical, common_types, has_type, types_of
 
 _MAX_CALLS = 3_000
 _MAX_DEPTH = 8
 
 
 @dataclass(slots=True)
-class _Facts:
-    """What is certain about the values of several schemas taken together."""
+class _SchemaFacts:
+    """What holds for every value that satisfies several schemas together."""
 
     types: frozenset[str] = ALL
     values: list[Any] | None = None
@@ -43,15 +42,15 @@ class Disjointness:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._calls = _MAX_CALLS
-        self._known: dict[tuple[int, ...], tuple[list[Schema], _Facts]] = {}
+        self._known: dict[tuple[int, ...], tuple[list[Schema], _SchemaFacts]] = {}
 
     def are_disjoint(self, one: Sequence[Schema], other: Sequence[Schema]) -> bool:
-        """Does no value satisfy all of `one` and all of `other`?"""
-        return self._apart(list(one), list(other), _MAX_DEPTH)
+        """Whether certainly no value satisfies all of `one` and all of `other`."""
+        return self._are_apart(list(one), list(other), _MAX_DEPTH)
 
     def all_told_apart(self, options: Sequence[Schema]) -> bool:
-        """Have all of these one required property in common whose listed values are different, option
-        by option? The quick way for many options."""
+        """Whether all options require one property whose listed values differ from option to option: a
+        fast test for many options."""
         if not all(self.types([option]) == {"object"} for option in options):
             return False
         shared = set.intersection(*(self.names([option])[2] for option in options))
@@ -68,11 +67,11 @@ class Disjointness:
         return False
 
     def types(self, schemas: Sequence[Schema]) -> frozenset[str]:
-        """Types that values of all of these schemas can have; others are impossible."""
+        """Return types that values of all these schemas can have."""
         return self._facts(list(schemas)).types
 
     def values(self, schemas: Sequence[Schema]) -> list[Any] | None:
-        """The values that can satisfy all of these, where they are finitely many and all listed."""
+        """Return all values that can satisfy these schemas if they are listed, else None."""
         facts = self._facts(list(schemas))
         if facts.values is not None:
             return [value for value in facts.values if has_type(value, facts.types)]
@@ -82,20 +81,20 @@ class Disjointness:
         return None
 
     def names(self, schemas: Sequence[Schema]) -> tuple[set[str], set[str] | None, set[str]]:
-        """Property names that objects of these schemas mention, those they are limited to (None: no
-        limit), and those they must have."""
+        """Return the property names in these schemas, the names that their objects are limited to
+        (None: no limit), and the required names."""
         facts = self._facts(list(schemas))
         return set(facts.properties) | facts.required, facts.allowed, facts.required
 
-    def around(self, schemas: Sequence[Schema], mentioning: Schema) -> Around:
-        """What is known of the values that satisfy all of `schemas`; where these leave names of
-        properties open, those that `mentioning` has can come too."""
+    def assumptions(self, schemas: Sequence[Schema], mentioning: Schema) -> Assumptions:
+        """Return what holds for values that satisfy all of `schemas`. If these do not limit property
+        names, the names in `mentioning` are possible too."""
         facts = self._facts(list(schemas))
         if facts.allowed is not None:
             names = facts.allowed
         else:
             names = set(facts.properties) | facts.required | self.names([mentioning])[0]
-        return Around(
+        return Assumptions(
             facts.types,
             frozenset(names),
             facts.allowed is not None,
@@ -103,7 +102,7 @@ class Disjointness:
             facts.properties,
         )
 
-    def _apart(self, one: list[Schema], other: list[Schema], depth: int) -> bool:
+    def _are_apart(self, one: list[Schema], other: list[Schema], depth: int) -> bool:
         self._calls -= 1
         if depth == 0 or self._calls < 0:
             return False
@@ -119,13 +118,13 @@ class Disjointness:
             rest = one if left is a else other
             for options in left.choices:
                 if len(options) <= 64 and all(
-                    self._apart([option, *_without(rest, options)], right, depth - 1)
+                    self._are_apart([option, *_without(rest, options)], right, depth - 1)
                     for option in options
                 ):
                     return True
         return False
 
-    def _values_apart(self, a: _Facts, b: _Facts) -> bool:
+    def _values_apart(self, a: _SchemaFacts, b: _SchemaFacts) -> bool:
         for listed, facts in ((a, b), (b, a)):
             if listed.values is None:
                 continue
@@ -138,15 +137,15 @@ class Disjointness:
                 return True
         return False
 
-    def _of_type_apart(self, name: str, a: _Facts, b: _Facts, depth: int) -> bool:
-        """Is there no common value of this type?"""
+    def _of_type_apart(self, name: str, a: _SchemaFacts, b: _SchemaFacts, depth: int) -> bool:
+        """Whether certainly no value of this type satisfies both."""
         name = "number" if name == "integer" else name
         bound = _max_bound(name, a, b)
         if bound is not None and bound[0] > bound[1]:
             return True
         if name == "array":
             least = max(a.low.get(name, 0), b.low.get(name, 0))
-            return least > 0 and self._apart(a.items or [True], b.items or [True], depth - 1)
+            return least > 0 and self._are_apart(a.items or [True], b.items or [True], depth - 1)
         if name != "object":
             return False
         for key in sorted(a.required | b.required):
@@ -155,16 +154,16 @@ class Disjointness:
             left, right = a.properties.get(key), b.properties.get(key)
             if any(schemas and False in schemas for schemas in (left, right)):
                 return True
-            if left and right and self._apart(left, right, depth - 1):
+            if left and right and self._are_apart(left, right, depth - 1):
                 return True
         return False
 
-    def _facts(self, schemas: list[Schema]) -> _Facts:
-        """Reads keywords that must all hold, through $ref and allOf."""
+    def _facts(self, schemas: list[Schema]) -> _SchemaFacts:
+        """Collect the keywords that must all hold, through $ref and allOf."""
         key = tuple(map(id, schemas))
         if key in self._known:
             return self._known[key][1]
-        facts = _Facts()
+        facts = _SchemaFacts()
         self._known[key] = (schemas, facts)
         seen: set[int] = set()
         waiting = list(schemas)
@@ -176,7 +175,7 @@ class Disjointness:
                 continue
             seen.add(id(schema))
             facts.holding.add(id(schema))
-            if self._context.draft > 7 or "$ref" not in schema:  # before, nothing counts beside it
+            if self._context.draft > 7 or "$ref" not in schema:  # before, its siblings are ignored
                 self._read(schema, facts)
                 if isinstance(schema.get("allOf"), list):
                     waiting.extend(schema["allOf"])
@@ -184,10 +183,10 @@ class Disjointness:
                 try:
                     waiting.append(self._context.resolve(schema, "#")[0])
                 except GrammarError:
-                    continue  # told where the schema is rewritten
+                    continue  # raised again where the schema is rewritten
         return facts
 
-    def _read(self, schema: dict[str, Any], facts: _Facts) -> None:
+    def _read(self, schema: Object, facts: _SchemaFacts) -> None:
         types = types_of(schema)
         facts.types = common_types(facts.types, types)
         for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
@@ -222,14 +221,14 @@ class Disjointness:
             facts.items.append(first)
 
 
-def _max_bound(name: str, a: _Facts, b: _Facts) -> tuple[float, float] | None:
+def _max_bound(name: str, a: _SchemaFacts, b: _SchemaFacts) -> tuple[float, float] | None:
     lows = [facts.low[name] for facts in (a, b) if name in facts.low]
     highs = [facts.high[name] for facts in (a, b) if name in facts.high]
     return (max(lows), min(highs)) if lows and highs else None
 
 
 def _without(schemas: list[Schema], options: list[Schema]) -> list[Schema]:
-    """The schemas with their choice between `options` left out."""
+    """Return the schemas without the choice between `options`."""
     kept: list[Schema] = []
     for schema in schemas:
         if isinstance(schema, dict):

@@ -1,7 +1,6 @@
-"""Parts of a schema that no finite value satisfies, such as an object that requires itself.
+"""Removal of parts of a schema that no finite value satisfies, such as an object that requires itself.
 
-Promises: what remains has the same values; a choice into such a part, from which no text could be
-finished, is gone.
+Promises: the result allows the same values, without choices from which no text could be finished.
 Does not know: keywords that the rewriter does not write.
 """
 
@@ -10,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from eyas.schemas.keywords import Schema, common_types, types_of, with_children
+from eyas.schemas.keywords import Object, Schema, common_types, types_of, with_children
 
 _MAX_STEPS = 500_000
-"""Schemas that are looked at; only who refers to what has just been found is looked at again."""
+"""Schemas that are visited; a definition is visited again if one that it refers to became finite."""
 
 
 def without_endless(document: Schema) -> Schema:
-    """The document with every reference to an endless definition replaced by false; false where the
-    whole of it is endless."""
+    """Return the document with every reference to an endless definition replaced by false, or false if
+    the root is endless."""
     if isinstance(document, bool):
         return document
     definitions = document.get("$defs", {})
@@ -37,7 +36,7 @@ def without_endless(document: Schema) -> Schema:
         name, _ = waiting.popitem()
         steps_left -= sizes[name]
         if steps_left < 0:
-            return document  # too much to follow: nothing is taken out
+            return document  # too large to follow: nothing is removed
         if _can_end(schemas[name], finite):
             finite.add(name)
             waiting.update((user, None) for user in users[name] if user not in finite)
@@ -53,7 +52,7 @@ def without_endless(document: Schema) -> Schema:
 
 
 def _references(schema: Schema) -> tuple[set[str], int]:
-    """What a schema and those below it refer to, and how many they are."""
+    """Return the references of a schema and all below it, and the number of these schemas."""
     found: set[str] = set()
     num_schemas = 0
     waiting: list[Any] = [schema]
@@ -68,7 +67,7 @@ def _references(schema: Schema) -> tuple[set[str], int]:
 
 
 def _can_end(schema: Schema, finite: set[str]) -> bool:
-    """Has it a finite value, when references to `finite` have one?"""
+    """Whether a schema has a finite value, given that the definitions `finite` have one."""
     if isinstance(schema, bool):
         return schema
     if "$ref" in schema and schema["$ref"] not in finite:
@@ -87,12 +86,12 @@ def _can_end(schema: Schema, finite: set[str]) -> bool:
     )
 
 
-def _object_can_end(schema: dict[str, Any], finite: set[str]) -> bool:
+def _object_can_end(schema: Object, finite: set[str]) -> bool:
     named = schema.get("properties", {})
     return all(_can_end(named.get(name, True), finite) for name in schema.get("required", ()))
 
 
-def _array_can_end(schema: dict[str, Any], finite: set[str]) -> bool:
+def _array_can_end(schema: Object, finite: set[str]) -> bool:
     least = schema.get("minItems", 0)
     prefix = schema.get("prefixItems", [])
     needed = prefix[:least]

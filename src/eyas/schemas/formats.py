@@ -1,13 +1,13 @@
-"""The values of `format`: what the backend enforces, what patterns enforce, what nobody can.
+"""The values of `format`: enforced by the backend, enforced by a pattern, or refused.
 
-By the standard an unknown format is an annotation: validators ignore it, so it asserts nothing.
-Does not know: how schemas are walked.
+By the standard an unknown format is an annotation, which validators ignore.
+Does not know: how schemas are traversed.
 """
 
 from __future__ import annotations
 
 NATIVE = frozenset((*("duration", "email", "hostname", "ipv4", "uuid", "uri"),))
-"""llguidance has a grammar for these."""
+"""Formats that llguidance enforces."""
 
 INEXPRESSIBLE = frozenset(("regex", "idn-email", "idn-hostname"))
 """Formats of the standard that no regular expression of reasonable size describes."""
@@ -20,8 +20,8 @@ _IRI_CHAR = (
 
 
 def _reference(char: str) -> str:
-    """RFC 3986 4.1 (3987 for international characters): absolute, or a relative reference whose first
-    segment has no colon."""
+    """RFC 3986 4.1 (3987 for international characters): an absolute address, or a relative reference
+    whose first segment has no colon."""
     segment = f"(?:{char}|{_PCT})"
     scheme = "[a-zA-Z][a-zA-Z0-9+.-]*:"
     no_colon = f"(?:{char.replace(':', '', 1)}|{_PCT})"
@@ -34,7 +34,7 @@ def _reference(char: str) -> str:
 
 
 def _authority(char: str) -> str:
-    """RFC 3986 3.2: of a host's addresses only those in brackets have colons."""
+    """RFC 3986 3.2: only a host address in brackets has colons."""
     user = f"(?:{char.replace('@', '', 1)}|{_PCT})*@"
     name = f"(?:{char.replace(':@', '', 1)}|{_PCT})*"
     return rf"(?:{user})?(?:\[[0-9a-fA-F:.]+\]|{name})(?::[0-9]*)?"
@@ -54,20 +54,20 @@ _DAY = (
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
 _DATE = f"(?:{_YEAR}-{_DAY}|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
-"""RFC 3339's full-date of the years 0001 to 9999, with the days that their months have."""
+"""RFC 3339's full-date, years 0001 to 9999, with the number of days of each month."""
 _HOUR = "(?:[01][0-9]|2[0-3])"
 _TIME = (
     rf"(?:{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-]{_HOUR}:[0-5][0-9])"
     r"|23:59:60(?:\.[0-9]+)?[zZ])"
 )
-"""RFC 3339's full-time; leap seconds at the end of a UTC day, written so."""
+"""RFC 3339's full-time; a leap second only as 23:59:60Z."""
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HEX = "[0-9a-fA-F]{1,4}"
 
 
 def _ipv6() -> str:
-    """RFC 4291 2.2, as RFC 3986 3.2.2 spells it out: eight groups, of which the last two may be an IPv4
-    address and one run of any number may be left out."""
+    """RFC 4291 2.2, in the form of RFC 3986 3.2.2: eight groups; the last two may be an IPv4 address,
+    and one run of groups may be left out."""
     last = f"(?:{_HEX}:{_HEX}|{_OCTET}(?:\\.{_OCTET}){{3}})"
     forms = [f"(?:{_HEX}:){{6}}{last}", f"::(?:{_HEX}:){{5}}{last}"]
     for before in range(7):
@@ -95,4 +95,4 @@ PATTERNS = {
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": rf"^(?:0|[1-9][0-9]*)(?:{_POINTER}|\#)$",
 }
-"""Formats of the standard as patterns."""
+"""Formats of the standard that are enforced by a pattern."""

@@ -1,8 +1,8 @@
-"""What a schema says under `x-guidance` of how its JSON is written; llguidance's clients send it.
+"""The options under `x-guidance` at the root of a schema, which llguidance's clients send.
 
-Promises: each option takes effect, changes nothing because what it allows is not needed, or is refused
-by name; only `lenient` relaxes what the schema asks for, as a request's own does, and JSON stays JSON.
-Does not know: any keyword.
+Promises: each option takes effect, is accepted because the behaviour it permits is never needed, or is
+refused by name. Only `lenient` relaxes the schema; the output is always JSON.
+Does not know: any keyword of JSON Schema.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ KEY = "x-guidance"
 _PLACE = f"#/{KEY}"
 _SIGNS = {"item_separator": ",", "key_separator": ":"}
 _ESCAPES = 'nrbtf\\"u'
-"""Those of llguidance itself; what may be escaped in an output is the same for all schemas."""
+"""llguidance's default, the only accepted value: escapes are the same for all schemas."""
 
 
 def json_node(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool = False) -> Json:
-    """The node of a user's schema (or its JSON text), prepared, with its options at the root.
+    """Return the node of a user's schema (or its JSON text), prepared, with the options at its root.
 
-    param, lenient and errors are those of `prepare`; a schema may say itself that it is lenient.
+    param, lenient and errors are those of `prepare`; the option `lenient` of the schema counts too.
     """
     if isinstance(schema, str) and KEY in schema:
         schema = read(schema, param)
@@ -40,7 +40,7 @@ def json_node(schema: dict[str, Any] | bool | str, *, param: str, lenient: bool 
 
 
 class _Options:
-    """The object, and what of it is not read yet. An option that is null is not there."""
+    """The options, and those not read yet. An option with the value null counts as absent."""
 
     def __init__(self, value: Any, param: str) -> None:
         if not isinstance(value, dict):
@@ -49,7 +49,7 @@ class _Options:
         self._left = {name: option for name, option in value.items() if option is not None}
 
     def spacing(self) -> dict[str, Any]:
-        """The fields of `Json`."""
+        """Return the keyword arguments of `Json` for white space and separators."""
         separators = tuple(
             self._read(name, lambda text, sign=sign: read_separator(text, sign), sign)
             for name, sign in _SIGNS.items()
@@ -68,7 +68,8 @@ class _Options:
         return self._flag("lenient") is True
 
     def check_rest(self) -> None:
-        """coerce_one_of allows what is never done: oneOf is enforced, or refused."""
+        """Refuse options that are not read yet. coerce_one_of permits treating oneOf as anyOf, which is
+        never done: oneOf is enforced or refused."""
         self._flag("coerce_one_of")
         if self._flag("json_allow_general_unicode_escapes"):
             raise self._refusal(
@@ -105,6 +106,8 @@ class _Options:
 
 
 def _optional(pattern: str) -> str:
-    """As llguidance means it: it may always be left out."""
-    found = read_white_space(pattern)
-    return found.pattern if found.is_optional else f"(?:{found.pattern}){{0,1}}"
+    """Return the pattern made optional, as llguidance defines the option."""
+    white_space = read_white_space(pattern)
+    if white_space.is_optional:
+        return white_space.pattern
+    return f"(?:{white_space.pattern}){{0,1}}"

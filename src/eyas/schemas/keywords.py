@@ -1,4 +1,4 @@
-"""The keywords of JSON Schema: where schemas stand in them, which values they judge.
+"""The keywords of JSON Schema: which hold schemas, which types they apply to, their drafts.
 
 Does not know: what can be enforced.
 """
@@ -44,7 +44,7 @@ KEYWORD_TYPES = {
     **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), "object"),
     **dict.fromkeys(("unevaluatedProperties",), "object"),
 }
-"""The type whose values a keyword judges; values of other types pass."""
+"""The type that a keyword applies to; values of other types satisfy it."""
 
 SINCE = {
     **dict.fromkeys(("const", "contains", "propertyNames"), 6),
@@ -55,11 +55,13 @@ SINCE = {
 }
 """The first draft that knows a keyword."""
 
-Schema = dict[str, Any] | bool
+Object = dict[str, Any]
+"""A schema that is not true or false."""
+Schema = Object | bool
 
 
 def draft_of(schema: Any) -> int:
-    """The draft that a root schema names: 3, 4, 6, 7, 2019 or 2020."""
+    """Return the draft that a root schema names: 3, 4, 6, 7, 2019 or 2020 (the default)."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     if isinstance(named, str):
         for mark, draft in (
@@ -71,8 +73,8 @@ def draft_of(schema: Any) -> int:
     return 2020
 
 
-def types_of(schema: dict[str, Any]) -> frozenset[str]:
-    """The types that `type` lets through."""
+def types_of(schema: Object) -> frozenset[str]:
+    """Return the types that `type` allows."""
     named = schema.get("type")
     if named is None:
         return ALL
@@ -81,7 +83,7 @@ def types_of(schema: dict[str, Any]) -> frozenset[str]:
 
 
 def common_types(one: frozenset[str], other: Set[str]) -> frozenset[str]:
-    """Types that both let through; number covers integer."""
+    """Return the types that both allow; number covers integer."""
     both = one & other
     if ("integer" in one and "number" in other) or ("number" in one and "integer" in other):
         both |= {"integer"}
@@ -89,7 +91,7 @@ def common_types(one: frozenset[str], other: Set[str]) -> frozenset[str]:
 
 
 def type_of(value: Any) -> str:
-    """The type of a JSON value; integral numbers are integers."""
+    """Return the type of a JSON value; integral numbers are integers."""
     match value:
         case None:
             return "null"
@@ -106,27 +108,31 @@ def type_of(value: Any) -> str:
     return "object"
 
 
-def children(schema: dict[str, Any], place: str) -> list[tuple[Any, str]]:
-    """The schemas directly below one, with their places; definitions are left out."""
+def children(schema: Object, path: str, *, with_definitions: bool = False) -> list[tuple[Any, str]]:
+    """Return the schemas directly below one, with their paths."""
     found: list[tuple[Any, str]] = []
+    definitions = ("$defs", "definitions") if with_definitions else ()
     for keyword in (*ONE_SCHEMA, "items"):
         if isinstance(schema.get(keyword), (dict, bool)):
-            found.append((schema[keyword], under(place, keyword)))
+            found.append((schema[keyword], under(path, keyword)))
     for keyword in (*IN_PLACE, "items", "prefixItems"):
         if isinstance(schema.get(keyword), list):
-            found += [(child, under(place, keyword, i)) for i, child in enumerate(schema[keyword])]
-    for keyword in ("properties", "patternProperties", "dependentSchemas", "dependencies"):
+            found += [(child, under(path, keyword, i)) for i, child in enumerate(schema[keyword])]
+    for keyword in (
+        *("properties", "patternProperties", "dependentSchemas"),
+        *(*definitions, "dependencies"),
+    ):
         if isinstance(schema.get(keyword), dict):
             members = schema[keyword].items()
             is_mixed = keyword == "dependencies"  # lists of names as well
             members = [m for m in members if not (is_mixed and isinstance(m[1], list))]
-            found += [(child, under(place, keyword, name)) for name, child in members]
+            found += [(child, under(path, keyword, name)) for name, child in members]
     return found
 
 
-def with_children(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A schema that is written already, with `change` done to the schemas directly below it."""
-    out: dict[str, Any] = {}
+def with_children(schema: Object, change: Callable[[Any], Any]) -> Object:
+    """Return a rewritten schema with `change` applied to the schemas directly below it."""
+    out: Object = {}
     for keyword, child in schema.items():
         if keyword in ("properties", "patternProperties", "$defs"):
             out[keyword] = {name: change(each) for name, each in child.items()}
@@ -138,13 +144,13 @@ def with_children(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[
 
 
 def has_type(value: Any, types: frozenset[str]) -> bool:
-    """Is a value of one of these types?"""
+    """Whether a value has one of these types."""
     name = type_of(value)
     return name in types or (name == "integer" and "number" in types)
 
 
 def canonical(value: Any) -> str:
-    """Equal for values that JSON Schema calls equal. Python's own == takes true for 1."""
+    """Return the same text for values that are equal in JSON Schema (in Python, True == 1)."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""How large a schema may be, and what no JSON text may hold.
+"""Limits on the size of a schema, and on the characters in it.
 
-Promises: looks at every node once, without recursion, and stops at the first limit, so that anything a
-client sends is judged in time that the limits bound; what passes here can be recursed over.
-Does not know: keywords, but for those that hold patterns, names and plain data.
+Promises: reads every node once, without recursion, and stops at the first limit, so the time is
+bounded for any input. A schema that passes can be traversed recursively.
+Does not know: keywords, except those that hold patterns, names and plain data.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MAX_DEPTH = 96
 MAX_NODES = 30_000
 MAX_ENUM_VALUES = 10_000
 MAX_PROPERTIES = 1_000
-"""Of one object: the time to compile grows with their square."""
+"""Of one object; compile time grows with the square of this number."""
 MAX_SCHEMAS = 8_000
-"""That are rewritten; references count once."""
+"""Rewritten schemas; the target of several references counts once."""
 MAX_CASES = 2_000
-"""Schemas that are looked at to write out what others do not allow."""
+"""Schemas that are visited or written out for complements and choices."""
 MAX_SECONDS = 5.0
-"""Of processor time for one schema; what the other limits let through takes about half a second."""
+"""Processor time for one schema; schemas within the other limits take about 0.5 seconds."""
 MAX_OUTPUT_DEPTH = 124
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -36,15 +36,15 @@ _SCHEMAS_BY_NAME = frozenset(
 _DATA = frozenset({"const", "enum", "default", "examples"})
 
 
-def fail(param: str, place: str, message: str, fault: GrammarFault) -> GrammarError:
-    """The error for what stands at `place`, a JSON pointer that begins with #."""
-    if len(place) > 200:
-        place = f"{place[:120]}...{place[-60:]}"
-    return GrammarError(f"{param}: {place}: {message}", fault, param=param)
+def fail(param: str, path: str, message: str, fault: GrammarFault) -> GrammarError:
+    """Return the error for `path`, a JSON pointer that begins with #."""
+    if len(path) > 200:
+        path = f"{path[:120]}...{path[-60:]}"
+    return GrammarError(f"{param}: {path}: {message}", fault, param=param)
 
 
 def shortened(value: object) -> str:
-    """A value as it stands in an error."""
+    """Return a value as it is shown in an error."""
     if isinstance(value, (dict, list)):
         return _NAMES[type(value)] if value else _NAMES[type(value)].replace("an ", "an empty ")
     if value is None or isinstance(value, bool):
@@ -56,14 +56,14 @@ def shortened(value: object) -> str:
 _NAMES: dict[type, str] = {dict: "an object", list: "an array"}
 
 
-def under(place: str, *steps: str | int) -> str:
-    """The place below `place`."""
+def under(path: str, *steps: str | int) -> str:
+    """Return the JSON pointer `path` extended by `steps`."""
     escaped = (str(step).replace("~", "~0").replace("/", "~1") for step in steps)
-    return "/".join((place, *escaped))
+    return "/".join((path, *escaped))
 
 
 def read(text: str, param: str) -> Any:
-    """The value of a JSON text of a schema."""
+    """Parse the JSON text of a schema. GrammarError for malformed or too long texts."""
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise _too_long(param)
     try:
@@ -76,7 +76,7 @@ def read(text: str, param: str) -> Any:
 
 
 class _Kind(enum.Enum):
-    """What stands at a place, as far as it matters to which texts may stand there."""
+    """The kinds of values in a schema that differ in which characters they may contain."""
 
     SCHEMA = enum.auto()
     BY_NAME = enum.auto()
@@ -86,7 +86,7 @@ class _Kind(enum.Enum):
 
 
 def _kind_of(key: str, parent: _Kind) -> _Kind:
-    """Of the value of this member."""
+    """Return the kind of the value of a member `key`."""
     if parent is _Kind.DATA:
         return _Kind.DATA
     if parent is not _Kind.SCHEMA:
@@ -101,42 +101,42 @@ def _kind_of(key: str, parent: _Kind) -> _Kind:
 
 
 def check_size(schema: Any, param: str) -> None:
-    """Raises where a parsed schema is over a limit or holds what is not JSON."""
+    """Raise GrammarError for a parsed schema that is over a limit or not JSON."""
     num_nodes = num_chars = 0
     waiting: list[tuple[Any, str, int, _Kind]] = [(schema, "#", 0, _Kind.SCHEMA)]
     while waiting:
-        node, place, depth, kind = waiting.pop()
+        node, path, depth, kind = waiting.pop()
         num_nodes += 1
         if depth > MAX_DEPTH:
-            raise _too_deep(param, place)
+            raise _too_deep(param, path)
         if isinstance(node, dict):
             for key in node:
                 if not isinstance(key, str):
-                    raise fail(param, place, f"the key {key!r} must be a string", "invalid")
-                _check_text(key, param, place, is_pattern=kind is _Kind.BY_PATTERN)
+                    raise fail(param, path, f"the key {key!r} must be a string", "invalid")
+                _check_text(key, param, path, is_pattern=kind is _Kind.BY_PATTERN)
                 num_chars += len(key) + 4
             waiting.extend(
-                (value, under(place, key), depth + 1, _kind_of(key, kind))
+                (value, under(path, key), depth + 1, _kind_of(key, kind))
                 for key, value in node.items()
             )
             if len(node) > MAX_PROPERTIES:
                 message = f"has {len(node)} members; the limit is {MAX_PROPERTIES}"
-                raise fail(param, place, message, "too_complex")
+                raise fail(param, path, message, "too_complex")
         elif isinstance(node, (list, tuple)):
             if num_nodes + len(node) > MAX_NODES:
                 raise _too_many(param)
-            waiting.extend((value, place, depth + 1, kind) for value in node)
+            waiting.extend((value, path, depth + 1, kind) for value in node)
             num_chars += 2 * len(node)
         elif isinstance(node, str):
-            _check_text(node, param, place, is_pattern=kind is _Kind.PATTERN)
+            _check_text(node, param, path, is_pattern=kind is _Kind.PATTERN)
             num_chars += len(node) + 2
         elif isinstance(node, float) and not -1e308 <= node <= 1e308:
-            raise fail(param, place, f"{node} is not a JSON number", "invalid")
+            raise fail(param, path, f"{node} is not a JSON number", "invalid")
         elif isinstance(node, int) and not isinstance(node, bool) and abs(node) >= 10**308:
-            raise fail(param, place, "the number is too large", "invalid")
+            raise fail(param, path, "the number is too large", "invalid")
         elif node is not None and not isinstance(node, (bool, int, float)):
             message = f"{type(node).__name__} is not JSON; send a JSON schema"
-            raise fail(param, place, message, "invalid")
+            raise fail(param, path, message, "invalid")
         if num_chars > MAX_BYTES:
             raise _too_long(param)
         if num_nodes > MAX_NODES:
@@ -144,7 +144,7 @@ def check_size(schema: Any, param: str) -> None:
 
 
 def depth_of(value: Any) -> int:
-    """Levels of arrays and objects."""
+    """Return the number of nested levels of arrays and objects."""
     deepest = 0
     waiting = [(value, 0)]
     while waiting:
@@ -157,12 +157,12 @@ def depth_of(value: Any) -> int:
     return deepest
 
 
-def _check_text(text: str, param: str, place: str, *, is_pattern: bool) -> None:
-    if "\0" in text and not is_pattern:  # a pattern means the character, however it is written
-        raise fail(param, place, "holds a NUL character; remove it", "invalid")
+def _check_text(text: str, param: str, path: str, *, is_pattern: bool) -> None:
+    if "\0" in text and not is_pattern:  # in a pattern the character and its escape mean the same
+        raise fail(param, path, "holds a NUL character; remove it", "invalid")
     if _SURROGATE.search(text):
         message = "holds half a surrogate pair, which no text can contain; remove it"
-        raise fail(param, place, message, "invalid")
+        raise fail(param, path, message, "invalid")
 
 
 def _no_constant(name: str) -> Any:
@@ -174,9 +174,9 @@ def _too_long(param: str) -> GrammarError:
     return GrammarError(message, "too_complex", param=param)
 
 
-def _too_deep(param: str, place: str) -> GrammarError:
+def _too_deep(param: str, path: str) -> GrammarError:
     message = f"is nested deeper than {MAX_DEPTH} levels; move parts into $defs"
-    return fail(param, place, message, "too_complex")
+    return fail(param, path, message, "too_complex")
 
 
 def _too_many(param: str) -> GrammarError:

@@ -1,12 +1,12 @@
-"""Numbers as the backend takes them.
+"""Bounds and steps of numbers in the form that the backend enforces.
 
-The backend reads 15 digits of a bound exactly, and for some pairs of bounds it lets an excluded one
-through that is next to zero's side of the range: that one is written as the next number of 15 digits,
-included. An excluded bound on the far side stays; a text of digits that rounds to it, such as
-0.99999999999999999999 below 1, is the one thing that is allowed too much.
+The backend reads 15 digits of a bound exactly. For some pairs of bounds it allows an excluded bound
+on the side of the range that is nearer to zero: such a bound is written as the next number of 15
+digits, included. An excluded bound on the other side is kept; only a text of digits that rounds to
+it, such as 0.99999999999999999999 below 1, is allowed although it is not valid.
 
-Narrowing: the above; under a bound numbers are written without an exponent; a bound beyond 10^18 is
-taken as 10^18, and next to an excluded zero nothing smaller than 10^-60 can be written.
+Narrowing: the above; bounded numbers have no exponent; a bound beyond 10^18 counts as 10^18; next to
+an excluded zero no number below 10^-60 can be written.
 Does not know: schemas.
 """
 
@@ -28,7 +28,7 @@ _DIGITS = Context(prec=15, rounding=ROUND_FLOOR)
 
 
 def least(bound: float, *, excluded: bool, integer: bool) -> dict[str, Any] | None:
-    """The keyword for a lower bound; None where no number that can be written is above it."""
+    """Return the keyword for a lower bound; None if no number above it can be written."""
     if bound < 0 and excluded and not integer and is_exact(bound):
         return {"exclusiveMinimum": bound}
     low = -_upper(-bound, excluded=excluded, integer=integer)
@@ -36,7 +36,7 @@ def least(bound: float, *, excluded: bool, integer: bool) -> dict[str, Any] | No
 
 
 def most(bound: float, *, excluded: bool, integer: bool) -> dict[str, Any] | None:
-    """The keyword for an upper bound; None where no number that can be written is below it."""
+    """Return the keyword for an upper bound; None if no number below it can be written."""
     if bound > 0 and excluded and not integer and is_exact(bound):
         return {"exclusiveMaximum": bound}
     high = _upper(bound, excluded=excluded, integer=integer)
@@ -44,8 +44,8 @@ def most(bound: float, *, excluded: bool, integer: bool) -> dict[str, Any] | Non
 
 
 def on_multiples(bounds: dict[str, Any], step: float) -> dict[str, Any] | None:
-    """The bounds (keyword -> number) on the multiples of `step` that are next to them, which have no
-    more decimals than these; None where no multiple is between them."""
+    """Return the bounds (keyword -> number) moved inwards to multiples of `step`; None if no multiple
+    is between them."""
     unit = Decimal(repr(step))
     places: dict[str, Decimal] = {}
     for keyword, rounding in _SIDES.items():
@@ -69,14 +69,14 @@ def _plain(value: Decimal) -> float:
 
 
 def is_exact(value: float) -> bool:
-    """Does the backend read exactly this number?"""
+    """Whether the backend reads exactly this number."""
     if isinstance(value, int):
         return abs(value) <= MAX_EXACT
     return abs(value) < LARGEST and float(f"{value:.15g}") == value
 
 
 def _upper(bound: float, *, excluded: bool, integer: bool) -> float:
-    """An upper bound, included."""
+    """Return an included upper bound."""
     if integer:
         whole = math.floor(bound)
         whole -= excluded and whole == bound

@@ -1,4 +1,4 @@
-"""Regular expressions that schemas are rewritten with.
+"""Regular expressions that rewritten schemas contain.
 
 Promises: every pattern here is anchored and means the same in Rust and in Python.
 Does not know: schemas.
@@ -14,7 +14,7 @@ from eyas.schemas import charsets
 ANYTHING = "(?s:.)*"
 _MAX_LITERAL_CHARS = 4_000
 _MAX_NESTING = 80
-"""Characters of one literal; Rust's parser goes to 250 levels of parentheses."""
+"""Characters of one literal; Rust's parser allows 250 levels of parentheses."""
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 _UNIVERSAL = frozenset(("", ".*", "^.*", ".*$", "^", "$", "^[\\s\\S]*$", "[\\s\\S]*", "(?s:.)*"))
 
@@ -22,12 +22,12 @@ Trie = dict[str, "Trie"]
 
 
 def escaped(text: str) -> str:
-    """A pattern for exactly this text."""
+    """Return a pattern for exactly this text."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
 def none_of(texts: Iterable[str]) -> str | None:
-    """Every text but these; None where that pattern would be too large."""
+    """Return a pattern for every text except these; None if it would be too large."""
     unique = set(texts)
     if (
         sum(map(len, unique)) > _MAX_LITERAL_CHARS
@@ -44,13 +44,13 @@ def none_of(texts: Iterable[str]) -> str | None:
 
 
 def listed_names(pattern: str) -> list[str] | None:
-    """The texts that a pattern such as ^(one|two)$ allows, None where it is no such list."""
+    """Return the texts of a pattern that only lists them, such as ^(one|two)$, else None."""
     found = _LIST.fullmatch(pattern)
     return (found[1] or found[2]).split("|") if found else None
 
 
 def is_universal(pattern: str) -> bool:
-    """Does it certainly match every text?"""
+    """Whether a pattern certainly matches every text."""
     return pattern in _UNIVERSAL
 
 
@@ -58,12 +58,12 @@ _LIST = re.compile(r"\^(?:\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|([\w-]+))\$", re.ASC
 
 
 def _outside(node: Trie) -> str:
-    """The texts that do not go on to a leaf of the trie from this node."""
+    """Return a pattern for the texts that do not lead from this node to a leaf of the trie."""
     children = sorted(char for char in node if char)
     if not children:
         return f"(?s:.){ANYTHING}"
     options = [] if "" in node else [""]
-    barred = charsets.union((ord(char), ord(char)) for char in children)
-    options.append(f"{charsets.written(charsets.other_than(barred))}{ANYTHING}")
+    excluded = charsets.union((ord(char), ord(char)) for char in children)
+    options.append(f"{charsets.written(charsets.other_than(excluded))}{ANYTHING}")
     options += [f"{escaped(char)}{_outside(node[char])}" for char in children]
     return f"(?:{'|'.join(options)})"

@@ -1,164 +1,119 @@
-"""propertyNames, written out in the names, patterns and rest of its object.
+"""propertyNames, rewritten as properties or patternProperties.
 
-Promises: equivalences only; what remains is refused.
-Does not know: how the object's own schemas are rewritten.
+Two uses are supported: a list of names (`enum`, `const`), and one condition on the text of a name
+(`pattern`, `minLength` and `maxLength`, or `format`) in an object without properties and
+patternProperties of its own.
+
+Promises: equivalences only; every other use is refused with its path.
+Does not know: how the schemas of the properties are rewritten.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 from eyas.core import GrammarError
-from eyas.schemas import automata
-from eyas.schemas.ecma import read
 from eyas.schemas.formats import INEXPRESSIBLE, NATIVE, PATTERNS
-from eyas.schemas.keywords import Schema, types_of
+from eyas.schemas.keywords import IN_PLACE, Object, Schema, types_of
 from eyas.schemas.limits import MAX_PROPERTIES, fail, under
-from eyas.schemas.names import both, is_anything
-from eyas.schemas.rewriting import Rewriting
-from eyas.schemas.trees import Node, PatternFault
+from eyas.schemas.rewriter_base import RewriterBase
 
-_UNCLEAR = ("anyOf", "oneOf", "not", "if", "$dynamicRef", "$recursiveRef", "extends", "disallow")
+_REFUSED = (*IN_PLACE, "not", "if", "$dynamicRef", "$recursiveRef", "extends", "disallow")
+_LISTS = ("enum", "const")
+_CONDITIONS = ("pattern", "minLength", "maxLength", "format")
+_MAX_REFERENCES = 16
 
 Members = tuple[dict[str, Schema], dict[str, Schema], Schema]
 """properties, patternProperties, additionalProperties."""
 
 
-@dataclass(slots=True)
-class _Rule:
-    """What names must be: one of `names` (None: any), in all of `patterns`."""
+def restrict_names(rewriter: RewriterBase, schema: Object, path: str, members: Members) -> Members:
+    """Return the members of an object whose names must satisfy its `propertyNames`.
 
-    names: list[str] | None = None
-    patterns: list[str] = field(default_factory=list)
-
-    def keep(self, values: list[Any]) -> None:
-        """Only these."""
-        texts = dict.fromkeys(value for value in values if isinstance(value, str))
-        known = texts if self.names is None else dict.fromkeys(self.names)
-        self.names = [name for name in texts if name in known]
-
-
-def restricted(
-    rewriter: Rewriting, schema: dict[str, Any], place: str, members: Members, required: list[str]
-) -> Members:
-    """The members of an object under the condition on their names."""
-    spot = under(place, "propertyNames")
-    rule = _rule(rewriter, schema["propertyNames"], spot)
+    GrammarError (unsupported) for a use that is not supported, (too_complex) for too many names.
+    """
+    keyword_path = under(path, "propertyNames")
+    rule, rule_path = _resolved(rewriter, schema["propertyNames"], keyword_path)
     named, patterns, rest = members
-    if rule.names is None and not rule.patterns:
+    if isinstance(rule, bool):
+        return members if rule else ({}, {}, False)
+    if "string" not in types_of(rule):
+        return {}, {}, False
+    names = _listed(rewriter, rule, rule_path)
+    pattern = _condition(rewriter, rule, rule_path)
+    if names is None and pattern is None:
         return members
-    texts = list(dict.fromkeys([*rule.patterns, *patterns]))
-    trees = _trees(rewriter, texts, spot)
-    budget = automata.Budget()
-    matchers = {
-        text: automata.Matcher(tree, budget) for text, tree in zip(texts, trees, strict=True)
-    }
-
-    def fits(text: str, name: str) -> bool:
-        found = matchers[text].matches(name)
-        if found is None:
-            raise _unclear(rewriter, spot)
-        return found
-
-    def of_name(name: str) -> Schema:
-        """What the value of a name must satisfy."""
-        if not all(fits(text, name) for text in rule.patterns):
-            return False
-        hit = [child for text, child in patterns.items() if fits(text, name)]
-        if name not in named and not hit:
-            return rest
-        found = named.get(name, True)
-        for child in hit:
-            found = both(found, child)
-        return found
-
-    if rule.names is not None:
-        allowed = set(rule.names)
-        if len(allowed) > MAX_PROPERTIES:
-            message = f"allows {len(allowed)} names; the limit is {MAX_PROPERTIES}; use a pattern"
-            raise fail(rewriter.context.param, spot, message, "too_complex")
-        order = [*(name for name in named if name in allowed), *rule.names]
-        return {name: of_name(name) for name in dict.fromkeys(order)}, {}, False
-    if rewriter.beside.has_others(schema):
-        raise _unclear(rewriter, spot)
-    known = dict.fromkeys((*named, *required))
-    kept = {name: of_name(name) for name in known}
-    if len(texts) == 1 and (is_anything(rest) or not any(fits(texts[0], name) for name in known)):
-        return kept, {} if rest is False else {texts[0]: rest}, False
-    regions = automata.regions(trees, list(known), budget)
-    if regions is None:
-        raise _unclear(rewriter, spot)
-    num_rules = len(rule.patterns)
-    written: dict[str, Schema] = {}
-    for held, pattern in regions.items():
-        if all(held[:num_rules]):
-            hit = [
-                patterns[text]
-                for text, is_hit in zip(texts, held, strict=True)
-                if is_hit and text in patterns
-            ]
-            child: Schema = True if hit else rest
-            for other in hit:
-                child = both(child, other)
-            written[pattern] = child
-    return kept, {p: child for p, child in written.items() if child is not False}, False
+    if names is not None and pattern is not None:
+        raise _unsupported(rewriter, rule_path, "a list of names beside another condition")
+    if patterns:
+        raise _unsupported(rewriter, keyword_path, "a condition on names beside patternProperties")
+    if names is not None:
+        if len(names) > MAX_PROPERTIES:
+            message = f"allows {len(names)} names; the limit is {MAX_PROPERTIES}; use a pattern"
+            raise fail(rewriter.context.param, keyword_path, message, "too_complex")
+        order = dict.fromkeys([*(name for name in named if name in names), *names])
+        return {name: named.get(name, rest) for name in order}, {}, False
+    if named:
+        raise _unsupported(rewriter, keyword_path, "a condition on names beside properties")
+    if rewriter.siblings.have_other_patterns(schema):
+        raise _unsupported(
+            rewriter, keyword_path, "a condition on names beside that of another schema"
+        )
+    assert pattern is not None
+    return {}, {} if rest is False else {pattern: rest}, False
 
 
-def _rule(rewriter: Rewriting, schema: Schema, spot: str) -> _Rule:
-    """What a schema says of strings, through $ref and allOf."""
-    context = rewriter.context
-    rule = _Rule()
-    waiting: list[tuple[Any, str]] = [(schema, spot)]
-    seen: set[int] = set()
-    while waiting:
-        node, place = waiting.pop(0)
-        if isinstance(node, bool) or "string" not in types_of(node):
-            if not isinstance(node, bool) or not node:
-                rule.keep([])
-            continue
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        for keyword in node:
-            if keyword in _UNCLEAR:
-                raise _unclear(rewriter, under(place, keyword))
-        for keyword, values in (("enum", node.get("enum")), ("const", [node.get("const")])):
-            if keyword in node:
-                rule.keep(values)
-        rule.patterns += _patterns(rewriter, node, place)
-        waiting += [
-            (part, under(place, "allOf", i)) for i, part in enumerate(node.get("allOf", ()))
-        ]
-        if "$ref" in node:
-            waiting.append(context.resolve(node, place))
-    rule.patterns = list(dict.fromkeys(rule.patterns))
-    return rule
+def _resolved(rewriter: RewriterBase, schema: Schema, path: str) -> tuple[Schema, str]:
+    """Follow references; return the schema that they end in, and its path."""
+    for _ in range(_MAX_REFERENCES):
+        if isinstance(schema, bool):
+            return schema, path
+        for keyword in _REFUSED:
+            if keyword in schema:
+                raise _unsupported(rewriter, under(path, keyword), keyword)
+        if "$ref" not in schema:
+            return schema, path
+        for keyword in ("type", *_LISTS, *_CONDITIONS):
+            if keyword in schema:
+                raise _unsupported(rewriter, under(path, keyword), f"{keyword} beside $ref")
+        schema, path = rewriter.context.resolve(schema, path)
+    raise _unsupported(rewriter, under(path, "$ref"), "a long chain of references")
 
 
-def _patterns(rewriter: Rewriting, node: dict[str, Any], place: str) -> list[str]:
-    """The keywords of strings as patterns."""
-    found = []
-    if "pattern" in node:
-        found.append(rewriter.context.pattern(node["pattern"], under(place, "pattern")))
-    least, most = int(node.get("minLength", 0)), node.get("maxLength")
-    if least or most is not None:
-        found.append(f"^(?s:.){{{least},{'' if most is None else int(most)}}}$")
-    name = node.get("format")
-    if name in PATTERNS:
-        found.append(PATTERNS[name])
-    elif name in NATIVE or name in INEXPRESSIBLE:
-        raise _unclear(rewriter, under(place, "format"))
-    return found
+def _listed(rewriter: RewriterBase, rule: Object, path: str) -> list[str] | None:
+    """Return the names that `enum` or `const` lists; None without either."""
+    if "enum" in rule and "const" in rule:
+        raise _unsupported(rewriter, path, "enum beside const")
+    if not any(keyword in rule for keyword in _LISTS):
+        return None
+    values = rule["enum"] if "enum" in rule else [rule["const"]]
+    return list(dict.fromkeys(value for value in values if isinstance(value, str)))
 
 
-def _trees(rewriter: Rewriting, texts: list[str], spot: str) -> list[Node]:
-    try:
-        return [read(text) for text in texts]
-    except PatternFault:  # what only the backend can read
-        raise _unclear(rewriter, spot) from None
+def _condition(rewriter: RewriterBase, rule: Object, path: str) -> str | None:
+    """Return one pattern for `pattern`, the lengths and `format`; None without any of them."""
+    least, most = int(rule.get("minLength", 0)), rule.get("maxLength")
+    most = None if most is None else int(most)
+    format_name = rule.get("format")
+    if format_name in NATIVE or format_name in INEXPRESSIBLE:
+        raise _unsupported(rewriter, under(path, "format"), f"the format {format_name!r}")
+    is_limited = least > 0 or most is not None
+    if format_name in PATTERNS:
+        if is_limited or "pattern" in rule:
+            raise _unsupported(rewriter, under(path, "format"), "format beside another condition")
+        return PATTERNS[format_name]
+    if "pattern" in rule:
+        pattern_path = under(path, "pattern")
+        pattern, below, above = rewriter.context.pattern_with_lengths(
+            rule["pattern"], pattern_path, least, most
+        )
+        if below or above is not None:
+            raise _unsupported(rewriter, pattern_path, "this pattern beside these lengths")
+        return pattern
+    return f"^(?s:.){{{least},{'' if most is None else most}}}$" if is_limited else None
 
 
-def _unclear(rewriter: Rewriting, spot: str) -> GrammarError:
-    message = "cannot be enforced on names here; use one pattern or an enum, or list the properties"
-    return rewriter.context.unsupported(spot, message)
+def _unsupported(rewriter: RewriterBase, path: str, what: str) -> GrammarError:
+    message = (
+        f"{what} cannot be enforced; use an enum or one pattern in propertyNames, or list the "
+        "properties and set additionalProperties to false"
+    )
+    return rewriter.context.unsupported(path, message)

@@ -1,8 +1,8 @@
-"""Compiled patterns of Python's `re` as patterns of the grammar.
+"""Translation of compiled patterns of Python's `re` to Rust's syntax.
 
-Promises: what `rust_pattern` returns matches no text that `re.fullmatch` would refuse; a pattern that
-cannot be said so is refused with its place.
-Narrowing: \\d, \\w and \\s are those of ASCII, as everywhere in eyas.
+Promises: the result matches no text that `re.fullmatch` rejects; a pattern that cannot be translated is
+refused with the position.
+Narrowing: \\d, \\w and \\s are ASCII, as everywhere in eyas.
 Does not know: grammars, requests.
 """
 
@@ -13,22 +13,31 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from eyas.core import GrammarError, GrammarFault
-from eyas.schemas.ecma import read
-from eyas.schemas.trees import Chars, Choice, Edge, Node, PatternFault, Repeat, Series, written
+from eyas.schemas.pattern_parser import read
+from eyas.schemas.pattern_tree import (
+    Chars,
+    Choice,
+    Edge,
+    Node,
+    PatternFault,
+    Repeat,
+    Series,
+    written,
+)
 
 _UNDERSTOOD = re.IGNORECASE | re.DOTALL | re.UNICODE | re.ASCII
 _NOT_ASCII_ALONE = {r"\S": r"[^\s\x1c-\x1f]", r"\D": r"\P{Nd}"}
-"""Complements that Python takes of all of Unicode."""
+"""Complements of Python's Unicode classes in Rust's syntax."""
 _PIECE = re.compile(r"(?P<escape>\\.)|(?P<open>\[\^?\]?)|(?P<close>\])|[^\\\[\]]+", re.DOTALL)
 _LEADING_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")
 
 
 def rust_pattern(pattern: re.Pattern[Any], param: str) -> str:
-    """The texts that the whole pattern matches, in Rust's syntax.
+    """Return a pattern in Rust's syntax for the texts that the whole pattern matches.
 
-    Of the flags IGNORECASE, DOTALL and ASCII are understood. Without ASCII, \\W is refused, and so are
-    \\D and \\S inside of a class: they would allow characters that they bar in Python. GrammarError
-    names `param`.
+    Supports the flags IGNORECASE, DOTALL and ASCII. Without ASCII, \\W is refused, and so are \\D and
+    \\S inside a class: they would allow characters that they exclude in Python. GrammarError names
+    `param`.
     """
     source = pattern.pattern
     if not isinstance(source, str):
@@ -40,20 +49,20 @@ def rust_pattern(pattern: re.Pattern[Any], param: str) -> str:
         _check_complements(source, param)
     names = ((re.IGNORECASE, "i"), (re.DOTALL, "s"))
     given = "".join(name for flag, name in names if flags & flag)
-    leading = _LEADING_FLAGS.match(source)  # they are among `flags`
+    leading = _LEADING_FLAGS.match(source)  # also in `flags`
     shift = 0 if leading is None else leading.end()
     prefix = f"(?{given})" if given else ""
     try:
         node = read(prefix + source[shift:])
     except PatternFault as error:
-        place = error.place - len(prefix) + shift
-        message = f"cannot be kept to: position {place}: {error.message}"
+        position = error.position - len(prefix) + shift
+        message = f"cannot be kept to: position {position}: {error.message}"
         raise _refused(param, message, error.fault) from None
     return written(_adapted(node, {} if flags & re.ASCII else _NOT_ASCII_ALONE))
 
 
 def _check_complements(source: str, param: str) -> None:
-    """Refuses those of Unicode that cannot be written."""
+    """Refuse complements of Unicode classes that cannot be translated."""
     is_inside = False
     for found in _PIECE.finditer(source):
         is_inside = (is_inside or found["open"] is not None) and found["close"] is None
@@ -67,8 +76,7 @@ def _check_complements(source: str, param: str) -> None:
 
 
 def _adapted(node: Node, complements: Mapping[str, str]) -> Node:
-    """With Python's complements, and without ^ and $, which say nothing where the whole pattern must
-    match."""
+    """Replace Python's complements, and remove ^ and $, which a match of the whole text implies."""
 
     def each(parts: Iterable[Node]) -> tuple[Node, ...]:
         return tuple(_adapted(part, complements) for part in parts)

@@ -1,8 +1,8 @@
-"""Where a `$ref` leads.
+"""The targets of `$ref`.
 
-Promises: finds JSON pointers, anchors and embedded resources ($id) within one document; says so where
-a reference leads out of it or to nothing. References of `root` are absolute, so that parts of it mean
-the same wherever they are written.
+Promises: finds JSON pointers, anchors and embedded resources ($id) within one document; refuses a
+reference that leads out of the document or to nothing. References of `root` are absolute, so that its
+parts keep their meaning wherever they are written.
 Does not know: what schemas mean.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from eyas.core import GrammarError
-from eyas.schemas.keywords import IN_PLACE, ONE_SCHEMA, SCHEMA_MAPS
+from eyas.schemas.keywords import children
 from eyas.schemas.limits import fail, shortened, under
 
 _ROOT = "https://schema.invalid/"
 
 
 class References:
-    """The targets of one document's references. root: a copy of the document."""
+    """The targets of one document's references. root: a copy of the document with absolute ones."""
 
     def __init__(self, document: Any, draft: int, param: str) -> None:
         self.root = _copied(document)
@@ -33,28 +33,28 @@ class References:
         self._resources[_ROOT] = (self.root, "#")
         self._scan()
 
-    def resolve(self, reference: str, place: str) -> tuple[Any, str]:
-        """The target of `reference`, which stands at `place`, and its place."""
+    def resolve(self, reference: str, path: str) -> tuple[Any, str]:
+        """Return the target of a reference at `path`, and the target's path. GrammarError."""
         if reference not in self._found:
-            self._found[reference] = self._target(reference, place)
+            self._found[reference] = self._target(reference, path)
         return self._found[reference]
 
-    def _target(self, reference: str, place: str) -> tuple[Any, str]:
+    def _target(self, reference: str, path: str) -> tuple[Any, str]:
         try:
             address, fragment = urldefrag(_absolute(reference, _ROOT))
         except ValueError:
-            raise self._nowhere(reference, place) from None
+            raise self._nowhere(reference, path) from None
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             found = self._anchors.get(f"{address}#{fragment}")
             if found is None and address in self._resources:
-                raise self._nowhere(reference, place)
+                raise self._nowhere(reference, path)
         else:
             found = self._resources.get(address)
         if found is None:
             message = f"{_shown(reference)} leads out of the schema; put its target under $defs"
-            raise fail(self.param, under(place, "$ref"), message, "unsupported")
-        node, spot = found
+            raise fail(self.param, under(path, "$ref"), message, "unsupported")
+        node, keyword_path = found
         for step in fragment.split("/")[1:] if fragment.startswith("/") else ():
             step = step.replace("~1", "/").replace("~0", "~")
             if isinstance(node, dict) and step in node:
@@ -62,52 +62,44 @@ class References:
             elif isinstance(node, list) and step.isdecimal() and int(step) < len(node):
                 node = node[int(step)]
             else:
-                raise self._nowhere(reference, place)
-            spot = under(spot, step)
+                raise self._nowhere(reference, path)
+            keyword_path = under(keyword_path, step)
         if not isinstance(node, (dict, bool)):
             message = f"{_shown(reference)} leads to {shortened(node)}, which is no schema"
-            raise fail(self.param, under(place, "$ref"), message, "invalid")
-        return node, spot
+            raise fail(self.param, under(path, "$ref"), message, "invalid")
+        return node, keyword_path
 
-    def _nowhere(self, reference: str, place: str) -> GrammarError:
+    def _nowhere(self, reference: str, path: str) -> GrammarError:
         message = f"{_shown(reference)} leads nowhere; define its target under $defs"
-        return fail(self.param, under(place, "$ref"), message, "invalid")
+        return fail(self.param, under(path, "$ref"), message, "invalid")
 
     def _scan(self) -> None:
-        """Finds what has a name, from the root through every place where a schema can stand."""
+        """Record every resource and anchor, and make references absolute."""
         waiting = [(self.root, "#", _ROOT)]
         while waiting:
-            node, place, base = waiting.pop()
+            node, path, base = waiting.pop()
             if not isinstance(node, dict):
                 continue
+            # Before draft 2019 the keywords beside a $ref are ignored.
             is_blind = self._draft <= 7 and "$ref" in node and node is not self.root
-            named = None if is_blind else node.get(self._id)  # before 2019 a $ref stands alone
+            named = None if is_blind else node.get(self._id)
             if isinstance(named, str) and named and not named.startswith("#"):
                 try:
                     base = urldefrag(urljoin(base, named))[0]
                 except ValueError:
                     message = f"{shortened(named)} is not an address; remove it"
-                    spot = under(place, self._id)
-                    raise fail(self.param, spot, message, "invalid") from None
-                self._resources.setdefault(base, (node, place))
+                    keyword_path = under(path, self._id)
+                    raise fail(self.param, keyword_path, message, "invalid") from None
+                self._resources.setdefault(base, (node, path))
             if isinstance(node.get("$ref"), str):
-                with suppress(ValueError):  # told where it is followed
+                with suppress(ValueError):  # raised where it is followed
                     node["$ref"] = _absolute(node["$ref"], base)
             for keyword in ("$anchor", self._id):
                 anchor = node.get(keyword)
                 if isinstance(anchor, str) and (keyword == "$anchor" or anchor.startswith("#")):
-                    self._anchors.setdefault(f"{base}#{anchor.removeprefix('#')}", (node, place))
-            for keyword in (*ONE_SCHEMA, "items"):
-                if isinstance(node.get(keyword), dict):
-                    waiting.append((node[keyword], under(place, keyword), base))
-            for keyword in (*IN_PLACE, "items", "prefixItems"):
-                if isinstance(node.get(keyword), list):
-                    spots = enumerate(node[keyword])
-                    waiting.extend((child, under(place, keyword, i), base) for i, child in spots)
-            for keyword in (*SCHEMA_MAPS, "dependencies"):
-                if isinstance(node.get(keyword), dict):
-                    members = node[keyword].items()
-                    waiting.extend((child, under(place, keyword, k), base) for k, child in members)
+                    self._anchors.setdefault(f"{base}#{anchor.removeprefix('#')}", (node, path))
+            below = children(node, path, with_definitions=True)
+            waiting.extend((child, child_path, base) for child, child_path in below)
 
 
 def _copied(node: Any) -> Any:

@@ -1,6 +1,16 @@
 """The HTTP process: OpenAI's routes, and SGLang's native one, in front of one engine process.
 
-Promises: imports neither torch nor the engine; every field that is accepted works, every other one
-is a 400 that names it; a client always gets an answer.
-Does not know: how tokens come about.
+A chat request passes through these modules in this order. `middleware` checks its host, origin and key.
+`app` reads and validates the body (`body`, `request_models`) and calls `chat`, which makes an engine
+request (`eyas.core.Request`) of it: `template_inputs` and `text_processor` render and tokenize the
+prompt, `tools` and `constraints` define what the output must be, `sampling` how it is sampled.
+`answer` submits the request to the engine process (`supervisor`, `client`) and receives deltas. For
+each delta `chat_format` makes chunks, in which `choice_segmenter` has separated reasoning, content
+and tool calls, and `sse` writes the chunks as events. Without `stream`, `answer` collects the deltas
+(`formats.ChoiceOutput`) and `chat_format` makes one object of them. The other two routes differ in
+`completions` and `generate`, each of which makes requests and formats answers.
+
+Promises: imports neither torch nor the engine; every field that is accepted works, and every other
+field is a 400 that names it; a client always gets an answer.
+Does not know: how tokens are generated.
 """

@@ -1,7 +1,7 @@
-"""The routes.
+"""The routes: each handler reads a request, prepares it and returns its response.
 
-Promises: OpenAI's shapes for answers and errors alike, unknown routes and methods included.
-Does not know: how tokens come about, sockets, processes.
+Promises: answers and errors have OpenAI's shapes, those for unknown routes and methods included.
+Does not know: how tokens are generated, sockets, processes.
 """
 
 from __future__ import annotations
@@ -18,41 +18,40 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from eyas.core import Request, RequestError
-from eyas.server import about, errors
+from eyas.core import RequestError
+from eyas.server import errors, server_info
 from eyas.server.answer import Answer
-from eyas.server.body import Body, BodyMemoryLimit, parsed, read_body
-from eyas.server.chat import chat_of
+from eyas.server.body import Body, BodyMemoryLimit, parse_off_event_loop, read_body
+from eyas.server.chat import prepare_chat
 from eyas.server.chat_format import ChatFormat
 from eyas.server.codes import Code
 from eyas.server.completions import CompletionFormat, completion_requests
 from eyas.server.errors import ApiError
 from eyas.server.formats import token_text
-from eyas.server.gate import Gate
 from eyas.server.generate import GenerateFormat, generate_requests
-from eyas.server.messages import plain_messages, plain_tools, template_options
-from eyas.server.sampling import includes_usage
-from eyas.server.schema import (
+from eyas.server.middleware import ServerMiddleware
+from eyas.server.request_models import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     GenerateBody,
-    Sampled,
     TokenizeBody,
 )
+from eyas.server.sampling import includes_usage
 from eyas.server.service import Service
-from eyas.server.sse import ClientLeft, unless_left
-from eyas.server.texts import ModelTexts
+from eyas.server.sse import ClientDisconnected, unless_disconnected
+from eyas.server.template_inputs import template_messages, template_options, template_tools
+from eyas.server.text_processor import TextProcessor
 from eyas.text import require_tokenizer
 
 Result = TypeVar("Result")
 
 MAX_LARGE_BODIES = 32
-"""Bodies of the largest size that may be there at once."""
+"""How many bodies of the largest size may be in memory at once."""
 
 
 def create_app(service: Service) -> ASGIApp:
-    """The ASGI application of one server."""
+    """Create the ASGI application of one server."""
     routes = _Routes(service)
     table: list[tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]] = [
         ("GET", "/health", routes.health),
@@ -80,54 +79,55 @@ def create_app(service: Service) -> ASGIApp:
         exception_handlers={
             ApiError: _api_error,
             RequestError: _request_error,
-            ClientLeft: _nobody,
+            ClientDisconnected: _client_disconnected,
             HTTPException: _http_error,
             Exception: _internal_error,
         },
     )
     app.router.redirect_slashes = False
-    return Gate(app, service)
+    return ServerMiddleware(app, service)
 
 
-def _json(value: Any) -> Response:
+def _json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 class _Routes:
-    """Routes that SGLang's routers ask have its newer name and the older one (`eyas.server.about`)."""
+    """The handlers of all routes. Those that SGLang's routers use have its new and its old names."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._bodies = BodyMemoryLimit(MAX_LARGE_BODIES * service.options.max_body_bytes)
 
     async def health(self, http: HttpRequest) -> Response:
-        """The process lives; nothing more."""
-        return _json({"status": "ok"})
+        """Whether the HTTP process runs, whatever the state of the engine."""
+        return _json_response({"status": "ok"})
 
     async def ready(self, http: HttpRequest) -> Response:
-        """The engine steps, the model is loaded, the server takes requests of all kinds."""
+        """Whether the model is loaded, the engine makes steps and requests of all kinds are
+        accepted."""
         self._service.check_ready()
         stats = self._service.client.health().stats
-        return _json(
+        return _json_response(
             {"status": "ready", "running": stats.num_running, "waiting": stats.num_waiting}
         )
 
     async def metrics(self, http: HttpRequest) -> Response:
         accept = ",".join(http.headers.getlist("accept"))
-        text, content_type = self._service.metrics.written(accept)
+        text, content_type = self._service.metrics.render(accept)
         return Response(text, headers={"content-type": content_type, "vary": "Accept"})
 
     async def models(self, http: HttpRequest) -> Response:
-        """Once they answer: readiness probes ask here, too."""
+        """List the models, once they accept requests: readiness probes use this route as well."""
         self._service.check_open()
         cards = [self._card(name) for name in self._service.names]
-        return _json({"object": "list", "data": cards})
+        return _json_response({"object": "list", "data": cards})
 
     async def model(self, http: HttpRequest) -> Response:
         name = http.path_params["name"]
         self._service.check_model(name)
         self._service.check_open()
-        return _json(self._card(name))
+        return _json_response(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
         info = self._service.info
@@ -140,143 +140,135 @@ class _Routes:
         }
 
     async def server_info(self, http: HttpRequest) -> Response:
-        return _json(about.server_info(self._service))
+        return _json_response(server_info.server_info(self._service))
 
     async def model_info(self, http: HttpRequest) -> Response:
-        return _json(about.model_info(self._service))
+        return _json_response(server_info.model_info(self._service))
 
     async def load(self, http: HttpRequest) -> Response:
-        return _json(about.load(self._service))
+        return _json_response(server_info.load(self._service))
 
     async def loads(self, http: HttpRequest) -> Response:
-        return _json(about.loads(self._service))
+        return _json_response(server_info.loads(self._service))
 
     async def chat(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, ChatBody)
+        body, processor = await self._read_body(http, ChatBody)
         answer_id = f"chatcmpl-{secrets.token_hex(12)}"
-        salt = self._salt(http, body)
-        chat = await self._prepared(http, lambda: chat_of(body, texts, answer_id, salt))
-        chat.request.client = self._service.client_of(http)
+        salt = self._service.cache_salt(body.cache_salt, http)
+        chat = await self._prepare(http, lambda: prepare_chat(body, processor, answer_id, salt))
         with_usage = includes_usage(body)
-        tokenizer = require_tokenizer(texts.tokenizer, "messages")
-        shape = ChatFormat(
+        tokenizer = require_tokenizer(processor.tokenizer, "messages")
+        answer_format = ChatFormat(
             tokenizer, answer_id, body.model or self._service.names[0], chat, with_usage
         )
         answer = Answer(
             self._service,
             answer_id,
             [chat.request],
-            shape,
+            answer_format,
             with_drafts=bool(body.return_draft_details),
         )
         return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
 
     async def completions(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, CompletionBody)
+        body, processor = await self._read_body(http, CompletionBody)
         answer_id = f"cmpl-{secrets.token_hex(12)}"
-        salt = self._salt(http, body)
-        requests = await self._requests(
-            http, lambda: completion_requests(body, texts, answer_id, salt)
+        salt = self._service.cache_salt(body.cache_salt, http)
+        requests = await self._prepare(
+            http, lambda: completion_requests(body, processor, answer_id, salt)
         )
         with_usage = includes_usage(body)
-        shape = CompletionFormat(
-            texts.tokenizer, answer_id, body.model or self._service.names[0], requests, body
+        answer_format = CompletionFormat(
+            processor.tokenizer, answer_id, body.model or self._service.names[0], requests, body
         )
         answer = Answer(
             self._service,
             answer_id,
             requests,
-            shape,
+            answer_format,
             with_drafts=bool(body.return_draft_details),
         )
         return await answer.respond(http, streams=bool(body.stream), includes_usage=with_usage)
 
     async def generate(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, GenerateBody)
+        body, processor = await self._read_body(http, GenerateBody)
         answer_id = secrets.token_hex(16)
-        salt = self._salt(http, body)
-        requests = await self._requests(
-            http, lambda: generate_requests(body, texts, answer_id, salt)
+        salt = self._service.cache_salt(body.cache_salt, http)
+        requests = await self._prepare(
+            http, lambda: generate_requests(body, processor, answer_id, salt)
         )
-        shape = GenerateFormat(texts.tokenizer, answer_id, requests, body, texts.eos_token_ids)
-        answer = Answer(self._service, answer_id, requests, shape)
+        answer_format = GenerateFormat(
+            processor.tokenizer, answer_id, requests, body, processor.eos_token_ids
+        )
+        answer = Answer(self._service, answer_id, requests, answer_format)
         return await answer.respond(http, streams=bool(body.stream), includes_usage=False)
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, TokenizeBody)
-        ids = await self._prepared(http, lambda: _tokenized(body, texts))
-        written: dict[str, Any] = {
+        body, processor = await self._read_body(http, TokenizeBody)
+        ids = await self._prepare(http, lambda: _tokenize(body, processor))
+        result: dict[str, Any] = {
             "count": len(ids),
-            "max_model_len": texts.max_model_len,
+            "max_model_len": processor.max_model_len,
             "tokens": ids,
         }
         if body.return_token_strs:
-            written["token_strs"] = [token_text(texts.tokenizer, token) for token in ids]
-        return _json(written)
+            result["token_strs"] = [token_text(processor.tokenizer, token) for token in ids]
+        return _json_response(result)
 
     async def detokenize(self, http: HttpRequest) -> Response:
-        body, texts = await self._read(http, DetokenizeBody)
-        if len(body.tokens) > texts.max_model_len:
-            raise errors.too_long(str(len(body.tokens)), texts.max_model_len, "tokens")
-        if body.tokens and max(body.tokens) >= texts.vocab_size:
+        body, processor = await self._read_body(http, DetokenizeBody)
+        if len(body.tokens) > processor.max_model_len:
+            raise errors.too_long(str(len(body.tokens)), processor.max_model_len, "tokens")
+        if body.tokens and max(body.tokens) >= processor.vocab_size:
             raise ApiError(
                 Code.INVALID_VALUE,
-                f"tokens: holds ids beyond the vocabulary of {texts.vocab_size}",
+                f"tokens: holds ids beyond the vocabulary of {processor.vocab_size}",
                 param="tokens",
             )
-        tokenizer = require_tokenizer(texts.tokenizer, "tokens")
-        text = await self._prepared(http, lambda: tokenizer.decode(body.tokens, skip_special=False))
-        return _json({"prompt": text})
+        tokenizer = require_tokenizer(processor.tokenizer, "tokens")
+        text = await self._prepare(http, lambda: tokenizer.decode(body.tokens, skip_special=False))
+        return _json_response({"prompt": text})
 
-    async def _read(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, ModelTexts]:
-        """The checked body. Everything about it is said before the engine's state is."""
-        options = self._service.options
+    async def _read_body(self, http: HttpRequest, kind: type[Body]) -> tuple[Body, TextProcessor]:
+        """Read and validate the body. Return it with the text processor.
+
+        Errors in the body take precedence over errors about the engine's state.
+        """
+        options, client = self._service.options, self._service.client_of(http)
         with self._bodies.share() as share:
             seconds = options.read_timeout_seconds
             data = await read_body(http, options.max_body_bytes, seconds, share)
             http.state.body_size = len(data)
-            body = await parsed(data, kind, self._service.readers, self._service.client_of(http))
+            body = await parse_off_event_loop(data, kind, self._service.parse_pool, client)
             self._service.check_model(getattr(body, "model", None))
             if self._service.is_starting:
-                client = self._service.client_of(http)
-                await unless_left(http.receive, self._service.opened(client))
+                await unless_disconnected(http.receive, self._service.wait_for_start(client))
         self._service.check_open()
-        return body, self._service.texts
+        return body, self._service.text_processor
 
-    async def _prepared(self, http: HttpRequest, work: Callable[[], Result]) -> Result:
-        """`work()`, in its turn among those of other clients."""
+    async def _prepare(self, http: HttpRequest, work: Callable[[], Result]) -> Result:
+        """Return the result of `work`, run in a thread when it is this client's turn."""
         client = self._service.client_of(http)
-        return await self._service.workers.run(work, client, http.state.body_size)
-
-    async def _requests(
-        self, http: HttpRequest, work: Callable[[], list[Request]]
-    ) -> list[Request]:
-        requests = await self._prepared(http, work)
-        for request in requests:
-            request.client = self._service.client_of(http)
-        return requests
-
-    def _salt(self, http: HttpRequest, body: Sampled | GenerateBody) -> str:
-        return self._service.cache_salt(body.cache_salt, http)
+        return await self._service.prepare_pool.run(work, client, http.state.body_size)
 
 
-def _tokenized(body: TokenizeBody, texts: ModelTexts) -> list[int]:
+def _tokenize(body: TokenizeBody, processor: TextProcessor) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
         options = template_options(
-            texts,
+            processor,
             body.messages,
             body.chat_template_kwargs,
             None,
             body.add_generation_prompt,
             body.continue_final_message,
         )
-        messages = plain_messages(body.messages, texts)
-        return texts.chat_ids(messages, plain_tools(body.tools), **options)
+        messages = template_messages(body.messages, processor)
+        return processor.encode_chat(messages, template_tools(body.tools), **options)
     assert body.prompt is not None
-    texts.check_length(body.prompt, "prompt")
-    tokenizer = require_tokenizer(texts.tokenizer, "prompt")
+    processor.check_length(body.prompt, "prompt")
+    tokenizer = require_tokenizer(processor.tokenizer, "prompt")
     if body.add_special_tokens is False:
         return tokenizer.encode_text(body.prompt)
     return tokenizer.encode_prompt(body.prompt)
@@ -292,16 +284,14 @@ async def _request_error(http: HttpRequest, error: Exception) -> Response:
     return ApiError.of(error).response()
 
 
-async def _nobody(http: HttpRequest, error: Exception) -> Response:
-    """For the books: who would read it has left."""
+async def _client_disconnected(http: HttpRequest, error: Exception) -> Response:
+    """Return a response that only metrics see: the client has disconnected."""
     return Response(status_code=499)
 
 
 async def _http_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    assert error.status_code in (404, 405), (
-        error.status_code
-    )  # nothing else is raised by the routing
+    assert error.status_code in (404, 405), error.status_code  # the router raises no others
     if error.status_code == 404:
         message = f"there is no route {http.method} {http.url.path[:200]!r}"
         response = ApiError(Code.ROUTE_NOT_FOUND, message).response()
@@ -313,5 +303,5 @@ async def _http_error(http: HttpRequest, error: Exception) -> Response:
 
 
 async def _internal_error(http: HttpRequest, error: Exception) -> Response:
-    """For the client; the gate gets the exception as well, and logs it."""
+    """Return a 500. Starlette raises the exception again, and the middleware logs it."""
     return ApiError(Code.INTERNAL_ERROR).response()

@@ -1,7 +1,8 @@
-"""From an HTTP request to a checked body: size, time, JSON, fields; each fault a 4xx that names it.
+"""Reads the body of an HTTP request and validates it: size, time, JSON, fields.
 
-Promises: never reads more than it may, of one body or of all together; never a 500 for what a client
-sent; a large body is checked off the event loop, one at a time. Does not know: what the fields mean.
+Promises: bounds the memory of one body and of all bodies together; every fault of a body is a 4xx
+that names it, never a 500; a large body is parsed off the event loop, one at a time. Does not know:
+what the fields mean.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from starlette.requests import ClientDisconnect, Request
 from eyas.server.codes import Code
 from eyas.server.errors import ApiError
 from eyas.server.fields import FORMS
-from eyas.server.json_text import Way, json_object, path_of
-from eyas.server.text_workers import TextWorkers
+from eyas.server.json_text import JsonPath, json_object, path_text
+from eyas.server.thread_pool import FairThreadPool
 
 Body = TypeVar("Body", bound=BaseModel)
 
 SMALL_BYTES = 64 * 1024
-"""A body of this size is checked in a millisecond or two, whatever it holds."""
-MOVE_BYTES = 64 * 1024
-STILL_SECONDS = 1.0
-"""A body that has not moved for so long may have to go."""
+"""A body of this size is parsed in a millisecond or two, whatever it contains."""
+PROGRESS_BYTES = 64 * 1024
+"""An upload makes progress when so many more bytes have arrived: single bytes do not count."""
+STALLED_SECONDS = 1.0
+"""An upload without progress for so long can be ended when memory is needed."""
 
 _UNSUPPORTED = {
     "grammar": "is not supported; send ebnf, or structured_outputs with grammar",
@@ -46,7 +48,7 @@ _UNSUPPORTED = {
 _PLAIN_TEXTS = frozenset(
     {"content", "text", "refusal", "reasoning_content", "reasoning", "arguments"}
 )
-"""Fields of messages that are read, and what is inside them."""
+"""Fields of messages whose strings are only read by the model."""
 
 _OBJECTS = {
     "messages": '{"role": "user", "content": "..."}',
@@ -56,121 +58,128 @@ _OBJECTS = {
     "stream_options": '{"include_usage": true}',
     "sampling_params": '{"max_new_tokens": 16}',
 }
-"""What clients write as something else, such as the type alone."""
+"""Examples of fields that clients often send in a wrong form, such as the type alone."""
 
 
 class BodyMemoryLimit:
-    """Memory for the bodies that are being read and checked, all together. A body's first SMALL_BYTES
-    are free. Where the rest is full, the one that has not moved for longest has to go."""
+    """The limit of memory for all bodies that are being read and validated.
+
+    The first SMALL_BYTES of each body do not count. At the limit, the upload that has made no
+    progress for the longest time is ended.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._coming: dict[_Share, float] = {}
-        """When each last moved, longest ago first."""
+        self._last_progress: dict[_BodyShare, float] = {}
+        """When each upload last made progress, the longest ago first."""
 
     @contextmanager
-    def share(self) -> Iterator[_Share]:
-        """One body's part, until the end."""
-        share = _Share(self)
+    def share(self) -> Iterator[_BodyShare]:
+        """Open the share of one body, and release its memory at the end."""
+        share = _BodyShare(self)
         try:
             yield share
         finally:
-            self._num_bytes -= share.num_held
-            share.num_held = 0
+            self._num_bytes -= share.num_reserved
+            share.num_reserved = 0
 
-    def moved(self, share: _Share) -> None:
-        self._coming.pop(share, None)
-        self._coming[share] = asyncio.get_running_loop().time()
+    def note_progress(self, share: _BodyShare) -> None:
+        """Record that an upload has begun or made progress."""
+        self._last_progress.pop(share, None)
+        self._last_progress[share] = asyncio.get_running_loop().time()
 
-    def arrived(self, share: _Share) -> None:
-        self._coming.pop(share, None)
+    def end_upload(self, share: _BodyShare) -> None:
+        """Record that an upload is complete or aborted. Its share still counts."""
+        self._last_progress.pop(share, None)
 
-    def hold(self, share: _Share, num_bytes: int) -> None:
-        """So much more. ApiError 429 where there is no room, and nobody who keeps it for nothing."""
-        share.num_held += num_bytes
+    def reserve(self, share: _BodyShare, num_bytes: int) -> None:
+        """Add bytes to a share. ApiError 429 if memory is full and no upload can be ended for it."""
+        share.num_reserved += num_bytes
         self._num_bytes += num_bytes
         now = asyncio.get_running_loop().time()
         while self._num_bytes > self._max_bytes:
-            stillest = next((other for other in self._coming if other is not share), None)
-            if stillest is None or now - self._coming[stillest] < STILL_SECONDS:
+            slowest = next((other for other in self._last_progress if other is not share), None)
+            if slowest is None or now - self._last_progress[slowest] < STALLED_SECONDS:
                 raise ApiError(Code.QUEUE_FULL)
-            self.arrived(stillest)
-            stillest.give_up()
-            self._num_bytes -= stillest.num_held
-            stillest.num_held = 0
+            self.end_upload(slowest)
+            slowest.abort()
+            self._num_bytes -= slowest.num_reserved
+            slowest.num_reserved = 0
 
 
-class _Share:
-    """What one body takes of the room. A body moves when another MOVE_BYTES of it have come: bytes that
-    come one by one do not count."""
+class _BodyShare:
+    """The memory of one body."""
 
-    def __init__(self, room: BodyMemoryLimit) -> None:
-        self.num_held = 0
-        self._room = room
-        self._num_bytes = 0
+    def __init__(self, limit: BodyMemoryLimit) -> None:
+        self.num_reserved = 0
+        self._limit = limit
+        self._num_received = 0
         self._deadline: asyncio.Timeout | None = None
 
     @asynccontextmanager
-    async def coming(self, timeout_seconds: float) -> AsyncIterator[None]:
-        """While it is being read. TimeoutError when its time is up, or its place is needed."""
+    async def uploading(self, timeout_seconds: float) -> AsyncIterator[None]:
+        """Enclose the upload. TimeoutError when its time is over, or its memory is needed."""
         async with asyncio.timeout(timeout_seconds) as self._deadline:
-            self._room.moved(self)
+            self._limit.note_progress(self)
             try:
                 yield
             finally:
-                self._room.arrived(self)
+                self._limit.end_upload(self)
 
     def add(self, num_bytes: int) -> None:
-        """So much more has come. ApiError 429 where there is no room."""
-        before, self._num_bytes = self._num_bytes, self._num_bytes + num_bytes
-        if before // MOVE_BYTES < self._num_bytes // MOVE_BYTES:
-            self._room.moved(self)
-        self._room.hold(self, max(0, self._num_bytes - SMALL_BYTES) - self.num_held)
+        """Add bytes that have arrived. ApiError 429 if memory is full."""
+        before, self._num_received = self._num_received, self._num_received + num_bytes
+        if before // PROGRESS_BYTES < self._num_received // PROGRESS_BYTES:
+            self._limit.note_progress(self)
+        self._limit.reserve(self, max(0, self._num_received - SMALL_BYTES) - self.num_reserved)
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
+        """End the upload with a TimeoutError."""
         assert self._deadline is not None
         self._deadline.reschedule(asyncio.get_running_loop().time())
 
 
 async def read_body(
-    request: Request, max_bytes: int, timeout_seconds: float, share: _Share
+    request: Request, max_bytes: int, timeout_seconds: float, share: _BodyShare
 ) -> bytes:
-    """The whole body. ApiError 413 if it is longer than `max_bytes`, 408 if it does not come, 429 if
-    there is no room for it."""
+    """Return the whole body. ApiError 413 if it is longer than `max_bytes`, 408 if it does not arrive
+    in time, 429 if memory is full."""
     too_large = ApiError(
         Code.BODY_TOO_LARGE, f"the request's body is longer than {max_bytes} bytes; shorten it"
     )
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > max_bytes:
+    content_length = request.headers.get("content-length", "")
+    if content_length.isdecimal() and int(content_length[:20]) > max_bytes:
         raise too_large
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(Code.CONTENT_ENCODING_NOT_SUPPORTED)
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     num_bytes = 0
     try:
-        async with share.coming(timeout_seconds):
-            async for piece in request.stream():
-                num_bytes += len(piece)
+        async with share.uploading(timeout_seconds):
+            async for chunk in request.stream():
+                num_bytes += len(chunk)
                 if num_bytes > max_bytes:
                     raise too_large
-                share.add(len(piece))
-                pieces.append(piece)
+                share.add(len(chunk))
+                chunks.append(chunk)
     except (TimeoutError, ClientDisconnect) as error:
         raise ApiError(Code.BODY_TIMEOUT) from error
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
-async def parsed(body: bytes, kind: type[Body], workers: TextWorkers, client: str) -> Body:
-    """The body as `kind`, as `parse` has it; `workers` take the large ones."""
+async def parse_off_event_loop(
+    body: bytes, kind: type[Body], pool: FairThreadPool, client: str
+) -> Body:
+    """Return `parse(body, kind)`, run in a thread of `pool` if the body is large."""
     if len(body) <= SMALL_BYTES:
         return parse(body, kind)
-    return await workers.run(lambda: parse(body, kind), client, len(body))
+    return await pool.run(lambda: parse(body, kind), client, len(body))
 
 
 def parse(body: bytes, kind: type[Body]) -> Body:
-    """The body as `kind`. ApiError 400 names the field and what is wrong with it."""
+    """Return the body as a model of type `kind`. ApiError 400 names the field and the problem."""
     value = json_object(body, is_plain_text=_is_plain_text)
     for name, remedy in _UNSUPPORTED.items():
         if value.get(name) is not None and name not in kind.model_fields:
@@ -183,16 +192,16 @@ def parse(body: bytes, kind: type[Body]) -> Body:
         raise ApiError(Code.BODY_TOO_COMPLEX, "the body is nested too deep") from error
 
 
-def _is_plain_text(way: Way) -> bool:
-    """Is it a text that the model reads, and nothing else does?"""
-    if way[0] in ("prompt", "text"):
+def _is_plain_text(path: JsonPath) -> bool:
+    """Whether the string at this path is only read by the model."""
+    if path[0] in ("prompt", "text"):
         return True
-    return way[0] in ("messages", "prediction") and not _PLAIN_TEXTS.isdisjoint(way[1:])
+    return path[0] in ("messages", "prediction") and not _PLAIN_TEXTS.isdisjoint(path[1:])
 
 
 def _field_error(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    path = path_of([step for step in first["loc"] if step not in FORMS])
+    path = path_text([step for step in first["loc"] if step not in FORMS])
     if first["type"] == "extra_forbidden":
         return ApiError(
             Code.UNKNOWN_PARAMETER, f"{path}: is not a field of this request", param=path

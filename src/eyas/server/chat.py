@@ -1,8 +1,9 @@
-"""/v1/chat/completions: messages in, one request for the engine.
+"""/v1/chat/completions: converts a request's messages and fields to one engine request.
 
-Promises: what the request asks of the output, constraint, tools and reasoning, becomes one grammar of
-the model's dialect, from the first token to the last; each field is kept or refused by name.
-Does not know: HTTP, how answers are written out.
+Promises: everything that the request requires of its output (constraint, tools, reasoning) becomes one
+grammar in the model's dialect, from the first token to the last; each field is honoured or refused by
+name.
+Does not know: HTTP, how answers are formatted.
 """
 
 from __future__ import annotations
@@ -10,23 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eyas.core import Request, RequestError, check_room
+from eyas.core import Request, RequestError, check_min_tokens
 from eyas.dialect import CHOICES, Segmenter, Wanted
-from eyas.server.messages import plain_messages, plain_tools, template_options
+from eyas.server.constraints import Constraint, constraint_of, with_param
+from eyas.server.request_models import ChatBody
 from eyas.server.sampling import check_alternatives, refuse_unsupported, sampling_params
-from eyas.server.schema import ChatBody
-from eyas.server.texts import ModelTexts
+from eyas.server.template_inputs import template_messages, template_options, template_tools
+from eyas.server.text_processor import TextProcessor
 from eyas.server.tools import offered_tools
-from eyas.server.wanted import Constraint, constraint_of, named
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
-    """A chat request, understood.
+class PreparedChat:
+    """A chat request as an engine request, and how its answer is to be formatted.
 
-    new_segmenter: splits one choice; None where the text stays as the model wrote it.
-    may_call: there are tools. is_named: one of them was named. shows_reasoning: reasoning is part of
-    the answer; streams_reasoning: piece by piece.
+    new_segmenter: makes a segmenter for one choice; None if the text stays as the model wrote it.
+    may_call: the request has tools. is_named: it names one function to call. shows_reasoning: the
+    answer includes reasoning. streams_reasoning: a stream sends reasoning in pieces, not all at its
+    end.
     """
 
     request: Request
@@ -37,42 +39,47 @@ class Chat:
     streams_reasoning: bool = True
 
 
-def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str) -> Chat:
-    """RequestError or ApiError names what cannot be done; slow, pure work."""
+def prepare_chat(
+    body: ChatBody, processor: TextProcessor, request_id: str, cache_salt: str
+) -> PreparedChat:
+    """Convert the request. Slow, without side effects: run it in a thread.
+
+    RequestError or ApiError names the field that cannot be honoured.
+    """
     refuse_unsupported(body)
-    check_alternatives(body, texts.max_top_logprobs, "top_logprobs", "prompt_logprobs")
+    check_alternatives(body, processor.max_top_logprobs, "top_logprobs", "prompt_logprobs")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs: needs logprobs: true", param="top_logprobs")
     params = sampling_params(
         body,
-        texts.defaults,
-        max_tokens=_limit(body),
+        processor.defaults,
+        max_tokens=_max_tokens(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    offer = offered_tools(body)
-    constraint = constraint_of(body, texts.spelling)
+    offered = offered_tools(body)
+    constraint = constraint_of(body, processor.splitter)
     wanted = Wanted(
         answer=None if constraint is None else constraint.node,
-        tools=offer.tools,
-        choice=offer.choice,
-        parallel=offer.parallel,
-        max_reasoning_tokens=_the_one_of(
+        tools=offered.tools,
+        choice=offered.choice,
+        parallel=offered.parallel,
+        max_reasoning_tokens=_value_of(
             body, "max_reasoning_tokens", "thinking_token_budget", "thinking_budget"
         ),
     )
-    splits = body.separate_reasoning is not False
-    if offer.tools and not splits:
+    separates_reasoning = body.separate_reasoning is not False
+    if offered.tools and not separates_reasoning:
         raise RequestError(
             "separate_reasoning: false leaves the text as the model wrote it, so that no tool call "
             "can be told apart; leave it out or send tool_choice 'none'",
             param="separate_reasoning",
         )
-    ids = texts.chat_ids(
-        plain_messages(body.messages, texts),
-        plain_tools(body.tools) if offer.tools else None,
+    ids = processor.encode_chat(
+        template_messages(body.messages, processor),
+        template_tools(body.tools) if offered.tools else None,
         **template_options(
-            texts,
+            processor,
             body.messages,
             body.chat_template_kwargs,
             body.reasoning_effort,
@@ -80,23 +87,23 @@ def chat_of(body: ChatBody, texts: ModelTexts, request_id: str, cache_salt: str)
             body.continue_final_message,
         ),
     )
-    check_room(len(ids), params, texts.max_model_len)
-    output = texts.dialect.output(wanted, ids)
+    check_min_tokens(len(ids), params, processor.max_model_len)
+    output = processor.dialect.output(wanted, ids)
     if output is not None:
-        output = named(output, _param_of(constraint, wanted), ignore_eos=params.ignore_eos)
+        output = with_param(output, _param_of(constraint, wanted), ignore_eos=params.ignore_eos)
     request = Request(
         id=request_id,
         prompt_token_ids=ids,
         params=params,
         output=output,
-        with_marks=splits,
+        with_marks=separates_reasoning,
         cache_salt=cache_salt,
     )
-    return Chat(
+    return PreparedChat(
         request,
-        (lambda: texts.dialect.segmenter(wanted, ids)) if splits else None,
-        may_call=bool(offer.tools),
-        is_named=offer.choice not in CHOICES,
+        (lambda: processor.dialect.segmenter(wanted, ids)) if separates_reasoning else None,
+        may_call=bool(offered.tools),
+        is_named=offered.choice not in CHOICES,
         shows_reasoning=body.include_reasoning is not False,
         streams_reasoning=body.stream_reasoning is not False,
     )
@@ -110,19 +117,21 @@ def _param_of(constraint: Constraint | None, wanted: Wanted) -> str:
     return "max_reasoning_tokens"
 
 
-def _limit(body: ChatBody) -> int | None:
-    limit = _the_one_of(body, "max_completion_tokens", "max_tokens")
+def _max_tokens(body: ChatBody) -> int | None:
+    limit = _value_of(body, "max_completion_tokens", "max_tokens")
     if limit == 0:
         raise RequestError("max_tokens: must be at least 1", param="max_tokens")
     return limit
 
 
-def _the_one_of(body: ChatBody, *names: str) -> int | None:
-    """The value of a field that goes by several names."""
-    given = [name for name in names if getattr(body, name) is not None]
-    values = {getattr(body, name) for name in given}
+def _value_of(body: ChatBody, *names: str) -> int | None:
+    """Return the value of a field that has several names. RequestError if the names have several
+    values."""
+    given_names = [name for name in names if getattr(body, name) is not None]
+    values = {getattr(body, name) for name in given_names}
     if len(values) > 1:
         raise RequestError(
-            f"{given[-1]}: differs from {given[0]}; give one of them", param=given[-1]
+            f"{given_names[-1]}: differs from {given_names[0]}; give one of them",
+            param=given_names[-1],
         )
     return values.pop() if values else None

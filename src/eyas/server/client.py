@@ -1,8 +1,8 @@
-"""The engine as the server sees it: one narrow door, and the engine process behind it.
+"""The engine client: the server's interface to an engine, and the engine process behind it.
 
-Promises: every request that was let in gets a last delta for each choice, or an exception, even
-when the engine process dies; a reader that falls behind gets merged deltas, and is given up beyond
-a bound.
+Promises: every accepted request gets a last delta for each choice, or an exception, also when the
+engine process ends. A reader that is slow gets merged deltas, and beyond a limit its request is
+ended.
 Does not know: HTTP, prompts as text.
 """
 
@@ -27,7 +27,7 @@ from eyas.config import EngineConfig, EngineInfo
 from eyas.core import Delta, Request, RequestError
 from eyas.logs import LogFormat
 from eyas.server.codes import Code
-from eyas.server.formats import moved
+from eyas.server.formats import shift_marks
 from eyas.server.socket_folder import SocketFolder
 
 log = logging.getLogger("eyas.server")
@@ -40,17 +40,20 @@ State = Literal["starting", "ready", "restarting", "failed"]
 
 
 class EngineUnavailable(Exception):
-    """The engine cannot take the request now; may say why, in words for the client."""
+    """The engine cannot accept the request now. A message, if any, is for the client."""
 
 
 class EngineOverloaded(EngineUnavailable):
-    """Too many requests wait."""
+    """Too many requests are waiting."""
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """idle_seconds: since the engine was last seen to make a step, or to have nothing to do.
-    retry_seconds: when it may be ready, if it is not. loading: what it does until it is, where it has
-    said so. num_restarts: engines started after the first."""
+    """The state of an engine.
+
+    idle_seconds: since the engine last made a step or had no work. retry_seconds: when it may be
+    ready, if it is not. loading: its progress until it is ready, if known. num_restarts: engines
+    started after the first.
+    """
 
     state: State
     reason: str = ""
@@ -63,7 +66,7 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineClient(Protocol):
-    """What the server needs of an engine; a fake of forty lines can stand in."""
+    """What the server needs of an engine."""
 
     @property
     def info(self) -> EngineInfo | None:
@@ -71,23 +74,30 @@ class EngineClient(Protocol):
         ...
 
     def generate(self, request: Request) -> AsyncIterator[Delta]:
-        """Deltas of all choices; ends after the last one's finish_reason. Closing it aborts.
+        """Yield the deltas of all choices, until each has a finish_reason. Closing the iterator aborts.
 
         Raises RequestError, EngineOverloaded or EngineUnavailable before the first delta.
         """
         ...
 
     async def abort(self, request_id: str) -> None:
-        """End a request. An unknown id is no error."""
+        """Abort a request. Does nothing if the id is unknown."""
         ...
 
-    def health(self) -> EngineHealth: ...
+    def health(self) -> EngineHealth:
+        """Return the state of the engine, without waiting for it."""
+        ...
+
+
+def num_used_slots(stats: wire.EngineStats) -> int:
+    """Return the number of cache slots that running choices use."""
+    return stats.num_slots - stats.num_free_slots - stats.num_cached_slots
 
 
 def add_to(earlier: Delta, later: Delta) -> None:
-    """Make `earlier` say what the two of them said, one after the other."""
+    """Append `later` to `earlier`, which becomes the delta of both."""
     earlier.token_ids.extend(later.token_ids)
-    earlier.marks.extend(moved(later.marks, len(earlier.text)))
+    earlier.marks.extend(shift_marks(later.marks, len(earlier.text)))
     earlier.text += later.text
     if later.logprobs is not None:
         earlier.logprobs = (earlier.logprobs or []) + later.logprobs
@@ -100,8 +110,8 @@ def add_to(earlier: Delta, later: Delta) -> None:
     earlier.seed = earlier.seed if later.seed is None else later.seed
 
 
-class _Inbox:
-    """What one request has been sent and its reader has not taken yet: at most a delta a choice."""
+class _DeltaBuffer:
+    """The deltas of one request that its reader has not taken yet, merged to one per choice."""
 
     def __init__(self, request: Request) -> None:
         self.request_id = request.id
@@ -113,7 +123,7 @@ class _Inbox:
         self._arrived = asyncio.Event()
 
     def put(self, delta: Delta) -> bool:
-        """False if the reader is too far behind."""
+        """Add a delta. Return whether the number of waiting tokens is within the limit."""
         if delta.index not in self.unfinished:
             return True
         if delta.finish_reason is not None:
@@ -127,19 +137,20 @@ class _Inbox:
         return self._num_tokens <= MAX_PENDING_TOKENS
 
     def refuse(self, failure: Exception) -> None:
+        """End all choices; `take` raises `failure`."""
         self.unfinished.clear()
         self._failure = failure
         self._arrived.set()
 
     def end(self, code: Code) -> None:
-        """An error for every choice that is not finished."""
+        """End every unfinished choice with an error."""
         for index in sorted(self.unfinished):
             last = Delta(request_id=self.request_id, index=index, finish_reason="error")
             last.error, last.code = code.message, code.word
             self.put(last)
 
     async def take(self) -> Sequence[Delta]:
-        """Everything that has come, in order of choices; empty at the end."""
+        """Return all waiting deltas. Waits until there is one; empty at the end."""
         while not self._pending:
             if self._failure is not None:
                 raise self._failure
@@ -152,10 +163,11 @@ class _Inbox:
 
 
 class EngineProcess:
-    """An engine in a process of its own, reached over a private ipc socket: one life of it, from start
-    to end (`eyas.server.supervisor` starts the next).
+    """One engine process, connected by a private ipc socket. `eyas.server.supervisor` starts the next
+    one.
 
-    command: what to run instead of `python -m eyas.engine.worker` (it reads a `wire.Setup`).
+    command: run instead of `python -m eyas.engine.worker`; reads a `wire.Setup` from its standard
+    input.
     """
 
     def __init__(
@@ -173,13 +185,13 @@ class EngineProcess:
         self._max_queued_each = max_queued if max_queued_each is None else max_queued_each
         self._log = (log_level, log_format)
         self._command = list(command or python_command("eyas.engine.worker"))
-        self._inboxes: dict[str, _Inbox] = {}
+        self._buffers: dict[str, _DeltaBuffer] = {}
         self._info: EngineInfo | None = None
         self._failure: str | None = None
         self._loading: wire.Loading | None = None
         self._stats = wire.EngineStats()
         self._last_step_seconds = 0.0
-        self._last_turn = time.monotonic()
+        self._last_active = time.monotonic()
         self._process: asyncio.subprocess.Process | None = None
         self._folder: SocketFolder | None = None
         self._socket: zmq.asyncio.Socket | None = None
@@ -201,14 +213,15 @@ class EngineProcess:
         return EngineHealth(
             state="failed" if self._failure is not None else state,
             reason=self._failure or "",
-            idle_seconds=time.monotonic() - self._last_turn,
+            idle_seconds=time.monotonic() - self._last_active,
             loading=None if self._info else self._loading,
             last_step_seconds=self._last_step_seconds,
             stats=self._stats,
         )
 
     async def start(self) -> None:
-        """Start the process; it becomes ready later. OSError, ValueError: it cannot be started here."""
+        """Start the process, which becomes ready later. OSError or ValueError if it cannot be
+        started."""
         self._folder = SocketFolder()
         address = self._folder.address
         try:
@@ -230,10 +243,13 @@ class EngineProcess:
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(wire.encode_setup(setup) + b"\n")
             await self._process.stdin.drain()
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+        self._tasks = [
+            asyncio.create_task(self._read_replies()),
+            asyncio.create_task(self._watch_process()),
+        ]
 
     async def close(self) -> None:
-        """Tell the process to end; kill it if it does not. What is under way ends with an error."""
+        """Tell the process to end, and kill it if it does not. Running requests end with an error."""
         self._is_closing = True
         self._fail("the engine process was told to end")
         if self._process is not None and self._process.returncode is None:
@@ -243,7 +259,7 @@ class EngineProcess:
             try:
                 await asyncio.wait_for(self._process.wait(), KILL_SECONDS)
             except TimeoutError:
-                log.warning("the engine process does not end; it is killed")
+                log.warning("the engine process does not end and is killed")
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
@@ -257,7 +273,7 @@ class EngineProcess:
             self._folder.remove()
 
     def kill(self) -> None:
-        """End the process at once, with nothing said to anybody."""
+        """Kill the process without ending its requests."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -267,66 +283,66 @@ class EngineProcess:
     async def generate(self, request: Request) -> AsyncIterator[Delta]:
         if self._failure is not None or self._info is None:
             raise EngineUnavailable
-        if request.id in self._inboxes:
+        if request.id in self._buffers:
             raise RequestError("id: a request with this id is under way", param="id")
-        num_queued = num_own = request.params.n
-        for inbox in self._inboxes.values():
-            num_queued += len(inbox.unfinished)
-            num_own += len(inbox.unfinished) * (inbox.client == request.client)
-        if num_queued > self._max_queued or num_own > self._max_queued_each:
+        num_queued = num_of_client = request.params.n
+        for buffer in self._buffers.values():
+            num_queued += len(buffer.unfinished)
+            num_of_client += len(buffer.unfinished) * (buffer.client == request.client)
+        if num_queued > self._max_queued or num_of_client > self._max_queued_each:
             raise EngineOverloaded
-        inbox = self._inboxes[request.id] = _Inbox(request)
+        buffer = self._buffers[request.id] = _DeltaBuffer(request)
         try:
             await self._send(wire.Submit(request))
-            while deltas := await inbox.take():
+            while deltas := await buffer.take():
                 for delta in deltas:
                     yield delta
         finally:
-            del self._inboxes[request.id]
-            if inbox.unfinished:
-                # Shielded: the caller is most often being cancelled when this runs.
+            del self._buffers[request.id]
+            if buffer.unfinished:
+                # Shielded, since the caller is usually being cancelled here.
                 await asyncio.shield(self._send(wire.Abort(request.id)))
 
     async def abort(self, request_id: str) -> None:
-        inbox = self._inboxes.get(request_id)
-        if inbox is not None and inbox.unfinished:
-            inbox.end(Code.ANSWER_ENDED)
+        buffer = self._buffers.get(request_id)
+        if buffer is not None and buffer.unfinished:
+            buffer.end(Code.ANSWER_ENDED)
             await self._send(wire.Abort(request_id))
 
     async def _send(self, command: wire.Command) -> None:
         if self._socket is not None and not self._socket.closed:
-            # Without a peer a send would wait for one; a process that is gone needs no command.
+            # Without a connected peer a blocking send would wait. An ended process needs no command.
             with contextlib.suppress(zmq.ZMQError):
                 await self._socket.send(wire.encode(command), zmq.DONTWAIT)
 
-    async def _read(self) -> None:
+    async def _read_replies(self) -> None:
         assert self._socket is not None
         while True:
             try:
                 reply = wire.decode_reply(await self._socket.recv())
             except msgspec.DecodeError:
-                log.exception("a reply of the engine could not be read and was left out")
+                log.exception("a reply of the engine could not be decoded and is ignored")
                 continue
-            await self._hear(reply)
+            await self._handle_reply(reply)
 
-    async def _hear(self, reply: wire.Reply) -> None:
+    async def _handle_reply(self, reply: wire.Reply) -> None:
         match reply:
             case wire.Deltas(deltas):
-                self._last_turn = time.monotonic()
+                self._last_active = time.monotonic()
                 for delta in deltas:
-                    inbox = self._inboxes.get(delta.request_id)
-                    if inbox is not None and not inbox.put(delta):
-                        inbox.end(Code.CLIENT_TOO_SLOW)
+                    buffer = self._buffers.get(delta.request_id)
+                    if buffer is not None and not buffer.put(delta):
+                        buffer.end(Code.CLIENT_TOO_SLOW)
                         await self._send(wire.Abort(delta.request_id))
             case wire.Heartbeat(stats, last_step_seconds):
                 has_work = stats.num_running + stats.num_waiting > 0
                 if not has_work or stats.num_steps != self._stats.num_steps:
-                    self._last_turn = time.monotonic()
+                    self._last_active = time.monotonic()
                 self._stats, self._last_step_seconds = stats, last_step_seconds
             case wire.Loading():
                 self._loading = reply
             case wire.Ready(info):
-                self._last_turn = time.monotonic()
+                self._last_active = time.monotonic()
                 self._info = info
                 self.ready.set()
             case wire.Refused(request_id, message, param, refusal, code):
@@ -336,23 +352,23 @@ class EngineProcess:
                     "unavailable": EngineUnavailable(message),
                     "internal": EngineUnavailable(),
                 }
-                if request_id in self._inboxes:
-                    self._inboxes[request_id].refuse(failures[refusal])
+                if request_id in self._buffers:
+                    self._buffers[request_id].refuse(failures[refusal])
             case wire.Failed(reason):
                 self._fail(reason)
 
-    async def _watch(self) -> None:
+    async def _watch_process(self) -> None:
         assert self._process is not None
         status = await self._process.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it had started itself
-        await asyncio.sleep(0.1)  # its last words may still be on the way
+            os.killpg(self._process.pid, signal.SIGKILL)  # its child processes
+        await asyncio.sleep(0.1)  # its last messages may still arrive
         if not self._is_closing:
             self._fail(f"the engine process has ended (status {status})")
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:
             self._failure = reason
-        for inbox in self._inboxes.values():
-            inbox.end(Code.ANSWER_LOST)
+        for buffer in self._buffers.values():
+            buffer.end(Code.ANSWER_LOST)
         self.failed.set()

@@ -1,7 +1,7 @@
-"""The catalogue of errors: every word that stands in `error.code`, once.
+"""The catalogue of error codes: every value of `error.code`.
 
-Promises: an error that leaves the server has one of these codes, and the status beside it; words stay
-as they are, texts may change. docs/errors.md is made from it. Does not know: when which one is meant.
+Promises: every error that the server sends has one of these codes and its status. Codes never change,
+texts may. docs/errors.md is generated from this module. Does not know: when a code applies.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from enum import Enum
 
 
 class Code(Enum):
-    """What a client can tell errors apart by. `word` is what it reads.
+    """The kinds of errors. `word` is the value of `error.code`.
 
-    meaning, remedy: together they are the message where nothing more is to be said.
+    meaning, remedy: together the message of an error without a more specific one.
     """
 
     def __init__(self, status: int, meaning: str, remedy: str) -> None:
@@ -34,10 +34,10 @@ class Code(Enum):
 
     MALFORMED_HTTP = (
         400,
-        "this is no HTTP request, or its head may be read in more than one way",
+        "this is not an HTTP request, or its head is ambiguous",
         "send HTTP/1.1 with one length, in lines that end in CR LF",
     )
-    INVALID_JSON = (400, "the body is not a JSON object", "correct it at the place that is named")
+    INVALID_JSON = (400, "the body is not a JSON object", "correct it at the named place")
     BODY_TOO_COMPLEX = (
         400,
         "the body is nested too deep or holds too many values",
@@ -45,16 +45,16 @@ class Code(Enum):
     )
     UNKNOWN_PARAMETER = (
         400,
-        "a field is none of this route's",
+        "this route has no such field",
         "leave it out, or correct its spelling",
     )
     UNSUPPORTED_PARAMETER = (
         400,
-        "a field of the API is known and not supported",
-        "leave it out, or send what the message names",
+        "a field of the API is not supported",
+        "leave it out, or send what the message suggests",
     )
     MISSING_REQUIRED_PARAMETER = (400, "a field is missing", "add it")
-    INVALID_TYPE = (400, "a field has a value of another type", "send the type that is named")
+    INVALID_TYPE = (400, "a field has a value of another type", "send the named type")
     INVALID_VALUE = (
         400,
         "a field has a value that cannot be served, or does not go with another field",
@@ -72,21 +72,21 @@ class Code(Enum):
     )
     TOO_MANY_LOGPROBS = (
         400,
-        "the answer could have more log-probabilities than one may hold",
+        "the answer could have more log-probabilities than are allowed",
         "ask for fewer tokens, answers or alternatives, or for a stream",
     )
     PROMPT_TOO_SLOW = (400, "the prompt took too long to prepare", "shorten it")
     GRAMMAR_INVALID = (
         400,
         "the schema, pattern or grammar of the output is malformed, or nothing can match it",
-        "correct it at the place that is named",
+        "correct it at the named place",
     )
     GRAMMAR_UNSUPPORTED = (
         400,
-        "the output's grammar uses what would not be enforced",
+        "the output's grammar uses a feature that cannot be enforced",
         "leave it out, or write it in another way",
     )
-    GRAMMAR_TOO_COMPLEX = (400, "the output's grammar is beyond a limit", "make it smaller")
+    GRAMMAR_TOO_COMPLEX = (400, "the output's grammar exceeds a limit", "make it smaller")
     GRAMMAR_TIMEOUT = (
         400,
         "the output's grammar was not compiled in time",
@@ -94,7 +94,7 @@ class Code(Enum):
     )
     GRAMMAR_LIMIT_EXCEEDED = (
         400,
-        "the output's grammar went beyond a limit while the answer was made",
+        "the output's grammar exceeded a limit while the answer was generated",
         "make it simpler",
     )
     INVALID_API_KEY = (
@@ -104,7 +104,7 @@ class Code(Enum):
     )
     HOST_NOT_ALLOWED = (
         403,
-        "the Host header is no name of this server",
+        "the Host header is not a name of this server",
         "use localhost or an address, or start the server with --allowed-host or an API key",
     )
     ORIGIN_NOT_ALLOWED = (
@@ -122,8 +122,8 @@ class Code(Enum):
     BODY_TIMEOUT = (408, "the request's body did not arrive in time", "send it again, faster")
     CLIENT_TOO_SLOW = (
         408,
-        "the client reads its answer too slowly, which was given up",
-        "read it as it comes",
+        "the client read its answer too slowly, so the server ended it",
+        "read it as it arrives",
     )
     BODY_TOO_LARGE = (
         413,
@@ -132,7 +132,7 @@ class Code(Enum):
     )
     CONTENT_TYPE_NOT_ALLOWED = (
         415,
-        "a web page sends something else than JSON",
+        "a web page sent something other than JSON",
         "send it with Content-Type: application/json",
     )
     CONTENT_ENCODING_NOT_SUPPORTED = (
@@ -163,7 +163,7 @@ class Code(Enum):
     )
     ANSWER_LOST = (
         503,
-        "the engine process has ended, and this answer with it",
+        "the engine process has ended before the answer was complete",
         "send the request again",
     )
     ANSWER_ENDED = (

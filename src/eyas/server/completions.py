@@ -1,8 +1,8 @@
-"""/v1/completions: raw prompts in, one request a prompt; deltas in, text completion objects out.
+"""/v1/completions: converts raw prompts to engine requests, and formats the answers.
 
-Promises: golden shapes of OpenAI's text completions, `echo` and its log-probabilities included. A
-raw prompt is text: control tokens in it are spelled out; who wants them sends token ids. A constraint
-covers the whole output.
+Promises: the shapes of OpenAI's text completions, `echo` and its log-probabilities included. A raw
+prompt is plain text: it contains no control tokens; a client that wants them sends token ids. A
+constraint applies to the whole output.
 Does not know: HTTP, chat templates.
 """
 
@@ -13,28 +13,36 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
+from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
-from eyas.server.formats import Choice, encoded, ending, finite, prompt_logprobs, token_text
+from eyas.server.formats import (
+    ChoiceOutput,
+    ending_fields,
+    finite,
+    prompt_logprobs,
+    to_raw_json,
+    token_text,
+)
+from eyas.server.request_models import CompletionBody
 from eyas.server.sampling import (
     check_alternatives,
     includes_usage,
     refuse_unsupported,
     sampling_params,
 )
-from eyas.server.schema import CompletionBody
-from eyas.server.texts import ModelTexts
-from eyas.server.wanted import constraint_of, whole_output
+from eyas.server.text_processor import TextProcessor
 from eyas.text import Detokenizer, Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
 
 def completion_requests(
-    body: CompletionBody, texts: ModelTexts, request_id: str, cache_salt: str
+    body: CompletionBody, processor: TextProcessor, request_id: str, cache_salt: str
 ) -> list[Request]:
-    """One request for each prompt. RequestError or ApiError names what cannot be done."""
+    """Return one request per prompt. RequestError or ApiError names the field that cannot be
+    honoured."""
     refuse_unsupported(body)
-    check_alternatives(body, texts.max_top_logprobs, "logprobs", "prompt_logprobs")
+    check_alternatives(body, processor.max_top_logprobs, "logprobs", "prompt_logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise RequestError("max_tokens: 0 is for echo: true only", param="max_tokens")
     if body.suffix is not None:
@@ -45,22 +53,27 @@ def completion_requests(
     scores_prompt = body.echo and body.logprobs is not None
     params = sampling_params(
         body,
-        texts.defaults,
+        processor.defaults,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if scores_prompt else body.prompt_logprobs,
     )
-    output = whole_output(constraint_of(body, texts.spelling), ignore_eos=params.ignore_eos)
-    return texts.raw_requests(prompts, params, output, request_id, cache_salt)
+    output = constrained_output(
+        constraint_of(body, processor.splitter), ignore_eos=params.ignore_eos
+    )
+    return processor.make_requests(prompts, params, output, request_id, cache_salt)
 
 
-def _decoded(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:
+def _decode(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> str:
     return "" if tokenizer is None else tokenizer.decode(prompt, skip_special=False)
 
 
 class CompletionFormat:
-    """Text completion objects, whole or in chunks. A prompt's log-probabilities are in its first
-    choice; those of a prompt that is echoed are in each."""
+    """Formats one answer as text completion objects.
+
+    The log-probabilities of a prompt are in its first choice; those of an echoed prompt in each of its
+    choices.
+    """
 
     logprobs_param = "logprobs"
     repeats = False
@@ -80,7 +93,7 @@ class CompletionFormat:
         self._echoes: list[str] | None = None
         if body.echo:
             self._echoes = [
-                prompt if isinstance(prompt, str) else _decoded(tokenizer, prompt)
+                prompt if isinstance(prompt, str) else _decode(tokenizer, prompt)
                 for prompt in prompts_in(body.prompt, "prompt").values()
             ]
         self.prompt_copies = self._params.n if body.echo and body.logprobs is not None else 1
@@ -93,80 +106,86 @@ class CompletionFormat:
             "model": model,
         }
 
-    def chunks(self, place: int, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, choice_index: int, delta: Delta) -> list[dict[str, Any]]:
         chunks = []
-        if place not in self._writers and (echo := self._echo(place)):
-            chunks.append(self._chunk(place, echo, None))
-        writer = self._writer(place)
+        if choice_index not in self._writers and (echo := self._echo(choice_index)):
+            chunks.append(self._chunk(choice_index, echo, None))
+        writer = self._writer(choice_index)
         if delta.text or delta.logprobs:
-            chunks.append(self._chunk(place, delta.text, writer.write(delta.logprobs or [])))
+            chunks.append(self._chunk(choice_index, delta.text, writer.write(delta.logprobs or [])))
         if delta.finish_reason is not None:
-            last = self._chunk(place, "", None)
+            last = self._chunk(choice_index, "", None)
             last["choices"][0]["finish_reason"] = delta.finish_reason
-            last["choices"][0].update(ending(delta, self._params.seed))
+            last["choices"][0].update(ending_fields(delta, self._params.seed))
             chunks.append(last)
         return chunks
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "choices": [], "usage": usage}
 
-    def response(self, choices: list[Choice], usage: dict[str, Any]) -> dict[str, Any]:
+    def response(self, choices: list[ChoiceOutput], usage: dict[str, Any]) -> dict[str, Any]:
         return {
             **self._head,
-            "choices": [encoded(self._choice(choice, choices)) for choice in choices],
+            "choices": [to_raw_json(self._choice(choice, choices)) for choice in choices],
             "usage": usage,
         }
 
-    def _choice(self, choice: Choice, choices: list[Choice]) -> dict[str, Any]:
+    def _choice(self, choice: ChoiceOutput, choices: list[ChoiceOutput]) -> dict[str, Any]:
         assert choice.last is not None
-        # The first choice of a prompt carries what was learnt of the prompt.
-        first = choices[choice.place - choice.place % self._params.n]
-        scored = first.prompt_logprobs
-        writer = self._writer(choice.place)
-        if self._echoes is not None and self._params.logprobs is not None and scored is not None:
-            prompt = self._requests[choice.place // self._params.n].prompt_token_ids
-            logprobs = writer.write([*scored, *choice.logprobs], unscored_ids=prompt[:1])
+        # Only the first choice of a prompt has the prompt's log-probabilities.
+        first = choices[choice.index - choice.index % self._params.n]
+        prompt_entries = first.prompt_logprobs
+        writer = self._writer(choice.index)
+        if (
+            self._echoes is not None
+            and self._params.logprobs is not None
+            and prompt_entries is not None
+        ):
+            prompt = self._requests[choice.index // self._params.n].prompt_token_ids
+            logprobs = writer.write([*prompt_entries, *choice.logprobs], unscored_ids=prompt[:1])
         else:
             logprobs = writer.write(choice.logprobs)
-        answer = {
-            "index": choice.place,
-            "text": self._echo(choice.place) + choice.text,
+        result = {
+            "index": choice.index,
+            "text": self._echo(choice.index) + choice.text,
             "logprobs": logprobs,
             "finish_reason": choice.last.finish_reason,
-            **ending(choice.last, self._params.seed),
+            **ending_fields(choice.last, self._params.seed),
         }
-        if self._shows_prompt_logprobs and scored is not None:
-            shown = prompt_logprobs(self._tokenizer, scored) if choice is first else None
-            answer["prompt_logprobs"] = shown
-        return answer
+        if self._shows_prompt_logprobs and prompt_entries is not None:
+            shown = prompt_logprobs(self._tokenizer, prompt_entries) if choice is first else None
+            result["prompt_logprobs"] = shown
+        return result
 
-    def _echo(self, place: int) -> str:
-        return "" if self._echoes is None else self._echoes[place // self._params.n]
+    def _echo(self, choice_index: int) -> str:
+        return "" if self._echoes is None else self._echoes[choice_index // self._params.n]
 
-    def _writer(self, place: int) -> _LogprobWriter:
-        if place not in self._writers:
+    def _writer(self, choice_index: int) -> _LogprobWriter:
+        if choice_index not in self._writers:
             scores_prompt = self._echoes is not None and self._params.prompt_logprobs is not None
-            self._writers[place] = _LogprobWriter(
+            self._writers[choice_index] = _LogprobWriter(
                 self._tokenizer,
                 self._params,
-                offset=0 if scores_prompt else len(self._echo(place)),
+                offset=0 if scores_prompt else len(self._echo(choice_index)),
                 continues=not scores_prompt,
             )
-        return self._writers[place]
+        return self._writers[choice_index]
 
-    def _chunk(self, place: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        choice = {"index": place, "text": text, "logprobs": logprobs, "finish_reason": None}
+    def _chunk(
+        self, choice_index: int, text: str, logprobs: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        choice = {"index": choice_index, "text": text, "logprobs": logprobs, "finish_reason": None}
         chunk = {**self._head, "choices": [choice]}
         return {**chunk, "usage": None} if self._with_usage else chunk
 
 
 class _LogprobWriter:
-    """One choice's log-probabilities in the old form: parallel lists, and places in the text."""
+    """Formats the log-probabilities of one choice as parallel lists with offsets in the text."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, params: SamplingParams, *, offset: int, continues: bool
     ) -> None:
-        """offset: where the first token stands. continues: it follows a prompt, shown or not."""
+        """offset: that of the first token. continues: the text follows a prompt, echoed or not."""
         self._tokenizer = tokenizer
         self._num_top = params.logprobs
         self._offset = offset
@@ -179,7 +198,8 @@ class _LogprobWriter:
     def write(
         self, entries: Sequence[TokenLogprob | None], unscored_ids: Sequence[int] = ()
     ) -> dict[str, Any] | None:
-        """unscored_ids: the tokens of the entries that are None, in order."""
+        """Return the lists for these entries. unscored_ids: the tokens of the entries that are None,
+        in order."""
         if self._num_top is None:
             return None
         tokenizer, unscored = self._tokenizer, iter(unscored_ids)
@@ -201,5 +221,5 @@ class _LogprobWriter:
             else:
                 lists["token_logprobs"].append(finite(entry.logprob))
                 pairs = {token_text(tokenizer, token): finite(lp) for token, lp in entry.top}
-                lists["top_logprobs"].append(encoded(pairs))
+                lists["top_logprobs"].append(to_raw_json(pairs))
         return dict(lists)

@@ -1,7 +1,7 @@
-"""Every error a client can get, in OpenAI's shape.
+"""The errors that clients get, in OpenAI's shape.
 
-Promises: the texts come from here, from `eyas.server.codes` or from `RequestError`, never from an
-exception's repr; no status without a body that says what to do. Does not know: routes.
+Promises: messages are written here, in `eyas.server.codes` or in a `RequestError`; none is the repr
+of an exception. Every error has a body with a remedy. Does not know: routes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ MAX_PARAM_CHARS = 200
 
 
 class ApiError(Exception):
-    """An answer that is an error, short whatever it repeats of the request.
+    """An error that becomes the response. Long messages and params are cut.
 
-    code: what kind of error, which has a status. message: what the code says of itself where nothing is
-    given. retry_after: seconds, for what another try may mend."""
+    code: the kind of error; determines the status. message: by default the code's own. retry_after:
+    seconds, sent with 429 and 503.
+    """
 
     def __init__(
         self,
@@ -51,14 +52,14 @@ class ApiError(Exception):
     ) -> None:
         self.code = code
         self.status = code.status
-        self.message = _shortened(message or code.message, MAX_MESSAGE_CHARS)
+        self.message = _shorten(message or code.message, MAX_MESSAGE_CHARS)
         super().__init__(self.message)
-        self.param = None if param is None else _shortened(param, MAX_PARAM_CHARS)
+        self.param = None if param is None else _shorten(param, MAX_PARAM_CHARS)
         self.retry_after = retry_after if self.status in (429, 503) else None
 
     @classmethod
     def of(cls, error: RequestError) -> ApiError:
-        """A request that cannot be served as asked."""
+        """Convert a RequestError."""
         return cls(Code.of(error.code), error.message, param=error.param)
 
     def body(self) -> dict[str, Any]:
@@ -87,8 +88,8 @@ class ApiError(Exception):
         )
 
 
-def never_fits(num_choices: int, max_queued: int) -> ApiError:
-    """More answers than there is room for, however long one waits."""
+def too_many_choices(num_choices: int, max_queued: int) -> ApiError:
+    """Return the error for more answers than the queue can ever hold."""
     return ApiError(
         Code.TOO_MANY_CHOICES,
         f"n: this server works on at most {max_queued} answers at a time, running or waiting, and "
@@ -98,7 +99,8 @@ def never_fits(num_choices: int, max_queued: int) -> ApiError:
 
 
 def too_many_logprobs(num_values: int, limit: int, param: str) -> ApiError:
-    """num_values: as many as the answer may come to have."""
+    """Return the error for an answer that could have `num_values` log-probabilities, more than
+    `limit`."""
     return ApiError(
         Code.TOO_MANY_LOGPROBS,
         f"{param}: an answer has at most {limit} log-probabilities, and this one could have "
@@ -109,7 +111,7 @@ def too_many_logprobs(num_values: int, limit: int, param: str) -> ApiError:
 
 
 def too_long(num_tokens: str, max_model_len: int, param: str) -> ApiError:
-    """num_tokens: of the prompt, or what it has "at least"; one more is needed for the answer."""
+    """Return the error for a prompt that does not fit. num_tokens: a number, or "at least" a number."""
     return ApiError(
         Code.CONTEXT_LENGTH_EXCEEDED,
         f"this model's context holds {max_model_len} tokens, the answer's included, but the prompt "
@@ -119,6 +121,7 @@ def too_long(num_tokens: str, max_model_len: int, param: str) -> ApiError:
 
 
 def model_not_found(name: str, served: tuple[str, ...]) -> ApiError:
+    """Return the error for a model that is not served."""
     return ApiError(
         Code.MODEL_NOT_FOUND,
         f"the model {name[:200]!r} is not served here; this server has {', '.join(served)}",
@@ -126,5 +129,5 @@ def model_not_found(name: str, served: tuple[str, ...]) -> ApiError:
     )
 
 
-def _shortened(text: str, max_chars: int) -> str:
+def _shorten(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[:max_chars]}..."

@@ -1,7 +1,7 @@
-"""The kinds of fields that requests are made of.
+"""The types of the fields in request bodies.
 
-Promises: strict types; a check ends at the first fault, however long the value is; where a field takes
-several forms, errors are about the one that was sent. Does not know: which fields there are.
+Promises: strict types; validation stops at the first error, however long the value is; where a field
+has several forms, the error is about the form that was sent. Does not know: which fields there are.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MAX_CONSTRAINT_CHOICES = 10_000
 FORMS = frozenset(
     {"a text", "a list", "an object", "of texts", "of ids", "of lists", "a text part", "a refusal"}
 )
-"""The members of unions, by their tags, which pydantic counts as steps on the way to a fault."""
+"""The tags of the members of unions. pydantic includes them in the location of an error."""
 
 
-class Strict(BaseModel):
-    """An object. An unknown field that is null says nothing; any other is an error."""
+class StrictModel(BaseModel):
+    """An object with strict types. An unknown field is an error unless it is null."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     known_names: ClassVar[frozenset[str]] = frozenset()
@@ -47,16 +47,16 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_one_unknown_field(cls, value: Any) -> Any:
-        """The first unknown field stands for all of them: a client may send a million."""
+        """Drop all unknown fields but the first one that is not null: a client may send a million."""
         if not isinstance(value, dict) or value.keys() <= cls.known_names:
             return value
-        kept = {name: item for name, item in value.items() if name in cls.known_names}
-        others = (name for name in value if name not in kept and value[name] is not None)
-        return kept | {name: value[name] for name in islice(others, 1)}
+        known = {name: item for name, item in value.items() if name in cls.known_names}
+        unknown = (name for name in value if name not in known and value[name] is not None)
+        return known | {name: value[name] for name in islice(unknown, 1)}
 
 
 def at_most(num_entries: int) -> BeforeValidator:
-    """An object of so many members, counted before any of them is looked at."""
+    """Return a validator of the number of an object's members, before any of them is validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > num_entries:
@@ -67,12 +67,14 @@ def at_most(num_entries: int) -> BeforeValidator:
 
 
 def prompts_in(value: Any, param: str, num_each: int = 1) -> dict[str, str | Sequence[int]]:
-    """The prompts of a field, one or a list of them, each by its place in the request. RequestError
-    where so many answers to each are too many."""
+    """Return the prompts of a field that has one or a list of them, by their path in the body.
+
+    num_each: the number of answers per prompt. RequestError if there are too many answers in total.
+    """
     if isinstance(value, str) or isinstance(value[0], int):
         value, names = [value], [param]
     else:
-        names = [f"{param}[{place}]" for place in range(len(value))]
+        names = [f"{param}[{index}]" for index in range(len(value))]
     num_answers = len(value) * num_each
     if num_answers > MAX_CHOICES:
         raise RequestError(
@@ -83,33 +85,34 @@ def prompts_in(value: Any, param: str, num_each: int = 1) -> dict[str, str | Seq
     return dict(zip(names, value, strict=True))
 
 
-def either(message: str) -> Discriminator:
-    """A text, a list or an object, as the value shows; the union's members are tagged so. message: what
-    the field must be."""
-    return Discriminator(_form_of, custom_error_type="form", custom_error_message=message)
+def by_form(message: str) -> Discriminator:
+    """Return a discriminator of unions of a text, a list and an object. message: what the field must
+    be."""
+    return Discriminator(_tag_of_form, custom_error_type="form", custom_error_message=message)
 
 
-def by_first(message: str) -> Discriminator:
-    """A list of texts, of lists or of numbers, as its first item shows."""
-    return Discriminator(_form_of_first, custom_error_type="form", custom_error_message=message)
+def by_first_item(message: str) -> Discriminator:
+    """Return a discriminator of lists by the type of their first item. message: what the field must
+    be."""
+    return Discriminator(_tag_of_first_item, custom_error_type="form", custom_error_message=message)
 
 
-def by_type(tags: dict[str, str], message: str) -> Discriminator:
-    """An object whose "type" is one of `tags`, which says its tag in the union."""
+def by_type_field(tags: dict[str, str], message: str) -> Discriminator:
+    """Return a discriminator of objects by their field "type". tags: the tag of each type."""
 
     def tag_of(value: Any) -> str | None:
-        named = value.get("type") if isinstance(value, dict) else None
-        return tags.get(named) if isinstance(named, str) else None
+        type_name = value.get("type") if isinstance(value, dict) else None
+        return tags.get(type_name) if isinstance(type_name, str) else None
 
     return Discriminator(tag_of, custom_error_type="form", custom_error_message=message)
 
 
-def _form_of(value: Any) -> str | None:
+def _tag_of_form(value: Any) -> str | None:
     return {str: "a text", list: "a list", dict: "an object"}.get(type(value))
 
 
-def _form_of_first(value: Any) -> str | None:
-    """Lists are told apart by their first item; an empty one is of token ids."""
+def _tag_of_first_item(value: Any) -> str | None:
+    """Return the tag of a list by its first item. An empty list is one of token ids."""
     first: Any = next(iter(value), None)
     return (
         "of texts"
@@ -147,27 +150,28 @@ Prompt = Annotated[
             Annotated[TokenIds, Tag("of ids")]
             | Annotated[_Texts, Tag("of texts")]
             | Annotated[_Lists, Tag("of lists")],
-            by_first(_PROMPT),
+            by_first_item(_PROMPT),
         ],
         Tag("a list"),
     ],
-    either(_PROMPT),
+    by_form(_PROMPT),
 ]
 PromptTexts = Annotated[
     Annotated[str, Tag("a text")] | Annotated[_Texts, Tag("a list")],
-    either("must be a string or a list of strings"),
+    by_form("must be a string or a list of strings"),
 ]
 PromptIds = Annotated[
     Annotated[
         Annotated[
-            Annotated[TokenIds, Tag("of ids")] | Annotated[_Lists, Tag("of lists")], by_first(_IDS)
+            Annotated[TokenIds, Tag("of ids")] | Annotated[_Lists, Tag("of lists")],
+            by_first_item(_IDS),
         ],
         Tag("a list"),
     ],
-    either(_IDS),
+    by_form(_IDS),
 ]
 Stop = Annotated[
     Annotated[str, Tag("a text")]
     | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS), Tag("a list")],
-    either("must be a string or a list of strings"),
+    by_form("must be a string or a list of strings"),
 ]

@@ -1,4 +1,5 @@
-"""What both kinds of completion have in common when they are written out.
+"""What the formats of all routes share: their protocol, a choice's collected output, usage and
+logprobs.
 
 Promises: plain dicts in OpenAI's shape. Does not know: HTTP, where deltas come from.
 """
@@ -18,10 +19,10 @@ from eyas.text import Tokenizer
 
 
 @dataclass(slots=True)
-class Choice:
-    """Everything one choice has said. place: its index in the answer."""
+class ChoiceOutput:
+    """The collected output of one choice. index: its index in the answer."""
 
-    place: int
+    index: int
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -31,7 +32,7 @@ class Choice:
     last: Delta | None = None
 
     def add(self, delta: Delta) -> None:
-        self.marks += moved(delta.marks, self.num_chars)
+        self.marks += shift_marks(delta.marks, self.num_chars)
         self.texts.append(delta.text)
         self.num_chars += len(delta.text)
         self.token_ids += delta.token_ids
@@ -47,12 +48,12 @@ class Choice:
 
     @property
     def num_values(self) -> int:
-        """Tokens and log-probabilities, each of which takes its time to be written."""
+        """The number of tokens and log-probabilities: a measure of the time that encoding takes."""
         scored = [*self.logprobs, *(self.prompt_logprobs or ())]
         return len(self.token_ids) + sum(1 + len(entry.top) for entry in scored if entry)
 
     def joined(self) -> Delta:
-        """All of it as one delta, the last."""
+        """Return all of the output as one final delta."""
         assert self.last is not None
         return Delta(
             request_id=self.last.request_id,
@@ -65,81 +66,89 @@ class Choice:
         )
 
 
-def moved(marks: Sequence[Mark], num_chars: int) -> list[Mark]:
-    """Marks of a text that comes after `num_chars` characters."""
+def shift_marks(marks: Sequence[Mark], num_chars: int) -> list[Mark]:
+    """Return the marks with their offsets moved by `num_chars` characters."""
     return [Mark(mark.offset + num_chars, mark.token_id, mark.length) for mark in marks]
 
 
-class Format(Protocol):
-    """How an answer is written: as a stream of chunks, or whole.
+class AnswerFormat(Protocol):
+    """Formats an answer: as chunks of a stream, or as one object.
 
-    logprobs_param: the field that asks for log-probabilities. prompt_copies: how many of a prompt's
-    choices repeat its log-probabilities. repeats: a chunk has everything so far in it.
+    logprobs_param: the field that requests log-probabilities. prompt_copies: how many of a prompt's
+    choices include the prompt's log-probabilities. repeats: each chunk contains the whole output so
+    far.
     """
 
     logprobs_param: str
     prompt_copies: int
     repeats: bool
 
-    def chunks(self, place: int, delta: Delta) -> list[dict[str, Any]]:
-        """The stream's objects for one delta of the choice at `place`."""
+    def chunks(self, choice_index: int, delta: Delta) -> list[dict[str, Any]]:
+        """Return the objects of a stream for one delta of a choice."""
         ...
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]: ...
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """Return the last object of a stream whose request asks for usage."""
+        ...
 
-    def response(self, choices: list[Choice], usage: dict[str, Any]) -> Any: ...
+    def response(self, choices: list[ChoiceOutput], usage: dict[str, Any]) -> Any:
+        """Return the answer as one object."""
+        ...
 
 
-def encoded(value: Any) -> msgspec.Raw:
-    """A part of an answer as its bytes: a long answer is never a tree of objects."""
+def to_raw_json(value: Any) -> msgspec.Raw:
+    """Encode a part of an answer, so that a long answer is not held as a tree of objects."""
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def ending(delta: Delta, seed: int | None) -> dict[str, Any]:
-    """Fields of a finished choice that OpenAI has no place for: how it ended, its seed."""
-    shown = delta.seed if delta.seed is not None else seed
-    return {"stop_reason": delta.stop_reason, "seed": shown}
+def ending_fields(delta: Delta, seed: int | None) -> dict[str, Any]:
+    """Return the fields of a finished choice that OpenAI's API lacks: stop_reason and seed."""
+    return {
+        "stop_reason": delta.stop_reason,
+        "seed": seed if delta.seed is None else delta.seed,
+    }
 
 
-def usage_of(usages: list[list[Usage | None]], *, with_drafts: bool = False) -> dict[str, Any]:
-    """OpenAI's usage of an answer. usages[p][i]: choice i of prompt p; a prompt counts once.
+def usage_object(usages: list[list[Usage | None]], *, with_drafts: bool = False) -> dict[str, Any]:
+    """Return an answer's usage in OpenAI's shape. usages[p][i]: choice i of prompt p. Each prompt
+    counts once.
 
-    with_drafts: say as well what became of the drafts.
+    with_drafts: include `draft_details`.
     """
     num_prompt = num_cached = num_output = 0
     for choices in usages:
-        known = [usage for usage in choices if usage is not None]
-        num_prompt += max((usage.num_prompt_tokens for usage in known), default=0)
-        num_cached += min((usage.num_cached_tokens for usage in known[:1]), default=0)
-        num_output += sum(usage.num_output_tokens for usage in known)
-    written: dict[str, Any] = {
+        finished_usages = [usage for usage in choices if usage is not None]
+        num_prompt += max((usage.num_prompt_tokens for usage in finished_usages), default=0)
+        num_cached += min((usage.num_cached_tokens for usage in finished_usages[:1]), default=0)
+        num_output += sum(usage.num_output_tokens for usage in finished_usages)
+    result: dict[str, Any] = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
         "prompt_tokens_details": {"cached_tokens": num_cached},
     }
     if with_drafts:
-        known = [usage for choices in usages for usage in choices if usage is not None]
-        written["draft_details"] = draft_details(known)
-    return written
+        finished_usages = [usage for choices in usages for usage in choices if usage is not None]
+        result["draft_details"] = draft_details(finished_usages)
+    return result
 
 
 def draft_details(usages: Sequence[Usage]) -> dict[str, Any]:
-    """What became of the drafts of some choices, together. Entry i of a list is depth i + 1."""
+    """Return statistics of the drafts of all these choices. Entry i of a list is for depth i + 1."""
     num_steps = sum(usage.num_steps for usage in usages)
     num_accepted = sum(usage.num_accepted_tokens for usage in usages)
     drafts = [usage.drafts for usage in usages]
     return {
         "steps": num_steps,
-        "steps_with_draft": sum(each.num_drafts for each in drafts),
+        "steps_with_draft": sum(entry.num_drafts for entry in drafts),
         "draft_tokens": sum(usage.num_draft_tokens for usage in usages),
         "accepted_tokens": num_accepted,
         "accepted_tokens_per_step": round(num_accepted / max(1, num_steps), 4),
-        "drafted_by_depth": _by_depth([each.drafted_by_depth for each in drafts]),
-        "accepted_by_depth": _by_depth([each.accepted_by_depth for each in drafts]),
-        "drafted_by_source": _by_name([each.drafted_by_source for each in drafts]),
-        "accepted_by_source": _by_name([each.accepted_by_source for each in drafts]),
-        "endings": _by_name([each.endings for each in drafts]),
+        "drafted_by_depth": _by_depth([entry.drafted_by_depth for entry in drafts]),
+        "accepted_by_depth": _by_depth([entry.accepted_by_depth for entry in drafts]),
+        "drafted_by_source": _by_name([entry.drafted_by_source for entry in drafts]),
+        "accepted_by_source": _by_name([entry.accepted_by_source for entry in drafts]),
+        "endings": _by_name([entry.endings for entry in drafts]),
     }
 
 
@@ -148,13 +157,14 @@ def _by_depth(counts: list[list[int]]) -> list[int]:
 
 
 def _by_name(counts: list[dict[str, int]]) -> dict[str, int]:
-    return dict(sum((Counter(each) for each in counts), Counter()))
+    return dict(sum((Counter(entry) for entry in counts), Counter()))
 
 
 def prompt_logprobs(
     tokenizer: Tokenizer | None, entries: list[TokenLogprob | None]
 ) -> list[msgspec.Raw | None]:
-    """Each prompt token's own and likeliest tokens, by id; None for the first."""
+    """Return for each prompt token its own and the likeliest tokens by id; None for the first
+    token."""
 
     def tokens(entry: TokenLogprob) -> dict[str, dict[str, Any]]:
         return {
@@ -165,21 +175,21 @@ def prompt_logprobs(
             for token_id, logprob in ((entry.token_id, entry.logprob), *entry.top)
         }
 
-    return [None if entry is None else encoded(tokens(entry)) for entry in entries]
+    return [None if entry is None else to_raw_json(tokens(entry)) for entry in entries]
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int) -> str:
-    """A token's text on its own; without a tokenizer its id, as vLLM writes it."""
+    """Return the text of a single token; without a tokenizer its id, as vLLM writes it."""
     return f"token_id:{token_id}" if tokenizer is None else tokenizer.token_text(token_id)
 
 
 def finite(logprob: float) -> float:
-    """JSON has no minus infinity; OpenAI writes -9999 for it."""
+    """Return the log-probability, with -9999 for minus infinity, as OpenAI writes it: JSON has none."""
     return max(logprob, -9999.0)
 
 
 def token_entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    """One token as chat completions write it."""
+    """Return one token as chat completions write it."""
     return {
         "token": tokenizer.token_text(token_id),
         "logprob": finite(logprob),

@@ -1,7 +1,7 @@
-"""Free text and what ends it: how text of a format becomes markers, literals and text between them.
+"""Free text and what ends it: builds grammar nodes of free text, markers and literals.
 
-Promises: free text always has an end that can be seen, a marker or the end of the output; what would
-have none is refused. Does not know: structural tags' syntax.
+Promises: all free text has a visible end, which is a marker or the end of the output; a format whose
+free text has none is refused. Does not know: the syntax of structural tags.
 """
 
 from __future__ import annotations
@@ -10,43 +10,44 @@ import re
 from collections.abc import Mapping, Sequence
 
 from eyas.core import GrammarError
-from eyas.grammar import Choice, FreeText, Literal, Marker, Node, Repeat, Series, leaves
+from eyas.grammar import Choice, Concat, FreeText, Literal, Marker, Node, Repeat, leaves
 from eyas.text import Tokenizer
 from eyas.text.trie import any_of
 
 
-class Spelling:
-    """How a format's text is written: its control tokens are markers, the rest is text."""
+class ControlTokenSplitter:
+    """Splits text at the control tokens of a tokenizer: they become markers, the rest literals."""
 
     def __init__(self, tokenizer: Tokenizer | None, ends: Sequence[int] = ()) -> None:
-        """ends: tokens that end an answer and therefore are never inside one."""
+        """ends: tokens that end an answer, so they never occur inside one. They stay text."""
         tokens = () if tokenizer is None else tokenizer.control_tokens
         self._id_of = {token.text: token.id for token in tokens if token.id not in ends}
         self._pattern = re.compile(any_of(self._id_of)) if self._id_of else None
 
-    def pieces(self, text: str) -> list[Literal | Marker]:
-        """The text, cut at its control tokens; ordinary tokens may spell those as well."""
-        found: list[Literal | Marker] = []
+    def split(self, text: str) -> list[Literal | Marker]:
+        """Split the text at its control tokens. A marker also matches ordinary tokens with its text."""
+        result: list[Literal | Marker] = []
         begin = 0
         for match in self._pattern.finditer(text) if self._pattern else ():
             if begin < match.start():
-                found.append(Literal(text[begin : match.start()]))
-            found.append(Marker(match[0], self._id_of[match[0]]))
+                result.append(Literal(text[begin : match.start()]))
+            result.append(Marker(match[0], self._id_of[match[0]]))
             begin = match.end()
         if begin < len(text):
-            found.append(Literal(text[begin:]))
-        return found
+            result.append(Literal(text[begin:]))
+        return result
 
 
-class FreeTexts:
-    """Free text of one format. param: the request's field that holds it, for errors."""
+class FreeTextBuilder:
+    """Builds the nodes of free text in one format. param: the request's field with the format, for
+    errors."""
 
-    def __init__(self, spelling: Spelling, param: str) -> None:
-        self._spelling = spelling
+    def __init__(self, splitter: ControlTokenSplitter, param: str) -> None:
+        self._splitter = splitter
         self._param = param
 
-    def refusal(self, path: str) -> GrammarError:
-        """Text that nothing ends stands where something follows."""
+    def no_end_error(self, path: str) -> GrammarError:
+        """Return the error for free text without an end before something that follows it."""
         return GrammarError(
             f"{path[:200]}: any text must be the last, or be followed by a string that ends it",
             "unsupported",
@@ -54,13 +55,14 @@ class FreeTexts:
         )
 
     def marker(self, text: str) -> Marker:
-        """A border that free text stops at or never holds."""
-        pieces = self._spelling.pieces(text)
+        """Return the marker of a text at which free text ends, or that it must not contain."""
+        pieces = self._splitter.split(text)
         return pieces[0] if len(pieces) == 1 and isinstance(pieces[0], Marker) else Marker(text)
 
-    def lead(self, text: str, path: str) -> tuple[Marker, Node | None]:
-        """The border that free text before `text` stops at, and what then follows of it."""
-        pieces = self._spelling.pieces(text)
+    def boundary(self, text: str, path: str) -> tuple[Marker, Node | None]:
+        """Return the marker at which free text before `text` ends, and the node of the rest of
+        `text`."""
+        pieces = self._splitter.split(text)
         if len(pieces) == 1:
             return self.marker(text), None
         if not pieces or not isinstance(pieces[0], Marker):
@@ -70,73 +72,82 @@ class FreeTexts:
                 "unsupported",
                 param=self._param,
             )
-        return pieces[0], joined(pieces[1:])
+        return pieces[0], concat(pieces[1:])
 
-    def until(self, after: Mapping[str, Node | None], without: Sequence[Marker], path: str) -> Node:
-        """Free text up to the first of some texts, and what follows each."""
-        follows: dict[Marker, list[Node | None]] = {}
+    def up_to(self, after: Mapping[str, Node | None], without: Sequence[Marker], path: str) -> Node:
+        """Return free text up to the first of the texts in `after`, followed by the text's node.
+
+        without: markers that the free text must not contain. path: the place in the format, for errors.
+        """
+        nodes_after: dict[Marker, list[Node | None]] = {}
         for text, node in after.items():
-            lead, rest = self.lead(text, path)
+            boundary, rest = self.boundary(text, path)
             parts = [part for part in (rest, node) if part is not None]
-            follows.setdefault(lead, []).append(joined(parts) if parts else None)
-        ended = tuple(lead for lead, nodes in follows.items() if nodes == [None])
+            nodes_after.setdefault(boundary, []).append(concat(parts) if parts else None)
+        final = tuple(boundary for boundary, nodes in nodes_after.items() if nodes == [None])
         options: list[Node] = []
-        if ended:
-            others = tuple(lead for lead in follows if lead not in ended)
-            options.append(FreeText(until=ended, without=(*others, *without)))
-        for lead, nodes in follows.items():
-            if lead not in ended:
-                others = tuple(other for other in follows if other != lead)
-                free = FreeText(until=(lead,), without=(*others, *without))
-                rest = one_of([Literal("") if node is None else node for node in nodes])
-                options.append(joined([free, rest]))
-        return one_of(options)
+        if final:
+            others = tuple(boundary for boundary in nodes_after if boundary not in final)
+            options.append(FreeText(until=final, without=(*others, *without)))
+        for boundary, nodes in nodes_after.items():
+            if boundary not in final:
+                others = tuple(other for other in nodes_after if other != boundary)
+                free = FreeText(until=(boundary,), without=(*others, *without))
+                rest = choice_of([Literal("") if node is None else node for node in nodes])
+                options.append(concat([free, rest]))
+        return choice_of(options)
 
-    def closed(self, node: Node, ends: list[str], path: str) -> Node:
-        """The node with its last, open text going on to one of `ends`."""
+    def with_end(self, node: Node, ends: list[str], path: str) -> Node:
+        """Return the node with its final free text ended by one of `ends`."""
         match node:
             case FreeText(until=()):
-                return self.until(dict.fromkeys(ends), node.without, path)
-            case Series(parts) if not _loops_over_text(parts[-2]):
-                return joined([*parts[:-1], self.closed(parts[-1], ends, path)])
+                return self.up_to(dict.fromkeys(ends), node.without, path)
+            case Concat(parts) if not _repeats_free_text(parts[-2]):
+                return concat([*parts[:-1], self.with_end(parts[-1], ends, path)])
             case Choice(options):
-                return Choice(tuple(self._closed_if_open(each, ends, path) for each in options))
-        raise self.refusal(path)
+                return Choice(
+                    tuple(self._with_end_everywhere(each, ends, path) for each in options)
+                )
+        raise self.no_end_error(path)
 
-    def _closed_if_open(self, node: Node, ends: list[str], path: str) -> Node:
-        if ends_open(node):
-            return self.closed(node, ends, path)
-        return joined([node, one_of([joined(self._spelling.pieces(end)) for end in ends])])
+    def _with_end_everywhere(self, node: Node, ends: list[str], path: str) -> Node:
+        if has_open_end(node):
+            return self.with_end(node, ends, path)
+        return concat([node, choice_of([concat(self._splitter.split(end)) for end in ends])])
 
 
-def joined(parts: Sequence[Node]) -> Node:
-    """One after the other, series in series unrolled."""
+def concat(parts: Sequence[Node]) -> Node:
+    """Return the concatenation of the parts. Nested ones are flattened and empty literals left out."""
     flat: list[Node] = []
     for part in parts:
-        flat += part.parts if isinstance(part, Series) else (part,)
-    kept = [part for part in flat if part != Literal("")]
-    return kept[0] if len(kept) == 1 else Series(tuple(kept)) if kept else Literal("")
+        flat += part.parts if isinstance(part, Concat) else (part,)
+    nonempty = [part for part in flat if part != Literal("")]
+    return (
+        nonempty[0] if len(nonempty) == 1 else Concat(tuple(nonempty)) if nonempty else Literal("")
+    )
 
 
-def one_of(options: Sequence[Node]) -> Node:
+def choice_of(options: Sequence[Node]) -> Node:
+    """Return a choice of the distinct options; the option itself if there is only one."""
     distinct = tuple(dict.fromkeys(options))
     return distinct[0] if len(distinct) == 1 else Choice(distinct)
 
 
-def ends_open(node: Node) -> bool:
-    """Does it end with text that nothing ends?"""
+def has_open_end(node: Node) -> bool:
+    """Whether the node ends with free text that has no end of its own."""
     match node:
         case FreeText(until):
             return not until
-        case Series(parts):
-            return bool(parts) and ends_open(parts[-1])
+        case Concat(parts):
+            return bool(parts) and has_open_end(parts[-1])
         case Choice(options):
-            return any(ends_open(option) for option in options)
+            return any(has_open_end(option) for option in options)
         case Repeat(part):
-            return ends_open(part)
+            return has_open_end(part)
     return False
 
 
-def _loops_over_text(node: Node) -> bool:
-    """Do tags in free text come any number of times? What ends them would have to end that text too."""
+def _repeats_free_text(node: Node) -> bool:
+    """Whether the node repeats tags with free text between them, which the same end would have to
+    end."""
     return isinstance(node, Repeat) and any(isinstance(leaf, FreeText) for leaf in leaves(node))

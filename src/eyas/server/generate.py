@@ -1,8 +1,8 @@
-"""/generate, SGLang's native route: prompts and sampling_params in, texts with their meta_info out.
+"""/generate, SGLang's native route: converts its requests to engine requests, and formats the answers.
 
-Promises: SGLang's shapes: one object for one answer, a list for several; a stream repeats all of the
-text so far, a long one less often, so that it is never more than a constant times its answer. A
-constraint covers the whole output. Does not know: HTTP, chat templates.
+Promises: SGLang's shapes: one object for one answer, a list for several. Each event of a stream
+repeats the whole text so far; a long stream has fewer events, so that its size is proportional to its
+answer. A constraint applies to the whole output. Does not know: HTTP, chat templates.
 """
 
 from __future__ import annotations
@@ -14,31 +14,33 @@ from typing import Any
 import msgspec
 
 from eyas.core import Delta, Request, RequestError, SamplingParams, TokenLogprob
-from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, in_their_words
+from eyas.peers.sampling import DEFAULT_MAX_TOKENS, NAMES, SHARED, errors_with_sglang_names
+from eyas.server.constraints import constrained_output, constraint_of
 from eyas.server.fields import prompts_in
-from eyas.server.formats import Choice, encoded, finite, token_text
+from eyas.server.formats import ChoiceOutput, finite, to_raw_json, token_text
+from eyas.server.request_models import CompletionFields, GenerateBody, GenerateParams
 from eyas.server.sampling import check_alternatives, sampling_params
-from eyas.server.schema import GenerateBody, GenerateParams, Sampled
-from eyas.server.texts import ModelTexts
-from eyas.server.wanted import constraint_of, whole_output
+from eyas.server.text_processor import TextProcessor
 from eyas.text import Tokenizer
 
 MAX_REPEATS = 128
-"""An event of a stream comes when the tokens since the one before are this part of what that said, so
-that a stream repeats its answer as often at most; the first so many tokens come one by one."""
+"""A stream sends an event when the new tokens are at least 1 / MAX_REPEATS of those in the last
+event. So each of the first MAX_REPEATS tokens has its event, and the size of all events is bounded by
+a multiple of the answer's size."""
 _PREFIX = "sampling_params."
 
 
 def generate_requests(
-    body: GenerateBody, texts: ModelTexts, request_id: str, cache_salt: str
+    body: GenerateBody, processor: TextProcessor, request_id: str, cache_salt: str
 ) -> list[Request]:
-    """One request for each prompt. RequestError or ApiError names what cannot be done."""
-    check_alternatives(body, texts.max_top_logprobs, "top_logprobs_num")
+    """Return one request per prompt. RequestError or ApiError names the field that cannot be
+    honoured."""
+    check_alternatives(body, processor.max_top_logprobs, "top_logprobs_num")
     if (body.text is None) == (body.input_ids is None):
         raise RequestError("text: give either text or input_ids", param="text")
     if body.top_logprobs_num and not body.return_logprob:
         raise RequestError("top_logprobs_num: needs return_logprob: true", param="top_logprobs_num")
-    asked = body.sampling_params or GenerateParams()
+    sampling_fields = body.sampling_params or GenerateParams()
     start = _scored_from(body)
     if start is not None and body.stream:
         raise RequestError(
@@ -46,18 +48,22 @@ def generate_requests(
             param="logprob_start_len",
         )
     param = "input_ids" if body.text is None else "text"
-    prompts = prompts_in(getattr(body, param), param, asked.n or 1)
-    with in_their_words(_PREFIX):
-        params = _params(body, asked, texts)
-    constraint = constraint_of(asked, texts.spelling, _PREFIX)
-    output = whole_output(constraint, ignore_eos=params.ignore_eos)
-    with in_their_words(_PREFIX):
-        return texts.raw_requests(prompts, params, output, request_id, cache_salt)
+    prompts = prompts_in(getattr(body, param), param, sampling_fields.n or 1)
+    with errors_with_sglang_names(_PREFIX):
+        params = _params(body, sampling_fields, processor)
+    constraint = constraint_of(sampling_fields, processor.splitter, _PREFIX)
+    output = constrained_output(constraint, ignore_eos=params.ignore_eos)
+    with errors_with_sglang_names(_PREFIX):
+        return processor.make_requests(prompts, params, output, request_id, cache_salt)
 
 
-def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> SamplingParams:
-    fields = {name: getattr(asked, name) for name in SHARED}
-    fields |= {ours: getattr(asked, theirs) for ours, theirs in NAMES.items()}
+def _params(
+    body: GenerateBody, sampling_fields: GenerateParams, processor: TextProcessor
+) -> SamplingParams:
+    fields = {name: getattr(sampling_fields, name) for name in SHARED}
+    fields |= {
+        our_name: getattr(sampling_fields, sglang_name) for our_name, sglang_name in NAMES.items()
+    }
     limit = fields.pop("max_tokens")
     scores_prompt = _scored_from(body) is not None
     if limit == 0 and not scores_prompt:
@@ -68,8 +74,8 @@ def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> Sam
         )
     num_top = (body.top_logprobs_num or 0) if body.return_logprob else None
     return sampling_params(
-        Sampled(**fields),
-        texts.defaults,
+        CompletionFields(**fields),
+        processor.defaults,
         max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
         logprobs=num_top,
         prompt_logprobs=num_top if scores_prompt else None,
@@ -77,24 +83,26 @@ def _params(body: GenerateBody, asked: GenerateParams, texts: ModelTexts) -> Sam
 
 
 def _scored_from(body: GenerateBody) -> int | None:
-    """The place in the prompt from which on its tokens are scored; None where they are not."""
+    """Return the index of the first prompt token with a log-probability; None if there is none."""
     start = body.logprob_start_len
     return start if body.return_logprob and start is not None and start >= 0 else None
 
 
 @dataclass(slots=True)
-class _SoFar:
-    """What one choice has said. Log-probabilities are the JSON that they become, as a stream has them
-    in every event again."""
+class _ChoiceProgress:
+    """The output of one choice so far.
 
-    choice: Choice
+    logprobs, tops: entries that are encoded already, since each event of a stream repeats them.
+    """
+
+    choice: ChoiceOutput
     num_shown: int = 0
     logprobs: bytearray = field(default_factory=bytearray)
     tops: bytearray = field(default_factory=bytearray)
 
 
 class GenerateFormat:
-    """SGLang's answer objects, whole or as a stream that repeats itself."""
+    """Formats one answer as SGLang's objects. Each event of a stream repeats the output so far."""
 
     logprobs_param = "return_logprob"
     repeats = True
@@ -119,70 +127,72 @@ class GenerateFormat:
         self._with_texts = bool(body.return_text_in_logprobs)
         self._scored_from = _scored_from(body)
         self._eos_token_ids = eos_token_ids
-        self._so_far: dict[int, _SoFar] = {}
+        self._progress: dict[int, _ChoiceProgress] = {}
 
-    def chunks(self, place: int, delta: Delta) -> list[dict[str, Any]]:
-        so_far = self._so_far.setdefault(place, _SoFar(Choice(place)))
-        self._score(so_far, delta.logprobs or ())
-        so_far.choice.add(msgspec.structs.replace(delta, logprobs=None))
-        num_tokens = len(so_far.choice.token_ids)
+    def chunks(self, choice_index: int, delta: Delta) -> list[dict[str, Any]]:
+        progress = self._progress.setdefault(
+            choice_index, _ChoiceProgress(ChoiceOutput(choice_index))
+        )
+        self._add_logprobs(progress, delta.logprobs or ())
+        progress.choice.add(msgspec.structs.replace(delta, logprobs=None))
+        num_tokens = len(progress.choice.token_ids)
         if delta.finish_reason is None:
-            if num_tokens - so_far.num_shown < max(1, so_far.num_shown // MAX_REPEATS):
+            if num_tokens - progress.num_shown < max(1, progress.num_shown // MAX_REPEATS):
                 return []
-        so_far.num_shown = num_tokens
-        written = self._written(so_far)
-        return [{**written, "index": place} if self._is_list else written]
+        progress.num_shown = num_tokens
+        written = self._to_object(progress)
+        return [{**written, "index": choice_index} if self._is_list else written]
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError("a native stream has no chunk of usage")
 
-    def response(self, choices: list[Choice], usage: dict[str, Any]) -> Any:
+    def response(self, choices: list[ChoiceOutput], usage: dict[str, Any]) -> Any:
         written = []
         for choice in choices:
-            so_far = _SoFar(choice)
-            self._score(so_far, choice.logprobs)
-            # The first choice of a prompt carries what was learnt of the prompt.
-            first = choices[choice.place - choice.place % self._num_each]
-            answer = self._written(so_far)
-            answer["meta_info"] |= self._scored_prompt(choice.place, first.prompt_logprobs)
-            written.append(encoded(answer))
+            progress = _ChoiceProgress(choice)
+            self._add_logprobs(progress, choice.logprobs)
+            # Only the first choice of a prompt has the prompt's log-probabilities.
+            first = choices[choice.index - choice.index % self._num_each]
+            answer = self._to_object(progress)
+            answer["meta_info"] |= self._prompt_logprobs(choice.index, first.prompt_logprobs)
+            written.append(to_raw_json(answer))
         return written if self._is_list else written[0]
 
-    def _score(self, so_far: _SoFar, entries: Sequence[TokenLogprob]) -> None:
+    def _add_logprobs(self, progress: _ChoiceProgress, entries: Sequence[TokenLogprob]) -> None:
         for entry in entries if self._with_logprobs else ():
-            _append(so_far.logprobs, self._entry(entry.token_id, entry.logprob))
+            _append(progress.logprobs, self._entry(entry.token_id, entry.logprob))
             if self._with_top:
-                _append(so_far.tops, [self._entry(*pair) for pair in entry.top])
+                _append(progress.tops, [self._entry(*pair) for pair in entry.top])
 
-    def _scored_prompt(
-        self, place: int, entries: Sequence[TokenLogprob | None] | None
+    def _prompt_logprobs(
+        self, choice_index: int, entries: Sequence[TokenLogprob | None] | None
     ) -> dict[str, Any]:
-        """The prompt's log-probabilities, as SGLang has them: of the first token that is scored it says
-        nothing, as of one that nothing stands before."""
+        """Return the prompt's log-probabilities. As in SGLang, the first entry is None, as for a
+        token without predecessors."""
         if self._scored_from is None or entries is None:
             return {}
-        prompt = self._requests[place // self._num_each].prompt_token_ids
-        own: list[Any] = []
+        prompt = self._requests[choice_index // self._num_each].prompt_token_ids
+        chosen: list[Any] = []
         tops: list[Any] = []
         for index in range(self._scored_from, len(prompt)):
             entry = entries[index] if index > self._scored_from else None
             text = token_text(self._tokenizer, prompt[index]) if self._with_texts else None
             if entry is None:
-                own.append([None, prompt[index], text])
+                chosen.append([None, prompt[index], text])
                 tops.append(None)
             else:
-                own.append(self._entry(entry.token_id, entry.logprob))
+                chosen.append(self._entry(entry.token_id, entry.logprob))
                 tops.append([self._entry(*pair) for pair in entry.top])
-        meta = {"input_token_logprobs": encoded(own)}
-        return {**meta, "input_top_logprobs": encoded(tops)} if self._with_top else meta
+        meta = {"input_token_logprobs": to_raw_json(chosen)}
+        return {**meta, "input_top_logprobs": to_raw_json(tops)} if self._with_top else meta
 
-    def _written(self, so_far: _SoFar) -> dict[str, Any]:
-        choice = so_far.choice
-        request = self._requests[choice.place // self._num_each]
+    def _to_object(self, progress: _ChoiceProgress) -> dict[str, Any]:
+        choice = progress.choice
+        request = self._requests[choice.index // self._num_each]
         last = choice.last
         usage = None if last is None else last.usage
         meta: dict[str, Any] = {
-            "id": f"{self._id}-{choice.place}" if self._is_list else self._id,
+            "id": f"{self._id}-{choice.index}" if self._is_list else self._id,
             "finish_reason": None if last is None else self._finish_reason(choice, last),
             "prompt_tokens": len(request.prompt_token_ids),
             "completion_tokens": len(choice.token_ids),
@@ -193,12 +203,12 @@ class GenerateFormat:
         if last is not None:
             meta["seed"] = request.params.seed if last.seed is None else last.seed
         if self._with_logprobs:
-            meta["output_token_logprobs"] = msgspec.Raw(b"[%b]" % so_far.logprobs)
+            meta["output_token_logprobs"] = msgspec.Raw(b"[%b]" % progress.logprobs)
             if self._with_top:
-                meta["output_top_logprobs"] = msgspec.Raw(b"[%b]" % so_far.tops)
+                meta["output_top_logprobs"] = msgspec.Raw(b"[%b]" % progress.tops)
         return {"text": choice.text, "output_ids": choice.token_ids, "meta_info": meta}
 
-    def _finish_reason(self, choice: Choice, last: Delta) -> dict[str, Any]:
+    def _finish_reason(self, choice: ChoiceOutput, last: Delta) -> dict[str, Any]:
         if last.finish_reason == "length":
             return {"type": "length", "length": len(choice.token_ids)}
         matched = last.stop_reason
@@ -212,6 +222,6 @@ class GenerateFormat:
 
 
 def _append(items: bytearray, item: list[Any]) -> None:
-    """One more item of a list that is JSON already."""
+    """Append an item to the encoded items of a JSON list."""
     items += b"," if items else b""
     items += msgspec.json.encode(item)

@@ -1,7 +1,8 @@
-"""Starting, draining and ending a server: the HTTP process and its engine process.
+"""Starts, drains and ends a server: the HTTP process and its engine process.
 
-Promises: HTTP answers at once and /ready when the engine does; SIGTERM lets running answers finish,
-a second one ends at once; an engine that cannot be started, or not again, is exit status 1.
+Promises: HTTP answers immediately, /ready once the engine is ready. SIGTERM lets running answers
+finish; a second one ends the process at once. If the engine cannot be started, or not again, the exit
+status is 1.
 Does not know: routes, engines.
 """
 
@@ -26,10 +27,10 @@ from eyas import logs
 from eyas.config import EngineConfig
 from eyas.core import DraftCounts
 from eyas.server.app import create_app
-from eyas.server.client import EngineClient, EngineProcess
+from eyas.server.client import EngineClient, EngineProcess, num_used_slots
+from eyas.server.http_protocol import BoundedProtocol, Connections
 from eyas.server.listening import Server
 from eyas.server.options import ServerOptions
-from eyas.server.protocol import BoundedProtocol, Connections
 from eyas.server.service import Service
 from eyas.server.socket_file import SocketFile
 from eyas.server.supervisor import EngineSupervisor
@@ -38,28 +39,28 @@ log = logging.getLogger("eyas.server")
 
 REPORT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 30
-LAST_WORDS_SECONDS = 2.0
+SHUTDOWN_SECONDS = 2.0
 SPARE_FILES = 128
-"""What the process may open besides connections; where it may have few files, half of them."""
-LEAST_FILES = 32
-"""Of these at least, beyond what is open at the start: 14 files of its own, and those of a moment, such
-as of an engine process that starts and of modules that are imported."""
-LEAST_CONNECTIONS = 4
+"""File descriptors reserved for everything except connections; half of all if the limit is low."""
+MIN_SPARE_FILES = 32
+"""Minimum of these beyond what is open at the start: 14 permanent ones, and temporary ones for
+starting an engine process, importing modules and so on."""
+MIN_CONNECTIONS = 4
 
 
 def serve(
     config: EngineConfig, options: ServerOptions, *, command: Sequence[str] | None = None
 ) -> int:
-    """Serve until told to stop; the process's exit status.
+    """Serve until the process is told to stop. Return its exit status.
 
-    command: the engine process, where it is not `python -m eyas.engine.worker`.
+    command: the engine process's command; by default `python -m eyas.engine.worker`.
     """
     logs.configure(options.log_level, options.log_format)
     for note in options.notes:
         log.info("%s", note)
     if options.uds is not None:
         with SocketFile(options.uds) as listener:
-            return asyncio.run(_serve(config, with_room(options), listener, command))
+            return asyncio.run(_serve(config, fit_to_open_files(options), listener, command))
     try:
         listener = _listen(options.host, options.port)
     except OSError as error:
@@ -73,11 +74,11 @@ def serve(
             options.host,
             listener.getsockname()[1],
         )
-    return asyncio.run(_serve(config, with_room(options), listener, command))
+    return asyncio.run(_serve(config, fit_to_open_files(options), listener, command))
 
 
 def is_reached_by_others(listener: socket.socket) -> bool:
-    """Does it listen at an address that is not this machine's alone?"""
+    """Whether the socket listens at an address that other machines can reach."""
     if listener.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
@@ -85,28 +86,30 @@ def is_reached_by_others(listener: socket.socket) -> bool:
     return not (mapped or address).is_loopback
 
 
-def with_room(options: ServerOptions) -> ServerOptions:
-    """As many connections as the system lets this process have; its own limit is raised so far.
-    ValueError where that is next to none."""
-    wanted = options.max_connections + SPARE_FILES
+def fit_to_open_files(options: ServerOptions) -> ServerOptions:
+    """Return the options with as many connections as the limit of open files allows.
+
+    Raises the process's soft limit if possible. ValueError if the limit is too low for a server.
+    """
+    num_files = options.max_connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < room:
-        with contextlib.suppress(OSError, ValueError):  # some systems have a lower limit still
-            resource.setrlimit(resource.RLIMIT_NOFILE, (room, hard))
+    limit = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        with contextlib.suppress(OSError, ValueError):  # some systems have a lower limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= num_files:
         return options
     num_open = _num_open_files()
-    num_connections = soft - min(SPARE_FILES, max(num_open + LEAST_FILES, soft // 2))
-    if num_connections < LEAST_CONNECTIONS:
+    num_connections = soft - min(SPARE_FILES, max(num_open + MIN_SPARE_FILES, soft // 2))
+    if num_connections < MIN_CONNECTIONS:
         raise ValueError(
             f"this process may have {soft} files open, which is too few for a server: allow it "
-            f"{num_open + LEAST_FILES + LEAST_CONNECTIONS} or more with ulimit -n"
+            f"{num_open + MIN_SPARE_FILES + MIN_CONNECTIONS} or more with ulimit -n"
         )
     num_requests = max(1, min(options.max_requests, num_connections * 3 // 4))
     log.warning(
-        "room for %d requests at once instead of %d: this process may have %d files open; raise it "
+        "only %d requests at once instead of %d: this process may have %d files open; raise the limit "
         "with ulimit -n",
         num_requests,
         options.max_requests,
@@ -121,11 +124,11 @@ def _num_open_files() -> int:
     try:
         return len(os.listdir("/dev/fd"))
     except OSError:
-        return LEAST_FILES  # it is not told here
+        return MIN_SPARE_FILES  # this system does not tell
 
 
 def new_server(service: Service, on_signal: Callable[[int], None]) -> Server:
-    """What serves our application."""
+    """Create the uvicorn server of our application."""
     options = service.options
     connections = Connections(options.max_connections)
     config = uvicorn.Config(
@@ -143,7 +146,7 @@ def new_server(service: Service, on_signal: Callable[[int], None]) -> Server:
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=max(1, int(LAST_WORDS_SECONDS)),
+        timeout_graceful_shutdown=max(1, int(SHUTDOWN_SECONDS)),
     )
     return Server(config, connections, on_signal)
 
@@ -179,7 +182,7 @@ async def _serve(
         nonlocal draining
         if draining is None:
             log.info("draining: running answers may take %.0f s more", options.drain_seconds)
-            client.start_no_more()
+            client.disable_restarts()
             draining = asyncio.create_task(drain())
 
     def on_signal(number: int) -> None:
@@ -189,25 +192,25 @@ async def _serve(
         service.is_draining = True
         loop.call_soon_threadsafe(begin_draining)
 
-    async def follow() -> None:
+    async def run_engine() -> None:
         nonlocal status
         try:
-            reason = await client.run(partial(_greet, service))
+            reason = await client.run(partial(_on_ready, service))
         except Exception:
-            log.exception("the engine is not looked after any more")
+            log.exception("the supervisor of the engine failed")
             reason = "the server failed"
         if draining is None:
             status = 1
             log.error("%s", reason)
         service.end_start()
-        deadline = time.monotonic() + LAST_WORDS_SECONDS
-        while service.num_live and time.monotonic() < deadline:
+        deadline = time.monotonic() + SHUTDOWN_SECONDS
+        while service.num_running and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         server.should_exit = True
 
     server = new_server(service, on_signal)
-    tasks = [asyncio.create_task(follow()), asyncio.create_task(_report(client))]
-    log.info("listening on %s; the model is being loaded", _place_of(listener))
+    tasks = [asyncio.create_task(run_engine()), asyncio.create_task(_log_throughput(client))]
+    log.info("listening on %s; the model is being loaded", _url_of(listener))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -220,9 +223,9 @@ async def _serve(
     return status
 
 
-async def _greet(service: Service) -> None:
-    """Makes the service ready, now that the engine is. ValueError: it cannot be."""
-    await service.load_texts()
+async def _on_ready(service: Service) -> None:
+    """Load the text processor of the ready engine's model. ValueError if that is not possible."""
+    await service.load_text_processor()
     info = service.client.info
     if info is not None:
         log.info(
@@ -238,42 +241,43 @@ async def _greet(service: Service) -> None:
         )
 
 
-async def _report(client: EngineClient) -> None:
-    """A line now and then while something happens."""
+async def _log_throughput(client: EngineClient) -> None:
+    """Log the throughput every REPORT_SECONDS while something runs."""
     before = client.health().stats
     while True:
         await asyncio.sleep(REPORT_SECONDS)
         stats = client.health().stats
-        made = stats.num_output_tokens - before.num_output_tokens
-        read = stats.num_prompt_tokens - before.num_prompt_tokens
-        if made or read or stats.num_running:
-            used = stats.num_slots - stats.num_free_slots - stats.num_cached_slots
+        num_output = stats.num_output_tokens - before.num_output_tokens
+        num_prompt = stats.num_prompt_tokens - before.num_prompt_tokens
+        if num_output or num_prompt or stats.num_running:
+            used = num_used_slots(stats)
             log.info(
                 "running %d, waiting %d, output %.1f tokens/s, prompt %.1f tokens/s, cache %.0f %%%s",
                 stats.num_running,
                 stats.num_waiting,
-                made / REPORT_SECONDS,
-                read / REPORT_SECONDS,
+                num_output / REPORT_SECONDS,
+                num_prompt / REPORT_SECONDS,
                 100 * used / max(1, stats.num_slots),
-                drafting_since(before.drafts, stats.drafts),
+                draft_statistics(before.drafts, stats.drafts),
             )
         before = stats
 
 
-def drafting_since(before: DraftCounts, now: DraftCounts) -> str:
-    """How drafts did: tokens that a step with a draft gave in the mean, and the share of such steps
-    that accepted a token at each depth. Empty where nothing was drafted."""
+def draft_statistics(before: DraftCounts, now: DraftCounts) -> str:
+    """Return statistics of the drafts between two counts, for the log: the mean number of tokens of a
+    step with a draft, and the share of these steps that accepted a token at each depth. Empty without
+    drafts."""
     num_drafts = now.num_drafts - before.num_drafts
     if num_drafts <= 0:
         return ""
     pairs = zip_longest(now.accepted_by_depth, before.accepted_by_depth, fillvalue=0)
     rates = [(later - earlier) / num_drafts for later, earlier in pairs]
-    shown = " ".join(f"{rate:.2f}" for rate in rates)
-    return f", mean accepted length {1 + sum(rates):.2f}, by position {shown or 'none'}"
+    by_position = " ".join(f"{rate:.2f}" for rate in rates)
+    return f", mean accepted length {1 + sum(rates):.2f}, by position {by_position or 'none'}"
 
 
-def _place_of(listener: socket.socket) -> str:
-    """Where clients find it."""
+def _url_of(listener: socket.socket) -> str:
+    """Return the URL at which the socket listens."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]

@@ -1,8 +1,9 @@
-"""The listening socket: connections are taken as long as there is room for them.
+"""The listening socket: accepts connections while there is capacity for them.
 
-Promises: no more are open than the server may have, so that there are files for everything else; where
-there is no room, others end that have no request (`eyas.server.protocol.Connections`), and who comes
-waits in the system's queue meanwhile; a system without files costs a line in the log now and then.
+Promises: no more connections are open than the server allows, so that file descriptors are left for
+everything else. At the limit an idle connection is closed to make place for a new one
+(`eyas.server.http_protocol.Connections`); until then new connections wait in the system's queue. When
+the system has no free file descriptors, the log says so at most once a minute.
 Does not know: HTTP, what the connections are for.
 """
 
@@ -19,19 +20,19 @@ from typing import Any, cast
 
 import uvicorn
 
-from eyas.server.protocol import BoundedProtocol, Connections
+from eyas.server.http_protocol import BoundedProtocol, Connections
 
 log = logging.getLogger("eyas.server")
 
-MAX_AT_ONCE = 64
-"""Connections that are taken before others get their turn."""
+MAX_ACCEPTED_AT_ONCE = 64
+"""Connections that are accepted in one turn of the event loop."""
 RETRY_SECONDS = 1.0
 LOG_SECONDS = 60.0
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but connections are taken by an `Acceptor`, and what a signal means is ours to say."""
+    """uvicorn's server, with an `Acceptor` for connections and with our handler of signals."""
 
     def __init__(
         self, config: uvicorn.Config, connections: Connections, on_signal: Callable[[int], None]
@@ -46,19 +47,21 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
         assert sockets is not None
-        acceptors = [Acceptor(each, self._connections, self._new_protocol) for each in sockets]
+        acceptors = [
+            Acceptor(listener, self._connections, self._new_protocol) for listener in sockets
+        ]
         self.servers = cast("list[asyncio.base_events.Server]", acceptors)
         self.started = True
 
     def _new_protocol(self) -> BoundedProtocol:
-        new: Any = self.config.http_protocol_class  # of our making, with its bounds
+        new: Any = self.config.http_protocol_class  # a partial of BoundedProtocol
         return new(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 
 
 class Acceptor:
-    """Takes connections from one listening socket, from now on until it is closed."""
+    """Accepts the connections of one listening socket until it is closed."""
 
     def __init__(
         self,
@@ -72,65 +75,68 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_listening = self._is_closed = False
-        self._said_at = -LOG_SECONDS
+        self._warned_at = -LOG_SECONDS
         connections.when_changed = self._listen
         listener.setblocking(False)
         self._listen()
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more connections."""
         self._pause()
         self._is_closed = True
 
     async def wait_closed(self) -> None:
-        """Until those that were taken are there."""
+        """Wait until all accepted connections are open."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _listen(self) -> None:
+        """Accept connections from now on."""
         if not (self._is_listening or self._is_closed):
             self._is_listening = True
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _pause(self) -> None:
-        """Until something changes."""
+        """Accept no connections until `_listen` is called."""
         if self._is_listening:
             self._is_listening = False
             self._loop.remove_reader(self._listener.fileno())
 
     def _accept(self) -> None:
-        """Somebody waits to be let in."""
-        if not self._connections.has_room():
+        """Accept waiting connections."""
+        if not self._connections.has_capacity():
             self._pause()
-            self._connections.make_room()
-            self._say("as many connections are open as there may be; idle ones end for new ones")
+            self._connections.close_idle()
+            self._warn_rarely(
+                "as many connections are open as are allowed; idle ones are closed for new ones"
+            )
             return
-        for _ in range(MAX_AT_ONCE):
+        for _ in range(MAX_ACCEPTED_AT_ONCE):
             try:
                 connection, _address = self._listener.accept()
             except OSError as error:
                 if error.errno in _NO_FILES:
                     self._pause()
-                    self._connections.make_room()
+                    self._connections.close_idle()
                     self._loop.call_later(RETRY_SECONDS, self._listen)
-                    self._say(f"no connection can be taken now: {error.strerror}")
-                return  # or nobody waits any more
+                    self._warn_rarely(f"no connection can be accepted now: {error.strerror}")
+                return  # or no more connections are waiting
             protocol = self._new_protocol()
-            self._connections.coming(protocol)
-            task = self._loop.create_task(self._hand_over(connection, protocol))
+            self._connections.add(protocol)
+            task = self._loop.create_task(self._open(connection, protocol))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            if not self._connections.has_room():
+            if not self._connections.has_capacity():
                 return
 
-    async def _hand_over(self, connection: socket.socket, protocol: BoundedProtocol) -> None:
+    async def _open(self, connection: socket.socket, protocol: BoundedProtocol) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, connection)
         except (OSError, asyncio.CancelledError):
             connection.close()
             self._connections.closed(protocol)
 
-    def _say(self, words: str) -> None:
-        """In the log, but not for every connection."""
-        if time.monotonic() - self._said_at >= LOG_SECONDS:
-            self._said_at = time.monotonic()
-            log.warning("%s", words)
+    def _warn_rarely(self, message: str) -> None:
+        """Log a warning, at most once in LOG_SECONDS."""
+        if time.monotonic() - self._warned_at >= LOG_SECONDS:
+            self._warned_at = time.monotonic()
+            log.warning("%s", message)

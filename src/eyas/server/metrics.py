@@ -1,7 +1,7 @@
-"""What /metrics says: `eyas_` and the names that dashboards of this field know.
+"""The metrics of /metrics.
 
-Promises: the engine's own counts are read when asked for, from its last heartbeat; latencies are
-measured where the client is, here. Does not know: who asks.
+Promises: counters of the engine are those of its last heartbeat; latencies are measured here, where the
+client is. Does not know: who reads them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from prometheus_client.registry import Collector
 
 from eyas.core import DraftCounts
 from eyas.schemas import PREPARED
-from eyas.server.client import EngineHealth
-from eyas.server.exposition import PREFIX, MetricsNames, Named, written
+from eyas.server.client import EngineHealth, num_used_slots
+from eyas.server.metrics_format import PREFIX, AliasedCollector, MetricsNames, render_metrics
 
 MAX_DEPTHS, MAX_NAMES = 64, 16
-"""Most values of a label that counts depths, and of one that names something."""
+"""Maximum number of values of a label for depths, and of a label for names."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -33,29 +33,29 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         health = self._health()
         stats = health.stats
-        used = stats.num_slots - stats.num_free_slots - stats.num_cached_slots
+        used = num_used_slots(stats)
         gauges = {
             "num_requests_running": ("Choices in the running batch", stats.num_running),
-            "num_requests_waiting": ("Choices that wait for a place", stats.num_waiting),
+            "num_requests_waiting": ("Choices waiting to be scheduled", stats.num_waiting),
             "kv_cache_usage_perc": (
                 "Share of cache slots held by running choices; 1 is full",
                 used / stats.num_slots if stats.num_slots else 0.0,
             ),
             "kv_cache_slots": ("Cache slots", stats.num_slots),
             "grammar_cache_bytes": (
-                "Bytes that compiled grammars hold, those in use included",
+                "Bytes of compiled grammars, those in use included",
                 stats.grammar.cache_bytes,
             ),
-            "prepared_schema_bytes": ("Prepared schemas held", PREPARED.num_bytes),
-            "engine_ready": ("1 when the engine steps", int(health.state == "ready")),
+            "prepared_schema_bytes": ("Bytes of cached prepared schemas", PREPARED.num_bytes),
+            "engine_ready": ("1 if the engine is ready", int(health.state == "ready")),
             "engine_idle_seconds": (
-                "Since the engine made a step or had nothing to do",
+                "Seconds since the engine made a step or had no work",
                 health.idle_seconds,
             ),
             "last_step_seconds": ("Duration of the last step", health.last_step_seconds),
         }
         counters = {
-            "engine_restarts": ("Engines started again after one died", health.num_restarts),
+            "engine_restarts": ("Engine processes started after one ended", health.num_restarts),
             "engine_steps": ("Steps", stats.num_steps),
             "prompt_tokens": ("Prompt tokens processed", stats.num_prompt_tokens),
             "generation_tokens": ("Tokens generated", stats.num_output_tokens),
@@ -67,24 +67,33 @@ class _EngineCollector(Collector):
             "spec_decode_num_draft_tokens": ("Tokens drafted", stats.num_draft_tokens),
             "spec_decode_num_accepted_tokens": ("Drafts accepted", stats.num_accepted_tokens),
             "spec_decode_num_pruned_tokens": (
-                "Tokens drafted that a grammar refused before the step",
+                "Draft tokens removed by a grammar before the forward pass",
                 stats.grammar.num_pruned,
             ),
-            "prepared_schema_hits": ("Schemas found prepared", PREPARED.num_hits),
-            "prepared_schema_misses": ("Schemas that had to be prepared", PREPARED.num_misses),
+            "prepared_schema_hits": (
+                "Schemas found in the cache of prepared schemas",
+                PREPARED.num_hits,
+            ),
+            "prepared_schema_misses": ("Schemas prepared", PREPARED.num_misses),
             "grammar_compiles": ("Output grammars compiled", stats.grammar.num_compiled),
-            "grammar_cache_hits": ("Output grammars found compiled", stats.grammar.num_hits),
-            "grammar_compile_seconds": ("Spent compiling", stats.grammar.compile_seconds),
+            "grammar_cache_hits": (
+                "Output grammars found in the cache of compiled grammars",
+                stats.grammar.num_hits,
+            ),
+            "grammar_compile_seconds": (
+                "Seconds spent compiling output grammars",
+                stats.grammar.compile_seconds,
+            ),
             "grammar_replays": (
-                "Grammars read anew because a limit was hit",
+                "Grammars replayed because a limit was exceeded",
                 stats.grammar.num_replays,
             ),
             "grammar_late_drafts": (
-                "Drafts cut short because a step did not wait for their masks",
+                "Drafts cut short because their masks were not ready in time",
                 stats.grammar.num_late,
             ),
-            "grammar_masks": ("Rows of logits masked", stats.grammar.num_masks),
-            "grammar_mask_seconds": ("Spent filling masks", stats.grammar.mask_seconds),
+            "grammar_masks": ("Logits rows masked", stats.grammar.num_masks),
+            "grammar_mask_seconds": ("Seconds spent filling masks", stats.grammar.mask_seconds),
         }
         names, values = list(self._labels), list(self._labels.values())
         for name, (text, value) in gauges.items():
@@ -98,13 +107,13 @@ class _EngineCollector(Collector):
         refused = CounterMetricFamily(
             f"{PREFIX}grammar_refusals", "Output grammars refused", labels=[*names, "fault"]
         )
-        for fault, count in _few(stats.grammar.num_refused).items():
+        for fault, count in _limited(stats.grammar.num_refused).items():
             refused.add_metric([*values, fault], count)
         yield refused
         yield from self._draft_counters(stats.drafts)
 
     def _draft_counters(self, drafts: DraftCounts) -> Iterator[Metric]:
-        """What became of drafts, each with one more label. Depths count from 0, as vLLM's do."""
+        """Yield the counters of drafts, each with one more label. Depths start at 0, as in vLLM."""
         for name, text, label, counts in (
             (
                 "num_draft_tokens_per_pos",
@@ -120,21 +129,21 @@ class _EngineCollector(Collector):
             ),
             (
                 "num_draft_tokens_by_source",
-                "Tokens drafted, by who proposed them",
+                "Draft tokens by source",
                 "source",
-                _few(drafts.drafted_by_source),
+                _limited(drafts.drafted_by_source),
             ),
             (
                 "num_accepted_tokens_by_source",
-                "Drafts accepted, by who proposed them",
+                "Accepted draft tokens by source",
                 "source",
-                _few(drafts.accepted_by_source),
+                _limited(drafts.accepted_by_source),
             ),
             (
                 "draft_endings",
-                "Drafts by why no more of them was accepted",
+                "Drafts by the reason why no further token was accepted",
                 "reason",
-                _few(drafts.endings),
+                _limited(drafts.endings),
             ),
         ):
             counter = CounterMetricFamily(
@@ -149,26 +158,28 @@ def _depths(counts: list[int]) -> dict[str, int]:
     return {str(depth): count for depth, count in enumerate(counts[:MAX_DEPTHS])}
 
 
-def _few(counts: dict[str, int]) -> dict[str, int]:
-    """The counts, those beyond a number of names as one."""
+def _limited(counts: dict[str, int]) -> dict[str, int]:
+    """Return the counts of the first MAX_NAMES names, and the sum of the others as "other"."""
     names = sorted(counts)
-    few = {name: counts[name] for name in names[:MAX_NAMES]}
+    limited = {name: counts[name] for name in names[:MAX_NAMES]}
     if len(names) > MAX_NAMES:
-        few["other"] = sum(counts[name] for name in names[MAX_NAMES:])
-    return few
+        limited["other"] = sum(counts[name] for name in names[MAX_NAMES:])
+    return limited
 
 
 class Metrics:
-    """One server's metrics, in a registry of their own."""
+    """The metrics of one server, in a registry of its own."""
 
     def __init__(
         self, health: Callable[[], EngineHealth], model: str, names: MetricsNames = "eyas"
     ) -> None:
-        """names: whose the metrics have as well."""
+        """names: the engine whose names the metrics have in addition."""
         self.registry = prometheus_client.CollectorRegistry()
         self.registry.register(_EngineCollector(health, model))
         self._model = model
-        self._named = Named(self.registry, names, lambda: health().stats, {"model_name": model})
+        self._collector = AliasedCollector(
+            self.registry, names, lambda: health().stats, {"model_name": model}
+        )
 
         def histogram(
             name: str, text: str, buckets: tuple[float, ...]
@@ -178,19 +189,27 @@ class Metrics:
             )
             return metric.labels(model)
 
-        self.first_token = histogram(
-            "time_to_first_token_seconds", "From request to first token", _SECONDS
+        self.time_to_first_token = histogram(
+            "time_to_first_token_seconds", "Seconds from the request to the first token", _SECONDS
         )
-        self.between_tokens = histogram(
-            "inter_token_latency_seconds", "From one token to the next", _SHORT_SECONDS
+        self.inter_token_latency = histogram(
+            "inter_token_latency_seconds", "Seconds from one token to the next", _SHORT_SECONDS
         )
-        self.per_token = histogram(
-            "request_time_per_output_token_seconds", "Mean of a request", _SHORT_SECONDS
+        self.time_per_output_token = histogram(
+            "request_time_per_output_token_seconds",
+            "Mean seconds per output token of a request",
+            _SHORT_SECONDS,
         )
-        self.whole = histogram("e2e_request_latency_seconds", "From request to end", _SECONDS)
+        self.request_latency = histogram(
+            "e2e_request_latency_seconds",
+            "Seconds from the request to the end of the answer",
+            _SECONDS,
+        )
         self.prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens", _COUNTS)
         self.output_tokens = histogram("request_generation_tokens", "Output tokens", _COUNTS)
-        self.choices = histogram("request_params_n", "Choices asked for", (1, 2, 4, 8, 16, 64, 128))
+        self.num_choices = histogram(
+            "request_params_n", "Choices per request", (1, 2, 4, 8, 16, 64, 128)
+        )
         self._finished = prometheus_client.Counter(
             f"{PREFIX}request_success",
             "Choices finished",
@@ -210,6 +229,6 @@ class Metrics:
     def count_response(self, status: int) -> None:
         self._responses.labels(self._model, str(status)).inc()
 
-    def written(self, accept: str) -> tuple[bytes, str]:
-        """All of them and the content type, as a request's Accept header asks."""
-        return written(self._named, accept)
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return all metrics as text, and its content type, according to the Accept header."""
+        return render_metrics(self._collector, accept)

@@ -1,6 +1,6 @@
-"""The HTTP side's settings, once.
+"""The settings of the HTTP process.
 
-Promises: plain frozen data with bounds. Does not know: the engine's settings (`eyas.config`).
+Promises: plain frozen data within bounds. Does not know: the engine's settings (`eyas.config`).
 """
 
 from __future__ import annotations
@@ -12,36 +12,38 @@ import msgspec
 from eyas.core import MAX_LOGPROBS
 from eyas.dialect import check_parsers
 from eyas.logs import LogFormat
-from eyas.server.exposition import MetricsNames
+from eyas.server.metrics_format import MetricsNames
 from eyas.server.origins import checked_host, checked_origin
 
 MAX_RESTARTS = 5
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """host, port: loopback unless asked for. uds: path of a Unix socket to listen at instead.
+    """The settings of one server.
 
-    api_keys: any of them opens every route.
-    allowed_hosts: names of this machine beside its own, for requests without a key; "*" is any.
-    cors_origins: whose pages may use the server from browsers; "*" is anybody's.
-    served_model_names: what clients may call the model, the first is what answers say; empty is the
-    model's path. max_body_bytes, max_header_bytes: larger requests are refused unread.
-    max_connections: beyond them the one that has been without a whole request for longest is closed.
-    max_requests: under way at once, from when their bodies are there, before 429.
-    max_queued: choices in the engine at once, waiting ones included, before 429.
-    max_logprobs: log-probabilities of one answer, where all of it is made before it is sent.
-    max_top_logprobs: alternatives to one token that a request may ask the log-probabilities of.
+    host, port: the address to listen at. uds: the path of a Unix socket to listen at instead.
+    api_keys: each of them gives access to every route; empty requires no key.
+    allowed_hosts: further names of this machine, for requests without a key; "*" is any name.
+    cors_origins: origins whose web pages may use the server; "*" is any origin.
+    served_model_names: the names that clients may send, the first of which answers have; empty is the
+    model's path. max_body_bytes, max_header_bytes: limits of a request.
+    max_connections: beyond them the connection that has been without a complete request for the longest
+    time is closed. max_requests: running requests with a complete body, before 429.
+    max_queued: choices in the engine, running or waiting, before 429.
+    max_logprobs: log-probabilities of an answer that is held in memory before it is sent.
+    max_top_logprobs: log-probabilities per token that a request may ask for.
     drain_seconds: how long running answers may take to finish after SIGTERM.
-    write_timeout_seconds: a client that takes nothing for so long is dropped.
-    stall_seconds: /ready says no when the engine has made no step for so long while it had work, or has
-    not said for so long that it has none.
-    start_wait_seconds: how long a request may wait for the first engine to be ready, before 503.
-    allow_no_key: without keys others than this machine may ask, and that is as it should be.
-    metrics_names: whose names /metrics has beside ours. log_format: text, or an object of JSON a line.
-    max_restarts: of an engine process that dies, in a row (`eyas.server.supervisor`).
-    reasoning_parser, tool_call_parser: the format of reasoning and of tool calls, by the names that
-    vLLM and SGLang have for them; None is the one that the checkpoint shows.
-    chat_template: the text of one, in place of the model's own. notes: for the log at the start.
+    write_timeout_seconds: a client that reads nothing for so long is cut off.
+    read_timeout_seconds: the limit of the time in which a body arrives.
+    text_timeout_seconds: the limit of waiting for the preparation of a request, and also of preparing
+    it. stall_seconds: /ready is 503 if the engine has made no step for so long while it had work, or
+    has sent no heartbeat for so long. start_wait_seconds: how long a request waits for the first
+    engine, before 503. allow_no_key: log no warning if other machines can use the server without a
+    key. metrics_names: the engine whose names /metrics has beside ours. log_format: text, or one JSON
+    object per line. max_restarts: restarts of the engine process in a row (`eyas.server.supervisor`).
+    reasoning_parser, tool_call_parser: the formats of reasoning and tool calls, by their names in
+    vLLM and SGLang; None detects them from the checkpoint. chat_template: the text of a template that
+    replaces the model's own. notes: logged at the start.
     """
 
     host: str = "127.0.0.1"
@@ -76,7 +78,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def max_queued_each(self) -> int:
-        """The most of one client: with several keys a quarter of the room is left to the others."""
+        """The limit of choices of one client: with several keys, a quarter of the queue is for the
+        others."""
         several = len(self.api_keys) > 1
         return max(1, self.max_queued * 3 // 4) if several else self.max_queued
 

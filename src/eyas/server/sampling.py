@@ -1,6 +1,7 @@
-"""From a request's fields to `SamplingParams`, with the model's own defaults where none is given.
+"""Converts a request's sampling fields to `SamplingParams`, with the model's defaults for absent
+fields.
 
-Promises: a field that cannot be honoured is refused by name. Does not know: prompts.
+Promises: refuses a field that cannot be honoured by name. Does not know: prompts.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from eyas.core import RequestError, SamplingParams
-from eyas.server.schema import Sampled
+from eyas.server.request_models import CompletionFields
 
 SEED_BITS = 53
-"""Drawn seeds survive readers that keep numbers as doubles."""
+"""Bits of a randomly drawn seed: few enough for clients that store numbers as doubles."""
 
 
-def refuse_unsupported(body: Sampled) -> None:
-    """RequestError for what is known but cannot be done."""
+def refuse_unsupported(body: CompletionFields) -> None:
+    """Raise RequestError for fields that are known but not supported, or do not go together."""
     if body.best_of is not None:
         raise RequestError(
             "best_of: is not supported; ask for n answers",
@@ -42,33 +43,38 @@ def refuse_unsupported(body: Sampled) -> None:
         raise RequestError("prompt_logprobs: is not for stream: true", param="prompt_logprobs")
 
 
-def check_alternatives(body: Any, most: int, *names: str) -> None:
-    """RequestError for a field of these that asks for more alternatives to a token than this server
-    gives."""
+def check_alternatives(body: Any, limit: int, *names: str) -> None:
+    """Raise RequestError if one of the fields asks for more log-probabilities per token than allowed.
+
+    limit: the server's limit. names: the fields.
+    """
     for name in names:
-        asked = getattr(body, name)
-        if asked is not None and asked > most:
+        num_alternatives = getattr(body, name)
+        if num_alternatives is not None and num_alternatives > limit:
             raise RequestError(
-                f"{name}: this server gives the log-probabilities of at most {most} alternatives to a "
+                f"{name}: this server gives the log-probabilities of at most {limit} alternatives to a "
                 "token (--max-logprobs); ask for fewer",
                 param=name,
             )
 
 
-def includes_usage(body: Sampled) -> bool:
-    """Does a stream end with its usage?"""
+def includes_usage(body: CompletionFields) -> bool:
+    """Whether a stream ends with a chunk of usage."""
     return bool((body.stream_options or {}).get("include_usage"))
 
 
 def sampling_params(
-    body: Sampled,
+    body: CompletionFields,
     defaults: Mapping[str, Any],
     *,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """RequestError names the field that is out of range. A seed that is absent is drawn here."""
+    """Return the sampling parameters, with a random seed if the request has none.
+
+    RequestError names a field that is out of range.
+    """
     fields: dict[str, Any] = {
         name: value
         for name in (

@@ -1,7 +1,7 @@
-"""A Unix socket that a server listens at, by its path in the file system.
+"""A Unix socket at which a server listens, at a path in the file system.
 
-Promises: only its user can connect; the socket that a killed server left behind is taken over, and
-nothing else at that path is touched; it is gone when the server ends. Does not know: HTTP.
+Promises: only its user can connect. A socket that a killed server left behind is replaced; any other
+file at the path is not touched. The socket is removed when the server ends. Does not know: HTTP.
 """
 
 from __future__ import annotations
@@ -13,27 +13,28 @@ import socket
 import stat
 from types import TracebackType
 
-MAX_PATH_BYTES = 103
-"""Of a socket's address; Linux would take 107."""
+from eyas.server.socket_folder import MAX_PATH_BYTES
 
 
 class SocketFile:
-    """Listens while it is entered. ValueError where it cannot. A lock beside the socket, at its path
-    and `.lock`, tells a socket in use from one that was left."""
+    """A context manager that listens while it is entered. ValueError if it cannot.
+
+    The lock of a file beside the socket, PATH.lock, distinguishes a socket in use from one left behind.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(os.path.expanduser(path))
         self._listener: socket.socket | None = None
         self._lock: int | None = None
-        self._made: tuple[int, int] | None = None
+        self._created: tuple[int, int] | None = None
 
     def __enter__(self) -> socket.socket:
         num_bytes = len(os.fsencode(self._path))
         if num_bytes > MAX_PATH_BYTES:
             raise ValueError(f"uds: {self._path} is too long for a socket; take a shorter path")
         try:
-            self._hold_lock()
-            self._remove_left()
+            self._acquire_lock()
+            self._remove_stale_socket()
             self._listener = self._listen()
         except OSError as error:
             self._close()
@@ -51,10 +52,10 @@ class SocketFile:
     ) -> None:
         self._close()
 
-    def _hold_lock(self) -> None:
-        place = f"{self._path}.lock"
+    def _acquire_lock(self) -> None:
+        path = f"{self._path}.lock"
         while self._lock is None:
-            lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -62,19 +63,19 @@ class SocketFile:
                 raise ValueError(
                     f"uds: another server listens at {self._path}; end it, or take another path"
                 ) from error
-            if _is_at(lock, place):
+            if _is_file_at(lock, path):
                 self._lock = lock
-            else:  # its server has just removed it
+            else:  # its owner has just removed the file
                 os.close(lock)
 
-    def _remove_left(self) -> None:
-        """What nobody listens at."""
+    def _remove_stale_socket(self) -> None:
+        """Remove a socket at which nothing listens. ValueError if something else is at the path."""
         try:
-            kind = os.lstat(self._path).st_mode
+            mode = os.lstat(self._path).st_mode
         except FileNotFoundError:
             return
-        if not stat.S_ISSOCK(kind):
-            raise ValueError(f"uds: {self._path} is there and no socket; take another path")
+        if not stat.S_ISSOCK(mode):
+            raise ValueError(f"uds: {self._path} exists and is not a socket; take another path")
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(1)
             try:
@@ -97,20 +98,20 @@ class SocketFile:
             listener.bind(self._path)
         finally:
             os.umask(mask)
-        found = os.lstat(self._path)
-        self._made = (found.st_dev, found.st_ino)
+        status = os.lstat(self._path)
+        self._created = (status.st_dev, status.st_ino)
         listener.listen(2048)
         listener.setblocking(False)
         return listener
 
     def _close(self) -> None:
-        """The socket goes with what is ours of its path."""
+        """Close the socket and remove its files, if they are still ours."""
         if self._listener is not None:
             self._listener.close()
-        if self._made is not None:
+        if self._created is not None:
             with contextlib.suppress(OSError):
-                found = os.lstat(self._path)
-                if (found.st_dev, found.st_ino) == self._made:
+                status = os.lstat(self._path)
+                if (status.st_dev, status.st_ino) == self._created:
                     os.unlink(self._path)
         if self._lock is not None:
             with contextlib.suppress(OSError):
@@ -119,7 +120,7 @@ class SocketFile:
             self._lock = None
 
 
-def _is_at(descriptor: int, path: str) -> bool:
+def _is_file_at(descriptor: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

@@ -1,8 +1,9 @@
 """The folder of the socket between the two processes.
 
-Promises: it is its user's alone and goes when the server ends; what a server that was killed has left
-is removed when the next one starts, and nothing else: no folder of a server that runs, of another user
-or with anything in it that is not ours. Does not know: what is sent.
+Promises: only its user can access it; it is removed when the server ends. What a killed server left
+behind is removed at the next start. No folder of a running server, of another user or with foreign
+files is removed.
+Does not know: what is sent.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ import tempfile
 PREFIX = "eyas-"
 SOCKET, LOCK = "engine", "owner.lock"
 MAX_PATH_BYTES = 103
-"""Of a socket's address; Linux would take 107."""
+"""Limit of a socket's address on all systems; Linux allows 107."""
 MAX_TRIES = 10
 
 
 class SocketFolder:
-    """A new folder; it is in use as long as its lock is held, which ends with this process."""
+    """A new folder. It is in use while its lock is held, at most as long as this process runs."""
 
     def __init__(self) -> None:
-        """ValueError where the directory for temporary files is of no use."""
+        """Create the folder. ValueError if the directory for temporary files cannot be used."""
         try:
             base = tempfile.gettempdir()
             _remove_abandoned(base)
-            self._path, lock = _made(base)
+            self._path, lock = _create_folder(base)
         except OSError as error:
             raise ValueError(
                 f"TMPDIR: no folder for the engine's socket can be made ({error.strerror}); set TMPDIR "
@@ -38,7 +39,7 @@ class SocketFolder:
 
     @property
     def address(self) -> str:
-        """Of the socket, for ZeroMQ."""
+        """The address of the socket, for ZeroMQ."""
         return f"ipc://{self._path}/{SOCKET}"
 
     @property
@@ -46,16 +47,16 @@ class SocketFolder:
         return self._path
 
     def remove(self) -> None:
-        """The folder and its lock. More than once is no error."""
+        """Remove the folder and release its lock. Can be called several times."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
-                _empty(self._path)
+                _remove_folder(self._path)
             os.close(self._lock)
             self._lock = None
 
 
-def _made(base: str) -> tuple[str, int]:
-    """A folder and the descriptor that holds its lock."""
+def _create_folder(base: str) -> tuple[str, int]:
+    """Create a folder. Return its path and the descriptor that holds its lock."""
     example = os.path.join(base, f"{PREFIX}12345678", SOCKET)
     if len(os.fsencode(example)) > MAX_PATH_BYTES:
         raise ValueError(
@@ -69,10 +70,10 @@ def _made(base: str) -> tuple[str, int]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(lock)  # another server has taken it for abandoned just now
+            os.close(lock)  # another server is removing it as abandoned
             continue
         except OSError:
-            pass  # there are no locks here: nobody will take it for abandoned either
+            pass  # no locks in this file system: no server will remove it as abandoned
         if os.path.exists(os.path.join(path, LOCK)):
             return path, lock
         os.close(lock)
@@ -80,6 +81,7 @@ def _made(base: str) -> tuple[str, int]:
 
 
 def _remove_abandoned(base: str) -> None:
+    """Remove the folders of servers that were killed."""
     with os.scandir(base) as entries:
         paths = [entry.path for entry in entries if entry.name.startswith(PREFIX)]
     for path in paths:
@@ -89,15 +91,15 @@ def _remove_abandoned(base: str) -> None:
             opened.callback(os.close, folder)
             lock = os.open(LOCK, os.O_RDONLY | flags, dir_fd=folder)
             opened.callback(os.close, lock)
-            kinds = os.fstat(folder), os.fstat(lock)
-            is_ours = all(kind.st_uid == os.geteuid() for kind in kinds)
-            if is_ours and stat.S_ISREG(kinds[1].st_mode):
+            statuses = os.fstat(folder), os.fstat(lock)
+            is_ours = all(status.st_uid == os.geteuid() for status in statuses)
+            if is_ours and stat.S_ISREG(statuses[1].st_mode):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its owner lives
-                _empty(path, folder)
+                _remove_folder(path, folder)
 
 
-def _empty(path: str, folder: int | None = None) -> None:
-    """Remove what is ours, and the folder, unless there is more in it."""
+def _remove_folder(path: str, folder: int | None = None) -> None:
+    """Remove our files, and the folder if it is empty then."""
     for name in (SOCKET, LOCK):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name if folder is not None else os.path.join(path, name), dir_fd=folder)

@@ -1,8 +1,7 @@
-"""Answers on their way to one client, as events or whole, and noticing that a client has gone.
+"""Responses that are written no faster than the client reads, and detection of a client's disconnect.
 
-Promises: the source of events is closed as soon as the client has left or has everything; no answer
-is written faster than it is taken. Does not know: what it says, how long a client may take (see
-`eyas.server.protocol`).
+Promises: closes the source of events as soon as the client disconnects or has all of them. Does not
+know: what is sent, how long a client may take (see `eyas.server.http_protocol`).
 """
 
 from __future__ import annotations
@@ -18,38 +17,39 @@ from starlette.types import Receive, Scope, Send
 
 Result = TypeVar("Result")
 
-DONE = b"data: [DONE]\n\n"
-PIECE_BYTES = 64 * 1024
+DONE_EVENT = b"data: [DONE]\n\n"
+CHUNK_BYTES = 64 * 1024
 
 
-class ClientLeft(Exception):
-    """The client has disconnected: nobody waits for the answer."""
+class ClientDisconnected(Exception):
+    """The client has disconnected before its answer was complete."""
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """One event. JSON has no line breaks of its own, so nothing can forge an event."""
+def encode_event(value: dict[str, Any]) -> bytes:
+    """Return one event. The JSON contains no line breaks, so its content cannot forge an event."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_left(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`; ClientLeft, with the work cancelled, if the client goes first."""
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of `work`. If the client disconnects first, cancel it and raise
+    ClientDisconnected."""
     task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_left(receive))
+    watcher = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientLeft
+            raise ClientDisconnected
         return task.result()
     finally:
-        await _cancelled(watcher, task)
+        await _cancel(watcher, task)
 
 
-async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     for task in tasks:
@@ -57,8 +57,8 @@ async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
             await task
 
 
-class InPieces(Response):
-    """A whole answer, JSON, of which the next piece is written when the one before is gone."""
+class ChunkedJsonResponse(Response):
+    """A complete JSON answer, written in chunks: each after the one before it has been sent."""
 
     media_type = "application/json"
 
@@ -66,13 +66,14 @@ class InPieces(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         body = memoryview(self.body)
-        for first in range(0, len(body), PIECE_BYTES):
-            piece, rest = bytes(body[first : first + PIECE_BYTES]), body[first + PIECE_BYTES :]
-            await send({"type": "http.response.body", "body": piece, "more_body": len(rest) > 0})
+        for first in range(0, len(body), CHUNK_BYTES):
+            chunk, rest = bytes(body[first : first + CHUNK_BYTES]), body[first + CHUNK_BYTES :]
+            await send({"type": "http.response.body", "body": chunk, "more_body": len(rest) > 0})
 
 
-class EventStream(Response):
-    """A streaming answer. source: whole events. close: runs at the end, whatever happens."""
+class EventStreamResponse(Response):
+    """A streamed answer. source: yields whole events. close: called at the end, after errors as
+    well."""
 
     def __init__(
         self,
@@ -88,9 +89,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_left(receive, self._write(send))
-        except (ClientLeft, OSError):
-            pass  # there is nobody left to tell
+            await unless_disconnected(receive, self._write(send))
+        except (ClientDisconnected, OSError):
+            pass  # the client has gone, nothing more can be sent
         finally:
             await self._source.aclose()
             await self._close()

@@ -1,8 +1,9 @@
 """Structural tags: formats of tags and free text that SGLang, vLLM and xgrammar share.
 
-Promises: both written forms, the one with structures and triggers and the one with a tree of formats,
-become nodes of `eyas.grammar`; a format or an option that they cannot say is refused by its name.
-Does not know: which field held it, dialects, backends.
+Promises: both forms, the older one with structures and triggers and the newer one with a tree of
+formats, become nodes of `eyas.grammar`. A format or option that nodes cannot express is refused by
+name.
+Does not know: which field holds the tag, dialects, backends.
 """
 
 from __future__ import annotations
@@ -11,79 +12,90 @@ from collections.abc import Callable
 from typing import Any
 
 from eyas.core import GrammarError, GrammarFault
-from eyas.grammar import Choice, FreeText, Node, Regex, Repeat, Series
+from eyas.grammar import Choice, Concat, FreeText, Node, Regex, Repeat
 from eyas.schemas import grammar_source
-from eyas.server.free_text import FreeTexts, Spelling, ends_open, joined, one_of
+from eyas.server.free_text import (
+    ControlTokenSplitter,
+    FreeTextBuilder,
+    choice_of,
+    concat,
+    has_open_end,
+)
+from eyas.server.json_schema import schema_node
 from eyas.server.json_text import json_object
-from eyas.server.sources import schema_node
 
 MAX_DEPTH = 32
 MAX_FORMATS = 4096
 MAX_REPEATS = 100_000
 
 
-def structural_tag(value: Any, spelling: Spelling, param: str) -> Node:
-    """The node of a structural tag, given as an object or as JSON text. GrammarError says what is wrong
-    with it."""
+def structural_tag(value: Any, splitter: ControlTokenSplitter, param: str) -> Node:
+    """Return the grammar node of a structural tag, given as an object or as JSON text.
+
+    param: the request's field, for errors. GrammarError names the index and the problem.
+    """
     if isinstance(value, str):
         value = json_object(value, param)
-    is_older = isinstance(value, dict) and "structures" in value
-    reader = _Reader(spelling, param, "structures" if is_older else "tags")
+    is_legacy = isinstance(value, dict) and "structures" in value
+    reader = _FormatReader(splitter, param, "structures" if is_legacy else "tags")
     if not isinstance(value, dict):
-        raise reader.refusal(param, "must be an object, or an object's JSON text")
+        raise reader.error_at(param, "must be an object, or an object's JSON text")
     if value.get("type", "structural_tag") != "structural_tag":
-        raise reader.refusal(f"{param}.type", "must be 'structural_tag'")
+        raise reader.error_at(f"{param}.type", "must be 'structural_tag'")
     fields = {name: item for name, item in value.items() if name != "type"}
     if set(fields) == {"format"}:
         return reader.read(fields["format"], f"{param}.format", 0)
     if set(fields) == {"structures", "triggers"}:
         tags = [
-            reader.legacy_tag(item, f"{param}.structures[{place}]")
-            for place, item in enumerate(reader.list_of(fields, "structures", param))
+            reader.legacy_tag(item, f"{param}.structures[{index}]")
+            for index, item in enumerate(reader.list_of(fields, "structures", param))
         ]
         return reader.read(
             {"triggers": fields["triggers"], "tags": tags}, param, 0, "triggered_tags"
         )
-    raise reader.refusal(param, "takes either format, or structures and triggers, and nothing else")
+    raise reader.error_at(
+        param, "takes either format, or structures and triggers, and nothing else"
+    )
 
 
-class _Reader:
-    """tags: what the user calls them."""
+class _FormatReader:
+    """Converts the formats of one structural tag to nodes. tags: the field in which the user lists
+    tags."""
 
-    def __init__(self, spelling: Spelling, param: str, tags: str) -> None:
-        self._spelling = spelling
+    def __init__(self, splitter: ControlTokenSplitter, param: str, tags: str) -> None:
+        self._splitter = splitter
         self._tags = tags
-        self._free = FreeTexts(spelling, param)
+        self._free_text = FreeTextBuilder(splitter, param)
         self._param = param
         self._num_formats = 0
 
-    def refusal(self, path: str, what: str, fault: GrammarFault = "invalid") -> GrammarError:
+    def error_at(self, path: str, what: str, fault: GrammarFault = "invalid") -> GrammarError:
         return GrammarError(f"{path[:200]}: {what}", fault, param=self._param)
 
     def read(self, value: Any, path: str, depth: int, kind: str | None = None) -> Node:
-        """One format. kind: its type, where the object does not say it."""
+        """Return the node of one format. kind: its type, if the object has no field `type`."""
         self._num_formats += 1
         if depth > MAX_DEPTH or self._num_formats > MAX_FORMATS:
             limits = f"more than {MAX_FORMATS} formats, or {MAX_DEPTH} inside each other"
-            raise self.refusal(self._param, f"has {limits}; make it smaller", "too_complex")
+            raise self.error_at(self._param, f"has {limits}; make it smaller", "too_complex")
         if not isinstance(value, dict):
-            raise self.refusal(path, "must be an object")
+            raise self.error_at(path, "must be an object")
         fields = dict(value)
         name = kind or fields.pop("type", None)
         read = _FORMATS.get(name) if isinstance(name, str) else None
         if read is None:
-            raise self.refusal(
+            raise self.error_at(
                 f"{path}.type", f"{str(name)[:64]!r} is not supported", "unsupported"
             )
         node = read(self, fields, path, depth + 1)
         if fields:
             option = sorted(map(str, fields))[0][:64]
-            raise self.refusal(f"{path}.{option}", f"is not supported in {name}", "unsupported")
+            raise self.error_at(f"{path}.{option}", f"is not supported in {name}", "unsupported")
         return node
 
     def legacy_tag(self, value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict) or set(value) != {"begin", "schema", "end"}:
-            raise self.refusal(path, "must have begin, schema and end, and nothing else")
+            raise self.error_at(path, "must have begin, schema and end, and nothing else")
         schema = value["schema"]
         content = {"type": "json_schema", "json_schema": schema}
         return {"begin": value["begin"], "content": content, "end": value["end"]}
@@ -91,38 +103,40 @@ class _Reader:
     def list_of(self, fields: dict[str, Any], name: str, path: str) -> list[Any]:
         items = fields.pop(name, None)
         if not isinstance(items, list) or not items:
-            raise self.refusal(f"{path}.{name}", "must be a list that is not empty")
+            raise self.error_at(f"{path}.{name}", "must be a list that is not empty")
         return items
 
     def _text(self, fields: dict[str, Any], name: str, path: str) -> str:
         text = fields.pop(name, None)
         if not isinstance(text, str):
-            raise self.refusal(f"{path}.{name}", "must be a string")
+            raise self.error_at(f"{path}.{name}", "must be a string")
         return text
 
     def _texts(self, fields: dict[str, Any], name: str, path: str) -> list[str]:
         texts = self.list_of(fields, name, path)
         if not all(isinstance(text, str) and text for text in texts):
-            raise self.refusal(f"{path}.{name}", "must be strings that are not empty")
+            raise self.error_at(f"{path}.{name}", "must be strings that are not empty")
         return list(dict.fromkeys(texts))
 
     def _flag(self, fields: dict[str, Any], name: str, path: str) -> bool:
         value = fields.pop(name, None)
         if value is not None and not isinstance(value, bool):
-            raise self.refusal(f"{path}.{name}", "must be true or false")
+            raise self.error_at(f"{path}.{name}", "must be true or false")
         return bool(value)
 
-    def _leave_out(self, fields: dict[str, Any], **harmless: Any) -> None:
-        """Options that say what is so anyhow."""
-        for name, value in harmless.items():
+    def _drop_ineffective(self, fields: dict[str, Any], **ineffective: Any) -> None:
+        """Remove options whose values have no effect."""
+        for name, value in ineffective.items():
             if name in fields and fields[name] in (value, None):
                 del fields[name]
 
     def _const_string(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        return joined(self._spelling.pieces(self._text(fields, "value", path)))
+        return concat(self._splitter.split(self._text(fields, "value", path)))
 
     def _json_schema(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        self._leave_out(fields, style="json", any_order=False, max_whitespace_cnt=None, excludes=[])
+        self._drop_ineffective(
+            fields, style="json", any_order=False, max_whitespace_cnt=None, excludes=[]
+        )
         schema = fields.pop("json_schema", None)
         if schema is True:
             schema = {}
@@ -135,39 +149,39 @@ class _Reader:
         return grammar_source(self._text(fields, "grammar", path), self._param)
 
     def _any_text(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        self._leave_out(fields, max_tokens=None, max_chars=None, excludes=[])
+        self._drop_ineffective(fields, max_tokens=None, max_chars=None, excludes=[])
         without = self._texts(fields, "excludes", path) if "excludes" in fields else []
-        return FreeText(without=tuple(self._free.marker(text) for text in without))
+        return FreeText(without=tuple(self._free_text.marker(text) for text in without))
 
     def _sequence(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         items = self.list_of(fields, "elements", path)
         parts: list[Node] = []
-        for place, item in enumerate(items):
-            at = f"{path}.elements[{place}]"
+        for index, item in enumerate(items):
+            at = f"{path}.elements[{index}]"
             node = self.read(item, at, depth)
-            if parts and ends_open(parts[-1]):
-                # Any text ends where a constant begins; nothing else tells where it ends.
+            if parts and has_open_end(parts[-1]):
+                # Free text ends where a constant begins. No other format can end it.
                 if not isinstance(item, dict) or item.get("type") != "const_string":
-                    raise self._free.refusal(at)
-                parts[-1] = self._free.closed(parts[-1], [item["value"]], at)
+                    raise self._free_text.no_end_error(at)
+                parts[-1] = self._free_text.with_end(parts[-1], [item["value"]], at)
             else:
                 parts.append(node)
-        return joined(parts)
+        return concat(parts)
 
     def _or(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         items = self.list_of(fields, "elements", path)
         options = [
-            self.read(item, f"{path}.elements[{place}]", depth) for place, item in enumerate(items)
+            self.read(item, f"{path}.elements[{index}]", depth) for index, item in enumerate(items)
         ]
-        return one_of(options)
+        return choice_of(options)
 
     def _repeat_of(
-        self, fields: dict[str, Any], path: str, depth: int, least: int, most: int | None
+        self, fields: dict[str, Any], path: str, depth: int, minimum: int, maximum: int | None
     ) -> Node:
         part = self.read(fields.pop("content", None), f"{path}.content", depth)
-        if ends_open(part) and most != 1:
-            raise self._free.refusal(path)
-        return Repeat(part, least, most)
+        if has_open_end(part) and maximum != 1:
+            raise self._free_text.no_end_error(path)
+        return Repeat(part, minimum, maximum)
 
     def _optional(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         return self._repeat_of(fields, path, depth, 0, 1)
@@ -179,97 +193,97 @@ class _Reader:
         return self._repeat_of(fields, path, depth, 0, None)
 
     def _repeat(self, fields: dict[str, Any], path: str, depth: int) -> Node:
-        least, most = fields.pop("min", None), fields.pop("max", None)
-        if type(least) is not int or type(most) is not int or not 0 <= least <= MAX_REPEATS:
-            raise self.refusal(path, f"min and max must be whole numbers from 0 to {MAX_REPEATS}")
-        if most != -1 and not max(1, least) <= most <= MAX_REPEATS:
-            raise self.refusal(f"{path}.max", f"must be -1, or from max(1, min) to {MAX_REPEATS}")
-        return self._repeat_of(fields, path, depth, least, None if most == -1 else most)
+        minimum, maximum = fields.pop("min", None), fields.pop("max", None)
+        if type(minimum) is not int or type(maximum) is not int or not 0 <= minimum <= MAX_REPEATS:
+            raise self.error_at(path, f"min and max must be whole numbers from 0 to {MAX_REPEATS}")
+        if maximum != -1 and not max(1, minimum) <= maximum <= MAX_REPEATS:
+            raise self.error_at(f"{path}.max", f"must be -1, or from max(1, min) to {MAX_REPEATS}")
+        return self._repeat_of(fields, path, depth, minimum, None if maximum == -1 else maximum)
 
     def _tag(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         return self._tag_after(fields, path, depth, "")
 
     def _tag_after(self, fields: dict[str, Any], path: str, depth: int, trigger: str) -> Node:
-        """The rest of a tag whose begin starts with `trigger`, after that."""
+        """Return the node of a tag without the leading `trigger` of its begin."""
         begin = self._text(fields, "begin", path)[len(trigger) :]
         content = self.read(fields.pop("content", None), f"{path}.content", depth)
         if isinstance(fields.get("end"), str):
             ends = [fields.pop("end")]
         else:
             ends = self._texts(fields, "end", path)
-        if ends_open(content) and ends != [""]:
-            content = self._free.closed(content, ends, path)
+        if has_open_end(content) and ends != [""]:
+            content = self._free_text.with_end(content, ends, path)
         else:
-            content = joined(
-                [content, one_of([joined(self._spelling.pieces(end)) for end in ends])]
+            content = concat(
+                [content, choice_of([concat(self._splitter.split(end)) for end in ends])]
             )
-        return joined([*self._spelling.pieces(begin), content])
+        return concat([*self._splitter.split(begin), content])
 
     def _triggered_tags(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         triggers = self._texts(fields, "triggers", path)
         at_least_one = self._flag(fields, "at_least_one", path)
         stop_after_first = self._flag(fields, "stop_after_first", path)
-        self._leave_out(fields, excludes=[])
+        self._drop_ineffective(fields, excludes=[])
         excluded = self._texts(fields, "excludes", path) if "excludes" in fields else []
-        without = tuple(self._free.marker(text) for text in excluded)
+        without = tuple(self._free_text.marker(text) for text in excluded)
         tags_of: dict[str, list[Node]] = {trigger: [] for trigger in triggers}
-        for place, tag in enumerate(self.list_of(fields, "tags", path)):
-            at = f"{path}.{self._tags}[{place}]"
+        for index, tag in enumerate(self.list_of(fields, "tags", path)):
+            at = f"{path}.{self._tags}[{index}]"
             tag = self._tag_fields(tag, at)
             begin = self._text(dict(tag), "begin", at)
-            fitting = [trigger for trigger in triggers if begin.startswith(trigger)]
-            if len(fitting) != 1:
-                raise self.refusal(f"{at}.begin", "must start with exactly one of the triggers")
-            node = self._tag_after(tag, at, depth + 1, fitting[0])
+            matching = [trigger for trigger in triggers if begin.startswith(trigger)]
+            if len(matching) != 1:
+                raise self.error_at(f"{at}.begin", "must start with exactly one of the triggers")
+            node = self._tag_after(tag, at, depth + 1, matching[0])
             if tag:
-                raise self.refusal(
+                raise self.error_at(
                     f"{at}.{sorted(map(str, tag))[0][:64]}", "is not supported in tag"
                 )
-            if ends_open(node):
-                raise self._free.refusal(at)
-            tags_of[fitting[0]].append(node)
-        options_of = {trigger: one_of(tags) for trigger, tags in tags_of.items() if tags}
-        dispatch = self._free.until(options_of, without, path)
-        leads = {self._free.lead(trigger, path)[0]: None for trigger in triggers}
-        tail = FreeText(without=(*leads, *without))
+            if has_open_end(node):
+                raise self._free_text.no_end_error(at)
+            tags_of[matching[0]].append(node)
+        options_of = {trigger: choice_of(tags) for trigger, tags in tags_of.items() if tags}
+        dispatch = self._free_text.up_to(options_of, without, path)
+        boundaries = {self._free_text.boundary(trigger, path)[0]: None for trigger in triggers}
+        tail = FreeText(without=(*boundaries, *without))
         if stop_after_first:
             return dispatch if at_least_one else Choice((dispatch, tail))
-        return Series((Repeat(dispatch, int(at_least_one)), tail))
+        return Concat((Repeat(dispatch, int(at_least_one)), tail))
 
     def _tags_with_separator(self, fields: dict[str, Any], path: str, depth: int) -> Node:
         at_least_one = self._flag(fields, "at_least_one", path)
         stop_after_first = self._flag(fields, "stop_after_first", path)
-        separator = self._spelling.pieces(self._text(fields, "separator", path))
+        separator = self._splitter.split(self._text(fields, "separator", path))
         tags = []
-        for place, tag in enumerate(self.list_of(fields, "tags", path)):
-            at = f"{path}.{self._tags}[{place}]"
+        for index, tag in enumerate(self.list_of(fields, "tags", path)):
+            at = f"{path}.{self._tags}[{index}]"
             tags.append(self.read(self._tag_fields(tag, at), at, depth, "tag"))
-        one = one_of(tags)
-        if ends_open(one):
-            raise self._free.refusal(path)
+        tag_choice = choice_of(tags)
+        if has_open_end(tag_choice):
+            raise self._free_text.no_end_error(path)
         if not stop_after_first:
-            one = Series((one, Repeat(joined([*separator, one]))))
-        return one if at_least_one else Repeat(one, 0, 1)
+            tag_choice = Concat((tag_choice, Repeat(concat([*separator, tag_choice]))))
+        return tag_choice if at_least_one else Repeat(tag_choice, 0, 1)
 
     def _tag_fields(self, tag: Any, path: str) -> dict[str, Any]:
         if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
-            raise self.refusal(path, "must be a tag: an object with begin, content and end")
+            raise self.error_at(path, "must be a tag: an object with begin, content and end")
         return {name: item for name, item in tag.items() if name != "type"}
 
 
-_FORMATS: dict[str, Callable[[_Reader, dict[str, Any], str, int], Node]] = {
-    "const_string": _Reader._const_string,
-    "json_schema": _Reader._json_schema,
-    "regex": _Reader._regex,
-    "grammar": _Reader._grammar,
-    "any_text": _Reader._any_text,
-    "sequence": _Reader._sequence,
-    "or": _Reader._or,
-    "optional": _Reader._optional,
-    "plus": _Reader._plus,
-    "star": _Reader._star,
-    "repeat": _Reader._repeat,
-    "tag": _Reader._tag,
-    "triggered_tags": _Reader._triggered_tags,
-    "tags_with_separator": _Reader._tags_with_separator,
+_FORMATS: dict[str, Callable[[_FormatReader, dict[str, Any], str, int], Node]] = {
+    "const_string": _FormatReader._const_string,
+    "json_schema": _FormatReader._json_schema,
+    "regex": _FormatReader._regex,
+    "grammar": _FormatReader._grammar,
+    "any_text": _FormatReader._any_text,
+    "sequence": _FormatReader._sequence,
+    "or": _FormatReader._or,
+    "optional": _FormatReader._optional,
+    "plus": _FormatReader._plus,
+    "star": _FormatReader._star,
+    "repeat": _FormatReader._repeat,
+    "tag": _FormatReader._tag,
+    "triggered_tags": _FormatReader._triggered_tags,
+    "tags_with_separator": _FormatReader._tags_with_separator,
 }

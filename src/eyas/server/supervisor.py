@@ -1,10 +1,10 @@
-"""Keeps an engine running: what the server sees, with one engine process after another behind it.
+"""Keeps an engine running: starts a new engine process when one ends.
 
-Promises: an engine that was ready once and dies is started again, a number of times in a row, with
-growing pauses; counts go on where those of the dead one ended. A first start that fails is final, with
-its reason, since nothing has shown that another would do better. What was under way ends with an error
-and is not sent again: it may be what killed the engine.
-Does not know: sockets, HTTP, why an engine died.
+Promises: an engine that was ready and ends is started again, a limited number of times in a row, with
+growing pauses; its counters continue from those of its predecessors. If the first start fails, the
+failure is final, since another start would probably fail as well. Running requests end with an error
+and are not sent again, since they may have made the engine fail.
+Does not know: sockets, HTTP, why an engine ended.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ log = logging.getLogger("eyas.server")
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
 HEALTHY_SECONDS = 3.0
-"""An engine that was ready for so long was worth its start: tries count anew. Were it longer, engines
-that load slowly and are killed now and then would use up their tries."""
+"""An engine that was ready for so long resets the count of restarts. A longer time would stop engines
+that load slowly and are killed from time to time."""
 MAX_RETRY_SECONDS = 60.0
 
 
 class EngineSupervisor:
-    """The engine of one server, an `EngineClient`. `run` keeps it alive.
+    """The engine of one server, an `EngineClient`. `run` keeps it running.
 
-    new_process: makes an engine process that is not started yet. max_restarts: in a row, without an
-    engine that lived for a while; 0 starts none again.
+    new_process: creates an engine process without starting it. max_restarts: the limit of restarts in a
+    row, without an engine that was ready for `healthy_seconds` between them.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EngineSupervisor:
         self._first_pause_seconds = first_pause_seconds
         self._healthy_seconds = healthy_seconds
         self._process = new_process()
-        self._past = wire.EngineStats()
+        self._stats_before = wire.EngineStats()
         self._num_restarts = 0
         self._was_ready = False
         self._reason: str | None = None
@@ -63,7 +63,7 @@ class EngineSupervisor:
 
     @property
     def process_id(self) -> int | None:
-        """Of the engine process that there is now."""
+        """The id of the current engine process."""
         return self._process.process_id
 
     def generate(self, request: Request) -> AsyncIterator[Delta]:
@@ -73,29 +73,31 @@ class EngineSupervisor:
         await self._process.abort(request_id)
 
     def health(self) -> EngineHealth:
-        """Of the engine that there is now; counts are those of all."""
+        """Return the health of the current engine. Its counters include those of the engines before
+        it."""
         health = self._process.health()
         state = "restarting" if self._was_ready and health.state != "ready" else health.state
-        waiting = 0.0
+        seconds_left = 0.0
         if state != "ready":
-            waiting = max(0.0, self._pause_ends - time.monotonic()) + self._load_seconds
+            seconds_left = max(0.0, self._pause_ends - time.monotonic()) + self._load_seconds
         return msgspec.structs.replace(
             health,
             state=state if self._reason is None else "failed",
             reason=self._reason or health.reason,
-            retry_seconds=min(max(1.0, waiting), MAX_RETRY_SECONDS),
+            retry_seconds=min(max(1.0, seconds_left), MAX_RETRY_SECONDS),
             num_restarts=self._num_restarts,
-            stats=wire.added(self._past, health.stats),
+            stats=wire.added(self._stats_before, health.stats),
         )
 
     async def run(self, on_ready: Callable[[], Awaitable[None]]) -> str:
-        """Start engines, one after the other; why there will be no more.
+        """Start engines, one after the other. Return the reason why none is started any more.
 
-        on_ready: called whenever one is ready. A ValueError of it is final.
+        on_ready: called whenever an engine is ready. If it raises ValueError, no engine is started
+        again.
         """
         num_tries = 0
         while self._reason is None:
-            seconds, reason = await self._live(on_ready)
+            seconds, reason = await self._run_process(on_ready)
             if seconds >= self._healthy_seconds:
                 num_tries = 0
             if self._reason is None and (not self._was_ready or num_tries >= self._max_restarts):
@@ -109,14 +111,14 @@ class EngineSupervisor:
                 *(reason, pause, num_tries, self._max_restarts),
             )
             self._pause_ends = time.monotonic() + pause
-            self._past = wire.added(self._past, self._process.health().stats)
+            self._stats_before = wire.added(self._stats_before, self._process.health().stats)
             self._process = self._new_process()
             await asyncio.sleep(pause)
             self._num_restarts += 1
         return self._reason
 
-    def start_no_more(self) -> None:
-        """The next engine that dies is the last."""
+    def disable_restarts(self) -> None:
+        """Start no engine again when the current one ends."""
         self._max_restarts = 0
 
     async def close(self) -> None:
@@ -124,24 +126,20 @@ class EngineSupervisor:
         await self._process.close()
 
     def kill(self) -> None:
-        """End the engine at once, with nothing said to anybody."""
+        """Kill the engine process without ending its requests."""
         self._process.kill()
 
-    async def _live(self, on_ready: Callable[[], Awaitable[None]]) -> tuple[float, str]:
-        """One engine, from its start until nothing is left of it: for how many seconds it was ready,
-        and why it is no more."""
+    async def _run_process(self, on_ready: Callable[[], Awaitable[None]]) -> tuple[float, str]:
+        """Run the current engine until it has ended. Return the seconds for which it was ready, and the
+        reason why it ended."""
         process, started = self._process, time.monotonic()
         ready_at = None
         try:
             await process.start()
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-        ) as error:  # no room for a process, or for its socket
+        except (OSError, RuntimeError, ValueError) as error:  # no process, or no socket for it
             await process.close()
             return 0.0, f"the engine process cannot be started: {error}"
-        await _first(process.ready, process.failed)
+        await _wait_for_any(process.ready, process.failed)
         if process.info is not None:
             ready_at = time.monotonic()
             self._load_seconds = ready_at - started
@@ -157,8 +155,8 @@ class EngineSupervisor:
         return (0.0 if ready_at is None else time.monotonic() - ready_at), reason
 
 
-async def _first(*events: asyncio.Event) -> None:
-    """Wait until one of them is set."""
+async def _wait_for_any(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Text in, token ids out, and back: tokenizers, detokenizers, chat templates.
+"""Tokenizers, detokenizers and chat templates: text to token ids and back.
 
-Promises: text that a person, a tool or a result brought never becomes a control token; imports
-neither torch nor transformers, so that the HTTP process, the engine and the offline API share it.
+Promises: text of a user, a tool or a tool's result never becomes a control token. Imports neither
+torch nor transformers, so that the HTTP process, the engine and the offline API can all use it.
 Does not know: models, requests, HTTP.
 """
 

@@ -1,7 +1,7 @@
-"""The sampling defaults a model brings along in its generation_config.json.
+"""The sampling defaults in a model's generation_config.json.
 
-Promises: only fields that `SamplingParams` has, only values that it accepts; a field that is absent
-or out of range is left out. Does not know: what a client asked for.
+Promises: returns only fields that `SamplingParams` has, with values that it accepts; leaves out a
+field that is absent or out of range. Does not know: what a client asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIELDS = {
     "repetition_penalty": float,
 }
 
-_LEFT_OUT: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size"), (0,)),
     **dict.fromkeys(("encoder_repetition_penalty", "typical_p", "guidance_scale"), (1.0,)),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha"), (0.0,)),
@@ -32,28 +32,31 @@ _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("exponential_decay_length_penalty", "top_h"), ()),
     "num_beams": (1,),
 }
-"""Fields that change what transformers generates and have no counterpart among a model's defaults here,
-with values that do nothing."""
+"""Fields that change what transformers generates and that eyas does not read, each with the values
+that have no effect."""
 
 
 def sampling_defaults(directory: str | Path) -> dict[str, float | int]:
-    """temperature, top_p, top_k, min_p and repetition_penalty, as far as the model's file gives them;
-    temperature is 0 where the file says not to sample. Other fields that ask for something are named in
-    a warning."""
+    """Return temperature, top_p, top_k, min_p and repetition_penalty, as far as the model's file has
+    them.
+
+    temperature is 0 where the file has `do_sample: false`. Logs a warning that names unsupported
+    fields whose values have an effect.
+    """
     path = Path(directory) / "generation_config.json"
-    found = read_json_object_if_there(path)
-    left_out = [
+    config = read_json_object_if_there(path)
+    unsupported = [
         name
-        for name, nothing in _LEFT_OUT.items()
-        if found.get(name) is not None and found[name] not in nothing
+        for name, no_effect in _UNSUPPORTED.items()
+        if config.get(name) is not None and config[name] not in no_effect
     ]
-    if left_out:
-        log.warning("%s: %s: not supported and left out", path, ", ".join(left_out))
-    if found.get("do_sample") is False:
-        found = {**found, "temperature": 0.0}
+    if unsupported:
+        log.warning("%s: %s: not supported and left out", path, ", ".join(unsupported))
+    if config.get("do_sample") is False:
+        config = {**config, "temperature": 0.0}
     defaults: dict[str, float | int] = {}
     for name, kind in _FIELDS.items():
-        value = found.get(name)
+        value = config.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != kind(value):
             continue
         field: dict[str, Any] = {name: kind(value)}

@@ -1,6 +1,6 @@
-"""Reading a model directory's small JSON files, with errors that name the file and the remedy.
+"""Reads the small JSON files of a model directory.
 
-Promises: whatever is wrong with a file becomes a ValueError that a person can act on.
+Promises: every problem with a file raises a ValueError that names the file and the remedy.
 Does not know: what the files mean.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. ValueError if it is missing, unreadable or not an object."""
+    """Return the JSON object in `path`. ValueError if it is missing, unreadable or not an object."""
     try:
         value = msgspec.json.decode(path.read_bytes())
     except OSError as error:
@@ -28,5 +28,5 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_object_if_there(path: Path) -> dict[str, Any]:
-    """As `read_json_object`, but an absent file is an empty object."""
+    """Return the JSON object in `path`, or an empty one if there is no such file."""
     return read_json_object(path) if path.is_file() else {}

@@ -1,10 +1,10 @@
-"""Keeping content and template apart while a template renders: one guard per request.
+"""Keeps content apart from the template while a chat template renders: one guard per request.
 
-Promises: after `break_up`, no string of a request holds the text of a control token, nor the part
-of one that text beside it could complete; after `audit_view`, no string holds a character that a
-control token begins or ends with, so that every control token of the rendered text is the
-template's. `restore` undoes both. What is put in are random digits, unknown to whoever wrote the
-content, and digits survive trimming, case changes, JSON and URL encoding.
+Promises: after `break_up`, no string of a request contains the text of a control token, nor a part of
+one that adjacent text could complete. After `audit_view`, no string contains a character with which a
+control token begins or ends, so every control token of the rendered text comes from the template.
+`restore` undoes both. The inserted nonces are random digits, which the author of the content cannot
+know; digits survive trimming, case changes, JSON and URL encoding.
 Does not know: templates, token ids.
 """
 
@@ -30,7 +30,7 @@ STRUCTURAL_KEYS = frozenset(
         *("refusal", "messages", "tools"),
     }
 )
-"""Keys that templates look up by name; they stay as they are, and spell nothing but themselves."""
+"""Keys that templates look up by name. They stay unchanged."""
 
 STRUCTURAL_VALUES = {
     "type": frozenset(
@@ -40,13 +40,14 @@ STRUCTURAL_VALUES = {
         {"system", "developer", "user", "assistant", "tool", "function", "ipython", "environment"}
     ),
 }
-"""Values that templates compare with, by the key they stand under."""
+"""Values that templates compare with, by their key. They stay unchanged."""
 
 
 def map_strings(
     value: Any, change: Callable[[str], str], *, key: str | None = None, depth: int = 0
 ) -> Any:
-    """A copy of plain JSON data with `change` applied to every string, keys too, not structure."""
+    """Return a copy of plain JSON data with `change` applied to every string, keys included, except for
+    STRUCTURAL_KEYS and STRUCTURAL_VALUES. RequestError if it is nested too deep."""
     if depth > MAX_DEPTH:
         raise RequestError(f"messages: are nested more than {MAX_DEPTH} deep", param="messages")
     if isinstance(value, str):
@@ -59,7 +60,7 @@ def map_strings(
             for name, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        # The entries of "type": ["string", "null"] are types too.
+        # Pass the key on: the entries of "type": ["string", "null"] are types as well.
         return [map_strings(item, change, key=key, depth=depth + 1) for item in value]
     return value
 
@@ -68,8 +69,9 @@ def _alphanumeric(text: str) -> str:
     return "".join(character for character in text.casefold() if character.isalnum())
 
 
-class TokenPatterns:
-    """What `Guard` needs to know of a tokenizer's control tokens; built once."""
+class ControlTokenPatterns:
+    """The texts of a tokenizer's control tokens, prepared for `ContentGuard`. Built once per
+    tokenizer."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = sorted(set(texts), key=len, reverse=True)
@@ -78,7 +80,7 @@ class TokenPatterns:
         self._joined = "\n".join(long)
         self._cores = "\n".join(sorted({_alphanumeric(text) for text in long}))
         self.max_core = max((len(core) for core in self._cores.split("\n")), default=0)
-        # Every place where a token's text begins, whatever its case (a template may change it).
+        # Matches where a token's text begins, ignoring case, which a template may change.
         self.inside = re.compile(f"(?={any_of(long)})", re.IGNORECASE)
         self.tails = frozenset(text[k:].casefold() for text in long for k in range(1, len(text)))
         self.heads = frozenset(text[:k].casefold() for text in long for k in range(1, len(text)))
@@ -93,18 +95,18 @@ class TokenPatterns:
         self.last_of_head = frozenset(head[-1] for head in self.heads)
 
     def is_within_a_token(self, text: str) -> bool:
-        """Whether template text beside `text` could complete a control token around it."""
+        """Whether adjacent text of the template could complete `text` to a control token."""
         if len(text) > 4 * self.max_core + 64:
             return False
         core = _alphanumeric(text)
         return core in self._cores if core else text in self._joined
 
 
-class Guard:
-    """One request's nonces: one that stands inside tokens, and one for each border character."""
+class ContentGuard:
+    """The nonces of one request: one to break up control tokens, and one for each border character."""
 
-    def __init__(self, patterns: TokenPatterns, forbidden: Iterable[str]) -> None:
-        """forbidden: strings in which the nonces must not occur (all of the request's)."""
+    def __init__(self, patterns: ControlTokenPatterns, forbidden: Iterable[str]) -> None:
+        """forbidden: strings that must not contain the nonces: all strings of the request."""
         self._patterns = patterns
         seen = "\n".join(forbidden)
         while True:
@@ -113,7 +115,7 @@ class Guard:
             )
             if stem not in seen:
                 break
-        # Five digits and the same stem: a fixed width, so that neighbours cannot run together.
+        # The stem and five digits: a fixed width, so that adjacent nonces stay distinguishable.
         self._mark = f"{stem}00000"
         codes = sorted(patterns.borders | patterns.single)
         self._code_of = {text: f"{stem}{index:05d}" for index, text in enumerate(codes, start=1)}
@@ -125,23 +127,24 @@ class Guard:
         self.num_changes = 0
 
     def break_up(self, text: str) -> str:
-        """`text` with every control token's text, whole or begun or ended, broken."""
+        """Insert nonces into every control token in `text`, and into a part of one at its begin or
+        end."""
         patterns, mark = self._patterns, self._mark
-        places: set[int] = {match.start() + 1 for match in patterns.inside.finditer(text)}
+        positions: set[int] = {match.start() + 1 for match in patterns.inside.finditer(text)}
         body = text.strip()
         if body:
             offset = text.find(body[0])
             if patterns.is_within_a_token(body):
-                places |= set(range(offset + 1, offset + len(body) + 1))
+                positions |= set(range(offset + 1, offset + len(body) + 1))
             if body[0].casefold() in patterns.first_of_tail and self._begins_with_a_tail(body):
-                places.add(offset)
+                positions.add(offset)
             if body[-1].casefold() in patterns.last_of_head and self._ends_with_a_head(body):
-                places.add(offset + len(body))
-        if places:
+                positions.add(offset + len(body))
+        if positions:
             pieces, begin = [], 0
-            for place in sorted(places):
-                pieces.append(text[begin:place])
-                begin = place
+            for position in sorted(positions):
+                pieces.append(text[begin:position])
+                begin = position
             text = mark.join([*pieces, text[begin:]])
             self.num_changes += 1
         if patterns.single:
@@ -149,13 +152,13 @@ class Guard:
         return text
 
     def audit_view(self, text: str) -> str:
-        """`text` without the characters that a control token begins or ends with."""
+        """Replace the characters of `text` with which a control token begins or ends by nonces."""
         changed = self._borders.sub(lambda match: self._code_of[match[0]], self.break_up(text))
         self.num_changes += changed != text
         return changed
 
     def restore(self, text: str) -> str:
-        """What `break_up` and `audit_view` were given."""
+        """Return the text with which `break_up` or `audit_view` was called."""
         return self._codes.sub(lambda match: self._text_of.get(match[0], match[0]), text)
 
     def _begins_with_a_tail(self, body: str) -> bool:

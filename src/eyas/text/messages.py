@@ -1,47 +1,52 @@
-"""One message of a conversation, in the form that one template reads.
+"""Converts the messages of a conversation to the form that one chat template reads.
 
-Promises: what a message says stays; a field that is None is one that is absent; doing it twice is
-doing it once. Content is a string or parts, arguments are objects or text, and reasoning is a field of
-its own, as the template has them.
+Promises: no information of a message is lost; a field that is None is treated as absent; the
+conversion is idempotent. Content becomes a string or a list of parts, arguments of calls become
+objects or text, and reasoning becomes a field of its own, as the template requires.
 Does not know: rendering, tokens, HTTP.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from eyas.core import RequestError
-from eyas.text.arguments import as_object, as_text
-from eyas.text.fields import REASONING_END, REASONING_KEYS, FieldUses
 from eyas.text.guard import STRUCTURAL_VALUES
+from eyas.text.template_analysis import REASONING_END, REASONING_KEYS, FieldUses
 
+MAX_STRUCTURE = 200_000
+"""Most brackets, braces and colons that a JSON text may have to be parsed, its strings included."""
 _REASONING_BEGIN = "<think>"
-_BESIDE_CONTENT = ("tool_calls", "refusal", *REASONING_KEYS)
+_INSTEAD_OF_CONTENT = ("tool_calls", "refusal", *REASONING_KEYS)
 
 
-def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> dict[str, Any]:
-    """RequestError names what no template can read. place: of the message, for errors."""
+def normalize_message(message: Mapping[str, Any], uses: FieldUses, index: int) -> dict[str, Any]:
+    """Return the message in the form described by `uses`.
+
+    index: index of the message, for errors. RequestError names a field that no template can read.
+    """
     role = message.get("role")
     if not isinstance(role, str) or role not in STRUCTURAL_VALUES["role"]:
-        known = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
+        roles = ", ".join(sorted(STRUCTURAL_VALUES["role"]))
         raise RequestError(
-            f"messages[{place}].role: must be one of {known}", param=f"messages[{place}].role"
+            f"messages[{index}].role: must be one of {roles}", param=f"messages[{index}].role"
         )
-    if role != "assistant":  # whose templates know answers without content
-        require_content(message, place)
+    if role != "assistant":  # templates accept answers without content
+        require_content(message, index)
     normal = _without_none(message)
     if isinstance(calls := normal.get("tool_calls"), (list, tuple)):
-        normal["tool_calls"] = [_normal_call(call, uses) for call in calls]
+        normal["tool_calls"] = [_normalize_call(call, uses) for call in calls]
     if (content := normal.get("content")) is not None:
-        texts = _texts_of(content, place)
-        if role == "assistant" and uses.tells_reasoning:
-            texts = _apart_from_reasoning(texts, normal, uses)
+        texts = _content_texts(content, index)
+        if role == "assistant" and uses.handles_reasoning:
+            texts = _split_reasoning(texts, normal, uses)
         normal["content"] = _content(texts, uses)
-    elif role == "assistant" and calls and uses.tells_none:
-        if "content" in message or not uses.tells_absent:
+    elif role == "assistant" and calls and uses.distinguishes_none:
+        if "content" in message or not uses.distinguishes_absent:
             normal["content"] = None
-    elif not uses.tells_absent:
+    elif not uses.distinguishes_absent:
         normal["content"] = _content([""], uses)
     reasoning = next((normal[key] for key in REASONING_KEYS if normal.get(key)), None)
     if reasoning is not None:
@@ -49,23 +54,23 @@ def normal_message(message: Mapping[str, Any], uses: FieldUses, place: int) -> d
     return normal
 
 
-def require_content(message: Mapping[str, Any], place: int) -> None:
-    """RequestError for a message that says nothing: only an assistant's may lack content, where it
-    calls, refuses or reasons."""
+def require_content(message: Mapping[str, Any], index: int) -> None:
+    """Raise RequestError for a message without content, unless it is an assistant's that has tool
+    calls, a refusal or reasoning."""
     is_assistant = message.get("role") == "assistant"
     if message.get("content") is not None or (
-        is_assistant and any(message.get(key) for key in _BESIDE_CONTENT)
+        is_assistant and any(message.get(key) for key in _INSTEAD_OF_CONTENT)
     ):
         return
     remedy = "give a text, or tool_calls" if is_assistant else "give a text"
     raise RequestError(
-        f"messages[{place}].content: is required of role {str(message.get('role'))[:32]!r}; {remedy}",
-        param=f"messages[{place}].content",
+        f"messages[{index}].content: is required of role {str(message.get('role'))[:32]!r}; {remedy}",
+        param=f"messages[{index}].content",
     )
 
 
-def with_end(message: dict[str, Any], end: str, uses: FieldUses) -> dict[str, Any]:
-    """The message with `end` after the text of its content."""
+def append_to_content(message: dict[str, Any], end: str, uses: FieldUses) -> dict[str, Any]:
+    """Return the message with `end` appended to its content."""
     content = message.get("content") or _content([""], uses)
     if isinstance(content, str):
         return {**message, "content": content + end}
@@ -77,19 +82,19 @@ def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _normal_call(call: Any, uses: FieldUses) -> Any:
+def _normalize_call(call: Any, uses: FieldUses) -> Any:
     if not isinstance(call, Mapping):
         return call
     normal = _without_none(call)
     if isinstance(function := normal.get("function"), Mapping):
-        return {**normal, "function": _normal_call(function, uses)}
+        return {**normal, "function": _normalize_call(function, uses)}
     if "arguments" in normal and uses.arguments != "given":
-        change = as_text if uses.arguments == "text" else as_object
-        normal["arguments"] = change(normal["arguments"])
+        convert = _arguments_text if uses.arguments == "text" else _arguments_object
+        normal["arguments"] = convert(normal["arguments"])
     return normal
 
 
-def _texts_of(content: Any, place: int) -> list[str]:
+def _content_texts(content: Any, index: int) -> list[str]:
     if isinstance(content, str):
         return [content]
     parts = content if isinstance(content, (list, tuple)) else [content]
@@ -102,9 +107,9 @@ def _texts_of(content: Any, place: int) -> list[str]:
     ]
     if len(texts) != len(parts):
         raise RequestError(
-            f"messages[{place}].content: must be a string or a list of text parts "
+            f"messages[{index}].content: must be a string or a list of text parts "
             '{"type": "text", "text": ...}',
-            param=f"messages[{place}].content",
+            param=f"messages[{index}].content",
         )
     return texts
 
@@ -115,9 +120,11 @@ def _content(texts: list[str], uses: FieldUses) -> Any:
     return "\n".join(texts)
 
 
-def _apart_from_reasoning(texts: list[str], message: dict[str, Any], uses: FieldUses) -> list[str]:
-    """Templates take old reasoning off the content at its marker, but content never reaches them with
-    a marker in it; so it is done here, as they do it."""
+def _split_reasoning(texts: list[str], message: dict[str, Any], uses: FieldUses) -> list[str]:
+    """Move reasoning out of the content, as templates do at the marker </think>.
+
+    Templates cannot do it themselves, since control tokens in content are hidden from them.
+    """
     if len(texts) > 1 and not uses.wants_parts:
         texts = ["\n".join(texts)]
     if len(texts) != 1 or REASONING_END not in texts[0]:
@@ -126,4 +133,26 @@ def _apart_from_reasoning(texts: list[str], message: dict[str, Any], uses: Field
     if not any(message.get(key) for key in REASONING_KEYS):
         message["reasoning_content"] = before.split(_REASONING_BEGIN)[-1].strip("\n")
     answer = after.split(REASONING_END)[-1]
-    return [answer.lstrip("\n") if uses.strips_answer else answer]
+    return [answer.lstrip("\n") if uses.strips_after_reasoning else answer]
+
+
+def _arguments_object(arguments: Any) -> Any:
+    """Return the object that a JSON string holds. What is no JSON object, or is too large, is
+    returned unchanged."""
+    if not isinstance(arguments, str) or sum(map(arguments.count, "[{:")) > MAX_STRUCTURE:
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _arguments_text(arguments: Any) -> Any:
+    """Return an object as a JSON string, as OpenAI's API has it; anything else unchanged."""
+    try:
+        return (
+            json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+        )
+    except (TypeError, ValueError, RecursionError):
+        return arguments

@@ -1,8 +1,10 @@
-"""A process that compiles and renders chat templates, and may end over any of them.
+"""A process that compiles and renders chat templates.
 
-Promises: answers each question, or ends: after so much of the processor's time (by a signal, whatever
-it is in the middle of), or for want of memory. Runs no longer than whoever asks.
-Does not know: messages, tokens. Run as `python -m eyas.text.render_worker`, a socket at its input.
+Run as `python -m eyas.text.render_worker` with a socket as its standard input.
+
+Promises: replies to each request, or exits: by a signal when the processor time is used up, or when
+memory runs out. Exits when its parent closes the connection.
+Does not know: messages, tokens.
 """
 
 from __future__ import annotations
@@ -16,60 +18,60 @@ import socket
 
 from jinja2 import TemplateError
 
-from eyas.text.render_questions import Kind, Question, receive, send
-from eyas.text.sandbox import Compiled, TemplateRefusal
+from eyas.text.render_protocol import RenderRequest, ReplyKind, receive, send
+from eyas.text.sandbox import CompiledTemplate, TemplateRefusal
 
-MAX_KEPT = 32
-"""Templates that are compiled at a time; the one that came first goes first."""
+MAX_TEMPLATES = 32
+"""Compiled templates that are cached; the oldest is dropped first."""
 MAX_MEMORY_BYTES = 1024 * 1024 * 1024
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for whoever asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the parent
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    with contextlib.suppress(OSError, ValueError):  # not every system can bound it
+    with contextlib.suppress(OSError, ValueError):  # not every system supports this limit
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    templates: dict[int, Compiled] = {}
+    templates: dict[int, CompiledTemplate] = {}
     with socket.socket(fileno=0) as connection, contextlib.suppress(EOFError, OSError, MemoryError):
         while True:
-            answer = _answer(receive(connection, MAX_MEMORY_BYTES), templates)
+            reply = _reply(receive(connection, MAX_MEMORY_BYTES), templates)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            send(connection, answer)
-            if answer[0] == Kind.FULL:
+            send(connection, reply)
+            if reply[0] == ReplyKind.FULL:
                 return
 
 
-def _answer(data: bytes, templates: dict[int, Compiled]) -> bytes:
+def _reply(data: bytes, templates: dict[int, CompiledTemplate]) -> bytes:
     try:
-        kind, text = _judged(data, templates)
+        kind, text = _handle(data, templates)
         return bytes([kind]) + text.encode("utf-8", "surrogatepass")
     except MemoryError:
-        return bytes([Kind.FULL])
+        return bytes([ReplyKind.FULL])
 
 
-def _judged(data: bytes, templates: dict[int, Compiled]) -> tuple[Kind, str]:
+def _handle(data: bytes, templates: dict[int, CompiledTemplate]) -> tuple[ReplyKind, str]:
     try:
-        question = Question.decoded(data)
-        signal.setitimer(signal.ITIMER_PROF, question.cpu_seconds)
-        if question.source is not None:
-            while len(templates) >= MAX_KEPT:
+        request = RenderRequest.decoded(data)
+        signal.setitimer(signal.ITIMER_PROF, request.cpu_seconds)
+        if request.source is not None:
+            while len(templates) >= MAX_TEMPLATES:
                 del templates[next(iter(templates))]
-            templates[question.place] = Compiled(question.source)
-        compiled = templates.get(question.place)
+            templates[request.template_id] = CompiledTemplate(request.source)
+        compiled = templates.get(request.template_id)
         if compiled is None:
-            return Kind.UNKNOWN, ""
-        if question.variables is None:
-            return Kind.USES, json.dumps(dataclasses.asdict(compiled.uses))
-        return Kind.TEXT, compiled.render(question.variables, question.max_chars)
+            return ReplyKind.UNKNOWN, ""
+        if request.variables is None:
+            return ReplyKind.USES, json.dumps(dataclasses.asdict(compiled.uses))
+        return ReplyKind.TEXT, compiled.render(request.variables, request.max_chars)
     except TemplateRefusal as error:
-        return Kind.REFUSED, str(error)
+        return ReplyKind.REFUSED, str(error)
     except MemoryError:
         raise
     except TemplateError as error:
-        return Kind.FAILED, str(error)[:1000]
-    except Exception as error:  # whatever a template runs into is its own fault
-        return Kind.FAILED, f"{type(error).__name__}: {str(error)[:1000]}"
+        return ReplyKind.FAILED, str(error)[:1000]
+    except Exception as error:  # any error in a template is reported as its failure
+        return ReplyKind.FAILED, f"{type(error).__name__}: {str(error)[:1000]}"
 
 
 if __name__ == "__main__":

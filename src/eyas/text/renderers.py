@@ -1,11 +1,11 @@
-"""Rendering chat templates in bounds, in processes of their own.
+"""Renders chat templates with limits, in separate processes.
 
-A template is a program that came with a checkpoint, and there are many ways to be slow and large: loops
-in loops, a filter that pads to 10^9 characters, lists of one list over and over. A process can be ended
-in the middle of any of them.
+A template is a program that comes with a checkpoint. It can be slow or large in many ways: nested
+loops, a filter that pads to 10^9 characters, lists that double. Only a process can be ended at any
+moment.
 
-Promises: a template that takes too long or too much memory, to compile or to render, is an error, and
-the next one is served; a render costs its own time and some tenths of a millisecond.
+Promises: a template that exceeds a limit of time or memory, in compiling or rendering, is an error,
+and the next request is served. The overhead of a render is some tenths of a millisecond.
 Does not know: messages, tokens.
 """
 
@@ -27,79 +27,79 @@ from typing import Any
 
 from eyas.children import python_command
 from eyas.core import RequestError
-from eyas.text.fields import FieldUses
-from eyas.text.render_questions import Kind, Question, receive, send
+from eyas.text.render_protocol import RenderRequest, ReplyKind, receive, send
+from eyas.text.template_analysis import FieldUses
 
 MAX_TEMPLATE_CHARS = 1024 * 1024
 MAX_RENDERED_CHARS = 32 * 1024 * 1024
 COMPILE_SECONDS = 20.0
 DEADLINE_SECONDS = 5.0
-"""Of the processor's time, which a busy machine does not shorten."""
+"""Limit of processor time for a render. Wall time would fail renders on a busy machine."""
 MAX_WAIT_SECONDS = 120.0
-"""For a process that is not given any."""
+"""Limit of wall time, for a process that gets no processor time."""
 MAX_IDLE = 2
-"""Processes that are kept; as many as there are callers at once may be started."""
-_numbers = itertools.count()
+"""Idle processes that stay alive. With more callers at once, more processes are started."""
+_template_ids = itertools.count()
 
 
-class _Overrun(Exception):
-    """There is no answer; the text says why."""
+class _LimitExceeded(Exception):
+    """The process exceeded a limit and gave no reply; the message completes "the template ..."."""
 
 
 class BoundedTemplate:
-    """One template. uses: what it does with the fields of messages.
+    """One chat template. uses: how it uses the fields of messages.
 
-    ValueError from the constructor names a mistake in its source.
+    The constructor raises ValueError if the source cannot be compiled within the limits.
     """
 
     def __init__(self, source: str) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ValueError(f"the chat template has more than {MAX_TEMPLATE_CHARS} characters")
         self._source = source
-        self._place = next(_numbers)
+        self._template_id = next(_template_ids)
         try:
-            kind, said = self._ask(None, COMPILE_SECONDS, 0)
-        except _Overrun as overrun:
+            kind, text = self._request(None, COMPILE_SECONDS, 0)
+        except _LimitExceeded as exceeded:
             raise ValueError(
-                f"the chat template {overrun} to compile; take a smaller one"
-            ) from overrun
-        if kind is not Kind.USES:
-            raise ValueError(f"the chat template cannot be compiled: {said}")
-        self.uses = FieldUses(**json.loads(said))
+                f"the chat template {exceeded} to compile; take a smaller one"
+            ) from exceeded
+        if kind is not ReplyKind.USES:
+            raise ValueError(f"the chat template cannot be compiled: {text}")
+        self.uses = FieldUses(**json.loads(text))
 
     def render(self, variables: dict[str, Any], *, max_chars: int = MAX_RENDERED_CHARS) -> str:
-        """The rendered text. RequestError if the template refuses or exceeds its bounds."""
+        """Return the rendered text. RequestError if the template refuses, fails or exceeds a limit."""
         try:
-            kind, said = self._ask(variables, DEADLINE_SECONDS, max_chars)
-        except _Overrun as overrun:
-            kind, said = Kind.REFUSED, f"{overrun} to render"
+            kind, text = self._request(variables, DEADLINE_SECONDS, max_chars)
+        except _LimitExceeded as exceeded:
+            kind, text = ReplyKind.REFUSED, f"{exceeded} to render"
         except (TypeError, ValueError) as error:
             raise RequestError(
                 f"messages: must be plain data, as JSON has it ({error})", param="messages"
             ) from error
-        if kind is Kind.REFUSED:
-            raise RequestError(f"messages: the model's chat template {said}", param="messages")
-        if kind is not Kind.TEXT:
+        if kind is ReplyKind.REFUSED:
+            raise RequestError(f"messages: the model's chat template {text}", param="messages")
+        if kind is not ReplyKind.TEXT:
             raise RequestError(
                 "messages: the model's chat template cannot render them; "
                 "check roles, their order and every field's type",
                 param="messages",
-            ) from RuntimeError(said)
-        return said
+            ) from RuntimeError(text)
+        return text
 
-    def _ask(
+    def _request(
         self, variables: dict[str, Any] | None, cpu_seconds: float, max_chars: int
-    ) -> tuple[Kind, str]:
-        question = Question(self._place, None, variables, cpu_seconds, max_chars)
-        with _renderers_of(os.getpid()).one() as renderer:
-            kind, said = renderer.ask(question)
-            if kind is Kind.UNKNOWN:
-                kind, said = renderer.ask(replace(question, source=self._source))
-        return kind, said
+    ) -> tuple[ReplyKind, str]:
+        request = RenderRequest(self._template_id, None, variables, cpu_seconds, max_chars)
+        with _pool_of(os.getpid()).process() as renderer:
+            kind, text = renderer.request(request)
+            if kind is ReplyKind.UNKNOWN:
+                kind, text = renderer.request(replace(request, source=self._source))
+        return kind, text
 
 
-class _Renderer:
-    """One process. is_usable: it may be asked something else."""
+class _RenderProcess:
+    """One rendering process. is_usable: it can take another request."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -121,15 +121,15 @@ class _Renderer:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, question: Question) -> tuple[Kind, str]:
-        """Its answer. _Overrun where there is none."""
-        data = question.encoded()
+    def request(self, request: RenderRequest) -> tuple[ReplyKind, str]:
+        """Send the request and return the reply. _LimitExceeded if the process exceeded a limit."""
+        data = request.encoded()
         self.is_usable = False
         try:
             send(self._socket, data)
-            answer = receive(self._socket, 8192 + 4 * question.max_chars)
+            reply = receive(self._socket, 8192 + 4 * request.max_chars)
         except TimeoutError as error:
-            raise _Overrun("takes too long") from error
+            raise _LimitExceeded("takes too long") from error
         except (EOFError, OSError) as error:
             status = self.close()
             if status > 0:
@@ -138,15 +138,17 @@ class _Renderer:
                     "python -m eyas.text.render_worker"
                 ) from error
             is_late = status == -signal.SIGPROF
-            raise _Overrun("takes too long" if is_late else "takes too much memory") from error
-        kind = Kind(answer[0])
-        if kind is Kind.FULL:
-            raise _Overrun("takes too much memory")
+            raise _LimitExceeded(
+                "takes too long" if is_late else "takes too much memory"
+            ) from error
+        kind = ReplyKind(reply[0])
+        if kind is ReplyKind.FULL:
+            raise _LimitExceeded("takes too much memory")
         self.is_usable = True
-        return kind, answer[1:].decode("utf-8", "surrogatepass")
+        return kind, reply[1:].decode("utf-8", "surrogatepass")
 
     def close(self) -> int:
-        """Ends the process, if it has not ended by itself; its exit status."""
+        """Wait shortly for the process to exit, else kill it. Return its exit status."""
         self._socket.close()
         try:
             return self._process.wait(0.5)
@@ -155,30 +157,30 @@ class _Renderer:
             return self._process.wait()
 
 
-class _Renderers:
-    """The processes that have nothing to do."""
+class _RenderProcessPool:
+    """A pool of rendering processes."""
 
     def __init__(self) -> None:
-        self._idle: list[_Renderer] = []
+        self._idle: list[_RenderProcess] = []
         self._lock = threading.Lock()
 
     @contextmanager
-    def one(self) -> Iterator[_Renderer]:
-        """A process, new if none is idle."""
+    def process(self) -> Iterator[_RenderProcess]:
+        """Take an idle process, or start one; put it back afterwards if it is usable."""
         with self._lock:
             renderer = self._idle.pop() if self._idle else None
         if renderer is not None and not renderer.is_alive:
             renderer.close()
             renderer = None
-        renderer = renderer or _Renderer()
+        renderer = renderer or _RenderProcess()
         try:
             yield renderer
         finally:
             with self._lock:
-                is_kept = renderer.is_usable and len(self._idle) < MAX_IDLE
-                if is_kept:
+                stays_idle = renderer.is_usable and len(self._idle) < MAX_IDLE
+                if stays_idle:
                     self._idle.append(renderer)
-            if not is_kept:
+            if not stays_idle:
                 renderer.close()
 
     def close(self) -> None:
@@ -189,8 +191,8 @@ class _Renderers:
 
 
 @functools.cache
-def _renderers_of(pid: int) -> _Renderers:
-    """Those of this process: after a fork a process starts its own. They end with it."""
-    renderers = _Renderers()
-    atexit.register(renderers.close)
-    return renderers
+def _pool_of(pid: int) -> _RenderProcessPool:
+    """Return the pool of this process. A forked child gets its own. The pool is closed at exit."""
+    pool = _RenderProcessPool()
+    atexit.register(pool.close)
+    return pool

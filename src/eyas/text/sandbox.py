@@ -1,7 +1,7 @@
-"""Chat templates, compiled and rendered: what is done inside a rendering process.
+"""Compiles and renders chat templates in a sandbox, inside a rendering process.
 
-Promises: a template can reach nothing but the values it was given. How long it takes and how much
-memory is the process's matter (`eyas.text.render_worker`).
+Promises: a template can only access the values that are passed to it. Limits of time and memory are
+those of the process (`eyas.text.render_worker`).
 Does not know: messages, tokens, processes.
 """
 
@@ -17,15 +17,16 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from eyas.text.fields import FieldUses, read_uses
+from eyas.text.template_analysis import FieldUses, read_uses
 
 
 class TemplateRefusal(Exception):
-    """The template itself called raise_exception, or went over its size; says what it does."""
+    """The template called raise_exception, or its text is too long; the message completes "the
+    template"."""
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's text for training; here it is its content."""
+    """`{% generation %}`, which marks the assistant's text for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration is an instance attribute)
 
@@ -34,9 +35,12 @@ class _GenerationBlock(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class Compiled:
-    """One template. uses: what it does with the fields of messages. The constructor raises jinja2's
-    errors, and Python's where the source is nested too deep for it."""
+class CompiledTemplate:
+    """One compiled template. uses: how it uses the fields of messages.
+
+    The constructor raises jinja2's errors, and RecursionError or MemoryError for sources that are
+    nested too deep.
+    """
 
     def __init__(self, source: str) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -51,7 +55,7 @@ class Compiled:
         self._template = environment.from_string(source)
 
     def render(self, variables: dict[str, Any], max_chars: int) -> str:
-        """The rendered text. TemplateRefusal, or whatever went wrong."""
+        """Return the rendered text. TemplateRefusal, or any error that the template runs into."""
         pieces, num_chars = [], 0
         for piece in self._template.generate(**variables):
             num_chars += len(piece)

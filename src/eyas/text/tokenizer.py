@@ -1,9 +1,10 @@
-"""One model's tokenizer: text to ids that are never control tokens, and ids back to text.
+"""The tokenizer of a model: text to ids that are never control tokens, and ids back to text.
 
-Promises: `encode_text` and `encode_prompt` never turn text into a control token, whatever the text
-is; `decode` puts the tokens' bytes one after the other, so text is exact. Control tokens are the
-added tokens that are special or look like a marker (`<...>`, `[...]`).
-Does not know: chat templates, requests. Reads tokenizer.json only: no pickled vocabulary, no code.
+Promises: `encode_text` and `encode_prompt` never produce a control token, whatever the text is.
+`decode` concatenates the bytes of the tokens, so its text is exact. Control tokens are the added
+tokens that are special or look like a marker (`<...>`, `[...]`).
+Does not know: chat templates, requests. Reads only tokenizer.json and its JSON configuration: no
+pickled vocabulary, no code.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import tokenizers
 
 from eyas.core import RequestError
 from eyas.text.files import read_json_object, read_json_object_if_there
-from eyas.text.pieces import PieceBytes, parts_of
+from eyas.text.token_bytes import TokenByteDecoder, flatten_components
 
 _USUAL_CHARS = 8
-"""Characters of a token that few texts have more of."""
+"""Characters per token that few texts exceed on average."""
 _SLICE_CHARS = 16_384
 _FILE = "tokenizer.json"
 NO_TOKENIZER = (
@@ -34,10 +35,10 @@ _LOOKS_LIKE_MARKER = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ControlToken:
-    """A token that only a chat template or a caller who gives ids may use.
+    """A token that only a chat template, or a caller who passes token ids, can produce.
 
-    strips_left, strips_right: white space beside it belongs to it. single_word: it is read as a
-    token only where no letter or digit touches it. is_special: left out of decoded text.
+    strips_left, strips_right: adjacent white space is removed. single_word: matches only where no
+    letter or digit is adjacent. is_special: left out of decoded text.
     """
 
     id: int
@@ -49,7 +50,7 @@ class ControlToken:
 
 
 class Tokenizer:
-    """A tokenizer that was read from a model directory; safe to use from several threads."""
+    """The tokenizer of a model. Thread-safe."""
 
     def __init__(self, spec: dict[str, Any], config: dict[str, Any] | None = None) -> None:
         """spec: a parsed tokenizer.json. config: a parsed tokenizer_config.json, if any."""
@@ -72,7 +73,7 @@ class Tokenizer:
             token.id for token in self.control_tokens if token.is_special
         )
         self._added_text = {token["id"]: token["content"] for token in added}
-        self._piece_bytes = PieceBytes.from_spec(spec)
+        self._byte_decoder = TokenByteDecoder.from_spec(spec)
         self._bytes_of_id: dict[int, bytes] = {}
         self._plain = _plain_tokenizer(spec, added, self.control_ids)
         self._continuing = self._plain
@@ -82,7 +83,7 @@ class Tokenizer:
             )
         self._id_of_added = {text: token_id for token_id, text in self._added_text.items()}
         self.special_texts: dict[str, str | list[str]] = _special_texts(config)
-        """bos_token, eos_token and the like, by name, as chat templates see them."""
+        """The texts of bos_token, eos_token and so on, by name, as variables of chat templates."""
         self.bos_id = self._id_of_special("bos_token")
         self.eos_id = self._id_of_special("eos_token")
         self._prompt_prefix = _prompt_prefix(spec)
@@ -94,8 +95,10 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
-        """Reads tokenizer.json, and what tokenizer_config.json and special_tokens_map.json say of its
-        tokens. ValueError names what is wrong."""
+        """Load tokenizer.json, with what tokenizer_config.json and special_tokens_map.json add.
+
+        ValueError names the file and the problem.
+        """
         directory = Path(path)
         file = directory / _FILE
         if not file.is_file():
@@ -106,7 +109,7 @@ class Tokenizer:
         spec = read_json_object(file)
         config = read_json_object_if_there(directory / "tokenizer_config.json")
         named = read_json_object_if_there(directory / "special_tokens_map.json")
-        # Of two names for one token that of the newer file counts, as in transformers.
+        # If both files name a token, the newer format takes precedence, as in transformers.
         is_older = "added_tokens_decoder" not in config
         config = {**config, **named} if is_older else {**named, **config}
         try:
@@ -121,29 +124,31 @@ class Tokenizer:
 
     @classmethod
     def from_directory_if_there(cls, path: str | Path) -> Tokenizer | None:
-        """As `from_directory`; None for a model without tokenizer.json, which knows ids alone."""
+        """Load the tokenizer, or return None if the directory has no tokenizer.json."""
         return cls.from_directory(path) if has_tokenizer(path) else None
 
     def encode_text(self, text: str, *, continues: bool = False) -> list[int]:
-        """Token ids of plain text; never a control token.
+        """Return the token ids of plain text, without control tokens.
 
-        continues: the text does not open the prompt, so a tokenizer that puts a space before the
-        first word only must not do so here.
+        continues: the text follows other text, so a tokenizer that adds a space before the first word
+        of a prompt does not add one.
         """
         if not text:
             return []
         return self._encode(without_lone_surrogates(text), continues)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a raw prompt: plain text too, after the model's own beginning."""
+        """Return the token ids of a raw prompt: those of its plain text, after the model's prefix
+        (such as BOS)."""
         return [*self._prompt_prefix, *self.encode_text(text)]
 
     def min_num_tokens(self, text: str, limit: int = 0) -> int:
-        """At least so many tokens `text` has; cheap, to refuse far too long texts unread.
+        """Return a lower bound of the number of tokens of `text`. Cheap, to refuse texts that are too
+        long.
 
-        limit: how many are too many. A text that is long for so many tokens is then counted slice by
-        slice until it is certain: a cut changes a few tokens, a slice holds hundreds, and half of what
-        is counted is taken.
+        limit: the number of tokens above which the text is refused. If the text has many characters
+        for that number, its slices are tokenized one by one until the bound is reached. Slicing changes
+        a few of a slice's hundreds of tokens, so the bound is half of what is counted.
         """
         fewest = len(text) // self._longest_token
         if fewest >= limit or len(text) <= _USUAL_CHARS * limit:
@@ -158,10 +163,10 @@ class Tokenizer:
     def decode(
         self, ids: Iterable[int], skip_special: bool = True, *, continues: bool = False
     ) -> str:
-        """The text of token ids; bytes that are no valid UTF-8 become U+FFFD.
+        """Return the text of token ids. Bytes that are not valid UTF-8 become U+FFFD.
 
-        skip_special: leave special tokens out. continues: the text goes on from another, so a
-        leading space that the tokenizer means as a word border stays.
+        skip_special: leave out special tokens. continues: the text follows other text, so a leading
+        space that the tokenizer adds at a word boundary is kept.
         """
         skipped = self.special_ids if skip_special else frozenset()
         data = b"".join(self.token_bytes(token) for token in ids if token not in skipped)
@@ -170,28 +175,28 @@ class Tokenizer:
         return data.decode("utf-8", "replace")
 
     def num_leading_spaces_of(self, data: bytes) -> int:
-        """How many spaces the decoder takes off the front of a text that starts with `data`."""
-        limit = self._piece_bytes.num_leading_spaces
+        """Return how many spaces `decode` removes from the front of a text that starts with `data`."""
+        limit = self._byte_decoder.num_leading_spaces
         return len(data[:limit]) - len(data[:limit].lstrip(b" "))
 
     @property
     def num_leading_spaces(self) -> int:
-        """The most spaces that `decode` may take off the front of a text."""
-        return self._piece_bytes.num_leading_spaces
+        """The maximum number of spaces that `decode` removes from the front of a text."""
+        return self._byte_decoder.num_leading_spaces
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; empty for an id that no token has."""
+        """Return the bytes of a token. Empty for an id without a token."""
         data = self._bytes_of_id.get(token_id)
         if data is None:
             data = self._bytes_of_id[token_id] = self._read_bytes(token_id)
         return data
 
     def token_text(self, token_id: int) -> str:
-        """A token's text on its own; half a character shows as U+FFFD."""
+        """Return the text of a single token. Bytes of an incomplete character become U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def control_id(self, text: str) -> int | None:
-        """The id of the control token spelled `text`, None if there is none."""
+        """Return the id of the control token with this text, or None if there is none."""
         token_id = self._id_of_added.get(text)
         return token_id if token_id in self.control_ids else None
 
@@ -199,25 +204,26 @@ class Tokenizer:
         if token_id in self._added_text:
             return self._added_text[token_id].encode("utf-8", "replace")
         token = self._plain.id_to_token(token_id) if 0 <= token_id < 2**32 else None
-        return b"" if token is None else self._piece_bytes.of(token)
+        return b"" if token is None else self._byte_decoder.of(token)
 
     def _encode(self, text: str, continues: bool) -> list[int]:
         plain = self._continuing if continues else self._plain
-        # A batch of one: only the batched calls let other threads run meanwhile.
+        # A batch of one text: only the batched calls release the GIL.
         ids = plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if self.control_ids.isdisjoint(ids):
             return ids
-        return self._encode_broken_up(text, continues)
+        return self._encode_without_control_tokens(text, continues)
 
-    def _encode_broken_up(self, text: str, continues: bool) -> list[int]:
-        """For a text in which the model's own vocabulary spells a control token."""
+    def _encode_without_control_tokens(self, text: str, continues: bool) -> list[int]:
+        """Encode a text that the tokenizer would encode to control tokens, split inside each of
+        them."""
         plain = self._continuing if continues else self._plain
         encoding = plain.encode_batch([text], add_special_tokens=False)[0]
         pieces, begin = [], 0
         for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
             if token_id not in self.control_ids or first < begin:
                 continue
-            # One character that is a control token all by itself has no spelling as text.
+            # A control token of one character cannot be written as text: leave it out.
             pieces.append(text[begin : first + 1 if last - first > 1 else first])
             begin = first + 1
         pieces.append(text[begin:])
@@ -233,17 +239,17 @@ class Tokenizer:
         text = self.special_texts.get(name)
         if not isinstance(text, str):
             return None
-        found = self._id_of_added.get(text)
-        return self._plain.token_to_id(text) if found is None else found
+        added_id = self._id_of_added.get(text)
+        return self._plain.token_to_id(text) if added_id is None else added_id
 
 
 def has_tokenizer(directory: str | Path) -> bool:
-    """Is there a tokenizer that is read here?"""
+    """Whether the directory has a tokenizer that `Tokenizer` can load."""
     return (Path(directory) / _FILE).is_file()
 
 
 def require_tokenizer(tokenizer: Tokenizer | None, param: str | None = None) -> Tokenizer:
-    """The tokenizer, or a RequestError that says what to do without one. param: the field that needs
+    """Return the tokenizer. RequestError with the remedy if it is None. param: the field that needs
     it."""
     if tokenizer is None:
         raise RequestError(f"{param}: {NO_TOKENIZER}" if param else NO_TOKENIZER, param=param)
@@ -251,19 +257,20 @@ def require_tokenizer(tokenizer: Tokenizer | None, param: str | None = None) -> 
 
 
 def _added_tokens(spec: dict[str, Any], config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The added tokens of both files; tokenizer_config.json may name more, or call one special."""
+    """Return the added tokens of both files. tokenizer_config.json may add some, or mark some as
+    special."""
     added = {int(token["id"]): dict(token) for token in spec.get("added_tokens") or []}
     for key, token in (config.get("added_tokens_decoder") or {}).items():
-        known = added.setdefault(int(key), {**token, "id": int(key)})
-        if known["content"] == token["content"] and token.get("special"):
-            known["special"] = True
+        entry = added.setdefault(int(key), {**token, "id": int(key)})
+        if entry["content"] == token["content"] and token.get("special"):
+            entry["special"] = True
     return [added[token_id] for token_id in sorted(added)]
 
 
 def _plain_tokenizer(
     spec: dict[str, Any], added: list[dict[str, Any]], control_ids: frozenset[int]
 ) -> tokenizers.Tokenizer:
-    """The tokenizer with every control token marked special and special tokens read as text."""
+    """Return a tokenizer that encodes the text of control tokens as plain text."""
     defaults = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     marked = [
         {**defaults, **token, "special": token["id"] in control_ids or bool(token.get("special"))}
@@ -278,14 +285,14 @@ def _plain_tokenizer(
     }
     try:
         plain = tokenizers.Tokenizer.from_str(msgspec.json.encode(changed).decode())
-    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+    except Exception as error:  # the library raises Exception itself for what it cannot read
         raise ValueError(f"cannot be read as a tokenizer ({error}); download it again") from error
     plain.encode_special_tokens = True
     return plain
 
 
 def _metaspaces(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    parts = parts_of(spec.get("pre_tokenizer"), "pretokenizers")
+    parts = flatten_components(spec.get("pre_tokenizer"), "pretokenizers")
     return [part for part in parts if part.get("type") == "Metaspace"]
 
 
@@ -307,10 +314,10 @@ def _longest_token(spec: dict[str, Any]) -> int:
 
 
 def _special_texts(config: dict[str, Any]) -> dict[str, str | list[str]]:
-    """What config calls a token, and the further names that a model gives to some of its own."""
+    """Return the texts of the fields NAME_token, and of the model's own extra_special_tokens."""
     named = {name: value for name, value in config.items() if name.endswith("_token")}
-    if isinstance(further := config.get("extra_special_tokens"), dict):
-        named |= further
+    if isinstance(extra := config.get("extra_special_tokens"), dict):
+        named |= extra
     texts: dict[str, str | list[str]] = {}
     for name, value in named.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -320,9 +327,9 @@ def _special_texts(config: dict[str, Any]) -> dict[str, str | list[str]]:
 
 
 def _prompt_prefix(spec: dict[str, Any]) -> list[int]:
-    """The ids that the post-processor puts before a single text."""
+    """Return the ids that the post-processor puts before a single text."""
     prefix: list[int] = []
-    for part in parts_of(spec.get("post_processor"), "processors"):
+    for part in flatten_components(spec.get("post_processor"), "processors"):
         if part.get("type") == "TemplateProcessing":
             for item in part.get("single", []):
                 if "SpecialToken" not in item:
@@ -334,7 +341,7 @@ def _prompt_prefix(spec: dict[str, Any]) -> list[int]:
 
 
 def without_lone_surrogates(text: str) -> str:
-    """JSON can spell half of a surrogate pair, UTF-8 cannot: such halves become U+FFFD."""
+    """Replace lone surrogates by U+FFFD: JSON can contain them, UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

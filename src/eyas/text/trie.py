@@ -1,6 +1,6 @@
-"""A regular expression for "any of these texts, the longest first", quick for thousands of texts.
+"""A regular expression that matches the longest of many texts, built from their trie.
 
-Promises: time per position grows with the length of what matches, not with the number of texts.
+Promises: the time per position grows with the length of the match, not with the number of texts.
 Does not know: what the texts are.
 """
 
@@ -12,7 +12,8 @@ from typing import Any
 
 
 def any_of(texts: Iterable[str]) -> str:
-    """A pattern that matches the longest of the texts at a place, and nothing if there are none."""
+    """Return a pattern that matches the longest of `texts` at a position. Without texts it never
+    matches."""
     root: dict[str, Any] = {}
     for text in texts:
         node = root
@@ -23,7 +24,8 @@ def any_of(texts: Iterable[str]) -> str:
 
 
 def _pattern_of(node: dict[str, Any]) -> str:
-    """`node` maps a next character to what may follow; the empty string marks an end."""
+    """Return the pattern of a trie's node, which maps a character to a node; "" marks the end of a
+    text."""
     single, branches = [], []
     for character, child in node.items():
         if character == "":

@@ -1,1 +1,1 @@
-"""Training of draft heads."""
+"""Train draft heads."""

@@ -1,1 +1,1 @@
-"""What `eyas verify` measures: exactness, drafter law, parity with transformers, acceptance, speed."""
+"""The checks of `eyas verify`: exactness, drafter law, parity with transformers, acceptance, speed."""

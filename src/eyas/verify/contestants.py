@@ -1,12 +1,12 @@
-"""How fast tokens come: one engine measured from outside, contestants in turn within one run.
+"""Measure the speed of engines (contestants) that take turns in one process.
 
-Promises: contestants get the same token ids, count their tokens the same way (all output tokens over
-the wall time from the first prompt to the last token) and take turns, so that a noisy machine is
-noisy for all of them; medians are reported, and ratios are taken within a round. The engine has no
-hooks for this: a step and the calls inside it are timed by wrapping them here. A contestant is the same
-engine throughout: one round that is not counted warms it up for each job, and what a drafter has
-learned about costs and acceptance stays from round to round and from batch size to batch size, as in
-a server that has been running for a while.
+Promises: all contestants get the same token ids and count their tokens in the same way: all output
+tokens over the wall time from the first prompt to the last token. They take turns, so that noise of the
+machine affects all of them. Medians are reported, and ratios are computed within a round. Steps and the
+calls inside them are timed by wrapping the engine's methods here; the engine has no hooks for it. A
+contestant keeps its engine: one round that is not counted warms it up for each job, and what a drafter
+has learned of costs and acceptance stays from round to round and from batch size to batch size, as in a
+running server.
 Does not know: how results are shown.
 """
 
@@ -26,11 +26,11 @@ from eyas.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Prompts in batches that start together, one batch after the other.
+    """Prompts to answer, in batches that start together, one after the other.
 
-    batch: sequences of a batch. Greedy unless a temperature is given. refills: no batches; a prompt
-    starts as soon as another one's answer has ended, so that `batch` of them run as long as there are
-    some. per_round: prompts of one round, each round has its own; 0 is all of them in every round.
+    batch: number of sequences in a batch. refills: instead of in batches, start a prompt as soon as
+    another one's answer has ended, so that `batch` sequences run at a time. per_round: number of
+    prompts in a round, other ones in each; 0 runs all prompts in every round.
     """
 
     prompts: list[list[int]]
@@ -42,23 +42,25 @@ class Job:
     per_round: int = 0
 
     def of_round(self, turn: int) -> Job:
-        """What a round runs, counted from 0."""
+        """Return the job of round `turn`, counted from 0."""
         if not self.per_round:
             return self
         first = turn * self.per_round
         return replace(self, prompts=self.prompts[first : first + self.per_round], per_round=0)
 
     def batches(self) -> list[list[list[int]]]:
-        """The prompts, `batch` at a time."""
+        """Return the prompts in batches."""
         return [self.prompts[i : i + self.batch] for i in range(0, len(self.prompts), self.batch)]
 
 
 @dataclass(slots=True)
 class Measurement:
-    """One pass over a job. Times in seconds; step times are of steps without prompt rows.
+    """The measurements of one run of a job. Times are in seconds.
 
-    first_tokens: from the start of a batch to its first token, one a batch. num_steps: all steps of
-    the engine. drafts: what became of them, one entry an answer.
+    first_tokens: from the start of a batch to its first token, one a batch. steps, forwards,
+    proposals: of steps without prompt chunks: times of the step, its forward pass and its draft.
+    num_steps: all steps.
+    num_sequence_steps: sum over the sequences of the steps each had. drafts: one entry an answer.
     """
 
     seconds: float = 0.0
@@ -75,6 +77,7 @@ class Measurement:
 
     @property
     def num_tokens(self) -> int:
+        """Output tokens of all answers."""
         return sum(len(ids) for ids in self.token_ids)
 
     @property
@@ -84,15 +87,17 @@ class Measurement:
 
 
 class Contestant(Protocol):
-    """Something that can run a job."""
+    """An engine that can run a job."""
 
     name: str
 
-    def run(self, job: Job) -> Measurement: ...
+    def run(self, job: Job) -> Measurement:
+        """Run a job once."""
+        ...
 
 
 class EngineContestant:
-    """An engine whose steps are timed. The name tells it apart in the result."""
+    """An engine of eyas whose steps are timed. name: identifies it in the results."""
 
     def __init__(self, name: str, llm: LLM) -> None:
         self.name = name
@@ -105,7 +110,7 @@ class EngineContestant:
         self._wrap()
 
     def run(self, job: Job) -> Measurement:
-        """Every batch of the job, one after the other."""
+        """Run all batches of the job, one after the other."""
         run = Measurement()
         for prompts in [job.prompts] if job.refills else job.batches():
             self._run_batch(prompts, job, run)
@@ -189,7 +194,7 @@ class EngineContestant:
 
 
 def waiter(device: torch.device) -> Callable[[], None]:
-    """Waits for all work under way on `device`; while it is being captured there is none."""
+    """Return a function that waits for all work on `device`, but does nothing during graph capture."""
     if device.type != "cuda":
         return lambda: None
 
@@ -206,26 +211,29 @@ def take_turns(
     repeats: int,
     on_run: Callable[[str, int], None] | None = None,
 ) -> dict[str, list[Measurement]]:
-    """Every contestant once to warm up (not counted), then `repeats` rounds in turn; who went first
-    in one round goes last in the next, so that a drift of the machine favours nobody."""
+    """Run a job on all contestants: one round to warm up (not counted), then `repeats` rounds.
+
+    The order is reversed in every other round, so that no contestant gains from a drift of the machine.
+    on_run: called with the name of the contestant and the round. Returns the runs by name.
+    """
     runs: dict[str, list[Measurement]] = {contestant.name: [] for contestant in contestants}
     for turn in range(repeats + 1):
-        own = job.of_round(turn)
+        round_job = job.of_round(turn)
         for contestant in contestants[:: 1 if turn % 2 == 0 else -1]:
             if on_run is not None:
                 on_run(contestant.name, turn)
-            run = contestant.run(own)
+            run = contestant.run(round_job)
             if turn:
                 runs[contestant.name].append(run)
     return runs
 
 
 def summarise(runs: Sequence[Measurement]) -> dict[str, Any]:
-    """Medians over the runs of one contestant; milliseconds where the name says so.
+    """Return medians over the runs of one contestant, in milliseconds where the name ends in _ms.
 
-    num_tokens: of the first run. accepted_per_step and tokens_per_step (the one that every step
-    yields included) are over all steps of a sequence, also the one that stores the end of its prompt
-    and drafts nothing; tokens_per_draft is over the steps that had a draft.
+    num_tokens: of the first run. accepted_per_step and tokens_per_step: over all steps of a sequence,
+    the one that stores the end of its prompt without a draft included; tokens_per_step also counts
+    the last token of each step, which is not drafted. tokens_per_draft: over the steps with a draft.
     """
     summary: dict[str, Any] = {
         "tokens_per_second": round(median(run.speed for run in runs), 1),
@@ -264,29 +272,29 @@ def summarise(runs: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def acceptance(counts: Sequence[DraftCounts]) -> dict[str, Any]:
-    """How many drafts there were, why their walks ended, and by depth: of the drafts that were so
-    deep, the share whose token there was accepted."""
-    depth = max((len(each.drafted_by_depth) for each in counts), default=0)
+    """Return the number of drafts, why their walks ended, and the acceptance by depth: of the drafts
+    that reached a depth, the share whose token there was accepted."""
+    depth = max((len(answer.drafted_by_depth) for answer in counts), default=0)
     drafted, accepted = [0] * depth, [0] * depth
     endings: dict[str, int] = {}
-    for each in counts:
+    for answer in counts:
         for i, (num_drafted, num_accepted) in enumerate(
-            zip(each.drafted_by_depth, each.accepted_by_depth, strict=True)
+            zip(answer.drafted_by_depth, answer.accepted_by_depth, strict=True)
         ):
             drafted[i] += num_drafted
             accepted[i] += num_accepted
-        for ending, count in each.endings.items():
+        for ending, count in answer.endings.items():
             endings[ending] = endings.get(ending, 0) + count
     shares = [round(a / d, 3) for a, d in zip(accepted, drafted, strict=True)]
     return {
-        "num_drafts": sum(each.num_drafts for each in counts),
+        "num_drafts": sum(answer.num_drafts for answer in counts),
         "acceptance_by_depth": shares,
         "endings": endings,
     }
 
 
 def same_tokens(one: Sequence[Measurement], other: Sequence[Measurement]) -> float:
-    """Share of sequences whose tokens agree, round by round as far as both have some."""
+    """Return the share of sequences whose tokens agree, over the rounds that both have."""
     pairs = [
         pair
         for own, others in zip(one, other, strict=False)

@@ -1,8 +1,8 @@
-"""Prompts of a measurement as token ids: from a file, from the shared tasks, or random.
+"""The prompts of a measurement as token ids: from a file, from the shared tasks, or random.
 
-Promises: what a model cannot take is a ValueError that says which prompt and what to do instead; the
-same prompts on every machine.
-Does not know: files (a command reads them), what the prompts are for.
+Promises: a prompt that the model cannot take raises a ValueError that names it and the remedy. The
+prompts are the same on every machine.
+Does not know: how files are read, what the prompts are for.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _RANDOM_LENGTHS = (24, 7, 61, 40, 3, 33, 90, 15)
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """source: where they come from, in words."""
+    """Prompts as token ids. source: where they come from, in words."""
 
     source: str
     token_ids: list[list[int]]
 
 
 def from_entries(llm: LLM, entries: Sequence[Mapping[str, Any]]) -> Inputs:
-    """Prompts of a file: {"prompt": text, continued as it is, or token ids} or {"messages": ...}."""
+    """Encode the entries of a file: {"prompt": text or token ids}, or {"messages": ...}."""
     prompts = [_encoded(llm, entry, i) for i, entry in enumerate(entries, start=1)]
     has_ids = any(not isinstance(entry.get("prompt", ""), str) for entry in entries)
     return Inputs("token ids of a file" if has_ids else "prompts of a file", prompts)
 
 
 def from_tasks(llm: LLM, num_prompts: int, *, tasks: Sequence[Task] = TASKS) -> Inputs:
-    """The shared tasks as far as there are some: as conversations where the model has a template, as
-    plain texts where it has none, and random token ids of unequal length without a tokenizer."""
+    """Encode the first `num_prompts` shared tasks: as conversations if the model has a chat template,
+    else as plain texts. Without a tokenizer, return random token ids of different lengths."""
     if not llm.has_tokenizer:
         longest = llm.info.max_model_len // 2
         drawn = random_prompts(num_prompts, max(_RANDOM_LENGTHS), llm.info.vocab_size)
@@ -58,7 +58,7 @@ def from_tasks(llm: LLM, num_prompts: int, *, tasks: Sequence[Task] = TASKS) -> 
 
 
 def has_template(llm: LLM) -> bool:
-    """Can the model be talked to?"""
+    """Whether the model has a tokenizer and a chat template."""
     try:
         return bool(llm.encode_chat([{"role": "user", "content": "a"}]))
     except ValueError:
@@ -66,10 +66,10 @@ def has_template(llm: LLM) -> bool:
 
 
 def check_lengths(inputs: Inputs, llm: LLM, max_tokens: int) -> None:
-    """Raise ValueError where a prompt and its answer do not fit into the context."""
-    room, vocab_size = llm.info.max_model_len - max_tokens, llm.info.vocab_size
+    """Raise ValueError if a prompt and its answer do not fit into the context."""
+    max_prompt, vocab_size = llm.info.max_model_len - max_tokens, llm.info.vocab_size
     for i, prompt in enumerate(inputs.token_ids, start=1):
-        if len(prompt) > room:
+        if len(prompt) > max_prompt:
             raise ValueError(
                 f"prompt {i} has {len(prompt)} tokens; with {max_tokens} of an answer it does not fit "
                 f"into the {llm.info.max_model_len} of this model's context; give a shorter one, or "

@@ -1,8 +1,9 @@
-"""The drafter law on a user's own model and prompts: whoever drafts, the answers are plain decoding's.
+"""The drafter law on a user's model and prompts: with every drafter the answers are plain decoding's.
 
-Promises: every prompt is answered alone and beside all the others, greedily and with noise; tokens, the
-reason of the end and log-probabilities are compared with those of plain decoding alone. On the CPU they
-must agree bit for bit; elsewhere tokens must, and the largest difference is told.
+Promises: each prompt is answered alone and in a batch with all others, at temperature 0 and above.
+Tokens, finish reasons and log-probabilities are compared with those of plain decoding of single
+prompts. On a CPU all must agree bit for bit. On a device tokens must agree, and the largest difference
+of log-probabilities is reported.
 Does not know: how results are shown.
 """
 
@@ -19,14 +20,19 @@ from eyas.verify.lineup import PLAIN, Lineup, Stage
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 NUM_TOP = 3
-"""Most likely tokens whose log-probabilities are compared too."""
+"""Number of the most likely tokens whose log-probabilities are compared too."""
 
 Say = Callable[[str], None]
+"""Receives a line of text about what is being done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Of one lineup at one temperature, by prompt. num_failed: steps that the drafter broke."""
+    """The answers of one lineup at one temperature, by prompt.
+
+    alone: of prompts one at a time. together: of all prompts in a batch. num_failed: attempts at steps
+    that failed and ran again without a draft.
+    """
 
     alone: list[Choice]
     together: list[Choice]
@@ -34,18 +40,19 @@ class Answers:
 
     @property
     def all(self) -> list[Choice]:
+        """All answers, those of single prompts first."""
         return [*self.alone, *self.together]
 
 
-Given = dict[tuple[str, float], Answers]
+AllAnswers = dict[tuple[str, float], Answers]
 """Answers by lineup and temperature."""
 
 
 def answer(
     stage: Stage, lineups: Sequence[Lineup], prompts: list[list[int]], max_tokens: int, say: Say
-) -> Given:
-    """Let every lineup answer every prompt."""
-    given: Given = {}
+) -> AllAnswers:
+    """Answer all prompts with all lineups at all temperatures."""
+    all_answers: AllAnswers = {}
     metrics = stage.llm.engine.metrics
     for temperature in TEMPERATURES:
         params = [
@@ -63,17 +70,18 @@ def answer(
             together = []
             if len(prompts) > 1:
                 together = [one.choices[0] for one in stage.llm.generate(prompts, params)]
-            given[lineup.name, temperature] = Answers(
+            all_answers[lineup.name, temperature] = Answers(
                 alone, together, metrics.num_failed_steps - before
             )
-    return given
+    return all_answers
 
 
-def judge(given: Given, *, to_the_bit: bool) -> dict[str, Any]:
-    """The part of a report: one case a lineup and temperature, compared with plain decoding alone."""
+def judge(all_answers: AllAnswers, *, to_the_bit: bool) -> dict[str, Any]:
+    """Return the law's part of a report: one case for each lineup and temperature, compared with plain
+    decoding of single prompts. to_the_bit: whether log-probabilities must be equal."""
     cases = [
-        _case(name, temperature, answers, given[PLAIN, temperature].alone, to_the_bit)
-        for (name, temperature), answers in given.items()
+        _case(name, temperature, answers, all_answers[PLAIN, temperature].alone, to_the_bit)
+        for (name, temperature), answers in all_answers.items()
     ]
     wrong = [case for case in cases if not case["holds"]]
     num_tokens = sum(case["num_tokens"] for case in cases)
@@ -92,10 +100,10 @@ def judge(given: Given, *, to_the_bit: bool) -> dict[str, Any]:
     return {"status": "fail" if wrong else "pass", "text": text, "cases": cases}
 
 
-def count_acceptance(given: Given) -> dict[str, Any]:
-    """The part of a report: what was accepted at temperatures 0 and 1."""
+def count_acceptance(all_answers: AllAnswers) -> dict[str, Any]:
+    """Return the acceptance part of a report, at temperatures 0 and 1."""
     rows = []
-    for (name, temperature), answers in given.items():
+    for (name, temperature), answers in all_answers.items():
         if name == PLAIN or temperature not in (0.0, 1.0):
             continue
         used = [choice.usage for choice in answers.all]
@@ -120,7 +128,7 @@ def count_acceptance(given: Given) -> dict[str, Any]:
     has_drafts = any(row["num_drafts"] for row in rows)
     return {
         "status": "pass" if has_drafts else "skipped",
-        "text": f"at most {text}" if has_drafts else "nobody proposed a token",
+        "text": f"at most {text}" if has_drafts else "no drafter proposed a token",
         "rows": rows,
     }
 
@@ -132,15 +140,15 @@ def _case(
     for where, choices in (("alone", answers.alone), ("in a batch", answers.together)):
         for i, choice in enumerate(choices):
             plain = expected[i]
-            place = f"{name} at temperature {temperature:g}, prompt {i + 1} {where}"
+            label = f"{name} at temperature {temperature:g}, prompt {i + 1} {where}"
             difference = _first_difference(plain, choice)
             if difference is not None:
-                first = first or f"{place}: {difference}"
+                first = first or f"{label}: {difference}"
             largest = max(largest, _largest(plain.logprobs, choice.logprobs))
             if plain.logprobs != choice.logprobs:
                 same_bits = False
                 if to_the_bit:
-                    first = first or f"{place}: log-probabilities differ by up to {largest:.1e}"
+                    first = first or f"{label}: log-probabilities differ by up to {largest:.1e}"
     if answers.num_failed:
         first = f"{name}: {answers.num_failed} steps failed and ran without a draft; see the log"
     return {
@@ -157,13 +165,13 @@ def _case(
 
 
 def _first_difference(plain: Choice, other: Choice) -> str | None:
-    """Where two answers part, in words."""
+    """Describe the first difference of two answers. Returns None if they are equal."""
     if other.error is not None:
         return f"ended with an error: {other.error}"
-    pairs = enumerate(zip(plain.token_ids, other.token_ids, strict=False))
-    for place, (one, two) in pairs:
-        if one != two:
-            return f"token {place + 1} is {two}, not {one}"
+    pairs = zip(plain.token_ids, other.token_ids, strict=False)
+    for number, (expected, token) in enumerate(pairs, start=1):
+        if token != expected:
+            return f"token {number} is {token}, not {expected}"
     if len(plain.token_ids) != len(other.token_ids):
         return f"{len(other.token_ids)} tokens, not {len(plain.token_ids)}"
     if plain.finish_reason != other.finish_reason:
@@ -172,7 +180,8 @@ def _first_difference(plain: Choice, other: Choice) -> str | None:
 
 
 def _largest(one: list[TokenLogprob] | None, other: list[TokenLogprob] | None) -> float:
-    """Of the chosen tokens as far as they agree."""
+    """Return the largest difference of log-probabilities of chosen tokens, up to the first other
+    token."""
     largest = 0.0
     for a, b in zip(one or (), other or (), strict=False):
         if a.token_id != b.token_id:

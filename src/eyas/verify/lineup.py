@@ -1,8 +1,8 @@
-"""One engine, loaded once, whose drafter changes between jobs: every way of drafting on equal terms.
+"""Lineups: drafter configurations that are compared on one engine, whose drafter changes between jobs.
 
-Promises: plain decoding is the engine's own (no head runs, nothing is tapped), a fixed shape is the one
-asked for, "auto" is what the engine chooses by cost; who drafts changes only while nothing runs. Built
-with the largest shape; smaller ones are that drafter, narrowed.
+Promises: plain decoding runs no drafting network and reads no taps. A fixed shape is the given one, and
+"auto" is the choice by cost. The drafter changes only while no request runs. The engine is built for
+the largest shape; a smaller one is that drafter with a smaller preferred shape.
 Does not know: prompts, how results are shown.
 """
 
@@ -35,7 +35,7 @@ PLAIN, AUTO = "plain", "auto"
 
 @dataclass(frozen=True, slots=True)
 class Lineup:
-    """Who drafts. shape: of its trees; None where it chooses."""
+    """A drafter to compare. shape: of its trees; None if it chooses."""
 
     name: str
     drafter: Drafter
@@ -43,34 +43,36 @@ class Lineup:
 
 
 class FixedDrafter(DrafterWrapper):
-    """Another drafter that always wishes for trees of one shape."""
+    """A drafter with a fixed preferred shape."""
 
     def __init__(self, inner: Drafter, shape: TreeShape) -> None:
         super().__init__(inner)
-        self._wished = shape
+        self._preferred = shape
 
     def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
-        return self._wished
+        return self._preferred
 
 
 class SwitchDrafter(DrafterWrapper):
-    """Whichever drafter is in use. shape: of the largest tree that any of them proposes."""
+    """A drafter that forwards to the one in use. shape: of the largest tree that any of them
+    proposes."""
 
     def __init__(self, shape: TreeShape) -> None:
         super().__init__(RootDrafter())
         self.shape = shape
 
     def use(self, drafter: Drafter) -> None:
-        """From now on."""
+        """Forward to this drafter from now on."""
         self._wrap(drafter)
 
 
 class Stage:
-    """An engine around a `SwitchDrafter`, and the drafters that may take part.
+    """An engine with a `SwitchDrafter`, and the lineups that it can run.
 
-    llm: made for one drafter and nodes in numbers, without prefix cache (rows that a drafter was not
-    there to make would be missing from a shared prefix), and not yet used. with_grammars: outputs may
-    be constrained, and trees have room for forced spans.
+    llm: not used before, built for one drafter with a number of nodes (not "auto"), and without a
+    prefix cache, since a prefix that was shared while one drafter was in use lacks the rows of
+    another one.
+    with_grammars: whether outputs may be constrained, with forced spans in the trees.
     """
 
     def __init__(self, llm: LLM, *, with_grammars: bool = False) -> None:
@@ -85,46 +87,47 @@ class Stage:
 
     @property
     def kind(self) -> str:
-        """What the engine was made with: head, model or ngram."""
+        """The kind of the drafter that the engine was built with: head, model or ngram."""
         return self.built.sources[0]
 
     def use(self, lineup: Lineup) -> None:
-        """Let others draft from now on; what is under way lands first."""
+        """Use a lineup from now on, after all requests have ended."""
         engine = self.llm.engine
         while engine.has_work():
             engine.step()
         self.switch.use(lineup.drafter)
 
     def plain(self) -> Lineup:
+        """Return plain decoding."""
         return Lineup(PLAIN, RootDrafter())
 
     def fixed(self, name: str, shape: TreeShape) -> Lineup:
-        """Always this shape."""
+        """Return the engine's drafter with a fixed shape."""
         return Lineup(name, FixedDrafter(self.built, shape), shape)
 
     def auto(self) -> Lineup:
-        """The shape that promises most tokens a second, step by step, as `nodes="auto"` has it."""
+        """Return the engine's drafter with the shape chosen step by step, as with `nodes="auto"`."""
         llm, shape = self.llm, self.built.shape.within(AUTO_NODES)
-        seats, longest = llm.config.scheduler.max_num_seqs, llm.info.max_model_len
-        return Lineup(AUTO, pace(self.built, shape, llm.engine.runner, seats, longest))
+        max_num_seqs, max_length = llm.config.scheduler.max_num_seqs, llm.info.max_model_len
+        return Lineup(AUTO, pace(self.built, shape, llm.engine.runner, max_num_seqs, max_length))
 
     def forced(self, name: str, lineup: Lineup) -> Lineup:
-        """Another lineup whose trees forced spans are added to."""
+        """Return a lineup with forced spans added to its trees."""
         return Lineup(name, ForcedDrafter(lineup.drafter, MAX_FORCED), lineup.shape)
 
     def ngram(self) -> Lineup:
-        """Prompt lookup alone."""
+        """Return prompt lookup alone."""
         drafter = NgramDrafter(self.built.width - 1)
         return Lineup("ngram", drafter, drafter.shape)
 
     def blend(self) -> Lineup:
-        """Prompt lookup and what the engine was made with, in one tree."""
+        """Return a blend of prompt lookup and the engine's drafter."""
         drafter = BlendDrafter([NgramDrafter(self.built.width - 1), self.built], self.built.width)
         return Lineup(f"ngram+{self.kind}", drafter, drafter.shape)
 
 
 class LineupContestant:
-    """A lineup on a stage. Jobs of all lineups run through the same stopwatch."""
+    """A lineup that runs jobs. stopwatch: times the engine of the stage, shared by all lineups."""
 
     def __init__(self, stage: Stage, stopwatch: EngineContestant, lineup: Lineup) -> None:
         self.name = lineup.name
@@ -132,6 +135,7 @@ class LineupContestant:
         self._stage, self._stopwatch = stage, stopwatch
 
     def run(self, job: Job) -> Measurement:
+        """Use the lineup and run a job. Raises RuntimeError if a step failed."""
         self._stage.use(self.lineup)
         metrics = self._stage.llm.engine.metrics
         failed = metrics.num_failed_steps
@@ -144,7 +148,8 @@ class LineupContestant:
 def compare(
     contestants: Sequence[LineupContestant], runs: Mapping[str, Sequence[Measurement]]
 ) -> dict[str, dict[str, Any]]:
-    """Medians of every contestant, by name; its speed is divided by plain's of the same round."""
+    """Return the medians of all contestants, by name, with the median ratio of their speed to that of
+    plain decoding in the same round."""
     plain = runs[PLAIN]
     compared: dict[str, dict[str, Any]] = {}
     for contestant in contestants:
@@ -163,11 +168,12 @@ def compare(
 
 
 def about(llm: LLM) -> dict[str, Any]:
-    """Facts of a model that a result is told with; the last part of its path stands for it."""
+    """Return the facts about a model that belong to a result. Of its path only the last part is
+    used."""
     info = msgspec.to_builtins(llm.info)
-    kept = ("architecture", "dtype", "device", "exact", "exact_reason", "max_model_len")
+    names = ("architecture", "dtype", "device", "exact", "exact_reason", "max_model_len")
     return {
         "name": llm.info.model.rstrip("/").rpartition("/")[2],
         "parameters": llm.info.num_parameters,
-        **{name: info[name] for name in kept},
+        **{name: info[name] for name in names},
     }

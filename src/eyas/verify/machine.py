@@ -1,6 +1,6 @@
-"""What a measurement was made on, and where it is written down.
+"""The machine of a measurement, and files of results.
 
-Promises: every result names machine, date, commit and command; no host, user or path names.
+Promises: each result has the machine, date, commit and command, without names of hosts, users or paths.
 Does not know: what was measured.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU, cores, accelerator and the versions that numbers depend on."""
+    """Return CPU, cores, GPU and the versions that results depend on."""
     import psutil
     import torch
 
@@ -34,7 +34,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_run(command: list[str]) -> dict[str, Any]:
-    """Head of a result: when, what was typed, which commit, on what."""
+    """Return the head of a result: date, command, commit and machine."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": " ".join(command),
@@ -44,7 +44,8 @@ def describe_run(command: list[str]) -> dict[str, Any]:
 
 
 def git_commit() -> str:
-    """Short commit of the working tree, with "+" when it has changes; "unknown" outside of one."""
+    """Return the short commit of the working tree, with "+" if it has changes; "unknown" without
+    one."""
     here = Path(__file__).parent
     try:
         commit = _git(here, "rev-parse", "--short", "HEAD")
@@ -54,7 +55,7 @@ def git_commit() -> str:
 
 
 def write_result(result: dict[str, Any], file: Path) -> None:
-    """One result as indented JSON; folders are made."""
+    """Write a result as indented JSON. Missing directories are created."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

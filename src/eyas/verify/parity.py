@@ -1,8 +1,9 @@
-"""The same log-probabilities as transformers: another implementation of the model, in float32.
+"""Parity: log-probabilities of texts compared with those of transformers in float32.
 
-Promises: texts are scored by this engine in float32 and by transformers in float32, on the same device,
-one after the other, so that only one model is in memory; what the engine's own number format makes of
-them is told beside it. Where transformers cannot serve as a reference, the reason is told.
+Promises: the texts are scored by this engine in float32 and by transformers in float32 on the same
+device, one after the other, so that one model is in memory at a time. The engine's scores in its own
+number format are compared too, without a verdict. If transformers cannot be used as a reference, the
+reason is reported.
 Does not know: drafters.
 
 Legend: L positions of a text but the last, V vocabulary.
@@ -20,23 +21,27 @@ from eyas.core import SamplingParams, TokenLogprob
 from eyas.llm import LLM
 
 TOLERANCE = 1e-3
-"""Largest difference of log-probabilities in float32."""
+"""Largest allowed difference of log-probabilities in float32."""
 NUM_TOP = 20
 MOST_TOKENS = 192
-"""Of a text."""
+"""Most tokens of a text that are scored."""
 
 Scores = list[list[TokenLogprob]]
-"""By text and position: the token that stands there, and the most likely ones."""
+"""By text and position: log-probabilities of the token there and of the most likely ones."""
 
 
 class NoReferenceError(Exception):
-    """transformers cannot say; the text tells why."""
+    """transformers cannot be used as a reference. The message gives the reason."""
 
 
 @dataclass(slots=True)
 class Agreement:
-    """How two implementations agree. worst_gap: the most by which the reference prefers its own most
-    likely token to the other's."""
+    """The agreement of two implementations.
+
+    num_argmax: positions with the same most likely token. largest, total: of the differences of
+    log-probabilities. worst_gap: largest difference, by the reference, between the log-probabilities
+    of its most likely token and of the other's.
+    """
 
     num_positions: int = 0
     num_argmax: int = 0
@@ -45,6 +50,7 @@ class Agreement:
     worst_gap: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the agreement as it is written to a report."""
         return {
             "num_positions": self.num_positions,
             "max_logprob_difference": self.largest,
@@ -55,19 +61,19 @@ class Agreement:
 
 
 def score(llm: LLM, texts: Sequence[list[int]]) -> Scores:
-    """What the engine says of every token of the texts but the first of each."""
+    """Return the log-probabilities of all tokens of the texts but the first of each."""
     num_top = min(NUM_TOP, llm.info.vocab_size)
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=num_top)
     scores: Scores = []
     for text in texts:
-        found = llm.generate(text, params)[0].prompt_logprobs
-        assert found is not None
-        scores.append([entry for entry in found if entry is not None])
+        entries = llm.generate(text, params)[0].prompt_logprobs
+        assert entries is not None
+        scores.append([entry for entry in entries if entry is not None])
     return scores
 
 
 def cut(text: list[int], max_model_len: int) -> list[int]:
-    """A text of a length that can be scored."""
+    """Cut a text to the length that can be scored."""
     return text[: min(MOST_TOKENS, max_model_len - 1)]
 
 
@@ -78,21 +84,24 @@ def check_parity(
     own: dict[str, Scores],
     decides: str,
 ) -> dict[str, Any]:
-    """The part of a report. own: scores of the same texts by number format; `decides` is the one that
-    must agree to the tolerance."""
-    found = {name: Agreement() for name in own}
+    """Return the parity part of a report.
+
+    own: the engine's scores of the texts, by number format. decides: the format that must agree to
+    `TOLERANCE`.
+    """
+    agreements = {name: Agreement() for name in own}
     try:
         for i, reference_LV in enumerate(_reference(directory, texts, device)):
             for name, scores in own.items():
-                _compare(found[name], scores[i], reference_LV)
+                _compare(agreements[name], scores[i], reference_LV)
     except NoReferenceError as error:
         return {"status": "skipped", "text": str(error)}
-    decisive = found[decides]
+    decisive = agreements[decides]
     holds = decisive.largest <= TOLERANCE and decisive.worst_gap <= 2 * TOLERANCE
     text = "; ".join(
-        f"{name}: log-probabilities differ by up to {each.largest:.1e}, the most likely token is the "
-        f"same at {each.num_argmax} of {each.num_positions} positions"
-        for name, each in found.items()
+        f"{name}: log-probabilities differ by up to {one.largest:.1e}, the most likely token is the "
+        f"same at {one.num_argmax} of {one.num_positions} positions"
+        for name, one in agreements.items()
     )
     return {
         "status": "pass" if holds else "fail",
@@ -100,12 +109,12 @@ def check_parity(
         "reference": "transformers, float32",
         "tolerance": TOLERANCE,
         "num_texts": len(texts),
-        **{name: each.as_dict() for name, each in found.items()},
+        **{name: agreement.as_dict() for name, agreement in agreements.items()},
     }
 
 
 def lacks_room(num_parameters: int, device: str) -> str | None:
-    """Why a float32 copy of a model of this size would not fit; None where it does."""
+    """Return why a float32 copy of a model of this size does not fit into memory; None if it does."""
     import psutil
     import torch
 
@@ -121,7 +130,7 @@ def lacks_room(num_parameters: int, device: str) -> str | None:
 
 
 def free_memory() -> None:
-    """Give back what closed engines and models held."""
+    """Free the memory of engines and models that are closed."""
     import torch
 
     gc.collect()
@@ -130,7 +139,7 @@ def free_memory() -> None:
 
 
 def _reference(directory: Path, texts: Sequence[list[int]], device: str) -> Iterator[Any]:
-    """Log-probabilities [L, V] of each text by transformers."""
+    """Yield the log-probabilities [L, V] of each text, computed by transformers."""
     import torch
 
     model = _load(directory, device)
@@ -153,9 +162,9 @@ def _load(directory: Path, device: str) -> Any:
         raise NoReferenceError(
             "transformers is not installed; pip install 'eyas[compare]' for this part"
         ) from error
-    quiet: list[Callable[[], None]] = [logging.disable_progress_bar, logging.set_verbosity_error]
-    for each in quiet:
-        each()
+    silence: list[Callable[[], None]] = [logging.disable_progress_bar, logging.set_verbosity_error]
+    for call in silence:
+        call()
     try:
         AutoConfig.from_pretrained(directory, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:

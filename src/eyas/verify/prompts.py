@@ -1,13 +1,14 @@
-"""Prompts that measurements and the demo share: short tasks, and random tokens.
+"""The prompts that measurements and the demo share: short tasks, and random tokens.
 
-Promises: the same prompts on every machine and in every run. Does not know: who answers them.
+Promises: the prompts are the same on every machine and in every run.
+Does not know: which model answers them.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
@@ -15,7 +16,8 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A conversation to answer. temperature: 0 is greedy; above 0 the seed is fixed."""
+    """A conversation to answer. thinks: whether the answer begins with reasoning. temperature: 0 is
+    greedy; above 0 the seed is fixed."""
 
     title: str
     messages: tuple[Message, ...]
@@ -23,11 +25,10 @@ class Task:
     thinks: bool = False
     temperature: float = 0.0
     max_tokens: int = 160
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 def ask(text: str, system: str | None = None) -> tuple[Message, ...]:
-    """A conversation of one question."""
+    """Return a conversation of one question."""
     user = {"role": "user", "content": text}
     return ({"role": "system", "content": system}, user) if system else (user,)
 
@@ -88,16 +89,16 @@ TASKS = (
     Task("tool call", ask("What is the weather in Oslo?"), tools=(_WEATHER_TOOL,)),
     Task("copy", ask(f"Repeat exactly: {SENTENCES}"), temperature=0.7),
 )
-"""What `eyas demo` shows and `eyas verify` runs."""
+"""The tasks of `eyas demo` and `eyas verify`."""
 
 
 def random_prompts(count: int, num_tokens: int, vocab_size: int) -> list[list[int]]:
-    """`count` prompts of random ordinary token ids; the same ones every time."""
+    """Return `count` prompts of random token ids, the same ones in every call."""
     draw = random.Random(0)
     top = max(2, vocab_size - 64)
     return [[draw.randrange(1, top) for _ in range(num_tokens)] for _ in range(count)]
 
 
 def cycle_to(prompts: Sequence[list[int]], count: int) -> list[list[int]]:
-    """`count` prompts, going round where there are fewer."""
+    """Return `count` prompts, repeating them in order if there are fewer."""
     return [list(prompts[i % len(prompts)]) for i in range(count)]

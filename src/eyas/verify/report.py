@@ -1,8 +1,9 @@
-"""Is it right, and does it pay, with these weights? Exactness, drafter law, parity, acceptance, speed.
+"""The report of `eyas verify` on a model: exactness, drafter law, parity, acceptance, speed.
 
-Promises: a report of five parts, each pass, fail or skipped with its numbers; only the law and parity
-can fail the whole. One model is in memory at a time (and what drafts for it). Checkpoints without
-tokenizer, template or head are verified as far as that goes, and the report says how.
+Promises: each of the five parts has a status (pass, fail or skipped) and its numbers. The report passes
+unless the law or parity fails. One model is in memory at a time, with its drafting network. A
+checkpoint without a tokenizer, template or head is verified as far as possible, and the report names
+what was used instead.
 Does not know: how a report is shown.
 """
 
@@ -22,7 +23,7 @@ from eyas.llm import LLM
 from eyas.models import Progress, locate_model, read_spec
 from eyas.verify.contestants import EngineContestant, Job, take_turns
 from eyas.verify.inputs import Inputs, check_lengths, from_entries, from_tasks
-from eyas.verify.law import Given, Say, answer, count_acceptance, judge
+from eyas.verify.law import AllAnswers, Say, answer, count_acceptance, judge
 from eyas.verify.lineup import PLAIN, Lineup, LineupContestant, Stage, about, compare
 from eyas.verify.parity import Scores, check_parity, cut, free_memory, lacks_room, score
 from eyas.verify.prompts import cycle_to
@@ -30,15 +31,16 @@ from eyas.verify.shapes import batch_tokens, normal
 
 SPEED_BATCHES = (1, 4)
 MOST_OWN_PARAMETERS = 500_000_000
-"""A model without a head drafts for itself up to this size; it is loaded twice for that."""
+"""Largest model without a head that is loaded a second time as its own draft model."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyPlan:
-    """What is to be verified. engine: model, device, and drafting with nodes in numbers.
+    """What to verify.
 
-    head: of the model, from elsewhere. entries: prompts of a file, None for the shared tasks.
-    repeats: counted rounds of the speed part.
+    engine: the settings; `draft.nodes` must be a number. head: path of a draft head; None uses what
+    the settings name. entries: prompts of a file; None uses the shared tasks. repeats: rounds of the
+    speed part.
     """
 
     engine: EngineConfig
@@ -51,9 +53,12 @@ class VerifyPlan:
 
 
 def verify(plan: VerifyPlan, say: Say, progress: Progress | None = None) -> dict[str, Any]:
-    """The report. say: told what is being done. ValueError for what cannot be verified as asked."""
-    chosen = plan.engine.model
-    directory = locate_model(chosen.path, chosen.revision, chosen.offline)
+    """Verify a model and return the report. Raises ValueError for a plan that cannot be run.
+
+    say: receives lines about what is being done. progress: see `eyas.engine.build.build_engine`.
+    """
+    source = plan.engine.model
+    directory = locate_model(source.path, source.revision, source.offline)
     draft, note = choose_drafting(plan, directory)
     config = msgspec.structs.replace(
         plan.engine,
@@ -72,7 +77,8 @@ def verify(plan: VerifyPlan, say: Say, progress: Progress | None = None) -> dict
 
 
 def choose_drafting(plan: VerifyPlan, directory: Path) -> tuple[DraftConfig, str]:
-    """Who drafts beside prompt lookup, and a note where that is no head that was asked for."""
+    """Choose the drafter to verify in addition to prompt lookup. Returns its settings, and a note if it
+    is not one that was asked for."""
     asked = plan.engine.draft
     if plan.head is not None and asked.model is not None:
         raise ValueError("--head: a draft model was given as well; give one of them")
@@ -88,7 +94,7 @@ def choose_drafting(plan: VerifyPlan, directory: Path) -> tuple[DraftConfig, str
         if plan.head is None:
             raise
         raise ValueError(str(error).replace("draft.model:", "--head:", 1)) from error
-    names = tuple(name for name in names if name != "forced")  # no grammar is verified here
+    names = tuple(name for name in names if name != "forced")  # no output here has a grammar
     if names not in ((), ("root",)):
         return msgspec.structs.replace(asked, drafter="+".join(names)), ""
     if plan.engine.draft.model is not None:
@@ -118,13 +124,16 @@ def _with_engine(
     say: Say,
     progress: Progress | None,
 ) -> tuple[dict[str, Any], list[list[int]], dict[str, Scores], str]:
-    """Everything that the engine itself can say: the report but for parity, texts for that with
-    their scores by number format, and the device."""
+    """Run all parts that need the engine in its own number format.
+
+    Returns the report without parity, the texts for parity, their scores by number format, and the
+    device.
+    """
     with LLM(config=config, progress=progress) as llm:
         inputs = _inputs(plan, llm)
         stage = Stage(llm)
         lineups = _lineups(stage)
-        given = answer(stage, lineups, inputs.token_ids, plan.max_tokens, say)
+        all_answers = answer(stage, lineups, inputs.token_ids, plan.max_tokens, say)
         report = {
             "model": about(llm),
             "drafting": {
@@ -143,8 +152,8 @@ def _with_engine(
                     "status": "pass" if llm.info.exact else "fail",
                     "text": llm.info.exact_reason,
                 },
-                "law": judge(given, to_the_bit=llm.info.device == "cpu"),
-                "acceptance": count_acceptance(given),
+                "law": judge(all_answers, to_the_bit=llm.info.device == "cpu"),
+                "acceptance": count_acceptance(all_answers),
                 "speed": _speed(stage, lineups, inputs, plan, say),
             },
         }
@@ -153,7 +162,7 @@ def _with_engine(
         if plan.with_parity:
             say("scoring texts")
             stage.use(stage.plain())
-            texts = _texts(inputs, given, llm.info.max_model_len)
+            texts = _texts(inputs, all_answers, llm.info.max_model_len)
             own[llm.info.dtype] = score(llm, texts)
         return report, texts, own, llm.info.device
 
@@ -168,7 +177,7 @@ def _inputs(plan: VerifyPlan, llm: LLM) -> Inputs:
 
 
 def _lineups(stage: Stage) -> list[Lineup]:
-    """Plain decoding and every way of drafting there is here."""
+    """Return the lineups to compare: plain decoding and the ways of drafting that this engine has."""
     if stage.kind == "ngram":
         return [stage.plain(), stage.ngram(), stage.auto()]
     config = stage.llm.config.draft
@@ -188,8 +197,8 @@ def _speed(
     results, texts = [], []
     for size in SPEED_BATCHES:
         job = Job(cycle_to(inputs.token_ids, size), size, plan.max_tokens)
-        tell = lambda name, turn, size=size: say(f"speed: batch {size}, {name}")  # noqa: E731
-        compared = compare(contestants, take_turns(contestants, job, plan.repeats, tell))
+        on_run = lambda name, turn, size=size: say(f"speed: batch {size}, {name}")  # noqa: E731
+        compared = compare(contestants, take_turns(contestants, job, plan.repeats, on_run))
         results.append({"batch": size, "contestants": compared})
         drafted = {name: one["speed_ratio"] for name, one in compared.items() if name != PLAIN}
         best = max(drafted, key=drafted.__getitem__)
@@ -197,9 +206,9 @@ def _speed(
     return {"status": "pass", "text": ", ".join(texts), "results": results}
 
 
-def _texts(inputs: Inputs, given: Given, max_model_len: int) -> list[list[int]]:
-    """Each prompt with its greedy answer."""
-    answers = given[PLAIN, 0.0].alone
+def _texts(inputs: Inputs, all_answers: AllAnswers, max_model_len: int) -> list[list[int]]:
+    """Return each prompt with its greedy answer, cut to the length that is scored."""
+    answers = all_answers[PLAIN, 0.0].alone
     joined = [
         cut([*prompt, *choice.token_ids], max_model_len)
         for prompt, choice in zip(inputs.token_ids, answers, strict=True)

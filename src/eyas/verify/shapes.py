@@ -1,6 +1,7 @@
-"""Shapes of trees, and the rows of a step that they need.
+"""Tree shapes of measurements, and the number of rows that a step needs for them.
 
-Promises: shapes with the same tree become the same shape. Does not know: who drafts.
+Promises: shapes that give the same trees are normalised to one shape.
+Does not know: drafters.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from eyas.config import SchedulerConfig
 from eyas.draft import TreeShape
 
 MOST_ROWS = 49152
-"""Rows of a step: three quarters of the most that a scheduler takes."""
+"""Most rows of the trees of a step: three quarters of the largest `max_batch_tokens`."""
 
 
 def normal(shape: TreeShape) -> TreeShape:
-    """The least shape with the same tree: a chain has its levels and the root; no tree has more
-    nodes than its levels hold, nor more levels or children than it has nodes below the root."""
+    """Return the smallest shape that gives the same trees.
+
+    A chain has one node a level. A tree has no more nodes than its levels can hold, and no more
+    levels or children than nodes below the root.
+    """
     steps, topk, nodes = shape.steps, shape.topk, shape.nodes
     if topk == 1:
         return TreeShape(steps, 1, steps + 1)
@@ -27,7 +31,10 @@ def normal(shape: TreeShape) -> TreeShape:
 
 
 def batch_tokens(sizes: Sequence[int], shapes: Sequence[TreeShape]) -> int:
-    """Rows of a step that leave every tree its nodes, also while prompts wait."""
+    """Return the `max_batch_tokens` with which no tree is cut, even while prompts wait.
+
+    sizes: numbers of sequences. Raises ValueError if no step can have so many rows.
+    """
     rows = max(sizes) * max(shape.nodes for shape in shapes)
     if rows > MOST_ROWS:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""The conversation generator: one module a task family, everything drawn from a seed.
+"""The conversation generator: one module per task family, with seeded random draws.
 
-Promises that (split, seed) fixes an example, that made-up words and listed names of the train split
-never occur in the held-out split, and that no text holds a control token. Uses no outside data.
+Promises: (split, seed) determines an example; made-up words and listed names of the training split
+never occur in the held-out split; no text contains a control token. No external data is used.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,13 +51,13 @@ WEIGHTS: dict[str, float] = {
     "turns": 0.07,
     "code": 0.01,
 }
-"""Share of each family among the training conversations."""
+"""The fraction of each family in the training conversations."""
 
 _SHORT = ("pick", "facts", "talk", "classify", "copying", "extract")
 
 
 def draw_example(family: str, seed: str, split: Split) -> Example:
-    """The example of a family that a seed gives; a few have unrelated exchanges in front."""
+    """Return the example of a family for a seed; a few have unrelated exchanges before it."""
     draw = Draw(f"{family}/{seed}", split)
     example = FAMILIES[family](draw)
     if draw.chance(0.9):
@@ -78,7 +78,7 @@ def _with_history(draw: Draw, example: Example) -> Example:
 
 
 def mixture(seed: str, split: Split, count: int) -> Iterator[Example]:
-    """A seeded stream of examples of all families in the training proportions."""
+    """Yield examples of all families in the training proportions."""
     chooser = Draw(f"mixture/{seed}", split).random
     chosen = chooser.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()), k=count)
     for index, family in enumerate(chosen):

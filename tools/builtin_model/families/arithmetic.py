@@ -1,4 +1,4 @@
-"""Sums worked out digit by digit, in the words that the model learns to reason with."""
+"""Arithmetic digit by digit, in the words of the model's reasoning."""
 
 _COLUMNS = ("ones", "tens", "hundreds", "thousands", "more")
 
@@ -8,7 +8,7 @@ def _digits(number: int) -> list[int]:
 
 
 def added(first: int, second: int) -> str:
-    """first + second, column by column from the right."""
+    """Return the working of first + second, column by column from the right."""
     head = f"{first}+{second}"
     if first < 10 and second < 10:
         return f"{head}={first + second}."
@@ -25,7 +25,7 @@ def added(first: int, second: int) -> str:
 
 
 def subtracted(first: int, second: int) -> str:
-    """first - second (not negative), column by column from the right."""
+    """Return the working of first - second (not negative), column by column from the right."""
     head = f"{first}-{second}"
     if first < 19 and second < 10:
         return f"{head}={first - second}."
@@ -42,7 +42,7 @@ def subtracted(first: int, second: int) -> str:
 
 
 def multiplied(first: int, second: int) -> str:
-    """first * second for a second factor of one digit, or for factors up to twelve."""
+    """Return the working of first * second for a second factor of one digit, or factors up to twelve."""
     head = f"{first}*{second}"
     if first <= 12 and second <= 12:
         return f"{head}={first * second}."
@@ -57,7 +57,7 @@ def multiplied(first: int, second: int) -> str:
 
 
 def multiplied_long(first: int, second: int) -> str:
-    """first * second for a second factor of two digits, by its tens and its ones."""
+    """Return the working of first * second for a second factor of two digits, by its tens and its ones."""
     tens, ones = divmod(second, 10)
     lines = [multiplied(first, tens), f"{first}*{tens}0={first * tens * 10}."]
     if ones:
@@ -67,7 +67,7 @@ def multiplied_long(first: int, second: int) -> str:
 
 
 def divided(first: int, second: int) -> str:
-    """first / second for a whole quotient and a divisor of one digit, from the left."""
+    """Return the working of first / second for a whole quotient and a divisor of one digit, from the left."""
     quotient = first // second
     head = f"{first}/{second}"
     if quotient <= 12:

@@ -1,4 +1,4 @@
-"""Sorting a text into labels that the prompt gives."""
+"""Classify a text into labels that the prompt lists."""
 
 import json
 from typing import TypeAlias
@@ -149,7 +149,7 @@ _SYSTEM = (
 
 
 def classify(draw: Draw) -> Example:
-    """A text and labels; the answer is the label, bare or inside a JSON object."""
+    """Draw a text and labels; the answer is the label, alone or in a JSON object."""
     roll = draw.random.random()
     if roll < 0.4:
         topics = draw.sample(tuple(_TOPICS), draw.whole(2, 6))

@@ -27,7 +27,7 @@ _FUNCTIONS = (
 
 
 def code(draw: Draw) -> Example:
-    """A Python function of two lines."""
+    """Draw a request for a Python function of two lines."""
     does, name, parameters, body = draw.pick(_FUNCTIONS)
     request = draw.pick(
         (

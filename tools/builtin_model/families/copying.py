@@ -1,4 +1,4 @@
-"""Repeating, listing, sorting and rewriting given text."""
+"""Repeat, list, sort and rewrite given text."""
 
 import json
 import re
@@ -17,14 +17,14 @@ Task: TypeAlias = tuple[str, str, str]
 
 
 def copying(draw: Draw) -> Example:
-    """A task whose answer is made of the prompt's own words."""
+    """Draw a task whose answer consists of the prompt's own words."""
     user, answer, reasoning = draw.pick(_TASKS)(draw)
     check = Check("exact", answer)
     return draw.example("copying", user, answer, check, reasoning=reasoning, thinking=0.2)
 
 
 def sentence(draw: Draw) -> str:
-    """A made-up sentence of everyday or invented words."""
+    """Return a made-up sentence of everyday or invented words."""
     style = draw.whole(0, 3)
     if style == 0:
         words = [draw.word() for _ in range(draw.whole(3, 10))]

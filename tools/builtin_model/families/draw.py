@@ -1,8 +1,8 @@
-"""Seeded drawing of names, words, numbers and phrasings.
+"""Draw names, words, numbers and phrasings from a seed.
 
-Promises that equal seeds give equal draws, and that made-up words and listed names of the two
-splits never meet: a text belongs to the held-out split when its CRC-32 is divisible by ten. Does
-not know what the draws are used for.
+Promises: equal seeds give equal draws; made-up words and listed names belong to one split: a text
+is in the held-out split if its CRC-32 is divisible by ten. Does not know: what the draws are used
+for.
 """
 
 import random
@@ -81,39 +81,39 @@ WORDS = tuple(
         if word.isalpha() and word.lower() not in _KEYWORDS
     }
 )
-"""Every word of the tables, for copying."""
+"""All words of the tables, for copying."""
 
 
 def is_heldout(text: str) -> bool:
-    """Whether a made-up word or a listed name is kept for evaluation."""
+    """Whether a made-up word or a listed name belongs to the held-out split."""
     return crc32(text.casefold().encode()) % 10 == 0
 
 
 class Draw:
-    """Draws of one example; `split` decides which words and names may occur."""
+    """The random draws of an example. split: decides which words and names may occur."""
 
     def __init__(self, seed: str, split: Split) -> None:
         self.random = random.Random(f"{split}/{seed}")
         self.split: Split = split
 
     def pick(self, choices: Sequence[Item]) -> Item:
-        """One of the choices."""
+        """Return one of the choices."""
         return choices[int(self.random.random() * len(choices))]
 
     def sample(self, choices: Sequence[Item], count: int) -> list[Item]:
-        """Distinct choices in random order."""
+        """Return distinct choices in random order."""
         return self.random.sample(choices, min(count, len(choices)))
 
     def shuffled(self, choices: Sequence[Item]) -> list[Item]:
-        """The choices in random order."""
+        """Return the choices in random order."""
         return self.random.sample(choices, len(choices))
 
     def chance(self, probability: float) -> bool:
-        """True with the given probability."""
+        """Return True with the given probability."""
         return self.random.random() < probability
 
     def whole(self, low: int, high: int) -> int:
-        """A whole number, both ends included."""
+        """Return a whole number from `low` to `high`, both included."""
         return low + int(self.random.random() * (high - low + 1))
 
     def _of_split(self, make: Callable[[], str]) -> str:
@@ -152,31 +152,31 @@ class Draw:
         return self.pick(WORDS)
 
     def word(self) -> str:
-        """A made-up word in lower case, or now and then any word or string of letters."""
+        """Return a made-up word in lower case; sometimes any word or string of letters."""
         return self._of_split(self._wild if self.chance(0.12) else self._syllables)
 
     def title(self) -> str:
-        """A made-up word with a capital."""
+        """Return a made-up word with a capital letter."""
         return self._of_split(lambda: self._syllables().capitalize())
 
     def plain_word(self) -> str:
-        """A made-up word of the letters a to z."""
+        """Return a made-up word of the letters a to z."""
         return self._of_split(self._syllables)
 
     def first_name(self) -> str:
-        """A person's first name, listed or made up."""
+        """Return a first name, listed or made up."""
         if self.chance(0.35):
             return self.title()
         return self._of_split(lambda: self.pick(names.FIRST_NAMES))
 
     def full_name(self) -> str:
-        """A first name and a surname."""
+        """Return a first name and a surname."""
         if self.chance(0.4):
             return f"{self.first_name()} {self.title()}"
         return f"{self.first_name()} {self._of_split(lambda: self.pick(names.SURNAMES))}"
 
     def two_names(self) -> tuple[str, str]:
-        """Two different first names."""
+        """Return two different first names."""
         first = self.first_name()
         second = self.first_name()
         while second == first:
@@ -184,17 +184,17 @@ class Draw:
         return first, second
 
     def place(self) -> str:
-        """A town, listed or made up."""
+        """Return a town, listed or made up."""
         if self.chance(0.4):
             return self.title()
         return self._of_split(lambda: self.pick(names.PLACES))
 
     def noun(self) -> str:
-        """A common thing in lower case."""
+        """Return a common noun in lower case."""
         return self.pick(names.NOUNS)
 
     def code(self) -> str:
-        """An identifier of letters and digits."""
+        """Return an identifier of letters and digits."""
         letters = "".join(self.pick(LETTERS) for _ in range(self.whole(1, 3)))
         digits = "".join(str(self.whole(0, 9)) for _ in range(self.whole(2, 5)))
         style = self.whole(0, 4)
@@ -207,37 +207,37 @@ class Draw:
         return f"{letters}-{digits}"
 
     def date(self) -> str:
-        """A day as year-month-day."""
+        """Return a date as year-month-day."""
         year, month, day = self.whole(1990, 2039), self.whole(1, 12), self.whole(1, 28)
         return f"{year}-{month:02d}-{day:02d}"
 
     def clock(self) -> str:
-        """A time of day on a quarter of an hour."""
+        """Return a time of day at a quarter of an hour."""
         return f"{self.whole(0, 23):02d}:{self.pick(('00', '15', '30', '45'))}"
 
     def email(self) -> str:
-        """A mail address of made-up parts."""
+        """Return an e-mail address of made-up parts."""
         domain = self.pick(("com", "org", "net", "example", "io"))
         user = f"{self.plain_word()}{self.pick(('', '.', '_'))}{self.plain_word()}"
         return f"{user}@{self.plain_word()}.{domain}"
 
     def phrase(self, low: int = 2, high: int = 6) -> str:
-        """A few words, some of them made up."""
+        """Return a few words, some of them made up."""
         count = self.whole(low, high)
         return " ".join(self.word() if self.chance(0.3) else self.noun() for _ in range(count))
 
     def number(self) -> int:
-        """A whole number whose length varies."""
+        """Return a whole number of varying length."""
         return self.whole(0, self.pick((9, 20, 99, 99, 999, 9999)))
 
     def decimal(self) -> float:
-        """A number with one or two decimal places."""
+        """Return a number with one or two decimal places."""
         places = self.whole(1, 2)
         value = round(self.whole(1, 9999) / 10**places, places)
         return value if value != int(value) else round(value + 0.5, 1)
 
     def polite(self, request: str) -> str:
-        """A request as people type it: with an opener, a closer, or in lower case at times."""
+        """Return a request as people type it: with an opener or a closer, or in lower case."""
         roll = self.random.random()
         if roll < 0.62:
             return request
@@ -265,7 +265,7 @@ class Draw:
         history: Sequence[Message] = (),
         tools: Sequence[Tool] = (),
     ) -> Example:
-        """One exchange, with `reasoning` in front of the answer at the given probability."""
+        """Return an exchange, with `reasoning` before the answer at the given probability."""
         enable = self.chance(thinking)
         if system is None and self.chance(0.3):
             system = self.pick(SYSTEMS)
@@ -278,7 +278,7 @@ class Draw:
     def reply(
         self, answer: str | None, reasoning: str | None, calls: Sequence[dict[str, Any]] = ()
     ) -> Message:
-        """The assistant's message, with reasoning and calls where there are any."""
+        """Return the assistant's message, with reasoning and tool calls if there are any."""
         message: Message = {"role": "assistant", "content": answer}
         if reasoning:
             message["reasoning_content"] = reasoning

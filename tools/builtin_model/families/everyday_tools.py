@@ -1,4 +1,4 @@
-"""Everyday tools with their wording: weather, mail, calendar, money, search and the like."""
+"""Everyday tools and requests for them: weather, mail, calendar, money, search and others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -351,12 +351,12 @@ SHAPES: tuple[Callable[[Draw], Shape], ...] = (
 
 
 def draw_shape(draw: Draw) -> Shape:
-    """An everyday tool or a drawn one."""
+    """Draw an everyday tool or a random one."""
     return drawn_tool(draw) if draw.chance(0.45) else draw.pick(SHAPES)(draw)
 
 
 def weather_in(draw: Draw, shape: Shape) -> tuple[str, Arguments]:
-    """A second place for a tool that takes one place, for two calls in one answer."""
+    """Return a second place for a tool that takes a place, for two calls in one answer."""
     key = next(iter(shape.arguments))
     place = draw.place()
     while place == shape.arguments[key]:

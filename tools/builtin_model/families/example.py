@@ -1,7 +1,7 @@
-"""One conversation with the rule that judges its answer.
+"""A conversation and the check of its answer.
 
-Promises that `Example.check` accepts `Example.reference()` and that a check looks at the text of an
-answer alone. Does not know how conversations are drawn, rendered or tokenised.
+Promises: `Example.check` accepts `Example.reference()`; a check depends only on the text of an
+answer. Does not know: how conversations are drawn, rendered or tokenized.
 """
 
 import json
@@ -31,12 +31,12 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def final_text(answer: str) -> str:
-    """The part of an answer that follows its reasoning, without surrounding white space."""
+    """Return the part of an answer after its reasoning, without surrounding white space."""
     return answer.rpartition("</think>")[2].removesuffix("<|im_end|>").strip()
 
 
 def tool_call_text(calls: Iterable[dict[str, Any]]) -> str:
-    """Tool calls as the model writes them: one JSON object between markers for each call."""
+    """Return tool calls as the model writes them: a JSON object between markers for each call."""
     bodies = (json.dumps(call, ensure_ascii=False) for call in calls)
     return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
@@ -56,7 +56,7 @@ _NOT_JSON = object()
 
 
 def conforms(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a JSON value meets a schema of the small subset the generator draws."""
+    """Whether a JSON value is valid for a schema of the small subset that the generator uses."""
     if "enum" in schema:
         return any(_canonical(value) == _canonical(choice) for choice in schema["enum"])
     if "type" not in schema:
@@ -87,13 +87,13 @@ def _plain(text: str) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """How an answer is judged.
+    """The check of an answer.
 
-    `expected` by kind: exact: the text. one_of: allowed texts (case and a last full stop are
-    free). distinct: (allowed items, how many, separator). range: (lowest, highest) of a whole
-    number. number: the last number of the answer. contains: texts that must all occur. json: the
-    value. conforms: a schema. tool_calls: list of {"name", "arguments"}. `fenced` asks json and
-    conforms for a markdown fence around the value; without it a fence is an error.
+    `expected` by kind: exact: the text. one_of: allowed texts (case and a final full stop are
+    free). distinct: (allowed items, number of them, separator). range: (minimum, maximum) of a
+    whole number. number: the last number of the answer. contains: texts that must all occur. json:
+    the value. conforms: a schema. tool_calls: list of {"name", "arguments"}. `fenced`: json and
+    conforms need a markdown fence around the value; otherwise a fence is an error.
     """
 
     kind: CheckKind
@@ -101,7 +101,7 @@ class Check:
     fenced: bool = False
 
     def accepts(self, answer: str) -> bool:
-        """Whether the answer (reasoning allowed in front) is right."""
+        """Whether the answer, with or without reasoning, is correct."""
         text = final_text(answer)
         match self.kind:
             case "exact":
@@ -143,7 +143,7 @@ class Check:
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What is asked of a model: the conversation so far, the tools on offer, thinking or not."""
+    """A request to a model: the conversation so far, the tools, and whether thinking is on."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -152,7 +152,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Example:
-    """A conversation that ends in the assistant's answer, and the check of that answer."""
+    """A conversation that ends with the assistant's answer, and the check of that answer."""
 
     family: str
     messages: tuple[Message, ...]
@@ -166,7 +166,7 @@ class Example:
         return ChatRequest(self.messages[:-1], self.tools, self.enable_thinking)
 
     def reference(self) -> str:
-        """The right answer as the model would write it, without reasoning."""
+        """Return the correct answer as the model would write it, without reasoning."""
         last = self.messages[-1]
         calls = last.get("tool_calls")
         if calls:

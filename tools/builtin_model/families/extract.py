@@ -1,4 +1,4 @@
-"""Extracting named facts from a paragraph: as JSON, as lines, or one value."""
+"""Extract facts from a paragraph: as JSON, as lines, or a single value."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Value: TypeAlias = str | int | float | None
 
 @dataclass(frozen=True)
 class Scene:
-    """Sentences of a paragraph, the facts they state, and questions for some of them."""
+    """The sentences of a paragraph, the facts that they state, and questions about some of them."""
 
     sentences: tuple[str, ...]
     facts: dict[str, Value]
@@ -311,7 +311,7 @@ _ABSENT = ("phone", "fax", "website", "colour", "postcode", "discount")
 
 
 def extract(draw: Draw) -> Example:
-    """Facts from a paragraph about people, orders, events and the like."""
+    """Draw a request for facts from a paragraph about people, orders, events and others."""
     if draw.chance(0.3):
         return _from_profile(draw)
     scene = draw.pick(_SCENES)(draw)

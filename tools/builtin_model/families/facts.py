@@ -1,4 +1,4 @@
-"""Short facts from tables, and small sums that are known by heart."""
+"""Short facts from tables, and small sums."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -10,7 +10,7 @@ from builtin_model.families.kinds import KINDS
 from builtin_model.families.pick import article
 
 Fact: TypeAlias = tuple[tuple[str, ...], str, tuple[str, ...], str]
-"""(questions, answer, every right answer, the fact as a sentence)."""
+"""(questions, answer, all correct answers, the fact as a sentence)."""
 
 _PLANETS = KINDS["planet"][1]
 _MONTHS = KINDS["month"][1]
@@ -21,7 +21,7 @@ _ORDINALS = (
 
 
 def facts(draw: Draw) -> Example:
-    """A question with one short answer."""
+    """Draw a question with one short answer."""
     questions, answer, right, sentence = draw.pick(_DRAWS)(draw)
     question = draw.polite(draw.pick(questions))
     if draw.chance(0.03):

@@ -237,7 +237,7 @@ ALL_WORDS = (
 
 
 def number_in_words(number: int) -> str:
-    """A number from 0 to 99 in English words."""
+    """Return a number from 0 to 99 in English words."""
     if number <= 20:
         return NUMBER_WORDS[number]
     tens, ones = divmod(number, 10)

@@ -1,4 +1,4 @@
-"""Filling JSON objects: described in words, by a schema, and inside markdown fences."""
+"""Fill in JSON objects: described in words, by a schema, or in markdown fences."""
 
 import json
 from typing import Any
@@ -78,7 +78,7 @@ _INVENT = (
 
 
 def json_words(draw: Draw) -> Example:
-    """A JSON object whose fields are described in words."""
+    """Draw a request for a JSON object whose fields are described in words."""
     if draw.chance(0.12):
         return _imagined(draw)
     if draw.chance(0.4):
@@ -89,7 +89,7 @@ def json_words(draw: Draw) -> Example:
 
 
 def json_schema(draw: Draw) -> Example:
-    """A JSON object asked for by a schema, mostly in the system prompt."""
+    """Draw a request for a JSON object by a schema, mostly in the system prompt."""
     if draw.chance(0.12):
         return _invented(draw)
     user, system, fields = _schema_task(draw)
@@ -97,7 +97,7 @@ def json_schema(draw: Draw) -> Example:
 
 
 def json_fenced(draw: Draw) -> Example:
-    """Either of both, with markdown fences around the JSON because the prompt asks for them."""
+    """Draw one of both, with markdown fences around the JSON because the prompt asks for them."""
     fence = draw.pick(_FENCES).format()
     if draw.chance(0.5):
         if draw.chance(0.4):
@@ -176,7 +176,7 @@ def _with_schema(draw: Draw, fields: tuple[Field, ...], facts: str) -> tuple[str
 
 
 def render_json(value: Any, *, indent: int | None, fenced: bool) -> str:
-    """A JSON value as the model writes it."""
+    """Return a JSON value as the model writes it."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return f"```json\n{text}\n```" if fenced else text
 

@@ -1,4 +1,4 @@
-"""Sentences of praise, complaint and plain report, put together from parts."""
+"""Sentences of praise, complaint and neutral report, composed of parts."""
 
 from collections.abc import Sequence
 
@@ -37,17 +37,17 @@ _PLAIN_WORDS = (
 
 
 def praise(draw: Draw) -> str:
-    """Something good about something."""
+    """Return a sentence of praise."""
     return _sentence(draw, _GOOD, _GOOD_EVENTS)
 
 
 def complaint(draw: Draw) -> str:
-    """Something bad about something."""
+    """Return a sentence of complaint."""
     return _sentence(draw, _BAD, _BAD_EVENTS)
 
 
 def report(draw: Draw) -> str:
-    """A sentence without an opinion."""
+    """Return a sentence without an opinion."""
     return _sentence(draw, _PLAIN_WORDS, _PLAIN)
 
 

@@ -1,4 +1,4 @@
-"""Picking: name something of a kind, one of given choices, several, a number in a range."""
+"""Pick something of a kind, one of given choices, several of them, or a number in a range."""
 
 from builtin_model.families.draw import Draw
 from builtin_model.families.example import Check, Example
@@ -55,14 +55,14 @@ _WORDS = ("zero", "one", "two", "three", "four", "five", "six")
 
 
 def article(text: str) -> str:
-    """Corrects "a" to "an" in front of vowels."""
+    """Replace "a" by "an" before vowels."""
     for vowel in "aeiou":
         text = text.replace(f" a {vowel}", f" an {vowel}")
     return text.replace("an uni", "a uni")
 
 
 def pick(draw: Draw) -> Example:
-    """An example in which any of several answers is right."""
+    """Draw an example with several correct answers."""
     roll = draw.random.random()
     if roll < 0.55:
         return _one(draw)

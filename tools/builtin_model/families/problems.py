@@ -1,4 +1,4 @@
-"""Word problems of one to three steps, worked out before the answer is given."""
+"""Word problems of one to three steps, with the working before the answer."""
 
 from builtin_model.families.draw import Draw
 from builtin_model.families.example import Check, Example
@@ -8,7 +8,7 @@ _WITHOUT_THINKING = (" Show your work.", " Work it out.", " Explain.", "", " Thi
 
 
 def problems(draw: Draw) -> Example:
-    """A word problem or a longer sum, mostly with reasoning in front of the answer."""
+    """Draw a word problem or a longer sum, mostly with reasoning before the answer."""
     problem = draw.pick(STORIES)(draw)
     check = Check("number", problem.result)
     if draw.chance(0.25):

@@ -1,6 +1,6 @@
-"""People, products, events, companies and pets told in plain sentences.
+"""Sentences about people, products, events, companies and pets.
 
-Promises that every asked field is stated in the text, and that the text may state more.
+Promises: every requested field is stated in the text; the text may state more.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _COLOURS = "red blue green yellow black white brown grey orange purple silver".s
 
 @dataclass(frozen=True)
 class Facet:
-    """One stated fact: names its key may have, value, schema, and clauses that state it."""
+    """A stated fact: possible keys, value, schema, and clauses that state it."""
 
     keys: tuple[str, ...]
     value: Any
@@ -38,14 +38,14 @@ class Facet:
     first_person: str = ""
 
     def field(self, key: str) -> Field:
-        """The fact as a field of a record."""
+        """Return the fact as a field of a record."""
         kind = {"array": "strings"}.get(self.schema["type"], self.schema["type"])
         return Field(key, kind, self.value, self.schema)
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Something with a name and facts about it."""
+    """A subject with a name, and facts about it."""
 
     noun: str
     name: Facet
@@ -54,7 +54,7 @@ class Theme:
 
 @dataclass(frozen=True)
 class Profile:
-    """A text, the same thing as a noun phrase, and the fields that are asked for."""
+    """A text, its subject as a noun phrase, and the requested fields."""
 
     text: str
     phrase: str
@@ -63,7 +63,7 @@ class Profile:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """Parts with commas and a last "and"."""
+    """Join parts with commas and a final "and"."""
     if len(parts) == 1:
         return parts[0]
     return f"{', '.join(parts[:-1])} and {parts[-1]}"
@@ -227,7 +227,7 @@ _THEMES: tuple[Callable[[Draw], Theme], ...] = (_person, _person, _product, _eve
 
 
 def draw_profile(draw: Draw) -> Profile:
-    """A theme told in sentences, with the fields that a request asks for."""
+    """Draw a subject described in sentences, with the fields that a request asks for."""
     theme = draw.pick(_THEMES)(draw)
     told: list[Facet] = []
     for facet in draw.shuffled(theme.facets):

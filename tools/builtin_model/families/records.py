@@ -1,4 +1,5 @@
-"""Records: drawn field names, types and values, with their schema and their telling in words."""
+"""Records with random field names, types and values, their schema, and their description in
+words."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ _TYPE_WORDS = {
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a record: its key, kind, value, schema and fields inside it."""
+    """A field of a record: its key, kind, value, schema, and nested fields."""
 
     key: str
     kind: str
@@ -71,7 +72,7 @@ class Field:
     inner: tuple["Field", ...] = ()
 
     def spoken(self) -> str:
-        """The value as a person writes it."""
+        """Return the value as a person writes it."""
         if self.value is None:
             return "unknown"
         if isinstance(self.value, bool):
@@ -81,7 +82,7 @@ class Field:
         return str(self.value)
 
     def type_words(self, draw: Draw) -> str:
-        """The type as a person describes it."""
+        """Return the type as a person describes it."""
         if self.kind == "enum":
             return "one of " + ", ".join(self.schema["enum"])
         if self.kind == "object":
@@ -90,7 +91,7 @@ class Field:
 
 
 def spoken_key(key: str) -> str:
-    """A key as separate words in lower case: "orderId" and "order_id" become "order id"."""
+    """Return a key as separate words in lower case: "orderId" and "order_id" become "order id"."""
     words = "".join(f" {char.lower()}" if char.isupper() else char for char in key)
     return words.replace("_", " ").strip()
 
@@ -133,7 +134,7 @@ def _value(draw: Draw, kind: str) -> Any:
 
 
 def draw_field(draw: Draw, taken: set[str], *, nested: bool, style: int, nullable: float) -> Field:
-    """A field whose key is not taken yet; `style` 1 writes keys in camel case."""
+    """Draw a field whose key is not in `taken`; `style` 1 writes keys in camel case."""
     kind = draw.pick(_KIND_POOL if nested else _SIMPLE_POOL)
     key = draw.pick(_KEYS[kind]) if draw.chance(0.75) else draw.plain_word()
     if draw.chance(0.08):
@@ -168,7 +169,7 @@ def draw_field(draw: Draw, taken: set[str], *, nested: bool, style: int, nullabl
 
 
 def object_schema(fields: tuple[Field, ...]) -> dict[str, Any]:
-    """The JSON schema of a record, every field required."""
+    """Return the JSON schema of a record; every field is required."""
     return {
         "type": "object",
         "properties": {field.key: field.schema for field in fields},
@@ -179,7 +180,7 @@ def object_schema(fields: tuple[Field, ...]) -> dict[str, Any]:
 def draw_record(
     draw: Draw, low: int = 1, high: int = 6, *, nested: bool = True
 ) -> tuple[Field, ...]:
-    """The fields of one record."""
+    """Draw the fields of a record."""
     taken: set[str] = set()
     style = int(draw.chance(0.25))
     nullable = draw.pick((0.0, 0.0, 0.0, 0.15))
@@ -190,12 +191,12 @@ def draw_record(
 
 
 def record_value(fields: tuple[Field, ...]) -> dict[str, Any]:
-    """The record as a JSON value, in the order of its fields."""
+    """Return the record as a JSON value, in the order of its fields."""
     return {field.key: field.value for field in fields}
 
 
 def leaves(fields: tuple[Field, ...]) -> list[Field]:
-    """The fields that hold no other fields."""
+    """Return the fields without nested fields."""
     found: list[Field] = []
     for field in fields:
         found.extend(field.inner if field.inner else (field,))
@@ -203,7 +204,7 @@ def leaves(fields: tuple[Field, ...]) -> list[Field]:
 
 
 def told(draw: Draw, fields: list[Field]) -> str:
-    """The values of fields in words, in a drawn layout."""
+    """Return the values of fields in words, in a random layout."""
     style = draw.whole(0, 7)
     if style in (4, 5) and any(isinstance(field.value, list) for field in fields):
         style = 0

@@ -1,4 +1,4 @@
-"""Stories with numbers in them: the text, the working and the result of a word problem."""
+"""The stories of word problems: text, working and result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from builtin_model.families.draw import Draw
 
 @dataclass(frozen=True)
 class Problem:
-    """A story with its question, the working, the result and a sentence that states it."""
+    """A story with its question, the working, the result, and a sentence that states it."""
 
     text: str
     working: str

@@ -211,7 +211,7 @@ def _story(draw: Draw) -> Example:
 
 
 def talk(draw: Draw) -> Example:
-    """An everyday exchange."""
+    """Draw an everyday exchange."""
     roll = draw.random.random()
     if roll < 0.35:
         return draw.pick((_story, _poem, _unknown, _unknown))(draw)

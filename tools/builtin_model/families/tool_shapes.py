@@ -1,4 +1,4 @@
-"""Tools whose name, parameters and requests are drawn, and what every tool is made of."""
+"""Random tools with their requests, and the data that every tool has."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,7 +12,7 @@ Arguments: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """A tool with a request for it, the call that serves it, its result and the answer to give."""
+    """A tool with a request for it, the correct call, its result, and the answer to give."""
 
     tool: Tool
     request: str
@@ -28,7 +28,7 @@ class Shape:
 
 
 def define(name: str, description: str, schemas: dict[str, Any], required: list[str]) -> Tool:
-    """A tool in the form that chat requests use."""
+    """Return a tool in the format of chat requests."""
     parameters = {"type": "object", "properties": schemas, "required": required}
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}
@@ -45,7 +45,7 @@ def _argument_schema(field: Field) -> dict[str, Any]:
 
 
 def drawn_tool(draw: Draw) -> Shape:
-    """A tool nobody has seen: its name, parameters and request are drawn."""
+    """Draw a tool with a random name, parameters and request."""
     action = draw.pick(_ACTIONS)
     thing = draw.noun() if draw.chance(0.5) else draw.plain_word()
     fields = draw_record(draw, 1, 4, nested=False)

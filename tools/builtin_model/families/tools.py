@@ -1,4 +1,4 @@
-"""Calling one of the given tools, leaving them alone, and using what a call returned."""
+"""Call one of the given tools, call none, or use the result of a call."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ NO_TOOL = "I have no tool for that."
 
 
 def tools(draw: Draw) -> Example:
-    """A request with tools on offer: a call, two calls, no call, or an answer from a result."""
+    """Draw a request with tools: a call, two calls, no call, or an answer from a result."""
     roll = draw.random.random()
     if roll < 0.14:
         return _left_alone(draw)

@@ -1,4 +1,4 @@
-"""Conversations whose last answer depends on what was said before."""
+"""Conversations whose last answer depends on earlier messages."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Turn: TypeAlias = tuple[list[tuple[str, str]], str, str, Check, str]
 
 
 def turns(draw: Draw) -> Example:
-    """A follow-up: something remembered, a question carried over, a list or object changed."""
+    """Draw a follow-up: something to remember, a continued question, or a change of a list or object."""
     earlier, user, answer, check, reasoning = draw.pick(_TASKS)(draw)
     history: list[Message] = []
     for said, replied in earlier:

@@ -1,10 +1,10 @@
-"""Draft heads: EAGLE-1/2, EAGLE-3, EAGLE-3.1 and MTP layers, read, run and written.
+"""Draft heads: read, run and write EAGLE-1/2, EAGLE-3 and EAGLE-3.1 heads and MTP layers.
 
 Promises: one `HeadSpec` and one `DraftHead` for every kind and file format; a head that does not fit
-its target is refused with the reason. Does not know: trees, sampling, training.
+its target model is refused with the reason. Does not know: trees, sampling, training.
 """
 
-from eyas.models.heads.load import brings_layers, has_mtp, is_head, load_head, read_head
+from eyas.models.heads.load import has_mtp_layers, has_supported_mtp, is_head, load_head, read_head
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.read import HeadFacts, read_facts
 from eyas.models.heads.save import HeadFormat, format_gaps, save_head
@@ -16,10 +16,10 @@ __all__ = [
     "HeadFacts",
     "HeadFormat",
     "HeadSpec",
-    "brings_layers",
     "default_taps",
     "format_gaps",
-    "has_mtp",
+    "has_mtp_layers",
+    "has_supported_mtp",
     "is_head",
     "load_head",
     "locate_head",

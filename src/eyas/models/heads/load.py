@@ -1,7 +1,7 @@
-"""From a directory to a draft head that is ready to run beside its target.
+"""Load a draft head from a directory, for a target model.
 
-Promises: `read_head` refuses, before memory is taken, whatever does not fit the target; a head without
-embedding or output layer of its own shares the target's.
+Promises: `read_head` refuses a head that does not fit its target before memory is allocated; a head
+without an embedding or output layer shares the target's.
 Does not know: trees, sampling, what the head is used for.
 """
 
@@ -26,12 +26,13 @@ from eyas.models.heads.vocabulary import read_draft_ids, read_token_map
 from eyas.models.registry import family_of, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import Checkpoint, Progress, fill
+from eyas.models.weights import stored_names as target_names
 
 
 def is_head(directory: Path | str) -> bool:
-    """Whether `directory` holds a draft head, supported or not, and no whole model.
+    """Whether `directory` holds a draft head, supported or not, and not a model.
 
-    ValueError: it holds no readable checkpoint at all.
+    ValueError: it holds no readable checkpoint.
     """
     config = ConfigFile.of_model(directory)
     if "speculators_model_type" in config.values or "draft_vocab_size" in config.values:
@@ -39,11 +40,12 @@ def is_head(directory: Path | str) -> bool:
     names = config.values.get("architectures")
     if isinstance(names, list) and any("eagle" in str(name).lower() for name in names):
         return True
-    return "fc.weight" in stored_names(_open(directory).tensors, Path(directory))
+    tensors = Checkpoint.open(directory, opens_pickles=True).tensors
+    return "fc.weight" in stored_names(tensors, Path(directory))
 
 
-def has_mtp(directory: Path | str) -> bool:
-    """Whether the model in `directory` brings along an MTP layer that can draft here."""
+def has_supported_mtp(directory: Path | str) -> bool:
+    """Whether the model in `directory` has an MTP layer that is supported."""
     directory = Path(directory)
     target = read_spec(directory)
     checkpoint = Checkpoint.open(directory)
@@ -57,8 +59,8 @@ def has_mtp(directory: Path | str) -> bool:
     return True
 
 
-def brings_layers(directory: Path | str, target: ModelSpec) -> bool:
-    """Whether there are MTP layers among the model's files, usable or not."""
+def has_mtp_layers(directory: Path | str, target: ModelSpec) -> bool:
+    """Whether the model's files hold MTP layers, supported or not."""
     return find_layout(Checkpoint.open(directory), target.num_layers) is not None
 
 
@@ -69,10 +71,12 @@ def read_head(
     target_directory: Path | str | None = None,
     token_map: Path | str | None = None,
 ) -> HeadSpec:
-    """The facts of the head in `directory`: an EAGLE head, or a model with an MTP layer.
+    """Read the facts of the head in `directory`: an EAGLE head, or a model with an MTP layer.
 
-    target_directory: of the target, whose rows a head without output layer needs for a token map.
-    ValueError: it is no head, not supported, or does not fit its target; the text says why.
+    target_directory: of the target model; needed where the draft vocabulary is smaller than the
+    target's and the head has no output layer, since rows of the target's output layer are used.
+    token_map: file of the token ids that the head may propose, as in `read_token_map`.
+    ValueError: this is no head, it is not supported, or it does not fit its target; the text says why.
     """
     directory = Path(directory)
     if is_head(directory):
@@ -111,16 +115,16 @@ def load_head(
     token_map: Path | str | None = None,
     progress: Progress | None = None,
 ) -> DraftHead:
-    """Load the head in `directory` for a target that is loaded already.
+    """Load the head in `directory` for a target that is already loaded.
 
-    dtype, device, max_model_len, order: the target's unless given. token_map: file with the ids that
-    a head without a draft vocabulary of its own may propose. progress: as in `load_model`.
+    dtype, device, max_model_len, order: default to the target's. token_map: file of the token ids that
+    a head without a draft vocabulary may propose. progress: called after each tensor.
     ValueError: as `read_head`.
     """
     directory = Path(directory)
     device = device or target.device
     spec = read_head(directory, target.spec, target_directory=target_directory, token_map=token_map)
-    checkpoint = _open(directory)
+    checkpoint = Checkpoint.open(directory, opens_pickles=True)
     if spec.kind == "mtp":
         layout = find_layout(checkpoint, spec.num_target_layers)
         assert layout is not None
@@ -128,8 +132,8 @@ def load_head(
     else:
         stored = stored_names(checkpoint.tensors, directory)
         files = parameter_files(spec, stored)
-        given = spec if token_map is None else replace(spec, draft_vocab_size=spec.vocab_size)
-        ids_V = read_draft_ids(given, checkpoint, stored.get("d2t"), stored.get("t2d"))
+        as_stored = spec if token_map is None else replace(spec, draft_vocab_size=spec.vocab_size)
+        ids_V = read_draft_ids(as_stored, checkpoint, stored.get("d2t"), stored.get("t2d"))
     if token_map is not None:
         ids_V = read_token_map(token_map, spec.vocab_size)
     shares_head = not spec.own_head and ids_V is None
@@ -145,29 +149,26 @@ def load_head(
             target_ids_V=ids_V,
         )
         parameters = head.parameters()
-        rows = None if spec.own_head else parameters.pop("head.weight", None)
-        if rows is not None:
+        blocks = None if spec.own_head else parameters.pop("head.weight", None)
+        if blocks is not None:
             assert ids_V is not None
-            _fill_from_target(rows, ids_V, target, Path(target_directory))
+            _fill_from_target(blocks, ids_V, target, Path(target_directory))
         fill(parameters, checkpoint, {n: p for p, n in files.items() if p in parameters}, progress)
         head.seal()
     return head
 
 
-def _open(directory: Path | str) -> Checkpoint:
-    return Checkpoint.open(directory, opens_pickles=True)
-
-
 def _fill_from_target(
     blocks: list[torch.Tensor], ids_V: torch.Tensor, target: Decoder, target_directory: Path
 ) -> None:
-    """Copy the target's output rows of these ids."""
+    """Copy the rows of these token ids from the target's output layer."""
     if target.spec.tie_embeddings:
         rows_VD = target.embedding.weight_VD
         _fill_rows(blocks, ids_V.to(rows_VD.device), rows_VD)
         return
-    name = family_of(target.spec.architecture).CHECKPOINT_NAMES["head.weight"]
-    for _, rows_VD in Checkpoint.open(target_directory).stream([name]):
+    checkpoint = Checkpoint.open(target_directory)
+    names = target_names(checkpoint, family_of(target.spec.architecture).CHECKPOINT_NAMES)
+    for _, rows_VD in checkpoint.stream([names["head.weight"]]):
         _fill_rows(blocks, ids_V, rows_VD)
 
 

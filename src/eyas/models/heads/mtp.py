@@ -1,12 +1,13 @@
-"""MTP layers, the draft heads that a model brings along in its own checkpoint.
+"""MTP layers: draft heads that are stored in the model's own checkpoint.
 
-Promises: how such a layer is wired and named is one entry of data; layers that the network cannot run
-are refused by name.
+Promises: the wiring and the names of a layout are one entry of `LAYOUTS`; layers that `DraftHead`
+cannot run are refused by name.
 Does not know: how the layer is run; EAGLE heads.
 
-MiMo-7B (Xiaomi, 2505.07608) and DeepSeek-V3 (2412.19437), whose layout GLM-4.5 took over, both read the
-final norm's output, project state and embedding to one stream, run one layer of the model's own kind,
-and hand the normalised result on; they differ in order and names.
+MiMo-7B (Xiaomi, 2505.07608) and DeepSeek-V3 (2412.19437), whose layout GLM-4.5 uses too, read the
+output of the model's final norm, project state and embedding to one stream, run one layer of the
+model's own kind, and pass the normalised result on. They differ in the order of the two inputs and in
+names.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from eyas.models.weights import HARMLESS, Checkpoint, listed
 
 @dataclass(frozen=True, slots=True)
 class MtpLayout:
-    """How one family of models stores its MTP layer.
+    """How a group of models stores its MTP layer.
 
-    prefix: of its tensors; {layer} is how many layers the model has. marker: the tensor that tells.
-    names: parameter -> name after the prefix; those of the decoder layer are `LAYER_NAMES`.
-    refusal: why it cannot be run, where it cannot.
+    prefix: of its tensors; {layer} stands for the model's number of layers. marker: the tensor, after
+    the prefix, by which the layout is recognised. embedding_first: order of the inputs of fc.
+    names: parameter -> name after the prefix; the decoder layer's names are `LAYER_NAMES`.
+    refusal: the feature that makes the layout unsupported; None where it is supported.
     """
 
     title: str
@@ -39,6 +41,7 @@ class MtpLayout:
     refusal: str | None = None
 
     def file_name(self, parameter: str, num_target_layers: int) -> str:
+        """Return the tensor name of a parameter of `DraftHead`."""
         assert self.names is not None
         prefix = self.prefix.replace("{layer}", str(num_target_layers))
         if parameter.startswith("layers.0."):
@@ -88,7 +91,7 @@ REFUSED_PARTS = {
 
 
 def find_layout(checkpoint: Checkpoint, num_target_layers: int) -> MtpLayout | None:
-    """The layout of the MTP layer that the checkpoint holds, if it holds one."""
+    """Return the layout of the checkpoint's MTP layer; None where it has none."""
     for layout in LAYOUTS:
         prefix = layout.prefix.replace("{layer}", str(num_target_layers))
         if prefix + layout.marker in checkpoint.tensors:
@@ -97,17 +100,20 @@ def find_layout(checkpoint: Checkpoint, num_target_layers: int) -> MtpLayout | N
 
 
 def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> HeadSpec:
-    """The MTP layer in a model's checkpoint (the first, where there are several)."""
+    """Read the facts of a model's MTP layer; of several layers, the first.
+
+    ValueError: the layer is not supported, incomplete, or has unknown tensors.
+    """
     if layout.refusal is not None:
         raise _refused(checkpoint.directory, layout, layout.refusal)
     prefix = layout.prefix.replace("{layer}", str(target.num_layers))
-    held = {
+    stored = {
         name.removeprefix(prefix)
         for name in checkpoint.tensors
         if name.startswith(prefix) and not HARMLESS.search(name)
     }
     for part, refusal in REFUSED_PARTS.items():
-        if any(name.startswith(part) for name in held):
+        if any(name.startswith(part) for name in stored):
             raise _refused(checkpoint.directory, layout, refusal)
     assert layout.names is not None
     spec = HeadSpec(
@@ -127,8 +133,8 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         max_position=target.max_position,
         taps=(target.num_layers + 1,),
         windows=(target.windows[-1],),
-        own_embedding=layout.names.get("embedding.weight") in held,
-        own_head=layout.names.get("head.weight") in held,
+        own_embedding=layout.names.get("embedding.weight") in stored,
+        own_head=layout.names.get("head.weight") in stored,
         qkv_bias=target.qkv_bias,
         output_bias=target.output_bias,
         mlp_bias=target.mlp_bias,
@@ -142,7 +148,7 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
     )
     files = mtp_files(spec, layout)
     check_parameters(spec, checkpoint, files)
-    if unknown := sorted(held - {name.removeprefix(prefix) for name in files.values()}):
+    if unknown := sorted(stored - {name.removeprefix(prefix) for name in files.values()}):
         raise ValueError(
             f"{checkpoint.directory} holds {listed([prefix + name for name in unknown])}, which an "
             f"MTP layer ({layout.title}) of its architecture does not have"
@@ -151,7 +157,7 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
 
 
 def mtp_files(spec: HeadSpec, layout: MtpLayout) -> dict[str, str]:
-    """The name in the checkpoint of each parameter."""
+    """Return the tensor name of each parameter of the layer."""
     return {
         parameter: layout.file_name(parameter, spec.num_target_layers)
         for parameter in spec.parameter_shapes

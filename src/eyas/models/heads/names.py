@@ -1,7 +1,7 @@
-"""What each parameter of a head is called in the files of EAGLE, SpecForge, SGLang and speculators.
+"""The names of a head's parameters in files of EAGLE, SpecForge, SGLang and speculators.
 
-Promises: one canonical name for a tensor whoever wrote it, so that readers ask for it by that name.
-Does not know: which of them a head has.
+Promises: one canonical name for a tensor of any format; readers use that name.
+Does not know: which tensors a head has.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEAD_NAMES = {
     "feature_norm.weight": "layers.0.hidden_norm.weight",
     "head.weight": "lm_head.weight",
 }
-"""Of EAGLE heads; a name that is in neither map (fc, fc_norm, input_norm, norm) is itself."""
+"""Names of EAGLE heads. Parameters in neither map (fc, fc_norm, input_norm, norm) keep their name."""
 
 OLD_NAMES = (
     (re.compile(r"^model\."), ""),
@@ -48,11 +48,12 @@ OLD_NAMES = (
     (re.compile(r"^aux_norm_high\."), "fc_norm.2."),
 )
 UNUSED = re.compile(r"^(d2t|t2d|verifier_norm\.weight|verifier_lm_head\.weight)$")
-"""No parameters: the vocabulary map is read by itself, the target's own copies not at all."""
+"""Tensors that are no parameters: the vocabulary maps, which `vocabulary` reads, and copies of the
+target's weights, which are not read."""
 
 
 def file_name(parameter: str) -> str:
-    """The canonical name in an EAGLE head's file (that of the speculators format)."""
+    """Return the canonical tensor name of an EAGLE head's parameter: that of the speculators format."""
     if parameter in HEAD_NAMES:
         return HEAD_NAMES[parameter]
     layer = re.match(r"layers\.\d+\.", parameter)
@@ -60,15 +61,20 @@ def file_name(parameter: str) -> str:
 
 
 def stored_names(names: Iterable[str], directory: Path) -> dict[str, str]:
-    """Canonical name -> name in the file, of all that may be a parameter or the vocabulary map."""
-    found: dict[str, str] = {}
+    """Return canonical name -> name in the file, for all tensors but the harmless buffers.
+
+    ValueError: two names stand for the same parameter.
+    """
+    stored: dict[str, str] = {}
     for name in names:
+        if HARMLESS.search(name):
+            continue
         canonical = name
         for pattern, replacement in OLD_NAMES:
             canonical = pattern.sub(replacement, canonical)
-        if HARMLESS.search(name):
-            continue
-        if canonical in found:
-            raise ValueError(f"{directory} holds {found[canonical]!r} and {name!r}, which are one")
-        found[canonical] = name
-    return found
+        if canonical in stored:
+            raise ValueError(
+                f"{directory} holds {stored[canonical]!r} and {name!r}, which name the same parameter"
+            )
+        stored[canonical] = name
+    return stored

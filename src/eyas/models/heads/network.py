@@ -1,11 +1,11 @@
-"""The one draft head: features of the target and tokens in, logits and features for the next level out.
+"""The network of every draft head: features and tokens in; logits and the next level's features out.
 
-Promises: a row's numbers depend on its token, its position, its feature and what `attend` lets it see,
-never on the other rows; the wiring is read from the spec, no kind of head has a path of its own.
+Promises: the numbers of a row depend on its token, its position, its feature and the keys that `attend`
+lets it see, never on other rows; the spec alone selects the wiring.
 Does not know: trees, slots, which file the weights came from.
 
-Legend: T rows of a forward, R rows that want logits, D hidden size of the head, F feature size,
-S tapped states side by side, V draft vocabulary, H head dim.
+Legend: T rows of a forward pass, R logits rows, D hidden size of the head, F feature size,
+I concatenated tapped states, V draft vocabulary, H head dim.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from collections.abc import Sequence
 import torch
 
 from eyas.attention.base import Attend
-from eyas.kernels import usable
 from eyas.layers.embedding import Embedding
 from eyas.layers.linear import Linear, LogitsHead
-from eyas.layers.norm import RMSNorm, added
+from eyas.layers.norm import RMSNorm
 from eyas.layers.rope import RopeTable
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import DecoderLayer
 from eyas.models.heads.spec import HeadSpec
+from eyas.ops.add_norm import added
+from eyas.ops.join import join
 
 
 class DraftHead:
-    """A head with room for its weights: fill `parameters()`, call `seal()`, then only run it.
+    """A draft head: allocates its weights; fill `parameters()`, call `seal()` once, then only run it.
 
-    The first layer of an EAGLE-3 head attends with embedding and feature side by side, the first of
-    an EAGLE-1 head with the stream as it is; every other layer is a plain pre-norm layer. (For
-    further EAGLE-3 layers engines differ: this is the rule of vLLM and of speculators, the one
-    trainer that makes such heads.)
-    embedding, head: the target's, for a head that brings none. target_ids_V: int64, the target's id
-    of each draft id; None where the vocabularies are equal.
+    Attention of the first layer reads the concatenated embedding and feature in an EAGLE-3 head, and
+    the unnormalised stream in an EAGLE-1 head; every other layer is a plain pre-norm layer. (Engines
+    differ in further EAGLE-3 layers; this is the rule of vLLM and of speculators, which trains them.)
+    embedding, head: the target's, for a head that has none. target_ids_V: int64 [V], the target's token
+    id of each draft id; None where the vocabularies are equal.
     """
 
     def __init__(
@@ -87,28 +87,28 @@ class DraftHead:
             )
             for index in range(spec.num_layers)
         ]
-        # A row is turned as the position before it, whose feature it reads.
+        # A row has the rope angles of the position before it, whose feature it reads.
         self._rope = RopeTable(spec.rope, max_model_len, dtype=dtype, device=self.device, lag=1)
 
     def parameters(self) -> dict[str, list[torch.Tensor]]:
-        """What a loader must fill, by name: consecutive blocks of the parameter's rows.
+        """Return the tensors that a loader fills, by name: consecutive blocks of the parameter's rows.
 
-        Those of `spec.parameter_shapes`, and "head.weight" too where it is made of the target's
-        rows.
+        The names are those of `spec.parameter_shapes`, and "head.weight" where the output layer is a
+        selection of the target's rows.
         """
-        found = {f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()}
+        tensors = {f"{name}.weight": [norm.parameter()] for name, norm in self._norms.items()}
         if self.spec.own_embedding:
-            found["embedding.weight"] = [self._embedding.weight_VD]
+            tensors["embedding.weight"] = [self._embedding.weight_VD]
         if self._owns_head:
-            found["head.weight"] = self._head.parameters()
-        found |= {name: [view] for name, view in self._fc.parameters().items()}
+            tensors["head.weight"] = self._head.parameters()
+        tensors |= {name: [view] for name, view in self._fc.parameters().items()}
         for index, layer in enumerate(self._layers):
             for name, view in layer.parameters().items():
-                found[f"layers.{index}.{name}"] = [view]
-        return found
+                tensors[f"layers.{index}.{name}"] = [view]
+        return tensors
 
     def seal(self) -> None:
-        """Ready the filled weights for running; once, after the last parameter is filled."""
+        """Prepare the filled weights for running; call once, after the last parameter is filled."""
         for layer in self._layers:
             layer.seal()
         self._fc.seal()
@@ -116,21 +116,23 @@ class DraftHead:
             self._head.seal()
 
     def combine(self, taps: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The feature [T, F] that a slot keeps, from the target's states [T, D] in the order of
-        `spec.taps`; T may be any count."""
+        """Return the features [T, F] that slots store, from the target's states [T, D].
+
+        taps: one tensor for each of `spec.taps`, in that order; T may be any number.
+        """
         assert len(taps) == len(self.spec.taps)
         if not self.spec.fuses_states:
             return taps[0]
         num_rows = taps[0].shape[0]
         if self.spec.fc_norm:
             taps = [self._norms[f"fc_norm.{index}"](tap_TD) for index, tap_TD in enumerate(taps)]
-        states_TS = torch.cat(list(taps), -1)
+        states_TI = torch.cat(list(taps), -1)
         if self.spec.input_norm:
-            states_TS = self._norms["input_norm"](states_TS)
+            states_TI = self._norms["input_norm"](states_TI)
         num_padding = self.order.pad(num_rows) - num_rows
         if num_padding:
-            states_TS = torch.nn.functional.pad(states_TS, (0, 0, 0, num_padding))
-        return self._fc(states_TS)[:num_rows]
+            states_TI = torch.nn.functional.pad(states_TI, (0, 0, 0, num_padding))
+        return self._fc(states_TI)[:num_rows]
 
     def forward(
         self,
@@ -139,10 +141,11 @@ class DraftHead:
         features_TF: torch.Tensor,
         attend: Attend,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The input of `logits` [T, D], and the features [T, F] of the next level's rows.
+        """Return the input of `logits` [T, D], and the features [T, F] of the next level's rows.
 
-        positions_T: of the tokens in their sequence. features_TF: of `combine` at the position
-        before, or what the level above returned. T is padded by `order.pad`.
+        positions_T: 0-based positions of the tokens. features_TF: from `combine` for the position
+        before the token, or returned by this method for the token's parent. T is a count that
+        `order.pad` returns.
         """
         spec, num_rows = self.spec, tokens_T.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
@@ -167,40 +170,26 @@ class DraftHead:
     def _joined(
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, features_TF: torch.Tensor
     ) -> torch.Tensor:
-        """Embedding and feature of each row side by side, as the head's weights want them."""
+        """Concatenate the embedding and the feature of each row, normalised where the spec says so."""
         spec = self.spec
-        if usable(self.device):
-            from eyas.kernels.join import join
-
-            embedding_weight_D = feature_weight_F = None
-            if spec.entry_norms:
-                embedding_weight_D = self._norms["embedding_norm"].parameter()
-                feature_weight_F = self._norms["feature_norm"].parameter()
-            width = self._embedding.weight_VD.shape[1] + features_TF.shape[1]
-            return join(
-                tokens_T,
-                self._embedding.weight_VD,
-                features_TF,
-                embedding_weight_D,
-                feature_weight_F,
-                spec.norm_epsilon,
-                out_TW=features_TF.new_empty((len(tokens_T), width)),
-                positions_T=positions_T,
-                zero_first=spec.zero_first_embedding,
-                embedding_first=spec.embedding_first,
-                pdl=True,
-            )
-        embedded_TD = self._embedding(tokens_T)
-        if spec.zero_first_embedding:
-            embedded_TD = embedded_TD.masked_fill((positions_T <= 1).unsqueeze(-1), 0)
+        embedding_weight = feature_weight = None
         if spec.entry_norms:
-            embedded_TD = self._norms["embedding_norm"](embedded_TD)
-            features_TF = self._norms["feature_norm"](features_TF)
-        pair = (embedded_TD, features_TF) if spec.embedding_first else (features_TF, embedded_TD)
-        return torch.cat(pair, -1)
+            embedding_weight = self._norms["embedding_norm"].weight
+            feature_weight = self._norms["feature_norm"].weight
+        return join(
+            tokens_T,
+            positions_T,
+            self._embedding.weight_VD,
+            features_TF,
+            embedding_weight,
+            feature_weight,
+            spec.norm_epsilon,
+            spec.zero_first_embedding,
+            spec.embedding_first,
+        )
 
     def logits(self, hidden_RD: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, D] -> float32 [R, V]; R is padded by `order.pad`."""
+        """Return float32 logits [R, V] of hidden states [R, D]; `order.pad` must return R."""
         num_rows = hidden_RD.shape[0]
         assert num_rows == self.order.pad(num_rows), "rows are padded by RowOrder.pad"
         return self._head(hidden_RD)

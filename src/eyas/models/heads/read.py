@@ -1,17 +1,17 @@
-"""An EAGLE head's configuration and tensor names to a `HeadSpec`, in any of three file formats.
+"""Read an EAGLE head's configuration and tensor names into a `HeadSpec`, in any of three file formats.
 
-Promises: SafeAILab's, SpecForge's (SGLang's) and speculators' heads become the same facts; flags are
-decided by the configuration and, where that is silent, by which tensors exist; a head that the
-network cannot run, or that does not fit its target, is a ValueError with the reason.
+Promises: heads of SafeAILab, SpecForge (SGLang) and speculators become the same facts; a flag comes
+from the configuration or, where it is absent, from the tensors that exist; a head that the network
+cannot run, or that does not fit its target, is a ValueError with the reason.
 Does not know: weights, devices; MTP layers (`mtp` does).
 
-Where formats mean different things by the same words:
-- layer ids: speculators (and an `eagle_aux_hidden_state_layer_ids` that stands outside
-  `eagle_config`) count layers applied; those inside `eagle_config` number the layer whose output is
-  read, which is one less.
-- `norm_output`: the state handed to the next level is the normalised one. (One trainer of the
+Fields that formats use with different meanings:
+- layer ids: speculators (and `eagle_aux_hidden_state_layer_ids` outside `eagle_config`) count the
+  layers applied; ids inside `eagle_config` are the index of the layer whose output is read, which is
+  one less.
+- `norm_output`: the state passed to the next level is the normalised one. (One trainer of the
   SpecForge format writes it for "there is a norm before the logits", which every EAGLE-3 head has.)
-- rope: the head's own base, 10000 where its file is silent; never the target's.
+- rope: the head's own base, 10000 where its file has none; never the target's.
 """
 
 from __future__ import annotations
@@ -62,11 +62,14 @@ LAYER_DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
     },
 }
-"""transformers' defaults, which a speculators file leaves out."""
+"""transformers' defaults of fields that a speculators file omits, by model type of the layers."""
 
 
 def read_eagle(directory: Path, target: ModelSpec) -> HeadSpec:
-    """The EAGLE head in `directory`, checked against its target and against its tensors' shapes."""
+    """Read the EAGLE head in `directory`, and check it against its target and its tensors' shapes.
+
+    ValueError: the head is not supported, incomplete, or does not fit; the text says why.
+    """
     outer = ConfigFile.of_model(directory)
     config = _flat(outer)
     checkpoint = Checkpoint.open(directory, opens_pickles=True)
@@ -84,15 +87,14 @@ def read_eagle(directory: Path, target: ModelSpec) -> HeadSpec:
             f"config.json ({spec.kind}, layers: {spec.num_layers}) does not have; it was made for "
             "another architecture, or under a flag that config.json lacks"
         )
-    read_draft_ids(
-        spec, checkpoint, stored.get("d2t"), stored.get("t2d")
-    )  # raises where they are bad
+    # called for its checks; `load_head` uses the ids
+    read_draft_ids(spec, checkpoint, stored.get("d2t"), stored.get("t2d"))
     return spec
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What the files of an EAGLE head say of it where its target is not at hand."""
+    """The facts of an EAGLE head that its files give without its target. Sizes as in `HeadSpec`."""
 
     kind: HeadKind
     num_parameters: int
@@ -104,7 +106,7 @@ class HeadFacts:
 
 
 def read_facts(directory: Path) -> HeadFacts:
-    """The facts of the EAGLE head in `directory`. ValueError: it is not supported, or unreadable."""
+    """Read the facts of the EAGLE head in `directory`. ValueError: it is unsupported or unreadable."""
     outer = ConfigFile.of_model(directory)
     config = _flat(outer)
     checkpoint = Checkpoint.open(directory, opens_pickles=True)
@@ -124,7 +126,7 @@ def read_facts(directory: Path) -> HeadFacts:
 
 
 def parameter_files(spec: HeadSpec, stored: Mapping[str, str]) -> dict[str, str]:
-    """The name in the file of each parameter of an EAGLE head, whether it is there or not."""
+    """Return the tensor name of each parameter of an EAGLE head, whether the file has it or not."""
     return {
         parameter: stored.get(file_name(parameter), file_name(parameter))
         for parameter in spec.parameter_shapes
@@ -132,7 +134,7 @@ def parameter_files(spec: HeadSpec, stored: Mapping[str, str]) -> dict[str, str]
 
 
 def check_parameters(spec: HeadSpec, checkpoint: Checkpoint, files: Mapping[str, str]) -> None:
-    """Refuse a checkpoint that lacks a parameter or holds one of another shape."""
+    """Refuse a checkpoint that lacks a parameter of `files`, or holds one of another shape."""
     if missing := [name for name in files.values() if name not in checkpoint.tensors]:
         raise ValueError(
             f"{checkpoint.directory} lacks {listed(missing)}; the head is incomplete or its "
@@ -151,13 +153,13 @@ def check_parameters(spec: HeadSpec, checkpoint: Checkpoint, files: Mapping[str,
 
 
 def _flat(outer: ConfigFile) -> ConfigFile:
-    """All fields on one level, as SafeAILab and SpecForge write them."""
+    """Return the configuration with all fields on one level, as SafeAILab and SpecForge write them."""
     if "speculators_model_type" not in outer.values:
         return outer
     layer = outer.nested("transformer_layer_config").values
     family = layer.get("model_type", "qwen3")
     if family not in LAYER_DEFAULTS:
-        raise outer.bad(
+        raise outer.error(
             "transformer_layer_config",
             f"layers of type {family!r} are not supported ({', '.join(LAYER_DEFAULTS)} are)",
         )
@@ -169,15 +171,15 @@ def _refuse_unsupported(outer: ConfigFile, config: ConfigFile, stored: Mapping[s
     kind = outer.values.get("speculators_model_type")
     if kind is not None and kind != "eagle3":
         name = REFUSED_KINDS.get(str(kind), f"{kind!r}")
-        raise outer.bad("speculators_model_type", f"{name} is not supported (eagle3 is)")
+        raise outer.error("speculators_model_type", f"{name} is not supported (eagle3 is)")
     architecture = str((outer.values.get("architectures") or [""])[0])
     for name in ("DFlash", "DSpark", "PEagle", "Medusa", "Hydra", "Domino"):
         if name.lower() in architecture.lower():
-            raise outer.bad("architectures", f"{architecture} is not supported (EAGLE heads are)")
+            raise outer.error("architectures", f"{architecture} is not supported (EAGLE heads are)")
     for pattern, name in REFUSED_TENSORS:
-        if found := [stored[key] for key in stored if pattern.search(key)]:
+        if matches := [stored[key] for key in stored if pattern.search(key)]:
             raise ValueError(
-                f"{outer.path.parent} holds {listed(found)}: {name} is not supported in a "
+                f"{outer.path.parent} holds {listed(matches)}: {name} is not supported in a "
                 "draft head"
             )
     if further := [stored[n] for n in stored if re.match(r"layers\.[1-9]\d*\.hidden_norm\.", n)]:
@@ -186,13 +188,13 @@ def _refuse_unsupported(outer: ConfigFile, config: ConfigFile, stored: Mapping[s
             "hidden_norm (SGLang's rule) are not supported; input_layernorm (vLLM's) is"
         )
     if config.nested("quantization_config").values:
-        raise config.bad("quantization_config", "quantised draft heads are not supported")
+        raise config.error("quantization_config", "quantised draft heads are not supported")
     config.require_silu()
     inner = config.nested("eagle_config")
     inner.require("use_aux_hidden_state", True, True, "only heads that read several layers are")
     inner.require("use_mtp_layernorm", False, False, "false is")
     if inner.values.get("layer_ids") is not None:
-        raise config.bad("eagle_config", "layer_ids is not supported (other names of ids are)")
+        raise config.error("eagle_config", "layer_ids is not supported (other names of ids are)")
 
 
 def _spec(
@@ -203,13 +205,13 @@ def _spec(
     target: ModelSpec,
 ) -> HeadSpec:
     is_eagle3 = _is_eagle3(stored)
-    says_eagle3 = "speculators_model_type" in outer.values or any(
+    names_eagle3 = "speculators_model_type" in outer.values or any(
         "eagle3" in str(name).lower() for name in outer.values.get("architectures") or ()
     )
     hidden_size = config.count("hidden_size")
     fc = checkpoint.tensors.get(stored.get("fc.weight", ""))
     reads_several = fc is not None and fc.shape[1:] > (2 * hidden_size,)
-    if (says_eagle3 or reads_several) and not is_eagle3:
+    if (names_eagle3 or reads_several) and not is_eagle3:
         raise ValueError(
             f"{config.path.parent} lacks tensor 'hidden_norm.weight' of an EAGLE-3 head; the head is "
             "incomplete: download it again"
@@ -220,7 +222,7 @@ def _spec(
     num_query_heads = config.count("num_attention_heads")
     num_kv_heads = config.count("num_key_value_heads", num_query_heads)
     if num_query_heads % num_kv_heads:
-        raise config.bad("num_key_value_heads", f"must divide {num_query_heads} attention heads")
+        raise config.error("num_key_value_heads", f"must divide {num_query_heads} attention heads")
     num_layers = config.count("num_hidden_layers", _num_layers(stored))
     head_dim = config.count("head_dim", max(1, hidden_size // num_query_heads))
     rope = config.rope(head_dim)
@@ -287,7 +289,7 @@ def _check_fit(
             f"{target.vocab_size}; it is a head of another model"
         )
     if not is_eagle3 and hidden_size != target_hidden_size:
-        raise config.bad("target_hidden_size", "must be hidden_size in an EAGLE-1 head")
+        raise config.error("target_hidden_size", "must be hidden_size in an EAGLE-1 head")
     if hidden_size != target_hidden_size:
         needed = ("embed_tokens.weight", "lm_head.weight")
         if missing := [name for name in needed if name not in stored]:
@@ -296,14 +298,12 @@ def _check_fit(
                 f"({target_hidden_size}, the head's is {hidden_size}); the head is incomplete"
             )
     if config.flag("tie_word_embeddings") and is_eagle3 and "lm_head.weight" not in stored:
-        raise config.bad("tie_word_embeddings", "true is not supported in a head without lm_head")
+        raise config.error("tie_word_embeddings", "true is not supported in a head without lm_head")
 
 
 def _num_layers(stored: Mapping[str, str]) -> int:
-    found = [
-        int(match.group(1)) for name in stored if (match := re.match(r"layers\.(\d+)\.", name))
-    ]
-    return max(found, default=0) + 1
+    layers = [int(match[1]) for name in stored if (match := re.match(r"layers\.(\d+)\.", name))]
+    return max(layers, default=0) + 1
 
 
 def _num_states(
@@ -315,7 +315,7 @@ def _num_states(
 
 
 def _taps(outer: ConfigFile, num_states: int, target: ModelSpec) -> tuple[int, ...]:
-    """Layers applied before each state the head reads."""
+    """Return, for each state that the head reads, the number of layers applied before it."""
     field, offset = "eagle_aux_hidden_state_layer_ids", 0
     ids = outer.values.get(field)
     if "speculators_model_type" not in outer.values:
@@ -325,14 +325,14 @@ def _taps(outer: ConfigFile, num_states: int, target: ModelSpec) -> tuple[int, .
     if not ids:
         ids, offset = default_taps(target.num_layers), 0
         if num_states != len(ids):
-            raise outer.bad(field, f"is missing; the head reads {num_states} layers, which ones?")
+            raise outer.error(field, f"is missing; the head reads {num_states} layers, which ones?")
     if not isinstance(ids, (list, tuple)) or not all(type(layer) is int for layer in ids):
-        raise outer.bad(field, f"must be a list of layer numbers, not {ids!r}")
+        raise outer.error(field, f"must be a list of layer numbers, not {ids!r}")
     if len(ids) != num_states:
-        raise outer.bad(field, f"names {len(ids)} layers, but fc takes {num_states} states")
+        raise outer.error(field, f"names {len(ids)} layers, but fc takes {num_states} states")
     taps = tuple(layer + offset for layer in ids)
     if not all(0 <= tap <= target.num_layers for tap in taps):
-        raise outer.bad(
+        raise outer.error(
             field,
             f"the head reads the states after {', '.join(map(str, taps))} layers, but the model has "
             f"{target.num_layers}; it is a head of another model",
@@ -347,7 +347,7 @@ def _norm_flags(config: ConfigFile, stored: Mapping[str, str]) -> dict[str, bool
     has_input_norm = "input_norm.weight" in stored
     input_norm = inner.flag("norm_before_fc", config.flag("norm_before_fc", has_input_norm))
     if fc_norm and input_norm:
-        raise config.bad("fc_norm", "and norm_before_fc exclude each other")
+        raise config.error("fc_norm", "and norm_before_fc exclude each other")
     return {
         "fc_norm": fc_norm,
         "input_norm": input_norm,
@@ -362,7 +362,10 @@ def _qkv_bias(config: ConfigFile, stored: Mapping[str, str]) -> bool:
 
 
 def _qk_norm(config: ConfigFile, outer: ConfigFile, stored: Mapping[str, str]) -> bool:
-    """speculators names the layer's family; elsewhere "llama" is written whatever the layer is."""
+    """Whether query and key heads are normalised.
+
+    Only speculators writes the layer's real model_type; other formats write "llama" for every layer.
+    """
     is_named = "speculators_model_type" in outer.values
     is_qwen3 = is_named and config.values.get("model_type") == "qwen3"
     return is_qwen3 or "layers.0.self_attn.q_norm.weight" in stored
@@ -378,14 +381,14 @@ def _windows(config: ConfigFile, num_layers: int) -> tuple[int | None, ...]:
 
 
 def _calibration(outer: ConfigFile) -> dict[float, float]:
-    """temperature -> weight of the noise, as `save_head` writes it."""
+    """Return temperature -> weight of the noise, as `save_head` writes it."""
     noise = outer.nested("eyas").nested("noise_beta")
-    found: dict[float, float] = {}
+    calibration: dict[float, float] = {}
     for key in noise.values:
         try:
-            found[float(key)] = noise.number(key)
+            calibration[float(key)] = noise.number(key)
         except ValueError as error:
-            raise outer.bad(
+            raise outer.error(
                 "eyas.noise_beta", f"{key!r} is no temperature with a number"
             ) from error
-    return found
+    return calibration

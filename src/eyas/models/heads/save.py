@@ -1,8 +1,8 @@
-"""A draft head to a directory, in the format of SafeAILab, of SpecForge and SGLang, or of speculators.
+"""Write a draft head to a directory in the format of SafeAILab, of SpecForge (SGLang) or speculators.
 
-Promises: what is written here `read_head` reads back to the same facts and the same numbers; a head
-that a format's readers would run differently is not written in it.
-Does not know: how the head was made.
+Promises: `read_head` reads a written head back to the same facts and numbers; a head that the readers
+of a format would run differently is refused.
+Does not know: how the head was trained.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eyas.models.heads.spec import HeadSpec, default_taps
 HeadFormat = Literal["safeailab", "specforge", "speculators"]
 
 PROPOSED_TOKENS = 5
-"""What the speculators format names as the usual length of a draft; readers let users choose."""
+"""The draft length in tokens that the speculators format suggests to its readers."""
 
 
 def save_head(
@@ -34,11 +34,11 @@ def save_head(
     dtype: torch.dtype = torch.bfloat16,
     target: str | None = None,
 ) -> None:
-    """Write config.json and model.safetensors into `directory`, which is made where it is missing.
+    """Write config.json and model.safetensors into `directory`, which is created where it is missing.
 
-    tensors: those of `spec.parameter_shapes`, and "d2t" (int64, target id minus draft id) where the
-    draft vocabulary is smaller than the target's. dtype: to store them in. target: hub name of the
-    model it drafts for, for the speculators format.
+    tensors: one for each of `spec.parameter_shapes`, and "d2t" (int64 [draft vocabulary], target id
+    minus draft id) where the draft vocabulary is smaller than the target's. dtype: to store them in.
+    target: hub name of the target model; only the speculators format has a field for it.
     ValueError: the format cannot hold this head.
     """
     if format not in get_args(HeadFormat):
@@ -52,8 +52,8 @@ def save_head(
     expected = dict(spec.parameter_shapes)
     if needs_map:
         expected["d2t"] = (spec.draft_vocab_size,)
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    assert found == expected, f"tensors differ from the spec's: {set(found) ^ set(expected)}"
+    given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert given == expected, f"tensors differ from the spec's: {set(given) ^ set(expected)}"
     stored: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if name == "d2t":
@@ -82,7 +82,7 @@ def save_head(
 
 
 def format_gaps(spec: HeadSpec, format: HeadFormat) -> list[str]:  # noqa: A002
-    """What the format's own readers ignore of this head; empty where `save_head` writes it."""
+    """Return the features of this head that readers of the format ignore; [] if it can be written."""
     is_default = spec.taps == default_taps(spec.num_target_layers)
     is_plain = spec.kind == "eagle" or is_default
     is_speculators = format == "speculators"
@@ -110,7 +110,7 @@ def format_gaps(spec: HeadSpec, format: HeadFormat) -> list[str]:  # noqa: A002
 
 
 def _layer_config(spec: HeadSpec) -> dict[str, Any]:
-    """What all formats say of the layers alike."""
+    """Return the fields of the layers, which are the same in every format."""
     config: dict[str, Any] = {
         "model_type": "qwen3" if spec.qk_norm else "llama",
         "vocab_size": spec.vocab_size,
@@ -137,7 +137,7 @@ def _layer_config(spec: HeadSpec) -> dict[str, Any]:
 
 
 def _rope_config(rope: RopeSpec, max_position: int) -> dict[str, Any]:
-    """In the words of transformers 5, and in those of the releases before it."""
+    """Return the rope fields of transformers 5 together with those of the releases before it."""
     values: dict[str, Any] = {"rope_type": rope.kind}
     if rope.kind != "default":
         values["factor"] = rope.factor
@@ -176,7 +176,7 @@ def _flat(spec: HeadSpec, format: HeadFormat) -> dict[str, Any]:  # noqa: A002
             config |= {"qkv_bias": config.pop("attention_bias")}
         return config
     inner: dict[str, Any] = {"use_aux_hidden_state": True}
-    # readers agree on the default layers, and differ by one about named ones
+    # Readers agree on the default layers, but differ by one in how they count listed layers.
     if spec.taps != default_taps(spec.num_target_layers):
         inner["eagle_aux_hidden_state_layer_ids"] = [tap - 1 for tap in spec.taps]
     return config | {

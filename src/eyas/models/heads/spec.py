@@ -1,11 +1,11 @@
-"""What a draft head is, whatever file it came from: `HeadSpec`.
+"""`HeadSpec`: the facts of a draft head, the same for every kind and file format.
 
-Promises: plain frozen facts. How features, embedding, norms and layers are wired is data here, so that
+Promises: plain frozen data. The wiring of features, embedding, norms and layers is data too, so that
 one network runs EAGLE-1/2, EAGLE-3, EAGLE-3.1 and MTP layers.
 Does not know: files and their conventions (`read` and `mtp` do), weights, devices.
 
-A head works on rows. The row at position i is made of the target's feature at position i - 1 and the
-token at position i, and predicts the token at i + 1; position 0 has no row.
+The row of a head at position i takes the target's feature at position i - 1 and the token at position
+i, and predicts the token at i + 1; position 0 has no row.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class HeadSpec:
     """The facts of one draft head.
 
     kind: "eagle" (EAGLE-1 and EAGLE-2, which share weights), "eagle3" (and 3.1) or "mtp".
-    hidden_size: of the head's own layers; target_hidden_size: of the states it reads.
-    num_target_layers, vocab_size: of the target. draft_vocab_size: ids the head can propose.
-    max_position: positions it was trained for; it may run beyond them.
-    taps: what it reads of the target, in the order of its weights: the residual stream after so many
-        layers; one more than there are layers is the final norm's output.
-    windows: per layer, how many positions back a query sees; None is all.
-    own_embedding, own_head: it brings these along; else they are the target's.
-    calibration: temperature -> weight of the sampling noise when candidates are ranked.
+    hidden_size: of the head's own layers. target_hidden_size: of the states that it reads.
+    num_target_layers, vocab_size: of the target. draft_vocab_size: number of ids the head can propose.
+    max_position: context length of its training in tokens; it may run beyond it.
+    taps: the states of the target that it reads, in the order of its weights, each the number of layers
+        before it; the number of layers plus 1 is the output of the final norm.
+    windows: for each layer, the number of latest positions that a query attends to; None is all.
+    own_embedding, own_head: the head has its own embedding or output layer; else it uses the target's.
+    calibration: temperature -> weight of the sampling noise in the ranking of candidates.
 
     The wiring:
-    fc_norm: each tapped state has an RMS norm of its own before fc (EAGLE-3.1).
+    fc_norm: each tapped state has its own RMS norm before fc (EAGLE-3.1).
     input_norm: one RMS norm over the concatenation of the tapped states, before fc.
     fc_bias: fc, which fuses the states (eagle3) or joins state and embedding (others), has a bias.
     embedding_first: the embedding comes before the feature in their concatenation.
-    entry_norms: embedding and feature are each normalised before they are joined.
+    entry_norms: embedding and feature are each normalised before they are concatenated.
     norm_before_residual: the residual stream starts at the normalised feature (eagle3).
     first_attention_norm: layer 0 normalises its input, as every later layer does.
-    final_norm: a norm stands before the logits.
-    norm_output: the state handed to the next level is taken after the final norm, not before it.
-    zero_first_embedding: the row at position 1 sees zeros for its embedding.
+    final_norm: there is a norm before the logits.
+    norm_output: the state passed to the next level is taken after the final norm, not before it.
+    zero_first_embedding: the embedding of the row at position 1 is replaced by zeros.
     """
 
     kind: HeadKind
@@ -89,17 +89,17 @@ class HeadSpec:
 
     @property
     def fuses_states(self) -> bool:
-        """Whether fc makes the feature out of the taps (else it joins feature and embedding)."""
+        """Whether fc computes the feature from the taps; else it joins feature and embedding."""
         return self.kind == "eagle3"
 
     @property
     def feature_size(self) -> int:
-        """Width of the feature kept per slot, and of the state one level hands to the next."""
+        """Width of the feature stored for each slot, and of the state passed to the next level."""
         return self.hidden_size if self.fuses_states else self.target_hidden_size
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
-        """What each layer keeps per token."""
+        """The key and value storage that each layer needs for a token; position 0 has none."""
         return tuple(
             LayerStore(
                 self.num_query_heads, self.num_kv_heads, self.head_dim, window, first_position=1
@@ -108,19 +108,22 @@ class HeadSpec:
         )
 
     def attention_input_size(self, layer: int) -> int:
-        """Features that the layer's q, k and v are made of."""
+        """Return the input size of the layer's q, k and v projections."""
         return 2 * self.hidden_size if self.fuses_states and layer == 0 else self.hidden_size
 
     @property
     def fc_shape(self) -> tuple[int, int]:
-        """(out, in) of fc."""
+        """(output size, input size) of fc."""
         if self.fuses_states:
             return (self.hidden_size, len(self.taps) * self.target_hidden_size)
         return (self.hidden_size, self.hidden_size + self.target_hidden_size)
 
     @property
     def linear_shapes(self) -> tuple[tuple[int, int], ...]:
-        """The distinct (out, in) of the products, fused as they run; without the logits head."""
+        """The distinct (output size, input size) of the matrix products, fused as they run.
+
+        The logits head is not included.
+        """
         shapes = [self.fc_shape]
         for layer in range(self.num_layers):
             shapes += layer_products(self, self.attention_input_size(layer))
@@ -128,12 +131,12 @@ class HeadSpec:
 
     @property
     def head_shape(self) -> tuple[int, int]:
-        """(draft vocabulary, hidden size) of the logits head."""
+        """(draft vocabulary size, hidden size) of the logits head."""
         return (self.draft_vocab_size, self.hidden_size)
 
     @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter the head owns, by the name `DraftHead.parameters` gives it."""
+        """The shape of every parameter that the head owns, by its name in `DraftHead.parameters`."""
         hidden, inner = self.hidden_size, self.intermediate_size
         shapes: dict[str, tuple[int, ...]] = {}
         if self.own_embedding:
@@ -189,7 +192,7 @@ class HeadSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that the head brings along."""
+        """The number of weights that the head owns."""
         total = 0
         for shape in self.parameter_shapes.values():
             count = 1
@@ -200,5 +203,5 @@ class HeadSpec:
 
 
 def default_taps(num_target_layers: int) -> tuple[int, int, int]:
-    """What an EAGLE-3 head reads where its configuration names no layers (Li et al., 2503.01840)."""
+    """Return the taps of an EAGLE-3 head whose configuration lists none (Li et al., 2503.01840)."""
     return (2, num_target_layers // 2, num_target_layers - 3)

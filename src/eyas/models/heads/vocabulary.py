@@ -1,6 +1,6 @@
-"""Which tokens a head can propose: the `d2t` of its checkpoint, or a token map given for it.
+"""Read the tokens that a head can propose: from `d2t` of its checkpoint, or from a token map file.
 
-Promises: ascending target ids, each once and in range; files are read without running what they hold.
+Promises: ascending target ids without repeats, in range; no code of a file is run.
 Does not know: the head's weights.
 
 Legend: V ids of the draft vocabulary.
@@ -22,9 +22,11 @@ MAX_TOKEN_MAP_BYTES = 64 << 20
 def read_draft_ids(
     spec: HeadSpec, checkpoint: Checkpoint, d2t: str | None, t2d: str | None
 ) -> torch.Tensor | None:
-    """The target's id of each draft id, int64 [V]; None where the vocabularies are equal.
+    """Return the target's token id of each draft id, int64 [V]; None where the vocabularies are equal.
 
-    d2t, t2d: names of these tensors in the checkpoint. d2t[j] is an offset: the id is j + d2t[j].
+    d2t, t2d: names of these tensors in the checkpoint; None where it has none. d2t[j] is an offset: the
+    target id of draft id j is j + d2t[j]. t2d[i] says whether target id i has a draft id.
+    ValueError: d2t is missing or invalid, or t2d does not agree with it.
     """
     if d2t is None:
         if spec.draft_vocab_size != spec.vocab_size:
@@ -33,10 +35,9 @@ def read_draft_ids(
                 f"{spec.draft_vocab_size} draft tokens; the head is incomplete: download it again"
             )
         return None
-    held = {
-        name: tensor.clone() for name, tensor in checkpoint.stream([d2t, *([t2d] if t2d else [])])
-    }
-    offsets_V = held[d2t]
+    names = [name for name in (d2t, t2d) if name]
+    maps = {name: tensor.clone() for name, tensor in checkpoint.stream(names)}
+    offsets_V = maps[d2t]
     if offsets_V.shape != (spec.draft_vocab_size,) or offsets_V.is_floating_point():
         raise ValueError(
             f"{checkpoint.directory}: tensor {d2t!r} must hold {spec.draft_vocab_size} whole numbers "
@@ -56,7 +57,7 @@ def read_draft_ids(
     if t2d:
         mask_V = torch.zeros(spec.vocab_size, dtype=torch.bool)
         mask_V[ids_V] = True
-        if held[t2d].shape != mask_V.shape or not torch.equal(held[t2d].bool(), mask_V):
+        if maps[t2d].shape != mask_V.shape or not torch.equal(maps[t2d].bool(), mask_V):
             raise ValueError(
                 f"{checkpoint.directory}: tensors {d2t!r} and {t2d!r} name different tokens; the "
                 "head is damaged"
@@ -65,9 +66,10 @@ def read_draft_ids(
 
 
 def read_token_map(file: Path | str, vocab_size: int) -> torch.Tensor:
-    """The ids a token map allows, ascending, int64 [V] (FR-Spec: Zhao et al., 2502.14856).
+    """Return the token ids of a token map, ascending, int64 [V] (FR-Spec: Zhao et al., 2502.14856).
 
-    file: a JSON list, or a .pt file that holds a list or a tensor.
+    file: a JSON list of ids, or a .pt file that holds a list or a tensor of them.
+    ValueError: the file cannot be read, or an id is invalid, repeated or not below `vocab_size`.
     """
     file = Path(file)
     if not file.is_file():

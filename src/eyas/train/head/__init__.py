@@ -1,7 +1,8 @@
-"""Training of draft heads: prompts in, an EAGLE-3 or EAGLE-3.1 head out, in the layouts engines read.
+"""Train an EAGLE-3 or EAGLE-3.1 draft head from prompts, and write it in the layouts of each
+engine.
 
-Promises: `train_head` runs or resumes a whole training; everything that can be wrong with its
-settings is a ValueError before work starts. Does not know: how a head is served.
+Promises: `train_head` starts or resumes a training; an error in the settings is a ValueError before
+work starts. Does not know: how a head is served.
 """
 
 from eyas.train.head.config import HeadTraining

@@ -1,10 +1,11 @@
-"""Token sequences to learn from: answers that the target writes, or that conversations bring along.
+"""Make the token sequences to train on, from the target's answers or from complete conversations.
 
-Promises: answers are appended to one JSONL file as they finish, so that a run that is stopped goes
-on where it was; a prompt's seed and temperature depend on its number alone. Answers cut by length
-are kept; those that failed are counted and left out. Does not know: features, training.
+Promises: answers are appended to one JSON lines file as they finish, so that a stopped run
+continues from there; the seed and temperature of a prompt depend on its index alone. Answers that
+reached the maximum length are used; failed ones are counted and omitted. Does not know: features,
+training.
 
-A line of answers.jsonl: index (of the prompt), finish (why the answer ended), prompt and answer
+A line of answers.jsonl has index (of the prompt), finish (the finish reason), prompt and answer
 (token ids); or index and error, where there is no answer.
 """
 
@@ -32,18 +33,18 @@ from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
 from eyas.text import ChatTemplate, Tokenizer
 from eyas.train.head.config import HeadTraining
-from eyas.train.head.progress import Progress, Watch
+from eyas.train.head.progress import OnProgress, Progress
 from eyas.train.head.prompts import Conversation
 
 ANSWERS_FILE = "answers.jsonl"
 _CHUNK = 2048
-"""Conversations that one process encodes at a time."""
-Say = Callable[[str], None]
+"""Number of conversations that a process encodes at a time."""
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One text: tokens, and which of them are answers (uint8)."""
+    """A training text: token ids, and 1 for each token of an answer, 0 for others."""
 
     tokens: NDArray[np.int32]
     is_answer: NDArray[np.uint8]
@@ -51,7 +52,7 @@ class Text:
 
 @dataclass(slots=True)
 class AnswerCounts:
-    """What became of the prompts."""
+    """Numbers of answers, of answers cut by length, of failures and of answer tokens."""
 
     answers: int = 0
     cut: int = 0
@@ -60,20 +61,23 @@ class AnswerCounts:
 
 
 class Encoder:
-    """Conversations to token ids, by the target's own template."""
+    """Encodes conversations as token ids with the target's chat template."""
 
     def __init__(self, directory: Path) -> None:
         self.tokenizer = Tokenizer.from_directory(directory)
         self._template = ChatTemplate.from_directory(directory, self.tokenizer)
 
     def prompt(self, conversation: Conversation) -> list[int]:
-        """Ids up to the answer."""
+        """Return the token ids before the answer."""
         if conversation.prompt is not None:
             return self.tokenizer.encode_prompt(conversation.prompt)
         return self._render(conversation, conversation.messages, opens=True)
 
     def complete(self, conversation: Conversation) -> Text | None:
-        """A conversation with its own answer; None where the template changes what came before."""
+        """Encode a conversation with its answer.
+
+        None: the template renders the prompt differently when there is an answer.
+        """
         whole = self._render(conversation, conversation.messages, opens=False)
         prompt = self._render(conversation, conversation.messages[:-1], opens=True)
         if whole[: len(prompt)] != prompt:
@@ -95,7 +99,10 @@ class Encoder:
 
 
 def complete_texts(directory: Path, conversations: list[Conversation]) -> list[Text | None]:
-    """Each conversation as a text, None where the template refuses it; many are shared out."""
+    """Encode conversations as texts, in several processes if there are many.
+
+    None stands for a conversation that the template refuses or cannot encode as a whole.
+    """
     if len(conversations) < 2 * _CHUNK:
         return _complete_chunk(directory, conversations)
     chunks = [conversations[i : i + _CHUNK] for i in range(0, len(conversations), _CHUNK)]
@@ -107,17 +114,17 @@ def complete_texts(directory: Path, conversations: list[Conversation]) -> list[T
 
 def _complete_chunk(directory: Path, conversations: list[Conversation]) -> list[Text | None]:
     encoder = Encoder(directory)
-    found: list[Text | None] = []
+    texts: list[Text | None] = []
     for conversation in conversations:
         try:
-            found.append(encoder.complete(conversation))
+            texts.append(encoder.complete(conversation))
         except RequestError:
-            found.append(None)
-    return found
+            texts.append(None)
+    return texts
 
 
 def answered(prompt: list[int], answer: list[int]) -> Text:
-    """The sequence of a prompt and its answer."""
+    """Return the text of a prompt and its answer."""
     is_answer = np.zeros(len(prompt) + len(answer), dtype=np.uint8)
     is_answer[len(prompt) :] = 1
     return Text(np.array(prompt + answer, dtype=np.int32), is_answer)
@@ -126,54 +133,60 @@ def answered(prompt: list[int], answer: list[int]) -> Text:
 def write_answers(
     config: HeadTraining,
     conversations: list[Conversation],
-    say: Say,
+    log: Log,
     deadline: float,
-    watch: Watch,
+    on_progress: OnProgress,
 ) -> bool:
-    """Let the target answer what has no answer yet; whether all is done.
+    """Generate the target's answers that are missing. Return whether the deadline was met.
 
-    deadline: monotonic time at which to leave.
+    deadline: monotonic time in seconds at which to stop.
     """
     path = config.output / ANSWERS_FILE
     done = {entry["index"] for entry in _entries(path)}
     missing = [index for index in range(len(conversations)) if index not in done]
     if not missing:
         return True
-    say(f"answers: {len(missing)} of {len(conversations)} prompts to answer")
+    log(f"answers: {len(missing)} of {len(conversations)} prompts to answer")
     engine = build_engine(_settings(config))
     ends = min(deadline, time.monotonic() + config.generate_seconds)
     try:
         with path.open("a", encoding="utf-8") as file:
-            counts = _answer(config, engine, conversations, missing, file.write, say, ends, watch)
+            counts = _answer(
+                config, engine, conversations, missing, file.write, log, ends, on_progress
+            )
     finally:
         engine.shutdown()
         del engine
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    say(f"answers: {counts.answers} written, {counts.cut} cut by length, {counts.failed} failed")
+    log(
+        f"answers: {counts.answers} written, {counts.cut} of them cut at the maximum length, "
+        f"{counts.failed} failed"
+    )
     return time.monotonic() < deadline
 
 
 def read_answers(directory: Path, longest: int) -> list[Text]:
-    """The answers written so far, in the order of their prompts; longer ones lose their end."""
+    """Return the answers written so far, in the order of their prompts, cut to `longest` tokens."""
     entries = sorted(_entries(directory / ANSWERS_FILE), key=lambda entry: entry["index"])
-    found = [answered(e["prompt"], e["answer"]) for e in entries if e.get("answer")]
-    return [shortened(sequence, longest) for sequence in found]
+    texts = [answered(e["prompt"], e["answer"]) for e in entries if e.get("answer")]
+    return [shortened(text, longest) for text in texts]
 
 
 def read_failures(directory: Path) -> list[str]:
-    """Why each prompt that was refused or failed has no answer, in the order of the file."""
+    """Return the reason of each prompt without an answer, in the order of the file."""
     entries = (entry for entry in _entries(directory / ANSWERS_FILE) if "answer" not in entry)
     return [str(entry.get("error", f"it ended by {entry.get('finish')}")) for entry in entries]
 
 
-def shortened(sequence: Text, longest: int) -> Text:
-    return Text(sequence.tokens[:longest], sequence.is_answer[:longest])
+def shortened(text: Text, longest: int) -> Text:
+    """Return the first `longest` tokens of a text."""
+    return Text(text.tokens[:longest], text.is_answer[:longest])
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of the file; the last may have been cut off by a stop."""
+    """Yield the complete lines of the file; an interruption may have cut the last one."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -206,9 +219,9 @@ def _answer(
     conversations: list[Conversation],
     missing: list[int],
     write: Callable[[str], object],
-    say: Say,
+    log: Log,
     ends: float,
-    watch: Watch,
+    on_progress: OnProgress,
 ) -> AnswerCounts:
     counts = AnswerCounts()
     encoder = Encoder(Path(engine.info.directory))
@@ -234,7 +247,9 @@ def _answer(
                 )
             except RequestError as error:
                 if not counts.failed:
-                    say(f"answers: prompt {index + 1} is refused, for one: {error}")
+                    log(
+                        f"answers: prompt {index + 1} is refused (later ones are not shown): {error}"
+                    )
                 counts.failed += 1
                 write(json.dumps({"index": index, "error": str(error)}) + "\n")
                 continue
@@ -258,10 +273,10 @@ def _answer(
             del prompts[key], answers[key]
         ended = counts.answers + counts.failed
         speed = counts.tokens / max(1e-9, time.monotonic() - started)
-        watch(Progress("answers", ended, len(missing), f"{speed:.0f} tokens/s"))
+        on_progress(Progress("answers", ended, len(missing), f"{speed:.0f} tokens/s"))
         if time.monotonic() - reported > 10:
             reported = time.monotonic()
-            say(f"answers: {ended}/{len(missing)}  {speed:.0f} tokens/s")
+            log(f"answers: {ended}/{len(missing)}  {speed:.0f} tokens/s")
     return counts
 
 

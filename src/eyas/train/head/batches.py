@@ -1,15 +1,15 @@
-"""Which texts make up a batch, and which of their rows are trained.
+"""Form batches of texts, and select the rows that are trained.
 
-Promises: a plan is a function of lengths, seed and epoch alone, so that a run that goes on finds the
-batch it stopped at without reading anything; texts of similar length share a batch; only rows whose
-first prediction is an answer token are trained (those a server drafts from).
+Promises: the schedule depends only on lengths, seed and epoch, so that a resumed run finds its next
+batch without reading features; texts of similar length share a batch; only rows whose first
+prediction is an answer token are trained (a server drafts only from those).
 Does not know: features, models.
 
-A row t of a text is made of the target's state at position t and the token at t + 1; at level i of
-training-time test it sees the token at t + 1 + i and predicts the one at t + 2 + i.
+Row t of a text takes the target's state at position t and the token at t + 1. At level i of
+training-time test it takes the token at t + 1 + i and predicts the token at t + 2 + i.
 
-Legend: B texts of a batch, L places of a text, R trained rows, P positions whose target distribution
-is wanted, K levels.
+Legend: B texts of a batch, L padded length of a text, R trained rows, P positions whose target
+distribution is used, T trained rows of a text at most, Z levels.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _PLACES_MULTIPLE = 32
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Texts padded to one length, and what is trained of them; all tensors on one device.
+    """Padded texts and their trained rows; all tensors are on one device.
 
-    tokens_BL. row_R: b * L + t. time_R: t. cell_R: place of the row among the trained rows of its
-    text, in a grid [B, width]. cell_time_BA: t of each cell of that grid. tokens_KR: token the row
-    sees at level i. is_trained_KR: whether level i counts. target_KR: index into the P positions.
-    position_P: b * L + s, the states whose target distribution is wanted.
+    row_R: index b * L + t of a row. time_R: t. cell_R: index of the row in a grid [B, T] of the
+    trained rows of each text. cell_time_BT: t of each cell of that grid. tokens_ZR: token that the
+    row takes at each level. is_trained_ZR: whether the level counts. target_ZR: index of its target
+    distribution among the P positions. position_P: index b * L + s of these positions.
     """
 
     tokens_BL: torch.Tensor
     row_R: torch.Tensor
     time_R: torch.Tensor
     cell_R: torch.Tensor
-    cell_time_BA: torch.Tensor
-    tokens_KR: torch.Tensor
-    is_trained_KR: torch.Tensor
-    target_KR: torch.Tensor
+    cell_time_BT: torch.Tensor
+    tokens_ZR: torch.Tensor
+    is_trained_ZR: torch.Tensor
+    target_ZR: torch.Tensor
     position_P: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """A copy on the device."""
+        """Return a copy on the device; the batch itself if that is the CPU."""
         if device.type != "cuda":
             return self
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -55,7 +55,7 @@ class Batch:
 
 
 def make_batch(texts: Sequence[Text], num_levels: int) -> Batch:
-    """The batch of these texts; at least one must have a trained row."""
+    """Return the batch of these texts, of which at least one must have a trained row."""
     longest = max(len(text.tokens) for text in texts)
     num_places = -(-longest // _PLACES_MULTIPLE) * _PLACES_MULTIPLE
     shape = (len(texts), num_places + num_levels + 2)
@@ -68,15 +68,15 @@ def make_batch(texts: Sequence[Text], num_levels: int) -> Batch:
     b_R, t_R = np.nonzero(trained)
     assert len(b_R), "a batch needs a row to train"
     valid = np.ones(len(b_R), dtype=bool)
-    trained_KR = np.empty((num_levels, len(b_R)), dtype=bool)
+    trained_ZR = np.empty((num_levels, len(b_R)), dtype=bool)
     for level in range(num_levels):
         valid &= is_answer[b_R, t_R + 2 + level]
-        trained_KR[level] = valid
+        trained_ZR[level] = valid
     levels = np.arange(num_levels)[:, None]
-    tokens_KR = tokens[b_R, t_R + 1 + levels]
+    tokens_ZR = tokens[b_R, t_R + 1 + levels]
     wanted = is_answer[:, 1 : num_places + 1]
     index_of = np.cumsum(wanted.reshape(-1)).reshape(wanted.shape) - 1
-    target_KR = index_of[b_R, np.minimum(t_R + 1 + levels, num_places - 1)]
+    target_ZR = index_of[b_R, np.minimum(t_R + 1 + levels, num_places - 1)]
     counts_B = trained.sum(1)
     width = max(1, int(counts_B.max()))
     first_B = np.cumsum(counts_B) - counts_B
@@ -90,9 +90,9 @@ def make_batch(texts: Sequence[Text], num_levels: int) -> Batch:
         t_R,
         cell_R,
         cell_time.reshape(len(texts), width),
-        tokens_KR,
-        trained_KR,
-        np.where(trained_KR, target_KR, 0),
+        tokens_ZR,
+        trained_ZR,
+        np.where(trained_ZR, target_ZR, 0),
         np.flatnonzero(wanted),
     )
     return Batch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
@@ -106,8 +106,11 @@ def is_usable(text: Text) -> bool:
 def cut_into_batches(
     lengths: NDArray[np.int64], most_places: int, generator: np.random.Generator | None
 ) -> list[NDArray[np.int64]]:
-    """Indices of the texts of each batch: of similar length, at most `most_places` with padding
-    (but for a single longer text). generator: shuffles; None keeps them in order of length."""
+    """Return the indices of the texts of each batch, of similar length.
+
+    most_places: maximum number of tokens of a batch, padding included; a single longer text is a
+    batch of its own. generator: shuffles texts and batches; None keeps the order of length.
+    """
     padded = -(-lengths // _PLACES_MULTIPLE) * _PLACES_MULTIPLE
     if generator is None:
         order = np.argsort(padded, kind="stable")
@@ -127,16 +130,20 @@ def cut_into_batches(
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """A batch to come: the shards that must be at hand, and (shard, text) of each of its texts."""
+    """A batch of a schedule.
+
+    shards: the shards to load for it. members: (shard, text) of each of its texts.
+    """
 
     shards: tuple[int, ...]
     members: tuple[tuple[int, int], ...]
 
 
 class BatchSchedule:
-    """The batches of every epoch, from the lengths of each shard's texts.
+    """The batches of every epoch.
 
-    together: how many shards are mixed at a time.
+    lengths: of the texts of each shard. most_places: as in `cut_into_batches`. together: number of
+    shards that are mixed at a time. per_epoch: number of batches of the first epoch.
     """
 
     def __init__(
@@ -149,7 +156,7 @@ class BatchSchedule:
         self.per_epoch = len(self.epoch(0))
 
     def epoch(self, number: int) -> list[ScheduledBatch]:
-        """Every batch of an epoch, in order."""
+        """Return the batches of an epoch, in order."""
         generator = np.random.default_rng((self._seed, number))
         order = generator.permutation(len(self._lengths))
         planned: list[ScheduledBatch] = []

@@ -1,7 +1,7 @@
-"""The model card beside each head: what it drafts for, how it was made, what it reaches, how to use it.
+"""Write the model card of each head: its base model, training, measurements and use.
 
-Promises: README.md with metadata as the Hugging Face hub reads it, made of the run's report alone; no
-path of this machine is in it, and nothing is claimed that was not measured.
+Promises: README.md with metadata of the Hugging Face hub, made from the run's report alone; it
+contains no path of this machine, and only numbers that were measured.
 Does not know: training.
 """
 
@@ -17,15 +17,17 @@ from eyas.train.head.layouts import TITLES, WHAT_IT_IS, commands
 CARD_FILE = "README.md"
 
 
-def write_cards(config: HeadTraining, places: Mapping[str, Path], report: dict[str, Any]) -> None:
-    """A card in the directory of each head. report: the run's, with the evaluation there is."""
-    for layout, place in places.items():
+def write_cards(
+    config: HeadTraining, directories: Mapping[str, Path], report: dict[str, Any]
+) -> None:
+    """Write a card into the directory of each layout. report: of the run."""
+    for layout, directory in directories.items():
         text = card(config, layout, report)
-        (place / CARD_FILE).write_text(text, encoding="utf-8")
+        (directory / CARD_FILE).write_text(text, encoding="utf-8")
 
 
 def card(config: HeadTraining, layout: str, report: dict[str, Any]) -> str:
-    """The card of one head: YAML front matter, then Markdown."""
+    """Return the card of a head: YAML front matter and Markdown."""
     from huggingface_hub import ModelCardData
 
     title = TITLES[report["format"]]
@@ -43,15 +45,15 @@ def card(config: HeadTraining, layout: str, report: dict[str, Any]) -> str:
     unnamed = (
         ""
         if base or config.is_builtin
-        else " It was read from a local directory: before publishing, name its page on the hub as "
-        "`base_model:` above."
+        else " The base model was loaded from a local directory: before publishing, set `base_model:` "
+        "above to its name on the hub."
     )
     parts = [
         f"---\n{data.to_yaml()}\n---",
         f"# {title} draft head for {name}",
         f"A draft head for speculative decoding of {_linked(base) or name}, trained by "
-        "`eyas train head`. eyas gives the same tokens with it as without, in fewer steps. It is of no "
-        f"use without its base model.{unnamed}",
+        "`eyas train head`. eyas generates the same tokens with it as without, in fewer steps. It "
+        f"needs its base model.{unnamed}",
         "## Format",
         f"{title}: {WHAT_IT_IS[report['format']]}. File layout `{layout}`, read by "
         f"{', '.join(engines)}. {report['num_parameters']:,} parameters in bfloat16 "
@@ -64,12 +66,12 @@ def card(config: HeadTraining, layout: str, report: dict[str, Any]) -> str:
         _data(config, report),
         "## Training",
         _training(report),
-        "## How to use it",
+        "## Usage",
         _usage(engines, base, name, config),
         "## Licence",
-        "No licence is set here; whoever publishes the head names one (`license:` above). Its output "
-        "layer began as rows of the base model's, and it learnt from the base model's states and "
-        "answers: the base model's licence has a say, and that of the prompts.",
+        "No licence is set; set `license:` above before publishing. The output layer was initialised "
+        "with rows of the base model's, and the head was trained on the base model's states and "
+        "answers: the licences of the base model and of the prompts may apply.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -89,12 +91,12 @@ def _measured(report: dict[str, Any]) -> str:
         if simulated is None:
             return "Not measured: the run held out no texts."
         return (
-            "Not measured by decoding. Simulated on held-out answers, as a run of right greedy drafts "
-            "and the token that a step always yields: "
+            "Not measured by decoding. Simulated on held-out answers, as consecutive correct greedy "
+            "drafts and the token that every step yields: "
             f"{simulated['acceptance_length']:.2f} tokens of {report['settings']['ttt_steps'] + 1}."
         )
     rows = [
-        "| drafts | temperature | tokens a step | accepted by depth |",
+        "| drafts | temperature | tokens per step | accepted by depth |",
         "|---|---|---|---|",
     ]
     for record in records:
@@ -104,9 +106,9 @@ def _measured(report: dict[str, Any]) -> str:
             f"| {depths} |"
         )
     return (
-        f"By decoding {report['num_eval_prompts']} held-out prompts with eyas. A chain of 5 is 5 "
-        "tokens one behind the other; tree 5/4/16 has 5 levels, 4 children a node and 16 nodes, the "
-        "root included.\n\n" + "\n".join(rows)
+        f"Measured by decoding {report['num_eval_prompts']} held-out prompts with eyas. Chain 5 drafts "
+        "5 consecutive tokens; tree 5/4/16 has 5 levels, 4 children per node and 16 nodes, including "
+        "the root.\n\n" + "\n".join(rows)
     )
 
 
@@ -121,13 +123,13 @@ def _data(config: HeadTraining, report: dict[str, Any]) -> str:
         )
     if config.conversations:
         lines.append(
-            f"- conversations from `{_source(config.conversations)}`, with answers of their own"
+            f"- conversations from `{_source(config.conversations)}`, with their own answers"
         )
     lines.append(
         f"- {data['texts']:,} texts to train on: {data['tokens']:,} tokens, {data['answer_tokens']:,} "
         f"of them in answers; {data['heldout_texts']:,} held out, {data['left_out']:,} left out"
     )
-    lines.append(f"- the draft vocabulary holds {100 * report['coverage']:.2f} % of their answers")
+    lines.append(f"- the draft vocabulary covers {100 * report['coverage']:.2f} % of answer tokens")
     return "\n".join(lines)
 
 
@@ -140,9 +142,9 @@ def _training(report: dict[str, Any]) -> str:
     shown = {
         "steps": report["steps"],
         "seconds": round(report["seconds"]),
-        "tokens of a step": settings["step_tokens"],
+        "tokens per step": settings["step_tokens"],
         "levels of training-time test": settings["ttt_steps"],
-        "weight of a level over the one before": settings["loss_decay"],
+        "loss factor of a level to the one before": settings["loss_decay"],
         "optimizer": settings["optimizer"],
         "learning rate (AdamW)": settings["rate"],
         "learning rate (Muon)": settings["matrix_rate"]

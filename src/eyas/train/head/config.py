@@ -1,8 +1,8 @@
-"""Every setting of a head's training, and the sizes it starts from.
+"""The settings of a head's training and their checks.
 
-Promises: `check` refuses what cannot work, naming the setting and the remedy, before anything is
-loaded; `data_settings` and `training_settings` are what an interrupted run must have in common with
-the one that goes on. Does not know: torch.
+Promises: `check` refuses invalid settings with the name and the remedy, before anything is loaded;
+`data_settings` and `training_settings` must be equal in an interrupted run and the run that
+continues it. Does not know: torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHOICES = {
     "optimizer": get_args(Optimizer),
     "dtype": get_args(Dtype),
 }
-_LEAST = {
+_MINIMUMS = {
     "max_tokens": 1,
     "max_length": 8,
     "max_num_seqs": 1,
@@ -44,7 +44,7 @@ _LEAST = {
     "eval_prompts": 0,
     "weight_decay": 0,
 }
-_ABOVE_ZERO = (
+_POSITIVE = (
     "generate_seconds",
     "epochs",
     "train_seconds",
@@ -58,19 +58,23 @@ _ABOVE_ZERO = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTraining:
-    """One training run. Sizes are in tokens, times in seconds; None is what suits the target.
+    """The settings of a training run. Lengths are in tokens, times in seconds.
 
-    prompts: JSONL file, or `builtin:N` for the first N that come with eyas; answers are written by the
-    target. conversations: the same, but complete: their own answers are learnt from as they stand. At
-    least one is needed.
-    format: eagle3.1 has a norm on each state it reads (`fc_norm`) and passes on the normalised state
-    (`norm_output`); eagle3 has neither, and older engines read it too.
-    online: run the target during training instead of storing its features. train_seconds: the
-    learning rate falls to zero over so much time, and `epochs` no longer ends the training. max_steps:
-    the training ends there at the latest, and the learning rate falls to zero by then.
-    stop_after: leave the whole command after so much time; the same command goes on. optimizer: muon
-    trains matrices with `matrix_rate`, and norms and the logits rows as adamw trains everything, with
-    `learning_rate`; adamw is what the EAGLE papers used.
+    prompts: a JSON lines file, or `builtin:N` for the first N built-in prompts; the target
+    generates the answers.
+    conversations: the same, with answers to train on as they are. One of both is required.
+    format: eagle3.1 has a norm on each state that it reads (`fc_norm`) and passes the normalised
+    state to the next level (`norm_output`); eagle3 has neither, and older engines read it as well.
+    max_length, draft_vocab_size, intermediate_size, num_heads, num_kv_heads, taps, batch_tokens and
+    learning_rate: None is a default by the target.
+    online: run the target during training instead of storing its features.
+    cache_gib: memory for stored features; None is a fraction of the free memory.
+    train_seconds: the learning rate decays to zero over this time, and `epochs` no longer ends the
+    training.
+    max_steps: the training ends at this step at the latest, with a learning rate of zero.
+    stop_after: stop the command after this time; the same command continues.
+    optimizer: muon trains matrices by Muon with `matrix_rate`, and norms and the output layer by
+    AdamW with `learning_rate`; adamw, as in the EAGLE papers, trains everything by AdamW.
     """
 
     output: Path
@@ -130,29 +134,29 @@ class HeadTraining:
 
     @property
     def rate(self) -> float:
-        """AdamW's highest learning rate."""
+        """The peak learning rate of AdamW."""
         if self.learning_rate is not None:
             return self.learning_rate
         return 2e-3 if self.is_builtin else 1e-4
 
     @property
     def step_tokens(self) -> int:
-        """Places of one batch, padding included."""
+        """The number of tokens of a training step, padding included."""
         if self.batch_tokens is not None:
             return self.batch_tokens
         return 65536 if self.is_builtin else 8192
 
     def check(self) -> None:
-        """ValueError for settings that cannot work."""
+        """Check all settings. ValueError: a setting is invalid; the text names it and the remedy."""
         if not self.prompts and not self.conversations:
             raise ValueError(
-                "prompts: nothing to learn from; give --prompts FILE or --prompts builtin:100"
+                "prompts: there are no texts to train on; give --prompts FILE or --prompts builtin:100"
             )
-        for name, low in _LEAST.items():
+        for name, low in _MINIMUMS.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name}: must be at least {low}, not {value}")
-        for name in _ABOVE_ZERO:
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}: must be above 0, not {value}")
@@ -175,7 +179,7 @@ class HeadTraining:
             raise ValueError(f"output: {self.output} is a file; give a directory")
 
     def data_settings(self) -> dict[str, Any]:
-        """What the answers depend on."""
+        """Return the settings that the texts depend on."""
         names = (
             "model",
             "prompts",
@@ -186,11 +190,11 @@ class HeadTraining:
             "heldout_share",
             "seed",
         )
-        found = {name: getattr(self, name) for name in names}
-        return {**found, "temperatures": list(self.temperatures)}
+        settings = {name: getattr(self, name) for name in names}
+        return {**settings, "temperatures": list(self.temperatures)}
 
     def training_settings(self) -> dict[str, Any]:
-        """What the head's weights depend on besides the data and the time it had."""
+        """Return the settings that the head's weights depend on, other than texts and time."""
         names = (
             "draft_vocab_size",
             "intermediate_size",
@@ -213,5 +217,5 @@ class HeadTraining:
             "seed",
             "online",
         )
-        found = {name: getattr(self, name) for name in names}
-        return {**found, "taps": list(self.taps) if self.taps else None}
+        settings = {name: getattr(self, name) for name in names}
+        return {**settings, "taps": list(self.taps) if self.taps else None}

@@ -1,6 +1,6 @@
-"""The settings of a training that anyone can watch: the built-in model, its own prompts, a small head.
+"""The settings of `eyas train head --demo`: the built-in model, its own prompts, a small head.
 
-Promises: no file and no network is needed; any other setting may be changed.
+Promises: no file and no network is needed; every other setting may be changed.
 Does not know: training.
 """
 
@@ -27,17 +27,20 @@ DEMO_SETTINGS: dict[str, Any] = {
     "eval_every": 150,
     "eval_prompts": 12,
 }
-"""Sized for two CPU cores, and bounded in time, so that it ends within five minutes on slower ones
-too; features are not stored, since they would take hundreds of megabytes."""
+"""Sized for two CPU cores and limited in time, so that it ends within five minutes on slower cores
+too. Features are not stored, since they would take hundreds of megabytes."""
 
 
 def demo_settings(model: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the demonstration, with the changes that were asked for."""
+    """Return the settings of the demo with `changes` applied.
+
+    ValueError: the model is not the built-in one, or `changes` sets the texts.
+    """
     if model != "builtin":
         raise ValueError(
             f"demo: is for the built-in model, not {model}; leave out --demo, or the model"
         )
     for name in ("prompts", "conversations"):
         if name in changes:
-            raise ValueError(f"{name}: --demo brings its own; leave out one of the two")
+            raise ValueError(f"{name}: --demo has its own {name}; leave out one of the two")
     return {**DEMO_SETTINGS, **changes}

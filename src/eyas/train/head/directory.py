@@ -1,7 +1,7 @@
-"""The directory of a run: whose it is, and what may go on in it.
+"""The output directory of a run, and the check that a run may continue in it.
 
-Promises: a run is never mixed with another one's answers or weights; the refusal says which setting or
-file differs. Does not know: what the phases leave there.
+Promises: a run never uses the answers or weights of a run with other settings; the error names the
+setting or file that differs. Does not know: what the phases store there.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
 
 
-def claim(config: HeadTraining, digests: Mapping[str, str]) -> bool:
-    """Make the directory this run's own, or refuse another run's; whether the run is done.
+def claim_directory(config: HeadTraining, digests: Mapping[str, str]) -> bool:
+    """Create the directory of a run, or check that this run may continue in it. Return whether it
+    is done.
 
-    digests: of the files that the texts come from, by setting.
+    digests: of the files of texts, by setting.
+    ValueError: the directory holds other files, or a run with other settings or files.
     """
     config.output.mkdir(parents=True, exist_ok=True)
     path, report = config.output / RUN_FILE, config.output / REPORT_FILE
     data, training = config.data_settings(), config.training_settings()
     if path.exists():
-        found = json.loads(path.read_text())
-        _same(found["data"], data, config.output, "answers")
-        _same_files(found.get("files", {}), digests, config)
+        stored = json.loads(path.read_text())
+        _check_settings(stored["data"], data, config.output, "answers")
+        _check_files(stored.get("files", {}), digests, config)
         if (config.output / STATE_FILE).exists():
-            _same(found["training"], training, config.output, "state")
-        elif report.exists() and found["training"] == training:
+            _check_settings(stored["training"], training, config.output, "state")
+        elif report.exists() and stored["training"] == training:
             return True
     elif any(config.output.iterdir()):
         raise ValueError(
@@ -44,22 +46,26 @@ def claim(config: HeadTraining, digests: Mapping[str, str]) -> bool:
     return False
 
 
-def _same(found: dict[str, Any], wanted: dict[str, Any], directory: Path, what: str) -> None:
-    remedy = "give the same settings to go on, or another directory"
+def _check_settings(
+    stored: dict[str, Any], wanted: dict[str, Any], directory: Path, what: str
+) -> None:
+    remedy = "give the same settings to continue, or another directory"
     if what == "state":
-        remedy += f", or delete {directory / STATE_FILE} to train anew on the same answers"
+        remedy += f", or delete {directory / STATE_FILE} to train again on the same answers"
     for name, value in wanted.items():
-        if found.get(name) != value:
+        if stored.get(name) != value:
             raise ValueError(
-                f"output: {directory} holds the {what} of a run with {name} {found.get(name)!r}, not "
+                f"output: {directory} holds the {what} of a run with {name} {stored.get(name)!r}, not "
                 f"{value!r}; {remedy}"
             )
 
 
-def _same_files(found: Mapping[str, str], wanted: Mapping[str, str], config: HeadTraining) -> None:
+def _check_files(
+    stored: Mapping[str, str], wanted: Mapping[str, str], config: HeadTraining
+) -> None:
     for setting, digest in wanted.items():
-        if found.get(setting, digest) != digest:
+        if stored.get(setting, digest) != digest:
             raise ValueError(
-                f"{setting}: {getattr(config, setting)} has changed since {config.output} was begun, "
-                "whose answers belong to the old lines; give another --output, or the file as it was"
+                f"{setting}: {getattr(config, setting)} has changed since {config.output} was created, "
+                "whose answers belong to the old lines; give another --output, or the old file"
             )

@@ -1,10 +1,10 @@
-"""A trained head in the engine: accepted tokens a step, overall and by depth, beside plain decoding.
+"""Measure a trained head in the engine: tokens per step, overall and by depth, and plain decoding.
 
-Promises: the numbers of real decoding, on prompts that were not trained on. Does not know: training.
+Promises: measured by decoding prompts that were not trained on. Does not know: training.
 
-A record: shape and temperature, tokens_per_step (what a step yields, accepted or chosen), num_tokens,
-num_steps, same_tokens (as plain decoding), and accepted_by_depth: the share of drafts in which the node
-so many below the root was accepted. The first records are those of plain decoding.
+A record has shape, temperature, tokens_per_step (accepted tokens plus the chosen one), num_tokens,
+num_steps, same_tokens (as plain decoding), and accepted_by_depth: the fraction of drafts whose node
+at that depth below the root was accepted. The first records are those of plain decoding.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from eyas.config import DeviceConfig, DraftConfig, EngineConfig, ModelConfig, Sc
 from eyas.core import Request, SamplingParams, Usage
 from eyas.engine.build import build_engine
 from eyas.engine.engine import Engine
-from eyas.train.head.answers import Say
+from eyas.train.head.answers import Log
 from eyas.train.head.config import HeadTraining
-from eyas.train.head.progress import Progress, Watch, unwatched
+from eyas.train.head.progress import OnProgress, Progress, ignore_progress
 
 PLAIN = "no head"
 SHAPES = {"chain 5": (5, 1, 6), "tree 5/4/16": (5, 4, 16)}
-"""Levels, children a node, nodes."""
+"""Name -> (levels, children per node, nodes)."""
 TEMPERATURES = (0.0, 1.0)
 _Tokens = dict[str, list[int]]
-"""By the request's id."""
+"""Request id -> tokens."""
 
 
 def evaluate_in_engine(
     config: HeadTraining,
     head: Path,
     prompts: list[list[int]],
-    say: Say,
-    watch: Watch = unwatched,
+    log: Log,
+    on_progress: OnProgress = ignore_progress,
 ) -> list[dict[str, Any]]:
-    """Decode the prompts without and with the head as drafter; one record for each tree shape and
-    temperature."""
+    """Decode the prompts without and with the head.
+
+    Returns a record for each tree shape and temperature.
+    """
     records: list[dict[str, Any]] = []
     plain: dict[float, _Tokens] = {}
     total = len(prompts) * len(TEMPERATURES) * (len(SHAPES) + 1)
@@ -46,7 +48,7 @@ def evaluate_in_engine(
     def ended(shape: str) -> None:
         nonlocal num_ended
         num_ended += 1
-        watch(Progress("evaluation", num_ended, total, shape))
+        on_progress(Progress("evaluation", num_ended, total, shape))
 
     drafts = {PLAIN: DraftConfig(drafter="root")} | {
         name: DraftConfig(drafter="head", model=str(head), steps=steps, topk=topk, nodes=nodes)
@@ -75,7 +77,7 @@ def evaluate_in_engine(
                         "same_tokens": same,
                     }
                 )
-                say(f"engine: {name} at temperature {temperature:g}: {_shown(record)}")
+                log(f"engine: {name} at temperature {temperature:g}: {_shown(record)}")
         finally:
             engine.shutdown()
     return records
@@ -84,7 +86,7 @@ def evaluate_in_engine(
 def _shown(record: dict[str, Any]) -> str:
     by_depth = record["accepted_by_depth"]
     depths = ", accepted by depth " + " ".join(f"{share:.2f}" for share in by_depth)
-    return f"{record['tokens_per_step']:.3f} tokens a step{depths if by_depth else ''}"
+    return f"{record['tokens_per_step']:.3f} tokens per step{depths if by_depth else ''}"
 
 
 def _decode(
@@ -94,7 +96,7 @@ def _decode(
     max_tokens: int,
     ended: Callable[[], None],
 ) -> tuple[dict[str, Any], _Tokens]:
-    """The counts of decoding all prompts, and the answers. ended: called for each."""
+    """Decode all prompts, and return the record and the answers. ended: called after each answer."""
     for seed, prompt in enumerate(prompts):
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         engine.add(Request(id=str(seed), prompt_token_ids=prompt, params=params))

@@ -1,7 +1,7 @@
-"""From a trained head to the files that engines load.
+"""Write a trained head in the file layouts that engines load.
 
-Promises: the same weights in every file layout that can hold them, in bfloat16; the facts of the head
-come from its target and the settings alone. Does not know: training.
+Promises: the same bfloat16 weights in every file layout that can represent the head; the facts of
+the head follow from its target and the settings alone. Does not know: training.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from eyas.models.heads import HeadSpec, save_head
 from eyas.models.heads.spec import default_taps
 from eyas.models.locate import HUB_NAME
 from eyas.train.head.config import HeadTraining
-from eyas.train.head.layouts import LAYOUTS, held_layouts
+from eyas.train.head.layouts import LAYOUTS, supported_layouts
 from eyas.train.head.vocabulary import BUILTIN_SIZE, DEFAULT_SIZE
 
 
 def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
-    """The head to train for this target. ValueError for sizes that do not fit it."""
+    """Return the facts of the head to train. ValueError: a size does not fit the target."""
     num_heads = config.num_heads or target.num_query_heads
     num_kv_heads = config.num_kv_heads or min(target.num_kv_heads, num_heads)
     if num_heads % num_kv_heads:
@@ -42,7 +42,7 @@ def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
     if any(not 0 <= tap <= target.num_layers for tap in taps) or len(set(taps)) < len(taps):
         raise ValueError(
             f"taps: {', '.join(map(str, taps))} do not fit the target's {target.num_layers} layers; "
-            f"give different numbers of layers from 0 to {target.num_layers}"
+            f"give distinct numbers from 0 to {target.num_layers}"
         )
     return HeadSpec(
         kind="eagle3",
@@ -71,7 +71,7 @@ def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
 
 
 def hub_name(model: str) -> str | None:
-    """The model's name on the hub; None for a directory and for the built-in model."""
+    """Return the model's name on the hub; None for a directory and for the built-in model."""
     is_name = HUB_NAME.fullmatch(model) and not Path(model).expanduser().is_dir()
     return model if is_name else None
 
@@ -84,10 +84,10 @@ def export_head(
     calibration: Mapping[float, float],
     target: str | None = None,
 ) -> dict[str, Path]:
-    """Write the head in every layout that can hold it, each into a directory of its name; these.
+    """Write the head in every layout that can represent it. Return the directory of each layout.
 
-    A head that an earlier training left in another layout goes. target: the model's name on the hub,
-    where it has one.
+    Other layouts that an earlier training wrote are deleted. target: the target model's name on the
+    hub.
     """
     spec = replace(spec, calibration=dict(calibration))
     written = {
@@ -97,17 +97,17 @@ def export_head(
     if spec.draft_vocab_size != spec.vocab_size:
         ids = ids_C.to("cpu", torch.int64)
         written["d2t"] = ids - torch.arange(len(ids))
-    places: dict[str, Path] = {}
-    held = held_layouts(spec)
+    heads: dict[str, Path] = {}
+    supported = supported_layouts(spec)
     for name in LAYOUTS:
-        if name not in held and (directory / name).is_dir():
+        if name not in supported and (directory / name).is_dir():
             shutil.rmtree(directory / name)
-    for name in held:
-        places[name] = directory / name
-        save_head(places[name], spec, written, format=name, target=target)
-    return places
+    for name in supported:
+        heads[name] = directory / name
+        save_head(heads[name], spec, written, format=name, target=target)
+    return heads
 
 
 def num_bytes(directory: Path) -> int:
-    """Of the weights file."""
+    """Return the size of the weights files in bytes."""
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))

@@ -1,10 +1,11 @@
-"""Features on disk: shards of texts with the target's states, written once and streamed after that.
+"""Store the target's hidden states on disk in shards, and read them as features of batches.
 
-Promises: a shard is a safetensors file of bounded size; an index written last says that all are
-there; shards that fit a budget stay in memory (on the device), others come and go.
-Does not know: heads, losses.
+Promises: a shard is a safetensors file of bounded size; the index is written last, when all shards
+are complete; shards within a memory budget stay loaded (on the device), others are loaded as
+needed. Does not know: heads, losses.
 
-Legend: T tokens of a shard, S tapped states side by side, D hidden size, B texts, L places.
+Legend: T tokens of a shard, I concatenated tapped states, D hidden size, B texts, L padded length,
+P positions whose target distribution is used.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from eyas.train.head.answers import Say, Text
+from eyas.train.head.answers import Log, Text
 from eyas.train.head.batches import Batch, cut_into_batches
-from eyas.train.head.progress import Progress, Watch, unwatched
+from eyas.train.head.progress import OnProgress, Progress, ignore_progress
 from eyas.train.head.target import Target
 
 INDEX_FILE = "index.json"
@@ -33,7 +34,7 @@ _STATES = ("tapped", "final", "choice")
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What a batch is trained on: tapped [B * L, S], final [P, D], choice [P] of the target."""
+    """The target's states of a batch: tapped states [B * L, I], final states, greedy choices."""
 
     tapped: Tensor
     final_PD: Tensor
@@ -47,14 +48,16 @@ def write_features(
     *,
     shard_bytes: int,
     batch_places: int,
-    say: Say,
+    log: Log,
     deadline: float,
     stamp: str,
-    watch: Watch = unwatched,
+    on_progress: OnProgress = ignore_progress,
 ) -> bool:
-    """Run the target over all texts and store its states; whether all was done in time.
+    """Run the target over all texts and store its states. Return whether it finished in time.
 
-    stamp: of the texts and taps; features of another stamp are written anew.
+    shard_bytes: maximum size of a file. batch_places: maximum tokens of a forward pass, padding
+    included. deadline: monotonic time in seconds. stamp: identifies model, taps and texts; features
+    of another stamp are replaced.
     """
     index_file = directory / INDEX_FILE
     if index_file.exists() and json.loads(index_file.read_text())["stamp"] == stamp:
@@ -64,27 +67,29 @@ def write_features(
         old.unlink(missing_ok=True)
     width = target.decoder.spec.hidden_size * (len(target.taps) + 1)
     per_token = _stored_type(target).itemsize * width + 4 + 1 + 4
-    most_tokens = max(1, shard_bytes // per_token)
+    max_tokens = max(1, shard_bytes // per_token)
     lengths: list[list[int]] = []
     files: list[str] = []
     started, done = time.monotonic(), 0
     total = sum(len(text.tokens) for text in texts)
-    for members in _by_size(texts, most_tokens):
+    for members in _split_into_shards(texts, max_tokens):
         if time.monotonic() > deadline:
             return False
         before = done
 
-        def watched(in_shard: int, before: int = before) -> None:
-            watch(Progress("features", before + in_shard, total, f"tokens of {directory.name}"))
+        def report(in_shard: int, before: int = before) -> None:
+            on_progress(
+                Progress("features", before + in_shard, total, f"tokens of {directory.name}")
+            )
 
-        shard = _run(target, [texts[i] for i in members], batch_places, watched)
+        shard = _make_shard(target, [texts[i] for i in members], batch_places, report)
         name = f"features-{len(files):05d}.safetensors"
         save_file(shard, directory / name)
         files.append(name)
         lengths.append(shard["lengths"].tolist())
         done += sum(lengths[-1])
         speed = done / (time.monotonic() - started)
-        say(f"features: {done}/{total} tokens in {len(files)} shards  {speed:.0f} tokens/s")
+        log(f"features: {done}/{total} tokens in {len(files)} shards  {speed:.0f} tokens/s")
     record = {"stamp": stamp, "files": files, "lengths": lengths, "taps": list(target.taps)}
     index_file.write_text(json.dumps(record) + "\n")
     return True
@@ -94,12 +99,12 @@ def _stored_type(target: Target) -> torch.dtype:
     return torch.bfloat16 if target.dtype != torch.float32 else torch.float32
 
 
-def _by_size(texts: Sequence[Text], most_tokens: int) -> list[list[int]]:
-    """Consecutive texts that fit a shard together."""
+def _split_into_shards(texts: Sequence[Text], max_tokens: int) -> list[list[int]]:
+    """Return the indices of the texts of each shard, in order."""
     groups: list[list[int]] = [[]]
     used = 0
     for index, text in enumerate(texts):
-        if groups[-1] and used + len(text.tokens) > most_tokens:
+        if groups[-1] and used + len(text.tokens) > max_tokens:
             groups.append([])
             used = 0
         groups[-1].append(index)
@@ -107,10 +112,13 @@ def _by_size(texts: Sequence[Text], most_tokens: int) -> list[list[int]]:
     return groups if groups[0] else []
 
 
-def _run(
-    target: Target, texts: Sequence[Text], batch_places: int, watched: Callable[[int], None]
+def _make_shard(
+    target: Target, texts: Sequence[Text], batch_places: int, report: Callable[[int], None]
 ) -> dict[str, Tensor]:
-    """The tensors of one shard: texts end to end in the order given. watched: told of tokens done."""
+    """Return the tensors of a shard, texts concatenated in order.
+
+    report: called with the number of tokens done after each forward pass.
+    """
     lengths = np.array([len(text.tokens) for text in texts], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     total = int(lengths.sum())
@@ -128,22 +136,22 @@ def _run(
         tokens = torch.zeros(len(members), num_places, dtype=torch.int64)
         for b, i in enumerate(members):
             tokens[b, : lengths[i]] = torch.from_numpy(texts[i].tokens.astype(np.int64))
-        tapped_TS, final_TD = target.states(tokens.to(target.device))
+        tapped_TI, final_TD = target.states(tokens.to(target.device))
         places = np.concatenate(
             [b * num_places + np.arange(lengths[i]) for b, i in enumerate(members)]
         )
         rows = np.concatenate([starts[i] + np.arange(lengths[i]) for i in members])
-        asked = wanted[rows]
+        is_wanted = wanted[rows]
         place_T = torch.from_numpy(places).to(target.device)
-        asked_P = torch.from_numpy(places[asked]).to(target.device)
+        wanted_P = torch.from_numpy(places[is_wanted]).to(target.device)
         row_T = torch.from_numpy(rows)
-        tapped[row_T] = tapped_TS[place_T].to("cpu", stored)
+        tapped[row_T] = tapped_TI[place_T].to("cpu", stored)
         final[row_T] = final_TD[place_T].to("cpu", stored)
-        if len(asked_P):
-            chosen = target.choices(final_TD[asked_P]).to("cpu", torch.int32)
-            choice[torch.from_numpy(rows[asked])] = chosen
+        if len(wanted_P):
+            chosen = target.choices(final_TD[wanted_P]).to("cpu", torch.int32)
+            choice[torch.from_numpy(rows[is_wanted])] = chosen
         num_done += len(rows)
-        watched(num_done)
+        report(num_done)
     return {
         "tokens": torch.from_numpy(np.concatenate([text.tokens for text in texts])),
         "is_answer": torch.from_numpy(is_answer),
@@ -155,9 +163,11 @@ def _run(
 
 
 class StoredFeatures:
-    """Shards of one directory as a source of batches.
+    """Stored features as a source of batches.
 
-    budget_bytes: how much may stay in memory; `together` shards are needed at a time in any case.
+    budget_bytes: maximum size of the loaded shards. together: number of shards that an epoch mixes
+    at a time, limited by the budget. lengths: tokens of the texts of each shard. is_resident:
+    whether all shards stay loaded; they then count as one.
     """
 
     def __init__(
@@ -170,36 +180,36 @@ class StoredFeatures:
         self.is_resident = sum(sizes) <= budget_bytes
         fitting = max(1, budget_bytes // max(sizes, default=1))
         self.together = 1 if self.is_resident else int(min(together, fitting))
-        self._keep = int(fitting)
+        self._max_loaded = int(fitting)
         self._device = device
-        self._at_hand: OrderedDict[int, _Shard] = OrderedDict()
+        self._loaded: OrderedDict[int, _Shard] = OrderedDict()
         if self.is_resident:
-            self._at_hand[0] = _joined(self._files, device)
+            self._loaded[0] = _joined(self._files, device)
             self.lengths = [[length for of_shard in self.lengths for length in of_shard]]
 
     @property
-    def num_at_hand(self) -> int:
-        return len(self._at_hand)
+    def num_loaded(self) -> int:
+        return len(self._loaded)
 
     def texts(self, members: Sequence[tuple[int, int]], needed: Sequence[int] = ()) -> list[Text]:
-        """The texts of these (shard, text) pairs."""
+        """Return the texts of (shard, text) pairs. needed: shards to load first."""
         for shard in needed:
             self._shard(shard)
         return [self._shard(shard).text(i) for shard, i in members]
 
     def states(self, members: Sequence[tuple[int, int]], batch: Batch) -> States:
-        """The states of the same texts; the batch is on the device."""
+        """Return the states of the texts of a batch. members: its (shard, text) pairs."""
         num_places = batch.tokens_BL.shape[1]
         owners = [shard for shard, _ in members]
         parts: dict[str, list[Tensor]] = {name: [] for name in _STATES}
         order: list[int] = []
         for shard in dict.fromkeys(owners):
-            held = self._shard(shard)
+            loaded = self._shard(shard)
             rows = [b for b, owner in enumerate(owners) if owner == shard]
             order += rows
-            at_T = held.places([members[b][1] for b in rows], num_places)
+            at_T = loaded.token_indices([members[b][1] for b in rows], num_places)
             for name, pieces in parts.items():
-                piece = held.tensors[name][at_T].to(self._device, non_blocking=True)
+                piece = loaded.tensors[name][at_T].to(self._device, non_blocking=True)
                 pieces.append(piece.unflatten(0, (len(rows), num_places)))
         joined = {name: torch.cat(pieces) for name, pieces in parts.items()}
         if order != sorted(order):
@@ -209,35 +219,37 @@ class StoredFeatures:
         return States(tapped, final[batch.position_P], choice[batch.position_P].long())
 
     def _shard(self, number: int) -> _Shard:
-        held = self._at_hand.get(number)
-        if held is None:
-            while len(self._at_hand) >= self._keep:
-                self._at_hand.popitem(last=False)
+        shard = self._loaded.get(number)
+        if shard is None:
+            while len(self._loaded) >= self._max_loaded:
+                self._loaded.popitem(last=False)
             tensors = load_file(self._files[number])
-            held = self._at_hand[number] = _Shard(tensors, self._device)
-        self._at_hand.move_to_end(number)
-        return held
+            shard = self._loaded[number] = _Shard(tensors, self._device)
+        self._loaded.move_to_end(number)
+        return shard
 
 
 def _joined(files: Sequence[Path], device: torch.device) -> _Shard:
-    """All shards as one."""
+    """Load all files into one shard."""
     parts = [load_file(file) for file in files]
     joined: dict[str, Tensor] = {}
     for name in list(parts[0]):
         total = sum(len(part[name]) for part in parts)
         first = parts[0][name]
-        place = device if name in _STATES else torch.device("cpu")
-        whole = torch.empty((total, *first.shape[1:]), dtype=first.dtype, device=place)
+        storage = device if name in _STATES else torch.device("cpu")
+        whole = torch.empty((total, *first.shape[1:]), dtype=first.dtype, device=storage)
         start = 0
         for part in parts:
             piece = part.pop(name)
-            whole[start : start + len(piece)] = piece.to(place)
+            whole[start : start + len(piece)] = piece.to(storage)
             start += len(piece)
         joined[name] = whole
     return _Shard(joined, device)
 
 
 class _Shard:
+    """A loaded shard: states on the device, tokens on the CPU."""
+
     def __init__(self, tensors: dict[str, Any], device: torch.device) -> None:
         self.lengths = tensors["lengths"].numpy().astype(np.int64)
         self.starts = np.cumsum(self.lengths) - self.lengths
@@ -245,8 +257,11 @@ class _Shard:
         self._is_answer = tensors["is_answer"].numpy()
         self.tensors = {name: tensors[name].to(device) for name in _STATES}
 
-    def places(self, indices: Sequence[int], num_places: int) -> Tensor:
-        """Where the tokens of these texts lie, each padded with its last one; nobody waits."""
+    def token_indices(self, indices: Sequence[int], num_places: int) -> Tensor:
+        """Return the rows of these texts in the shard [B * L], each text padded with its last row.
+
+        The host does not wait for the device.
+        """
         spans = torch.from_numpy(np.stack((self.starts[indices], self.lengths[indices])))
         device = self.tensors["final"].device
         if device.type == "cuda":
@@ -261,7 +276,7 @@ class _Shard:
 
 
 class LiveFeatures:
-    """Texts in memory as a source of batches; the target runs anew for every batch."""
+    """Texts in memory as a source of batches; the target runs for every batch."""
 
     is_resident = True
     together = 1
@@ -272,11 +287,11 @@ class LiveFeatures:
         self.lengths: list[list[int]] = [[len(text.tokens) for text in texts]]
 
     def texts(self, members: Sequence[tuple[int, int]], needed: Sequence[int] = ()) -> list[Text]:
-        """The texts of these (shard, text) pairs."""
+        """Return the texts of (shard, text) pairs."""
         return [self._texts[i] for _, i in members]
 
     def states(self, members: Sequence[tuple[int, int]], batch: Batch) -> States:
-        """The states of the same texts."""
+        """Return the states of the texts of a batch."""
         tapped, final = self._target.states(batch.tokens_BL)
         final_PD = final[batch.position_P]
         return States(tapped, final_PD, self._target.choices(final_PD))

@@ -1,13 +1,14 @@
-"""The training loop: batches in, a trained head out, with a log, evaluations and a state to go on from.
+"""The training loop, with a log, evaluations and a saved state to resume from.
 
-Promises: on a CPU a run that was stopped and goes on ends with the bits of one that was not; the
-state file is written whole or not at all; nothing waits for the device between reports.
-Does not know: how texts came about, file formats of heads.
+Promises: on a CPU, a stopped and resumed run ends with the same bits as an uninterrupted one; the
+state file is replaced atomically; the host does not wait for the device between log lines.
+Does not know: where texts come from, file formats of heads.
 
-training.json: settings, steps and seconds so far, curve and evaluations. A point of these: step,
-seconds, divergence and accuracy by level of training-time test, acceptance_length (simulated: a run of
-right greedy drafts, and the token a step always yields), and on the curve rate (share of the highest)
-and norm (of the gradient, before clipping).
+training.json has settings, steps and seconds so far, curve and evaluations. A point of both has
+step, seconds, divergence and accuracy by level of training-time test, and acceptance_length
+(simulated: consecutive correct greedy drafts, and the token that every step yields); a point of the
+curve also has rate (fraction of the peak learning rate) and norm (of the gradient, before
+clipping).
 """
 
 from __future__ import annotations
@@ -24,44 +25,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.train.head.answers import Say
+from eyas.train.head.answers import Log
 from eyas.train.head.batches import Batch, BatchSchedule, ScheduledBatch, make_batch
 from eyas.train.head.config import HeadTraining
 from eyas.train.head.features import Features
-from eyas.train.head.loss import Judge, Judged
+from eyas.train.head.loss import HeadLoss, LossSums
 from eyas.train.head.muon import Muon
 from eyas.train.head.network import TrainableHead
-from eyas.train.head.progress import Progress, Watch, unwatched
+from eyas.train.head.progress import OnProgress, Progress, ignore_progress
 
 STATE_FILE = "state.pt"
 LOG_FILE = "training.json"
 _EVAL_PLACES = 1 << 18
-"""Places of held-out texts that an evaluation covers at most."""
+"""The maximum number of tokens of an evaluation, padding included."""
 
 
 class Loop:
-    """One run over training features, judged on held-out ones."""
+    """A training run. training, heldout: sources of batches. clock: monotonic time in seconds."""
 
     def __init__(
         self,
         config: HeadTraining,
         head: TrainableHead,
-        judge: Judge,
+        loss: HeadLoss,
         training: Features,
         heldout: Features | None,
-        say: Say,
-        watch: Watch = unwatched,
+        log: Log,
+        on_progress: OnProgress = ignore_progress,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self.config = config
         self.head = head
-        self.judge = judge
+        self.loss = loss
         self._training = training
         self._heldout = heldout
-        self._say = say
-        self._watch = watch
-        self._device = judge.target_CD.device
+        self._log = log
+        self._on_progress = on_progress
+        self._device = loss.target_UD.device
         self._plan = BatchSchedule(
             training.lengths, config.step_tokens, training.together, config.seed
         )
@@ -69,7 +70,7 @@ class Loop:
             raise ValueError("prompts: no answer is long enough to learn from; give more prompts")
         self._epoch_steps = max(1, round(config.epochs * self._plan.per_epoch))
         self.num_steps: int | None = self._epoch_steps
-        """The step that ends the training; None where only seconds do."""
+        """The last step of the training; None where only time ends it."""
         if config.train_seconds is not None:
             self.num_steps = config.max_steps
         elif config.max_steps is not None:
@@ -82,14 +83,18 @@ class Loop:
         self._autocast = (
             config.autocast if config.autocast is not None else self._device.type == "cuda"
         )
-        self._run = torch.compile(judge, dynamic=True) if config.compile else judge
+        self._compiled_loss = torch.compile(loss, dynamic=True) if config.compile else loss
         state_file = config.output / STATE_FILE
         if state_file.exists():
             self._restore(torch.load(state_file, map_location=self._device, weights_only=True))
-            say(f"training: going on from step {self.step}")
+            log(f"training: continuing from step {self.step}")
 
     def train(self, deadline: float) -> bool:
-        """Train to the end or the deadline, in seconds of the loop's clock; whether it is done."""
+        """Train to the end or to the deadline. Return whether the training is done.
+
+        deadline: in seconds of the loop's clock.
+        ValueError: the training diverged.
+        """
         if self._is_done():
             if not self.evaluations or self.evaluations[-1]["step"] < self.step:
                 self.evaluate()
@@ -97,7 +102,7 @@ class Loop:
         config = self.config
         started = saved = reported = self._clock()
         before, places = self.seconds, 0
-        sums: Judged | None = None
+        sums: LossSums | None = None
         self.head.train()
         for planned, batch in self._batches():
             now = self._clock()
@@ -107,13 +112,13 @@ class Loop:
                 return False
             rate = self._set_rates()
             states = self._training.states(planned.members, batch)
-            judged = self._forward(self._run, batch, states)
-            judged.total.backward()
+            batch_sums = self._forward(self._compiled_loss, batch, states)
+            batch_sums.total.backward()
             norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), config.clip)
             for optimizer in self._optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-            sums = _added(sums, judged)
+            sums = _add(sums, batch_sums)
             self.step += 1
             places += batch.tokens_BL.numel()
             is_last = self._is_done()
@@ -125,7 +130,7 @@ class Loop:
                 self.evaluate()
             self.seconds = before + self._clock() - started
             try:
-                self._tell_watch()
+                self._report_progress()
             except BaseException:
                 self._save()
                 raise
@@ -141,14 +146,14 @@ class Loop:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any] | None:
-        """Judge the head on held-out texts."""
+        """Evaluate the head on held-out texts, and return the point; None without such texts."""
         if self._heldout is None:
             return None
         self.head.eval()
-        sums: Judged | None = None
+        sums: LossSums | None = None
         for members, batch in self.heldout_batches():
             states = self._heldout.states(members, batch)
-            sums = _added(sums, self._forward(self.judge, batch, states))
+            sums = _add(sums, self._forward(self.loss, batch, states))
         self.head.train()
         assert sums is not None, "held-out texts have rows"
         result: dict[str, Any] = {
@@ -157,7 +162,7 @@ class Loop:
             **_numbers(sums),
         }
         self.evaluations.append(result)
-        self._say(
+        self._log(
             f"held out: divergence {result['divergence'][0]:.4f}  simulated acceptance length "
             f"{result['acceptance_length']:.3f}  accuracy {_shown(result['accuracy'])}"
         )
@@ -165,10 +170,10 @@ class Loop:
         return result
 
     def heldout_batches(self) -> Iterator[tuple[tuple[tuple[int, int], ...], Batch]]:
-        """Batches of the held-out texts, up to a fixed number of places."""
+        """Yield (members, batch) of held-out texts, up to a fixed number of tokens."""
         assert self._heldout is not None
-        most = min(self.config.step_tokens, 32768)
-        plan = BatchSchedule(self._heldout.lengths, most, self._heldout.together, 0)
+        batch_tokens = min(self.config.step_tokens, 32768)
+        plan = BatchSchedule(self._heldout.lengths, batch_tokens, self._heldout.together, 0)
         used = 0
         for planned in plan.epoch(0):
             if used > _EVAL_PLACES:
@@ -180,7 +185,7 @@ class Loop:
 
     @torch.no_grad()
     def heldout_hidden(self) -> Iterator[tuple[Batch, list[Tensor], Tensor]]:
-        """(batch, the head's hidden states of each level, the target's final states)."""
+        """Yield (batch, the head's hidden states of each level, the target's final states)."""
         assert self._heldout is not None
         for members, batch in self.heldout_batches():
             states = self._heldout.states(members, batch)
@@ -188,12 +193,12 @@ class Loop:
                 hidden = list(self.head.levels(batch, states.tapped))
             yield batch, hidden, states.final_PD
 
-    def _forward(self, judge: Any, batch: Batch, states: Any) -> Judged:
+    def _forward(self, loss: Any, batch: Batch, states: Any) -> LossSums:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
-            return judge(self.head, batch, states)
+            return loss(self.head, batch, states)
 
     def _batches(self) -> Iterator[tuple[ScheduledBatch, Batch]]:
-        """Batches from the current step on; the next is made while this one is trained."""
+        """Yield batches from the current step on; the next one is prepared in a thread."""
         with ThreadPoolExecutor(1) as pool:
             waiting: Future[Batch] | None = None
             previous: ScheduledBatch | None = None
@@ -205,19 +210,19 @@ class Loop:
                 waiting, previous = following, planned
 
     def _planned(self) -> Iterator[ScheduledBatch]:
-        """Every batch from the current step on; epochs differ a little in how many they have."""
-        epoch, planned, left = 0, self._plan.epoch(0), self.step
-        while left >= len(planned):
-            left -= len(planned)
+        """Yield the schedule from the current step on; epochs have slightly different lengths."""
+        epoch, planned, skipped = 0, self._plan.epoch(0), self.step
+        while skipped >= len(planned):
+            skipped -= len(planned)
             epoch += 1
             planned = self._plan.epoch(epoch)
         while True:
-            yield from planned[left:]
-            epoch, left = epoch + 1, 0
+            yield from planned[skipped:]
+            epoch, skipped = epoch + 1, 0
             planned = self._plan.epoch(epoch)
 
     def _progress(self) -> float:
-        """The share of the training that is done."""
+        """Return the fraction of the training that is done."""
         config, share = self.config, 0.0
         if config.train_seconds is not None:
             share = self.seconds / config.train_seconds
@@ -228,29 +233,29 @@ class Loop:
     def _is_done(self) -> bool:
         return self._progress() >= 1
 
-    def _tell_watch(self) -> None:
+    def _report_progress(self) -> None:
         parts = [f"step {self.step}"]
         if self.curve:
             last = self.curve[-1]
             parts.append(f"loss {last['divergence'][0]:.3f}")
             parts.append(f"acceptance length {last['acceptance_length']:.2f}")
-        self._watch(Progress("training", self._progress(), 1, "  ".join(parts)))
+        self._on_progress(Progress("training", self._progress(), 1, "  ".join(parts)))
 
     def _set_rates(self) -> float:
-        """The rates of this step; their share of the highest."""
+        """Set the learning rates of this step, and return them as a fraction of their peak."""
         progress, warmup = self._progress(), self.config.warmup_share
         if progress < warmup:
             share = (progress + 1 / (self.num_steps or self._epoch_steps)) / warmup
         else:
-            left = (1 - progress) / max(1e-9, 1 - warmup)
-            share = left if self.config.decay == "linear" else (1 - math.cos(math.pi * left)) / 2
+            rest = (1 - progress) / max(1e-9, 1 - warmup)
+            share = rest if self.config.decay == "linear" else (1 - math.cos(math.pi * rest)) / 2
         share = min(1.0, share)
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = share * group["highest"]
         return share
 
-    def _report(self, sums: Judged, norm: float, share: float, speed: float) -> None:
+    def _report(self, sums: LossSums, norm: float, share: float, speed: float) -> None:
         if not math.isfinite(norm):
             raise ValueError(
                 f"learning_rate: the training diverged before step {self.step}; give a lower rate "
@@ -265,8 +270,8 @@ class Loop:
         }
         self.curve.append(point)
         ends = "" if self.num_steps is None else f"/{self.num_steps}"
-        self._say(
-            f"step {self.step}{ends}  {self.seconds:.0f} s  {speed / 1e3:.0f}k places/s  "
+        self._log(
+            f"step {self.step}{ends}  {self.seconds:.0f} s  {speed / 1e3:.0f}k padded tokens/s  "
             f"divergence {point['divergence'][0]:.4f} .. {point['divergence'][-1]:.4f}  "
             f"accuracy {_shown(point['accuracy'])}"
         )
@@ -297,7 +302,7 @@ class Loop:
             partial,
         )
         os.replace(partial, path)
-        self._say(f"training: state saved at step {self.step}")
+        self._log(f"training: state saved at step {self.step}")
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.step, self.seconds = state["step"], state["seconds"]
@@ -323,31 +328,31 @@ def _optimizers(config: HeadTraining, head: TrainableHead) -> list[torch.optim.O
         weight_decay=config.weight_decay,
         fused=others[0].device.type == "cuda",
     )
-    found: list[torch.optim.Optimizer] = [adam]
+    optimizers: list[torch.optim.Optimizer] = [adam]
     if matrices:
-        found.append(Muon(matrices, config.matrix_rate, weight_decay=config.weight_decay))
-    for optimizer in found:
+        optimizers.append(Muon(matrices, config.matrix_rate, weight_decay=config.weight_decay))
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["highest"] = group["lr"]
-    return found
+    return optimizers
 
 
-def _added(sums: Judged | None, judged: Judged) -> Judged:
+def _add(sums: LossSums | None, batch_sums: LossSums) -> LossSums:
     if sums is None:
-        return Judged(judged.total.detach(), *_counts(judged))
-    pairs = zip(_counts(sums), _counts(judged), strict=True)
-    return Judged(judged.total.detach(), *(a + b for a, b in pairs))
+        return LossSums(batch_sums.total.detach(), *_counts(batch_sums))
+    pairs = zip(_counts(sums), _counts(batch_sums), strict=True)
+    return LossSums(batch_sums.total.detach(), *(a + b for a, b in pairs))
 
 
-def _counts(judged: Judged) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return judged.divergence_K, judged.rows_K, judged.counted_K, judged.hits_K, judged.run
+def _counts(sums: LossSums) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return sums.divergence_Z, sums.rows_Z, sums.counted_Z, sums.hits_Z, sums.run
 
 
-def _numbers(sums: Judged) -> dict[str, Any]:
-    """Means by level; the acceptance length counts the token a step always yields."""
-    divergence = (sums.divergence_K / sums.rows_K.clamp(min=1)).tolist()
-    accuracy = (sums.hits_K / sums.counted_K.clamp(min=1)).tolist()
-    length = 1 + float(sums.run) / max(1, int(sums.counted_K[0]))
+def _numbers(sums: LossSums) -> dict[str, Any]:
+    """Return means by level, and the acceptance length, which includes the token of every step."""
+    divergence = (sums.divergence_Z / sums.rows_Z.clamp(min=1)).tolist()
+    accuracy = (sums.hits_Z / sums.counted_Z.clamp(min=1)).tolist()
+    length = 1 + float(sums.run) / max(1, int(sums.counted_Z[0]))
     return {
         "divergence": [round(value, 5) for value in divergence],
         "accuracy": [round(value, 5) for value in accuracy],

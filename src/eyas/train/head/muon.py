@@ -1,8 +1,8 @@
-"""Muon: momentum whose update is orthogonalised, for the matrices inside a model.
+"""Muon: an optimizer with orthogonalised momentum updates, for the weight matrices of hidden
+layers.
 
-After Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). Matrices of
-equal shape are updated as one batch. Promises nothing about embeddings or vectors: give those to
-another optimizer.
+Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). Matrices of
+equal shape are updated as one batch. Embeddings and vectors need another optimizer.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _MOMENTUM = 0.95
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """A batch [B, M, N] of matrices with their singular values moved close to one."""
+    """Return a batch of matrices [B, M, N] with their singular values moved close to 1."""
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.bfloat16()
@@ -46,7 +46,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyrefly: ignore[bad-override]
-        """One update of every matrix."""
+        """Update every matrix once."""
         for group in self.param_groups:
             weights = group["params"]
             gradients = torch.stack([weight.grad for weight in weights])

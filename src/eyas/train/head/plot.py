@@ -1,7 +1,7 @@
-"""The curve of a run as a picture: divergence of the first level, and simulated acceptance length.
+"""Plot a run: divergence of the first level, and simulated acceptance length.
 
-Promises: a PNG beside the log; without matplotlib only a sentence that says how to get it.
-Does not know: training.
+Promises: a PNG file in the directory of the log; without matplotlib, only a log line that says how
+to install it. Does not know: training.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eyas.train.head.answers import Say
+from eyas.train.head.answers import Log
 from eyas.train.head.loop import LOG_FILE
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 Point = Mapping[str, Any]
 PLOT_FILE = "training.png"
-MOST_MARKED = 40
-"""Points of a curve, up to which each is marked."""
+MAX_MARKERS = 40
+"""Curves of at most this many points have a marker at each point."""
 
 
-def plot_run(directory: Path, say: Say) -> Path | None:
-    """Draw the log of a run."""
+def plot_run(directory: Path, log: Log) -> Path | None:
+    """Plot the log of a run. Return the picture's path; None without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
-        say(
+        log(
             "plot: matplotlib is not installed (pip install 'eyas[train]'); the log has the numbers"
         )
         return None
@@ -38,7 +38,7 @@ def plot_run(directory: Path, say: Say) -> Path | None:
 
 
 def draw(curve: Sequence[Point], evaluations: Sequence[Point]) -> Figure:
-    """The curves of training and of held-out texts; those of few points with a mark at each."""
+    """Return a figure with the curves of the training and of held-out texts."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -49,10 +49,10 @@ def draw(curve: Sequence[Point], evaluations: Sequence[Point]) -> Figure:
         if not points:
             continue
         steps = [point["step"] for point in points]
-        # a line through a single point shows nothing
+        # A curve of a single point is visible only as a marker.
         style = {
             "label": label,
-            "marker": "o" if len(points) <= MOST_MARKED else "",
+            "marker": "o" if len(points) <= MAX_MARKERS else "",
             "markersize": 4,
         }
         loss.plot(steps, [point["divergence"][0] for point in points], **style)

@@ -1,7 +1,7 @@
-"""How far a run is, for whoever watches it.
+"""The progress of a run, as a callback gets it.
 
-Promises: the watcher is called between two pieces of work, never within one. What it raises ends the
-run there, and what is done by then is kept as after `stop_after`, so that the same command goes on.
+Promises: the callback is called between units of work. An exception that it raises stops the run
+with the state saved, as `stop_after` does, so that the same command continues.
 Does not know: terminals.
 """
 
@@ -16,8 +16,11 @@ Phase = Literal["answers", "features", "training", "export", "evaluation"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """done, total: prompts, tokens, files or answers; of the training, its share of 1. note: further
-    numbers in words."""
+    """The progress of a phase.
+
+    done, total: numbers of prompts, tokens, files or answers; in the training phase `done` is a
+    fraction and `total` is 1. note: more numbers as text.
+    """
 
     phase: Phase
     done: float
@@ -25,8 +28,8 @@ class Progress:
     note: str = ""
 
 
-Watch = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 
-def unwatched(progress: Progress) -> None:
-    """The watcher of a run that nobody watches."""
+def ignore_progress(progress: Progress) -> None:
+    """Do nothing: the default callback."""

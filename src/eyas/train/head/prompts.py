@@ -1,7 +1,7 @@
-"""Where conversations come from: a JSONL file, or those that come with the built-in model.
+"""Read prompts and conversations from a JSON lines file, or from those of the built-in model.
 
-Promises: a line that cannot be used is a ValueError that names the file and the line, before anything
-else is done. Does not know: tokens, models.
+Promises: an invalid line is a ValueError that names the file and the line, before work starts.
+Does not know: tokens, models.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ MAX_LINE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Either a plain text, or messages with the tools on offer. enable_thinking None is the
-    template's own default."""
+    """A prompt as plain text, or messages with tools.
+
+    enable_thinking: passed to the chat template; None is the template's default.
+    """
 
     prompt: str | None = None
     messages: tuple[dict[str, Any], ...] = ()
@@ -34,34 +36,40 @@ class Conversation:
 
 
 def read_prompts(source: str, thinking: Thinking) -> list[Conversation]:
-    """Conversations up to the answer that the target is to write."""
-    own = builtin.prompts_file()
-    found = [_without_answer(conversation) for _, conversation in _read(source, own)]
+    """Return the conversations without their last answer, which the target will generate.
+
+    source: a path, or `builtin:N`.
+    """
+    builtin_file = builtin.prompts_file()
+    prompts = [_without_answer(conversation) for _, conversation in _read(source, builtin_file)]
     if thinking == "as-given":
-        return found
+        return prompts
     if thinking == "both":
-        return [replace(c, enable_thinking=on) for c in found for on in (True, False)]
-    return [replace(c, enable_thinking=thinking == "on") for c in found]
+        return [replace(c, enable_thinking=on) for c in prompts for on in (True, False)]
+    return [replace(c, enable_thinking=thinking == "on") for c in prompts]
 
 
 def read_conversations(source: str) -> list[Conversation]:
-    """Complete conversations; the last message of each is the answer to learn from."""
-    found = []
+    """Return complete conversations; the last message of each is the answer to train on.
+
+    source: a path, or `builtin:N`.
+    """
+    conversations = []
     for place, conversation in _read(source, builtin.conversations_file()):
         if not conversation.messages or conversation.messages[-1].get("role") != "assistant":
             raise ValueError(
                 f"{place}: the conversation does not end in an assistant message; pass the file as "
                 "--prompts, so that the model writes the answers"
             )
-        found.append(conversation)
-    return found
+        conversations.append(conversation)
+    return conversations
 
 
 def check_source(source: str, setting: str) -> str:
-    """A digest of the file, "" for those that come along. ValueError, naming the setting, unless every
-    line can be used.
+    """Check every line of a source, and return the digest of its file; "" for a built-in source.
 
-    setting: "prompts", or "conversations", which must hold answers.
+    setting: "prompts", or "conversations", which must have answers.
+    ValueError: a line is invalid; the text names the setting.
     """
     path = Path(source)
     if not source.startswith(BUILTIN) and not path.is_file():
@@ -82,20 +90,20 @@ def check_source(source: str, setting: str) -> str:
 
 
 def _read(source: str, builtin_file: Path) -> Iterator[tuple[str, Conversation]]:
-    """Each conversation, and where it stands. builtin_file: what `builtin:N` is the beginning of."""
+    """Yield (file and line, conversation). builtin_file: the file that `builtin:N` reads."""
     if not source.startswith(BUILTIN):
         yield from _lines(Path(source))
         return
     count = source.removeprefix(BUILTIN)
     if not count.isdecimal() or int(count) < 1:
         raise ValueError(f"{source}: write {BUILTIN}N, such as {BUILTIN}100")
-    found = [(source, conversation) for _, conversation in _lines(builtin_file)]
-    if int(count) > len(found):
+    conversations = [(source, conversation) for _, conversation in _lines(builtin_file)]
+    if int(count) > len(conversations):
         raise ValueError(
-            f"{source}: {len(found)} come along; write more to a file with `python -m "
-            "builtin_model.conversations FILE N` in a checkout of eyas, and give that"
+            f"{source}: there are {len(conversations)} built-in ones; write more to a file with "
+            "`python -m builtin_model.conversations FILE N` in a checkout of eyas, and give that file"
         )
-    yield from found[: int(count)]
+    yield from conversations[: int(count)]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Conversation]]:
@@ -112,7 +120,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Conversation]]:
                 yield place, _conversation(_decoded(line, place), place)
     if empty:
         raise ValueError(
-            f"{path}: holds no prompts; write one JSON object a line, such as {_EXAMPLE}"
+            f"{path}: holds no prompts; write one JSON object per line, such as {_EXAMPLE}"
         )
 
 
@@ -120,7 +128,9 @@ def _decoded(line: bytes, place: str) -> str:
     try:
         return line.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{place}: is no UTF-8 ({error.reason}); save the file as UTF-8") from None
+        raise ValueError(
+            f"{place}: is not UTF-8 ({error.reason}); save the file as UTF-8"
+        ) from None
 
 
 def _conversation(line: str, place: str) -> Conversation:
@@ -128,7 +138,7 @@ def _conversation(line: str, place: str) -> Conversation:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{place}: is no JSON ({error}); write one object a line, such as {_EXAMPLE}"
+            f"{place}: is not JSON ({error}); write one object per line, such as {_EXAMPLE}"
         ) from None
     if not isinstance(value, dict):
         raise ValueError(f"{place}: must be an object with 'messages' or 'prompt'")

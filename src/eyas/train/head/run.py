@@ -1,16 +1,16 @@
-"""A whole training, phase by phase: answers, vocabulary, features, training, export, evaluation.
+"""Run a training phase by phase: answers, vocabulary, features, training, export, evaluation.
 
-Promises: every phase leaves what it made in the output directory, and the same command goes on from
-there; a directory of another run is refused. Does not know: how a phase works.
+Promises: every phase stores its result in the output directory, from which the same command
+continues; the directory of another run is refused. Does not know: how a phase works.
 
-The directory: run.json (settings: data and training; digests of files), answers.jsonl, vocabulary.json
-(coverage: the share of answer tokens it holds; ids), features/ and heldout/ (shards), state.pt (a
-training that has no report yet), training.json and training.png, the head with its model card in
-specforge/, speculators/ and safeailab/ as far as a layout can hold it, and report.json, written last:
-model, base_model (on the hub), format, heads (by layout: num_bytes, read_by), num_parameters, taps,
-data (counts of texts and tokens), settings, steps and seconds (of the training), noise_beta (by
-temperature), heldout (the last evaluation in training) and engine (those of decoding
-`num_eval_prompts` prompts).
+The directory holds run.json (settings of data and training; digests of files), answers.jsonl,
+vocabulary.json (coverage: the fraction of answer tokens in it; ids), features/ and heldout/
+(shards), state.pt (only while the training is unfinished), training.json and training.png, the head
+with its model card in specforge/, speculators/ and safeailab/ (the layouts that can represent it),
+and report.json, which is written last: model, base_model (on the hub), format, heads (by layout:
+num_bytes, read_by), num_parameters, taps, data (counts of texts and tokens), settings, steps and
+seconds of the training, noise_beta (by temperature), heldout (the last evaluation of the training)
+and engine (the evaluation by decoding `num_eval_prompts` prompts).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from eyas.models import (
 )
 from eyas.models.heads import HeadSpec
 from eyas.runner.device import open_device
-from eyas.train.head.answers import Encoder, Say, Text
+from eyas.train.head.answers import Encoder, Log, Text
 from eyas.train.head.calibrate import calibrate
 from eyas.train.head.card import write_cards
 from eyas.train.head.config import HeadTraining
-from eyas.train.head.directory import REPORT_FILE, claim
+from eyas.train.head.directory import REPORT_FILE, claim_directory
 from eyas.train.head.evaluate import evaluate_in_engine
 from eyas.train.head.export import export_head, head_spec, hub_name, num_bytes
 from eyas.train.head.features import Features, LiveFeatures, StoredFeatures, write_features
-from eyas.train.head.layouts import announcement, readers
+from eyas.train.head.layouts import format_lines, readers
 from eyas.train.head.loop import STATE_FILE, Loop
-from eyas.train.head.loss import Judge
+from eyas.train.head.loss import HeadLoss
 from eyas.train.head.network import TrainableHead
 from eyas.train.head.plot import plot_run
-from eyas.train.head.progress import Progress, Watch, unwatched
+from eyas.train.head.progress import OnProgress, Progress, ignore_progress
 from eyas.train.head.prompts import check_source
 from eyas.train.head.target import Target
 from eyas.train.head.texts import Texts, gather
@@ -59,58 +59,59 @@ from eyas.train.head.vocabulary import choose_vocabulary, coverage
 VOCABULARY_FILE = "vocabulary.json"
 
 
-def train_head(config: HeadTraining, say: Say = print, watch: Watch = unwatched) -> Path | None:
-    """Train a draft head, or go on with a run; the output directory, None when time ran out first.
+def train_head(
+    config: HeadTraining, log: Log = print, on_progress: OnProgress = ignore_progress
+) -> Path | None:
+    """Train a draft head, or continue a run. Return the output directory; None if time ran out
+    first.
 
-    say: takes a line of text. watch: see `progress`.
-    Raises ValueError, before work starts, for settings and files that cannot work.
+    log: called with each line of text. on_progress: see `progress`.
+    ValueError: a setting or a file is invalid; raised before work starts.
     """
     deadline = time.monotonic() + config.stop_after
     config.check()
     sources = {"prompts": config.prompts, "conversations": config.conversations}
     digests = {name: check_source(source, name) for name, source in sources.items() if source}
-    place = open_device(DeviceConfig(device=config.device))
+    device = open_device(DeviceConfig(device=config.device)).device
     directory = locate_model(config.model, None, config.offline)
     target_spec = read_spec(directory)
     spec = head_spec(config, target_spec)
-    if claim(config, digests):
-        say(f"done: {config.output / REPORT_FILE} is there; delete it to train once more")
+    if claim_directory(config, digests):
+        log(f"done: {config.output / REPORT_FILE} exists; delete it to train again")
         return config.output
-    for line in announcement(config, spec):
-        say(line)
-    texts = gather(config, directory, target_spec, say, deadline, watch)
+    for line in format_lines(config, spec):
+        log(line)
+    texts = gather(config, directory, target_spec, log, deadline, on_progress)
     if texts is None:
-        return _stopped(say)
-    ids_C = _vocabulary(config, directory, target_spec, spec, texts.training, say)
-    decoder = load_model(
-        directory, dtype=resolve_dtype(config.dtype, place.device), device=place.device
-    )
+        return _stopped(log)
+    ids_C = _vocabulary(config, directory, target_spec, spec, texts.training, log)
+    decoder = load_model(directory, dtype=resolve_dtype(config.dtype, device), device=device)
     target = Target(decoder, directory, spec.taps)
-    features = _features(config, target, texts, say, deadline, watch)
+    features = _features(config, target, texts, log, deadline, on_progress)
     if features is None:
-        return _stopped(say)
-    loop = _loop(config, spec, target, ids_C, features, say, watch)
+        return _stopped(log)
+    loop = _loop(config, spec, target, ids_C, features, log, on_progress)
     if not loop.train(deadline):
-        return _stopped(say)
-    places, report = _export(config, spec, target, ids_C, loop, texts, say, watch)
+        return _stopped(log)
+    heads, report = _export(config, spec, target, ids_C, loop, texts, log, on_progress)
     prompts = texts.prompts(config.eval_prompts) if config.evaluate else []
     if prompts:
         if time.monotonic() > deadline:
-            return _stopped(say)
+            return _stopped(log)
         del loop, features, target, decoder
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         report["num_eval_prompts"] = len(prompts)
-        report["engine"] = evaluate_in_engine(config, places["specforge"], prompts, say, watch)
-    write_cards(config, places, report)
+        report["engine"] = evaluate_in_engine(config, heads["specforge"], prompts, log, on_progress)
+    write_cards(config, heads, report)
     (config.output / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n")
     (config.output / STATE_FILE).unlink(missing_ok=True)
     return config.output
 
 
-def _stopped(say: Say) -> None:
-    say("time is up; run the same command again to go on")
+def _stopped(log: Log) -> None:
+    log("time is up; run the same command again to continue")
 
 
 def _vocabulary(
@@ -119,7 +120,7 @@ def _vocabulary(
     target: ModelSpec,
     spec: HeadSpec,
     training: list[Text],
-    say: Say,
+    log: Log,
 ) -> Tensor:
     path = config.output / VOCABULARY_FILE
     if path.exists() and (config.output / STATE_FILE).exists():
@@ -129,18 +130,25 @@ def _vocabulary(
         training, tokenizer, target.vocab_size, spec.draft_vocab_size, target.eos_token_ids
     )
     share = coverage(training, ids, target.vocab_size)
-    say(f"vocabulary: {len(ids)} of {target.vocab_size} tokens hold {100 * share:.2f} % of answers")
+    log(
+        f"vocabulary: {len(ids)} of {target.vocab_size} tokens cover {100 * share:.2f} % of answers"
+    )
     path.write_text(json.dumps({"coverage": share, "ids": ids.tolist()}) + "\n")
     return torch.from_numpy(ids)
 
 
 def _features(
-    config: HeadTraining, target: Target, given: Texts, say: Say, deadline: float, watch: Watch
+    config: HeadTraining,
+    target: Target,
+    given: Texts,
+    log: Log,
+    deadline: float,
+    on_progress: OnProgress,
 ) -> tuple[Features, Features | None] | None:
     training, heldout = given.training, given.heldout
     if config.online:
         return LiveFeatures(target, training), LiveFeatures(target, heldout) if heldout else None
-    found: list[Features] = []
+    sources: list[Features] = []
     for texts, name in ((training, "features"), (heldout, "heldout")):
         if not texts:
             continue
@@ -155,22 +163,22 @@ def _features(
             directory,
             shard_bytes=config.shard_mib << 20,
             batch_places=config.capture_tokens or (32768 if target.device.type == "cuda" else 2048),
-            say=say,
+            log=log,
             deadline=deadline,
             stamp=digest.hexdigest(),
-            watch=watch,
+            on_progress=on_progress,
         ):
             return None
         budget = _cache_budget(config, target.device)
         source = StoredFeatures(directory, target.device, budget)
         if not source.is_resident:
-            say(f"{name}: larger than {budget / 2**30:.1f} GiB, streamed from disk")
-        found.append(source)
-    return found[0], found[1] if len(found) > 1 else None
+            log(f"{name}: larger than {budget / 2**30:.1f} GiB, streamed from disk")
+        sources.append(source)
+    return sources[0], sources[1] if len(sources) > 1 else None
 
 
 def _cache_budget(config: HeadTraining, device: torch.device) -> int:
-    """Bytes of features to keep in memory."""
+    """Return the number of bytes of features to cache in memory."""
     if config.cache_gib is not None:
         return int(config.cache_gib * 2**30)
     if device.type == "cuda":
@@ -184,23 +192,23 @@ def _loop(
     target: Target,
     ids_C: Tensor,
     features: tuple[Features, Features | None],
-    say: Say,
-    watch: Watch,
+    log: Log,
+    on_progress: OnProgress,
 ) -> Loop:
     torch.manual_seed(config.seed)
     torch.set_float32_matmul_precision("high")
-    target_CD = target.head_rows(ids_C)
+    target_UD = target.head_rows(ids_C)
     head = TrainableHead(
-        spec, target.embedding_VD.detach().clone(), target_CD.float().cpu(), config.ttt_steps
+        spec, target.embedding_VD.detach().clone(), target_UD.float().cpu(), config.ttt_steps
     )
     head.to(target.device)
     draft_of_V = torch.full((spec.vocab_size,), -1, dtype=torch.int64)
     draft_of_V[ids_C] = torch.arange(len(ids_C))
     draft_of_V = draft_of_V.to(target.device)
-    judge = Judge(target_CD, draft_of_V, config.loss_decay, config.ttt_steps)
+    loss = HeadLoss(target_UD, draft_of_V, config.loss_decay, config.ttt_steps)
     count = sum(weight.numel() for weight in head.parameters())
-    say(f"head: {count / 1e6:.2f}M parameters, taps after layers {', '.join(map(str, spec.taps))}")
-    return Loop(config, head, judge, *features, say, watch)
+    log(f"head: {count / 1e6:.2f}M parameters, taps after layers {', '.join(map(str, spec.taps))}")
+    return Loop(config, head, loss, *features, log, on_progress)
 
 
 def _export(
@@ -210,29 +218,29 @@ def _export(
     ids_C: Tensor,
     loop: Loop,
     texts: Texts,
-    say: Say,
-    watch: Watch,
+    log: Log,
+    on_progress: OnProgress,
 ) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Calibrate, write the head, plot; the head's directories, and the report so far."""
-    watch(Progress("export", 0, 3, "fitting the weight of noise"))
+    """Calibrate and write the head, and plot the run. Return the head's directories and the report."""
+    on_progress(Progress("export", 0, 3, "fitting the weight of noise"))
     betas: dict[float, float] = {}
     if texts.heldout:
-        betas = calibrate(lambda: _scored(loop, target), loop.judge.draft_of_V, config.seed)
-        say("noise: " + ", ".join(f"beta {b:g} at temperature {t:g}" for t, b in betas.items()))
-    watch(Progress("export", 1, 3, "writing the head"))
+        betas = calibrate(lambda: _scored(loop, target), loop.loss.draft_of_V, config.seed)
+        log("noise: " + ", ".join(f"beta {b:g} at temperature {t:g}" for t, b in betas.items()))
+    on_progress(Progress("export", 1, 3, "writing the head"))
     base_model = hub_name(config.model)
     weights = loop.head.state_dict()
-    places = export_head(config.output, spec, weights, ids_C, betas, base_model)
-    watch(Progress("export", 2, 3, "drawing the curve"))
-    plot_run(config.output, say)
-    watch(Progress("export", 3, 3))
-    return places, {
+    heads = export_head(config.output, spec, weights, ids_C, betas, base_model)
+    on_progress(Progress("export", 2, 3, "drawing the curve"))
+    plot_run(config.output, log)
+    on_progress(Progress("export", 3, 3))
+    return heads, {
         "model": config.model,
         "base_model": base_model,
         "format": config.format,
         "heads": {
-            name: {"num_bytes": num_bytes(place), "read_by": list(readers(name, spec))}
-            for name, place in places.items()
+            name: {"num_bytes": num_bytes(head), "read_by": list(readers(name, spec))}
+            for name, head in heads.items()
         },
         "num_parameters": sum(weight.numel() for weight in weights.values()),
         "taps": list(spec.taps),
@@ -250,11 +258,11 @@ def _export(
 
 
 def _scored(loop: Loop, target: Target) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits of the head and of the target for the same held-out rows, all levels alike."""
+    """Yield the logits of the head [R, C] and of the target [R, V] for held-out rows of all levels."""
     for batch, hidden_KRD, final_PD in loop.heldout_hidden():
         for level, hidden_RD in enumerate(hidden_KRD):
-            rows_R = torch.nonzero(batch.is_trained_KR[level]).squeeze(1)
-            at_R = batch.target_KR[level][rows_R]
+            rows_R = torch.nonzero(batch.is_trained_ZR[level]).squeeze(1)
+            at_R = batch.target_ZR[level][rows_R]
             for rows, at in zip(rows_R.split(2048), at_R.split(2048), strict=True):
                 own = loop.head.head(hidden_RD[rows].float()).float()
                 yield own, target.logits(final_PD[at])

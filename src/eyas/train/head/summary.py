@@ -1,6 +1,7 @@
-"""What came of a run, in lines: accepted lengths, the directories written, and how to use them.
+"""The summary of a finished run as lines of text: accepted lengths, directories, and how to use
+them.
 
-Promises: made of the run's report alone, so that a finished run can be shown again.
+Promises: made from the run's report alone, so that a finished run can be shown again.
 Does not know: where the lines are shown.
 """
 
@@ -17,7 +18,7 @@ from eyas.train.head.layouts import TITLES, commands
 
 
 def summary(config: HeadTraining) -> list[str]:
-    """The result of the finished run in `config.output`."""
+    """Return the lines of the summary of the finished run in `config.output`."""
     report = json.loads((config.output / REPORT_FILE).read_text())
     lines = [
         "",
@@ -41,16 +42,16 @@ def _measured(report: dict[str, Any]) -> list[str]:
     if not records:
         heldout = report["heldout"]
         if heldout is None:
-            return ["accepted length: not measured, since no text was held out"]
+            return ["accepted length: not measured, because no text was held out"]
         return [
-            f"accepted length: {heldout['acceptance_length']:.2f} tokens a step, simulated on held-out "
-            "answers (not measured by decoding)"
+            f"accepted length: {heldout['acceptance_length']:.2f} tokens per step, simulated on "
+            "held-out answers (not measured by decoding)"
         ]
     count = report["num_eval_prompts"]
     prompts = "prompt" if count == 1 else "prompts"
-    lines = [f"accepted length on {count} held-out {prompts}, in tokens a step:"]
+    lines = [f"accepted length on {count} held-out {prompts}, in tokens per step:"]
     for record in records:
-        verdict = ", the same tokens" if record["same_tokens"] else ", other tokens than without it"
+        verdict = ", same tokens" if record["same_tokens"] else ", TOKENS DIFFER from no head"
         lines.append(
             f"  {record['shape']:<12} temperature {record['temperature']:g}  "
             f"{record['tokens_per_step']:5.2f}  {record['num_tokens']} tokens in {record['num_steps']} "

@@ -1,10 +1,11 @@
-"""What training reads of the target: tapped states, final states, its choices and its logits.
+"""Run the target model for training: tapped states, final states, greedy choices and logits.
 
-Promises: states come from the very decoder the engine runs, taps included; padding never reaches a
-real row; any number of rows is taken, none too. Does not know: shards, heads.
+Promises: states come from the same decoder that the engine runs; padding does not change a real
+row; any number of rows is accepted, including none. Does not know: shards, heads.
 
-Legend: B texts, L places, N query heads, G key/value heads, H head dim, S tapped states side by side,
-D hidden size, P wanted positions, V vocabulary, C draft vocabulary.
+Legend: B texts, L padded length, N query heads, G key/value heads, H head dim, I concatenated
+tapped states, D hidden size, P positions whose target distribution is used, V vocabulary, U draft
+vocabulary, T = B * L rows.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from eyas.attention.base import KVDestination
 from eyas.cache.store import LayerStore
 from eyas.models import Decoder
 from eyas.models.registry import family_of
-from eyas.models.weights import Checkpoint, checkpoint_name
+from eyas.models.weights import Checkpoint, stored_names
 
 _CHUNK_NUMBERS = 1 << 28
-"""Logits made at a time where only their largest is wanted."""
+"""The maximum number of logits computed at a time where only the argmax is used."""
 
 
 class PaddedAttend:
-    """Causal attention inside each of B texts padded at the end to L places; keeps nothing beyond a
-    layer."""
+    """Causal attention within each of B texts that are padded at the end to length L.
+
+    Keys and values are stored for one layer at a time.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class PaddedAttend:
         self._destination: KVDestination | None = None
 
     def destination(self, layer: int) -> KVDestination:
+        """Allocate the keys and values of a layer, and return where to write them."""
         store = self._stores[layer]
         shape = (len(self._rows_T), 2, store.num_kv_heads, store.head_dim)
         placed = torch.empty(shape, dtype=self._dtype, device=self._rows_T.device)
@@ -75,7 +79,7 @@ class PaddedAttend:
 
 
 class Target:
-    """The frozen target as training sees it. taps: states to read, in layers applied."""
+    """The frozen target model. taps: the states to return, each the number of layers before it."""
 
     def __init__(self, decoder: Decoder, directory: Path, taps: tuple[int, ...]) -> None:
         self.decoder = decoder
@@ -87,7 +91,7 @@ class Target:
 
     @torch.no_grad()
     def states(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """(tapped [B * L, S], final [B * L, D])."""
+        """Return the tapped states [B * L, I] and the final states [B * L, D] of padded texts."""
         num_texts, num_places = tokens_BL.shape
         stores = self.decoder.spec.stores
         attend = PaddedAttend(stores, num_texts, num_places, self.dtype, self.device)
@@ -97,7 +101,7 @@ class Target:
 
     @torch.no_grad()
     def logits(self, final_PD: Tensor) -> Tensor:
-        """float32 [P, V], of final states of any type; P may be any count."""
+        """Return the float32 logits [P, V] of final states of any type; P may be any number."""
         num_rows = len(final_PD)
         missing = self.decoder.order.pad(num_rows) - num_rows
         padded_PD = F.pad(final_PD.to(self.dtype), (0, 0, 0, missing))
@@ -105,25 +109,25 @@ class Target:
 
     @torch.no_grad()
     def choices(self, final_PD: Tensor) -> Tensor:
-        """int64 [P]: the most likely token at each position."""
+        """Return the most likely token of each final state, int64 [P]."""
         rows = max(1, _CHUNK_NUMBERS // self.decoder.spec.vocab_size)
         return torch.cat([self.logits(part).argmax(-1) for part in final_PD.split(rows)])
 
-    def head_rows(self, ids_C: Tensor) -> Tensor:
-        """[C, D] rows of the target's logits head, of these target ids."""
+    def head_rows(self, ids_U: Tensor) -> Tensor:
+        """Return the rows [U, D] of the target's logits head for these token ids."""
         if self.decoder.spec.tie_embeddings:
-            return self.embedding_VD[ids_C.to(self.device)].clone()
-        names = family_of(self.decoder.spec.architecture).CHECKPOINT_NAMES
-        stored_name = checkpoint_name("head.weight", names)
+            return self.embedding_VD[ids_U.to(self.device)].clone()
         checkpoint = Checkpoint.open(self._directory)
+        names = family_of(self.decoder.spec.architecture).CHECKPOINT_NAMES
+        stored_name = stored_names(checkpoint, names)["head.weight"]
         for name, weight_VD in checkpoint.stream([stored_name]):
             assert name == stored_name
-            return weight_VD[ids_C.to(weight_VD.device)].to(self.device, self.dtype)
+            return weight_VD[ids_U.to(weight_VD.device)].to(self.device, self.dtype)
         raise AssertionError("the checkpoint was complete when the target was loaded")
 
 
 def float_logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """float32 products of rows with a weight, not rounded to the model's type on the way."""
+    """Multiply rows by a transposed weight into float32, without rounding to the model's type."""
     if hidden.device.type == "cuda" and hidden.dtype != torch.float32:
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     return F.linear(hidden.float(), weight.float())

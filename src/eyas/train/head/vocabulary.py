@@ -1,8 +1,8 @@
-"""Which tokens a head may propose: those answers consist of, and those it must never lack.
+"""Choose the draft vocabulary: the tokens that a head may propose.
 
 Promises: control tokens, end-of-text ids, digits, JSON punctuation, white space and the tags of
-reasoning and tool calls are always in; the rest is filled up by how often answers hold them, ties by
-id; ids ascend. Does not know: training.
+reasoning and tool calls are always in it; the remaining space goes to the most frequent tokens of
+answers, ties by id; ids ascend. Does not know: training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def choose_vocabulary(
     size: int,
     eos_ids: Iterable[int] = (),
 ) -> NDArray[np.int64]:
-    """Ascending target ids of the draft vocabulary. ValueError where `size` is too small."""
+    """Return the ascending target ids of the draft vocabulary, int64 [size].
+
+    ValueError: `size` is larger than the target's vocabulary, or too small for the required tokens.
+    """
     if not 1 <= size <= vocab_size:
         raise ValueError(
             f"draft_vocab_size: must be between 1 and the target's {vocab_size}, not {size}"
@@ -43,7 +46,7 @@ def choose_vocabulary(
     always = np.unique([*needed_ids(tokenizer, vocab_size), *eos_ids]).astype(np.int64)
     if len(always) > size:
         raise ValueError(
-            f"draft_vocab_size: {size} is below the {len(always)} tokens that are always in "
+            f"draft_vocab_size: {size} is below the {len(always)} tokens that are always included "
             "(control tokens, digits, JSON punctuation, white space); raise it"
         )
     is_in = np.zeros(vocab_size, dtype=bool)
@@ -55,19 +58,19 @@ def choose_vocabulary(
 
 
 def coverage(sequences: Iterable[Text], ids: NDArray[np.int64], vocab_size: int) -> float:
-    """The share of answer tokens that the draft vocabulary holds."""
+    """Return the fraction of answer tokens that are in the draft vocabulary."""
     is_in = np.zeros(vocab_size, dtype=bool)
     is_in[ids] = True
-    held = total = 0
+    covered = total = 0
     for sequence in sequences:
-        chosen = sequence.tokens[sequence.is_answer.astype(bool)]
-        held += int(is_in[chosen].sum())
-        total += len(chosen)
-    return held / max(1, total)
+        answer = sequence.tokens[sequence.is_answer.astype(bool)]
+        covered += int(is_in[answer].sum())
+        total += len(answer)
+    return covered / max(1, total)
 
 
 def needed_ids(tokenizer: Tokenizer, vocab_size: int) -> Iterator[int]:
-    """Tokens that are always in, whatever the answers hold."""
+    """Yield the tokens that are always in the draft vocabulary."""
     tags = {f"<{tag}>".encode() for tag in TAGS}
     for token in range(vocab_size):
         text = tokenizer.token_bytes(token)

@@ -1,0 +1,97 @@
+"""Gemma 3, the text model: norms before and after each block, windows with a rope of their own.
+
+Norm weights are stored minus 1, the embedding is scaled by the square root of the hidden size, and the
+feed-forward block is gated by GELU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from eyas.models import dense
+from eyas.models.config_file import ConfigFile
+from eyas.models.spec import LayerTraits, ModelSpec
+
+CHECKPOINT_NAMES = dense.names_with(
+    {
+        "attention_output_norm.weight": "post_attention_layernorm.weight",
+        "mlp_norm.weight": "pre_feedforward_layernorm.weight",
+        "mlp_output_norm.weight": "post_feedforward_layernorm.weight",
+    }
+)
+FIELDS = frozenset(
+    (
+        *("attention_bias", "hidden_activation", "query_pre_attn_scalar", "sliding_window"),
+        *("sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"),
+        *("use_bidirectional_attention", "cache_implementation"),
+    )
+)
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+"""transformers' defaults of fields that a file may omit."""
+TRAITS = LayerTraits(norms="both", norm_offset=1.0, activation="gelu_tanh")
+
+
+def read(config: ConfigFile) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`."""
+    config = _by_layer_type(config.with_defaults(DEFAULTS))
+    remedy = "gelu_pytorch_tanh is"
+    config.require("hidden_activation", "gelu_pytorch_tanh", "gelu_pytorch_tanh", remedy)
+    config.require("use_bidirectional_attention", False, False, "text is read from left to right")
+    attention_bias = config.flag("attention_bias")
+    ropes = config.nested("rope_parameters").values
+    spec = dense.read_dense(
+        _with_rope(config, ropes["full_attention"]),
+        family="gemma3",
+        head_dim=256,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=False,
+        qk_norm=True,
+        window=config.count("sliding_window"),
+        checks_activation=False,
+    )
+    return replace(
+        spec,
+        traits=TRAITS,
+        window_rope=_with_rope(config, ropes["sliding_attention"]).rope(spec.head_dim),
+        attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
+        embedding_scale=math.sqrt(spec.hidden_size),
+    )
+
+
+def _by_layer_type(config: ConfigFile) -> ConfigFile:
+    """Return the fields as transformers 5 writes them: `layer_types`, and a rope for each type."""
+    values = dict(config.values)
+    if values.get("layer_types") is None:
+        every = config.count("sliding_window_pattern", 6)
+        values["layer_types"] = [
+            "full_attention" if (layer + 1) % every == 0 else "sliding_attention"
+            for layer in range(config.count("num_hidden_layers"))
+        ]
+    ropes = config.nested("rope_parameters").values
+    if not {"full_attention", "sliding_attention"} <= ropes.keys():
+        scaling = config.nested("rope_scaling").values
+        values["rope_parameters"] = {
+            "full_attention": {"rope_theta": config.number("rope_theta", 1e6), **scaling},
+            "sliding_attention": {"rope_theta": config.number("rope_local_base_freq", 1e4)},
+        }
+    values.pop("rope_scaling", None)
+    values.pop("rope_theta", None)
+    return ConfigFile(config.path, values)
+
+
+def _with_rope(config: ConfigFile, rope: Any) -> ConfigFile:
+    return ConfigFile(config.path, {**config.values, "rope_parameters": rope})

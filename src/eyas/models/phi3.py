@@ -1,0 +1,35 @@
+"""Phi-3, Phi-3.5 and Phi-4: the Llama layer with fused q, k, v and fused gate, up, and longrope.
+
+With longrope the long factors hold if more positions are served than the model was trained for at
+first (`max_model_len` above original_max_position_embeddings), and the short ones otherwise, for texts
+of any length: a row's angles must not depend on how long the text becomes.
+"""
+
+from __future__ import annotations
+
+from eyas.models import dense
+from eyas.models.config_file import ConfigFile
+from eyas.models.spec import ModelSpec
+
+CHECKPOINT_NAMES = dense.names_with(
+    dense.FUSED_QKV | dense.FUSED_GATE_UP, *dense.QKV, *dense.GATE_UP
+)
+FIELDS = frozenset(("attention_bias", "sliding_window"))
+"""attention_bias is ignored: there is none, as in transformers."""
+
+
+def read(config: ConfigFile) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`."""
+    config = config.with_defaults({"max_position_embeddings": 4096})
+    has_window = config.values.get("sliding_window") is not None
+    return dense.read_dense(
+        config,
+        family="phi3",
+        head_dim=None,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        window=config.count("sliding_window") if has_window else None,
+        has_partial_rope=True,
+    )

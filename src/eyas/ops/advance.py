@@ -1,0 +1,75 @@
+"""Append what each verdict accepted to the device's record of its sequence.
+
+Promises: only the sequence's own seat is written, and of its columns those of what is appended
+(`by_torch` also writes the last column, which holds nothing).
+Does not know: how a verdict came about.
+
+Legend: B sequences, W nodes, X entries of a report (W tokens, W nodes, the count), A seats, C
+columns.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eyas.ops.dispatch import Operation
+
+
+@Operation
+def advance(
+    seats_B: torch.Tensor,
+    roots_B: torch.Tensor,
+    report_BX: torch.Tensor,
+    node_slots_BW: torch.Tensor,
+    tokens_AC: torch.Tensor,
+    slots_AC: torch.Tensor,
+    lengths_A: torch.Tensor,
+    is_chain: bool,
+    padding_seat: int,
+) -> None:
+    """Append each verdict in place: its tokens after the root, the accepted nodes' slots from the
+    root on.
+
+    report_BX: `eyas.core.Verdict.report_BX`; a count of -1 appends nothing. is_chain: the slots of
+    nodes stand in `slots_AC` already. padding_seat: sequences there change nothing.
+    """
+    width, trash_column = report_BX.shape[1] // 2, tokens_AC.shape[1] - 1
+    counts_B = torch.where(seats_B == padding_seat, 0, report_BX[:, -1].clamp(min=0))
+    offsets_W = torch.arange(width, device=report_BX.device)
+    kept_BW = offsets_W < counts_B.unsqueeze(1)
+    columns_BW = roots_B.unsqueeze(1) + offsets_W
+    seats_B1 = seats_B.unsqueeze(1)
+    token_columns_BW = torch.where(kept_BW, columns_BW + 1, trash_column)
+    tokens_AC[seats_B1, token_columns_BW] = report_BX[:, :width]
+    if not is_chain:
+        slot_columns_BW = torch.where(kept_BW, columns_BW, trash_column)
+        nodes_BW = report_BX[:, width:-1]
+        slots_AC[seats_B1, slot_columns_BW] = node_slots_BW.gather(1, nodes_BW)
+    lengths_A[seats_B] = roots_B + 1 + counts_B
+
+
+@advance.kernel
+def _by_kernel(
+    seats_B: torch.Tensor,
+    roots_B: torch.Tensor,
+    report_BX: torch.Tensor,
+    node_slots_BW: torch.Tensor,
+    tokens_AC: torch.Tensor,
+    slots_AC: torch.Tensor,
+    lengths_A: torch.Tensor,
+    is_chain: bool,
+    padding_seat: int,
+) -> None:
+    from eyas.kernels.walk import advance as launch
+
+    launch(
+        seats_B,
+        roots_B,
+        report_BX,
+        node_slots_BW,
+        tokens_AC,
+        slots_AC,
+        lengths_A,
+        is_chain=is_chain,
+        trash_seat=padding_seat,
+    )

@@ -1,0 +1,65 @@
+"""Apply the gated activation of the feed-forward block: that of one half of the columns times the
+other.
+
+Promises: a row has the same bits in any call. torch's CPU kernels use vector code for most elements
+and scalar code for the last few of each run, and the two differ in the last bit of an exponential.
+So the activation is called on the strided gate columns (a run is then one row) and on so few
+elements that torch does not split a row between threads.
+Does not know: the rest of the layer.
+
+Legend: T rows, F feed-forward size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from eyas.ops.dispatch import Operation
+
+SERIAL_ELEMENTS = 32768
+"""torch runs elementwise CPU kernels of up to this many elements on one thread (its grain size)."""
+
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@Operation
+def gate(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return [T, F] the activation of the first half of the columns times the second half.
+
+    The activation is rounded to the tensor's type before the product.
+    """
+    num_rows, num_columns = gate_up_T2F.shape
+    size = num_columns // 2
+    if gate_up_T2F.device.type == "cpu" and num_rows * size > SERIAL_ELEMENTS:
+        rows = max(1, SERIAL_ELEMENTS // size)
+        pieces = [_gated_serial(piece, activation) for piece in gate_up_T2F.split(rows)]
+        return torch.cat(pieces)
+    return _gated_serial(gate_up_T2F, activation)
+
+
+@gate.kernel
+def _by_kernel(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if activation != "silu":
+        return gate.by_torch(gate_up_T2F, activation)
+    return _launcher()(gate_up_T2F, pdl=gate_up_T2F.is_cuda)
+
+
+def _gated_serial(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
+    gate_TF, up_TF = gate_up_T2F.chunk(2, -1)
+    if activation == "silu":
+        return F.silu(gate_TF).mul_(up_TF)
+    return F.gelu(gate_TF, approximate="tanh").mul_(up_TF)
+
+
+@cache
+def _launcher() -> Callable[..., torch.Tensor]:
+    """The kernel's launcher: an import in each of a forward's many calls would cost microseconds."""
+    from eyas.kernels.activation import gated_silu as launch
+
+    return launch

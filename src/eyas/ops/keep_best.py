@@ -1,0 +1,72 @@
+"""Make draft trees of the best candidates of a pool.
+
+Promises: parents come before their children, and nodes stand in the order of the pool; of equal
+scores the candidate that was found first is kept. (Li, Wei, Zhang, Zhang, "EAGLE-2", arXiv
+2406.16858.)
+Does not know: how candidates were scored.
+
+Legend: B sequences, X entries of a pool, W nodes of the tree.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from eyas.ops.add_level import PoolStorage
+from eyas.ops.dispatch import Operation
+from eyas.ops.scale_and_filter import NEVER
+
+
+class GrownTrees(NamedTuple):
+    """Tokens, parents (-1 for the root) and number of nodes of each tree; a chain's rows of parents
+    may be views of one row."""
+
+    tokens_BW: torch.Tensor
+    parents_BW: torch.Tensor
+    sizes_B: torch.Tensor
+
+
+@Operation
+def keep_best(
+    roots_B1: torch.Tensor, pool: PoolStorage, size: int, nodes: int, is_chain: bool
+) -> GrownTrees:
+    """Return the trees of the root and the best of the first `size` entries, at most `nodes` nodes
+    in all.
+
+    Entries with a score of -inf are left out. is_chain: each level has one candidate, so the first
+    entries are kept.
+    """
+    tokens_BX, scores_BX = pool.tokens_BX[:, :size], pool.scores_BX[:, :size]
+    legal_BX = scores_BX > NEVER
+    if is_chain:
+        tokens_BW = torch.cat([roots_B1, tokens_BX[:, : nodes - 1]], dim=1)
+        sizes_B = 1 + legal_BX[:, : nodes - 1].sum(dim=1)
+        num, width = tokens_BW.shape
+        parents_W = torch.arange(-1, width - 1, device=tokens_BW.device)
+        return GrownTrees(tokens_BW, parents_W.expand(num, -1), sizes_B)
+    keep = min(nodes - 1, size)
+    order_BX = scores_BX.sort(dim=1, descending=True, stable=True).indices[:, :keep]
+    kept_BW = torch.where(legal_BX.gather(1, order_BX), order_BX, size).sort(dim=1).values
+    sizes_B = 1 + (kept_BW < size).sum(dim=1)
+    places_BW = kept_BW.clamp(max=size - 1)
+    above_BW = pool.parents_BX[:, :size].gather(1, places_BW)
+    node_BW = torch.searchsorted(kept_BW, above_BW.clamp(min=0)) + 1
+    inner_BW = torch.where(above_BW < 0, 0, node_BW)
+    inner_BW = inner_BW.masked_fill(kept_BW == size, 0)
+    parents_BW = torch.cat([torch.full_like(roots_B1, -1), inner_BW], dim=1)
+    tokens_BW = torch.cat([roots_B1, tokens_BX.gather(1, places_BW)], dim=1)
+    return GrownTrees(tokens_BW, parents_BW, sizes_B)
+
+
+@keep_best.kernel
+def _by_kernel(
+    roots_B1: torch.Tensor, pool: PoolStorage, size: int, nodes: int, is_chain: bool
+) -> GrownTrees:
+    from eyas.kernels.grow import finish
+
+    storage = (pool.tokens_BX, pool.scores_BX, pool.parents_BX)
+    return GrownTrees(
+        *finish(storage, size, roots_B1, nodes, is_chain=is_chain, pdl=roots_B1.is_cuda)
+    )

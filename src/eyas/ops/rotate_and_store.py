@@ -1,0 +1,156 @@
+"""Normalise and rotate the heads of queries and keys, and store keys and values in their slots.
+
+Promises: a row's bits depend on that row alone; halves of a head are paired, as in Hugging Face
+checkpoints; only finite numbers are stored.
+Does not know: what attends, which slots are free, how angles are made.
+
+Legend: T rows, X = (N + 2G) * H columns of a row, N query heads, G key/value heads, H head dim, S
+slots, P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from eyas.ops.add_norm import normalized
+from eyas.ops.dispatch import Operation
+
+
+@dataclass(slots=True)
+class Angles:
+    """The angles of a forward's rows, for all its layers.
+
+    table_P2H: cosine and signed sine of each position, [P, 2, 1, H]. positions_T: of the rows.
+    """
+
+    table_P2H: torch.Tensor
+    positions_T: torch.Tensor
+    _rows: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cosine and signed sine of the rows, [T, 1, H] each. They are gathered once."""
+        if self._rows is None:
+            cosine_T1H, sine_T1H = self.table_P2H.index_select(0, self.positions_T).unbind(1)
+            self._rows = cosine_T1H, sine_T1H
+        return self._rows
+
+
+@dataclass(frozen=True, slots=True)
+class KVDestination:
+    """Where a layer's keys and values are stored: row t of the forward in kv_S2GH[slots_T[t]],
+    whose views keys_SGH and values_SGH are. What is written must be finite (`finite`)."""
+
+    kv_S2GH: torch.Tensor
+    slots_T: torch.Tensor
+    keys_SGH: torch.Tensor
+    values_SGH: torch.Tensor
+
+    @classmethod
+    def of(cls, kv_S2GH: torch.Tensor, slots_T: torch.Tensor) -> KVDestination:
+        return cls(kv_S2GH, slots_T, kv_S2GH.select(1, 0), kv_S2GH.select(1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """The RMS norm of query and key heads: the weight of each kind [H], and of each head [N + G,
+    H]."""
+
+    epsilon: float
+    q_weight_H: torch.Tensor
+    k_weight_H: torch.Tensor
+    weight_NH: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        epsilon: float,
+        q_weight_H: torch.Tensor,
+        k_weight_H: torch.Tensor,
+        num_query_heads: int,
+        num_kv_heads: int,
+    ) -> HeadNorm:
+        rows = [q_weight_H] * num_query_heads + [k_weight_H] * num_kv_heads
+        return cls(epsilon, q_weight_H, k_weight_H, torch.stack(rows))
+
+
+@Operation
+def rotate_and_store(
+    heads_TX: torch.Tensor,
+    angles: Angles,
+    destination: KVDestination,
+    num_query_heads: int,
+    num_kv_heads: int,
+    norm: HeadNorm | None,
+) -> torch.Tensor:
+    """Return rotated queries [T, N, H]; write keys and values to their rows' slots.
+
+    heads_TX: query, key and value heads of each row next to each other. norm: None where heads are
+    not normalised. Rows that share a slot (the null slot) leave it with the numbers of one of them.
+    """
+    head_dim, num_rotated = destination.kv_S2GH.shape[3], num_query_heads + num_kv_heads
+    heads_TNH = heads_TX.view(-1, num_rotated + num_kv_heads, head_dim)
+    qk_TNH = heads_TNH.narrow(1, 0, num_rotated)
+    if norm is not None:
+        qk_TNH = normalized(qk_TNH, None, norm.epsilon) * norm.weight_NH
+    qk_TNH = rotate(qk_TNH, *angles.rows())
+    q_TNH, k_TGH = torch.split_with_sizes(qk_TNH, (num_query_heads, num_kv_heads), 1)
+    v_TGH = heads_TNH.narrow(1, num_rotated, num_kv_heads)
+    destination.keys_SGH.index_copy_(0, destination.slots_T, finite(k_TGH))
+    destination.values_SGH.index_copy_(0, destination.slots_T, finite(v_TGH))
+    return q_TNH
+
+
+@rotate_and_store.kernel
+def _by_kernel(
+    heads_TX: torch.Tensor,
+    angles: Angles,
+    destination: KVDestination,
+    num_query_heads: int,
+    num_kv_heads: int,
+    norm: HeadNorm | None,
+) -> torch.Tensor:
+    return _launcher()(
+        heads_TX,
+        angles.positions_T,
+        angles.table_P2H,
+        destination.slots_T,
+        destination.kv_S2GH,
+        num_query_heads,
+        num_kv_heads,
+        destination.kv_S2GH.shape[3],
+        q_weight_H=None if norm is None else norm.q_weight_H,
+        k_weight_H=None if norm is None else norm.k_weight_H,
+        epsilon=0.0 if norm is None else norm.epsilon,
+        pdl=heads_TX.is_cuda,
+    )
+
+
+def rotate(x_TNH: torch.Tensor, cosine_T1H: torch.Tensor, sine_T1H: torch.Tensor) -> torch.Tensor:
+    """Return each pair (h, h + H/2) turned by its angle. sine_T1H: its first half negated.
+
+    There are products and sums only: each is rounded correctly, so a row does not depend on the
+    others.
+    """
+    swapped_TNH = x_TNH.roll(x_TNH.shape[-1] // 2, -1)
+    return (x_TNH * cosine_T1H).add_(swapped_TNH.mul_(sine_T1H))
+
+
+def finite(x: torch.Tensor) -> torch.Tensor:
+    """Return `x` with zeros for what is no finite number.
+
+    0 times infinity is not 0, so a masked key would spread to rows that must not see it, and from
+    shared slots to other requests.
+    """
+    return x.nan_to_num(0.0, 0.0, 0.0)
+
+
+@cache
+def _launcher() -> Callable[..., torch.Tensor]:
+    """The kernel's launcher: an import in each of a forward's many calls would cost microseconds."""
+    from eyas.kernels.rope import rotate_and_store as launch
+
+    return launch

@@ -1,0 +1,111 @@
+"""The check for keywords of a prepared schema that xgrammar would ignore.
+
+Of $ref, const, enum, anyOf, allOf and type xgrammar 0.2.8 reads one in a schema object and ignores the
+keywords beside it; of some keywords of one type it reads the first. It enforces a required property
+only if `properties` lists it, and the keywords of a type only beside `type`.
+
+Promises: if `check_ignored` returns, xgrammar enforces every keyword of the schema.
+Does not know: the library itself; its behaviour was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from eyas.core import GrammarError
+from eyas.schemas.keywords import Object, has_type, types_of
+from eyas.schemas.limits import under
+
+_LEADS = ("$ref", "const", "enum", "anyOf", "allOf", "type")
+_OF_TYPE = {
+    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "array": ("items", "prefixItems", "minItems", "maxItems"),
+    "object": ("properties", "additionalProperties", "required"),
+}
+_UNSURE = re.compile(r"\(\?(?!:)|\\[bBAzZpPkuxGK0-9ntrfv\\]|\"|[^ -~]")
+"""Other groups than plain ones, escapes that xgrammar reads differently, and characters that it may
+write into strings without the escapes of JSON."""
+
+
+def check_ignored(schema_text: str) -> None:
+    """Raise GrammarError (unsupported), with the path, for the first keyword that xgrammar would
+    ignore."""
+    root = json.loads(schema_text)
+    waiting = [(root, "#")]
+    if isinstance(root, dict):
+        waiting += [(node, under("#", "$defs", k)) for k, node in root.get("$defs", {}).items()]
+    while waiting:
+        schema, path = waiting.pop()
+        if schema is False:
+            raise _ignored(path, "false")
+        if isinstance(schema, dict):
+            _check(schema, path)
+            waiting += _children(schema, path)
+
+
+def _check(schema: Object, path: str) -> None:
+    keywords = [keyword for keyword in schema if keyword != "$defs"]
+    leads = [keyword for keyword in _LEADS if keyword in schema]
+    if not leads:
+        if keywords:
+            raise _ignored(under(path, keywords[0]), f"{keywords[0]} without a type beside it")
+        return
+    lead = leads[0]
+    if lead in ("enum", "const") and leads[1:] == ["type"] and len(keywords) == 2:
+        values = schema["enum"] if lead == "enum" else [schema["const"]]
+        if all(has_type(value, types_of(schema)) for value in values):
+            return
+    if lead != "type":
+        for keyword in keywords:
+            if keyword != lead:
+                raise _ignored(under(path, keyword), f"{keyword} beside {lead}")
+        if lead == "allOf" and len(schema["allOf"]) > 1:
+            raise _ignored(under(path, "allOf"), "allOf of several schemas")
+        return
+    types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+    enforced = {keyword for name in types for keyword in _OF_TYPE.get(name, ())}
+    for keyword in keywords:
+        if keyword != "type" and keyword not in enforced:
+            raise _ignored(under(path, keyword), keyword)
+    _check_strings(schema, path)
+    for name in schema.get("required", ()):
+        if name not in schema.get("properties", {}):
+            raise _ignored(under(path, "required"), f"the required {name!r} without a property")
+
+
+def _check_strings(schema: Object, path: str) -> None:
+    pattern = schema.get("pattern")
+    if pattern is None:
+        if "format" in schema and ("minLength" in schema or "maxLength" in schema):
+            raise _ignored(under(path, "format"), "format beside a length")
+        return
+    for keyword in ("format", "minLength", "maxLength"):
+        if keyword in schema:
+            raise _ignored(under(path, keyword), f"{keyword} beside pattern")
+    unsure = _UNSURE.search(pattern)
+    if unsure:
+        raise _ignored(under(path, "pattern"), f"{unsure[0]} in a pattern")
+    if not (pattern.startswith("^") and pattern.endswith("$")):
+        raise _ignored(under(path, "pattern"), "the ends of a pattern without ^ and $")
+
+
+def _children(schema: Object, path: str) -> list[tuple[Any, str]]:
+    found: list[tuple[Any, str]] = []
+    for keyword in ("allOf", "anyOf", "prefixItems"):
+        listed = enumerate(schema.get(keyword, ()))
+        found += [(child, under(path, keyword, i)) for i, child in listed]
+    for name, child in schema.get("properties", {}).items():
+        found.append((child, under(path, "properties", name)))
+    for keyword in ("items", "additionalProperties"):
+        if isinstance(schema.get(keyword), dict):
+            found.append((schema[keyword], under(path, keyword)))
+    return found
+
+
+def _ignored(path: str, what: str) -> GrammarError:
+    message = f"{path}: xgrammar ignores {what}; use the llguidance backend, or leave it out"
+    return GrammarError(message, "unsupported")

@@ -1,0 +1,184 @@
+"""The ASGI middleware that every request and every answer passes.
+
+Promises: denies by default: with keys, every route except the probes needs one; without keys, a web
+page's request must come from this server's or a configured origin. Answers to pages of configured
+origins, errors included, have CORS headers. Every answer has a request id. While the server drains,
+only probes and scrapes are accepted. A request counts against the limit once its body has arrived.
+Any exception becomes a 500 in OpenAI's shape and a line in the log. Does not know: routes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from eyas.server.codes import Code
+from eyas.server.errors import ApiError
+from eyas.server.origins import Origins
+from eyas.server.service import Service
+
+log = logging.getLogger("eyas.server")
+
+PROBES = frozenset({"/health", "/ready", "/livez", "/readyz"})
+ALLOWED_WHILE_DRAINING = PROBES | {"/metrics"}
+EXPOSED_HEADERS = ("x-request-id", "retry-after")
+"""Headers of an answer that web pages may read, besides those that CORS always allows."""
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class _CorsMiddleware(CORSMiddleware):
+    """Starlette's CORS middleware, with errors in OpenAI's shape."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        requested = request_headers["access-control-request-method"][:20]
+        message = f"web pages may send GET and POST here, not {requested!r}"
+        refused = ApiError(Code.METHOD_NOT_ALLOWED, message).response()
+        kept_prefixes = ("access-control-", "vary")
+        refused.headers.update(
+            {k: v for k, v in response.headers.items() if k.startswith(kept_prefixes)}
+        )
+        return refused
+
+
+class ServerMiddleware:
+    """The middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        options = service.options
+        self._app = app
+        self._service = service
+        self._key_hashes = [_hash(key.encode()) for key in options.api_keys]
+        bound_to = options.host if options.uds is None else None
+        self._origins = Origins(bound_to, options.allowed_hosts, options.cors_origins)
+        self._guarded_app: ASGIApp = self._handle
+        if options.cors_origins:
+            self._guarded_app = _CorsMiddleware(
+                self._handle,
+                allow_origins=options.cors_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                allow_private_network=True,
+                expose_headers=EXPOSED_HEADERS,
+            )
+        self._num_requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = request_id_of(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message.setdefault("headers", [])
+                outgoing = MutableHeaders(scope=message)
+                outgoing["x-request-id"] = request_id
+                if self._service.is_draining:
+                    outgoing["connection"] = "close"
+                self._service.metrics.count_response(message["status"])
+            await send(message)
+
+        try:
+            self._check_host_and_origin(scope, headers)
+        except ApiError as error:
+            await error.response()(scope, receive, send_with_headers)
+        else:
+            await self._guarded_app(scope, receive, send_with_headers)
+
+    def _check_host_and_origin(self, scope: Scope, headers: Headers) -> None:
+        """Check Host and Origin. ApiError 403 if they are not allowed.
+
+        With keys only preflight requests are checked: they have no key, while a foreign page does not
+        know the key that all other requests need.
+        """
+        is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
+        if scope["path"] in PROBES:
+            return
+        if not self._key_hashes:
+            self._origins.check_host(headers)
+        if not self._key_hashes or is_preflight:
+            self._origins.check_origin(headers)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = is_counted = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
+            await send(message)
+
+        async def receive_and_count() -> Message:
+            nonlocal is_counted
+            message = await receive()
+            is_whole = message["type"] == "http.request" and not message.get("more_body", False)
+            if is_whole and not is_counted:
+                if self._num_requests >= self._service.options.max_requests:
+                    raise ApiError(Code.QUEUE_FULL)
+                is_counted = True
+                self._num_requests += 1
+            return message
+
+        try:
+            self._authorize(scope, Headers(scope=scope))
+            await self._app(scope, receive_and_count, send_and_note)
+        except ApiError as error:
+            await error.response()(scope, receive, send_and_note)
+        except Exception:
+            request_id = scope["state"]["request_id"]
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
+            if not has_started:
+                failure = ApiError(Code.INTERNAL_ERROR)
+                await failure.response()(scope, receive, send_and_note)
+        finally:
+            self._num_requests -= is_counted
+
+    def _authorize(self, scope: Scope, headers: Headers) -> None:
+        if scope["path"] in PROBES:
+            return
+        if not self._key_hashes:
+            self._origins.check_content_type(scope["method"], headers)
+        else:
+            scope["state"]["key"] = self._key_id(headers.getlist("authorization"))
+        if scope["path"] in ALLOWED_WHILE_DRAINING:
+            return
+        if self._service.is_draining:
+            raise self._service.draining()
+
+    def _key_id(self, values: Sequence[str]) -> str:
+        """Return an identity for the key in the Authorization header. ApiError 401 if the key is not
+        valid.
+
+        Compares with all keys in constant time.
+        """
+        scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
+        given = _hash(key.strip(" \t").encode("latin-1"))  # the original bytes of the header
+        matches = [secrets.compare_digest(given, key_hash) for key_hash in self._key_hashes]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ApiError(Code.INVALID_API_KEY)
+        return given.hex()[:16]
+
+
+def request_id_of(headers: Headers) -> str:
+    """Return the request id that the client sent, if it is valid; else a new one."""
+    requested = headers.get("x-request-id", "")
+    return requested if _REQUEST_ID.fullmatch(requested) else secrets.token_hex(12)
+
+
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

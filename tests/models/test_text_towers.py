@@ -1,0 +1,124 @@
+"""Text models inside models of images: loaded from either layout of their files, without the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from eyas.layers.row_order import RowOrder
+from eyas.models import load_model
+
+from .dense_attend import DenseCache
+from .test_model_law import assert_close, chain, forward
+from .tiny import SIZES, tokens
+
+VISION: dict[str, dict[str, Any]] = {
+    "Qwen2_5_VL": {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "fullatt_block_indexes": [0],
+    },
+    "Gemma3": {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+}
+TEXT: dict[str, dict[str, Any]] = {
+    "Qwen2_5_VL": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [2, 3, 3],
+        }
+    },
+    "Gemma3": {"head_dim": 32, "sliding_window": 16, "tie_word_embeddings": True},
+}
+OLD_NAMES = {
+    "Qwen2_5_VL": (("model.language_model.", "model."), ("model.visual.", "visual.")),
+    "Gemma3": (
+        ("model.language_model.", "language_model.model."),
+        ("lm_head.", "language_model.lm_head."),
+        ("model.vision_tower.", "vision_tower."),
+        ("model.multi_modal_projector.", "multi_modal_projector."),
+    ),
+}
+
+
+def make_checkpoint(family: str, directory: Path) -> transformers.PreTrainedModel:
+    config = getattr(transformers, f"{family}Config")(
+        text_config={**SIZES, **TEXT[family]},
+        vision_config=VISION[family],
+        tie_word_embeddings=TEXT[family].get("tie_word_embeddings", False),
+    )
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "language_model" in name or "lm_head" in name:
+                noise = torch.randn(parameter.shape, generator=generator)
+                base = 0 if family == "Gemma3" else 1
+                parameter.copy_(base + 0.2 * noise if "norm" in name else noise * 0.1)
+        text = torch.arange(1, 33).unsqueeze(0)
+        scale = 2.5 / model(input_ids=text).logits.std()
+        norm = model.model.language_model.norm.weight
+        if family == "Gemma3":
+            norm.copy_((1 + norm) * scale - 1)
+        else:
+            norm.mul_(scale)
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["new names", "old names"])
+@pytest.mark.parametrize("family", list(VISION))
+def test_text_matches_transformers(family: str, is_old: bool, tmp_path: Path) -> None:
+    model = make_checkpoint(family, tmp_path)
+    if is_old:
+        file = tmp_path / "model.safetensors"
+        renamed = {}
+        for name, tensor in load_file(file).items():
+            for new, old in OLD_NAMES[family]:
+                if name.startswith(new):
+                    name = old + name.removeprefix(new)
+                    break
+            renamed[name] = tensor
+        save_file(renamed, file)
+    decoder = load_model(tmp_path, dtype="float32", order=RowOrder(2))
+    token_ids = tokens(40)
+    found = forward(decoder, DenseCache(decoder.spec.stores), token_ids, chain(0, 40))
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([token_ids])).logits[0].float()
+    assert_close(found, expected)
+
+
+def test_fields_side_by_side_are_read_where_there_is_no_text_config(tmp_path: Path) -> None:
+    """As releases before transformers 4.52 wrote Qwen2.5-VL."""
+    model = make_checkpoint("Qwen2_5_VL", tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    inner = config.pop("text_config")
+    inner.pop("rope_parameters"), inner.pop("layer_types")
+    flat = {**inner, **config, "rope_theta": 1e6}
+    flat["rope_scaling"] = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    file.write_text(json.dumps(flat))
+    decoder = load_model(tmp_path, dtype="float32", order=RowOrder(2))
+    token_ids = tokens(40)
+    found = forward(decoder, DenseCache(decoder.spec.stores), token_ids, chain(0, 40))
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([token_ids])).logits[0].float()
+    assert_close(found, expected)

@@ -1,0 +1,35 @@
+"""Every operation has two bodies that can stand in for each other."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas import ops
+from eyas.ops.dispatch import Operation
+
+FILES = sorted(path.stem for path in Path(ops.__path__[0]).glob("[!_]*.py"))
+OPERATIONS: list[Operation[Any, Any]] = [
+    getattr(import_module(f"eyas.ops.{name}"), name)
+    for name in FILES
+    if name not in ("dispatch", "grids", "noise")
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+def test_an_operation_has_two_bodies_of_one_signature(operation: Operation[Any, Any]) -> None:
+    assert isinstance(operation, Operation) and operation.__doc__
+    assert operation.by_kernel is not operation.by_torch
+    assert inspect.signature(operation.by_kernel) == inspect.signature(operation.by_torch)
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    names = ", ".join(f"eyas.ops.{name}" for name in FILES)
+    code = f"import sys, {names}; assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
