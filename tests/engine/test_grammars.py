@@ -119,6 +119,9 @@ class Exhausted(LlguidanceState):
     def become(self, tokens: Any) -> Any:
         return self.after_all(tokens)
 
+    def num_legal(self, tokens: Any) -> int:
+        return min(self.count, super().num_legal(tokens))
+
 
 class Limited:
     """A grammar whose automata live for so many tokens."""
