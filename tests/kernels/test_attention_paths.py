@@ -102,7 +102,7 @@ PROMPTS = {
 }
 LAYER = {"NUM_KV_HEADS": 8, "PER_KV": 4, "HEAD_DIM": 128, "INNER": 128, "PDL": True}
 SEEN = {"HAS_WINDOW": False, "HAS_FIRST": False}
-STATES = {"states_TNU2": "*fp32", "values_TNUH": "*fp32"}
+STATES = {"states_TNZ2": "*fp32", "values_TNZH": "*fp32"}
 PLACES = {"positions_BW": "*i64", "roots_B": "*i64"}
 
 
@@ -117,7 +117,7 @@ def splits(
             "sinks_N": "*fp32",
             **STATES,
             **PLACES,
-            **dict.fromkeys(("rows_BW", "seats_B", "slots_AC", "paths_BWD"), "*i64"),
+            **dict.fromkeys(("rows_BW", "seats_B", "slots_AC", "paths_BWP"), "*i64"),
             **dict.fromkeys((*numbers.split(), "window", "first_position"), "i32"),
             "scale": "fp32",
         },
@@ -181,7 +181,7 @@ def test_the_kernels_compile_for_hopper() -> None:
         {
             **PLACES,
             **dict.fromkeys(
-                ("rows_BW", "parents_BW", "node_slots_BW", "nodes_T", "paths_BWD"), "*i64"
+                ("rows_BW", "parents_BW", "node_slots_BW", "nodes_T", "paths_BWP"), "*i64"
             ),
             "num_nodes": "i32",
             "num_rows": "i32",

@@ -104,7 +104,7 @@ def test_it_compiles_for_hopper_without_spilling() -> None:
     for size, num_parts, parts in ((4096, 2, "*fp32"), (5120, 1, "*bf16"), (16384, 2, "*fp32")):
         block = 1 << (size - 1).bit_length()
         signature = dict.fromkeys(tensors, "*bf16") | dict.fromkeys(integers, "i32")
-        signature |= {"parts_STD": parts, "epsilon": "fp32"}
+        signature |= {"parts_ZTD": parts, "epsilon": "fp32"}
         constants = {
             "NUM_PARTS": num_parts,
             "HAS_WEIGHT": True,

@@ -16,7 +16,7 @@ import torch
 
 from eyas.ops.rotate_and_store import Angles
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,12 @@ from typing import Any
 
 from eyas.layers.rope import ROPE_KINDS, RopeSpec
 
-UNSCALED_ROPE_KINDS = ("default", "dynamic", "mrope")
+UNSCALED_ROPE_KINDS = ("default", "dynamic")
 """Rope types without scaling. With "dynamic" the angles change only beyond max_position_embeddings,
-and no more positions than that are served; with "mrope" they differ for images alone."""
+and no more positions than that are served."""
 ROPE_ALIASES = {"su": "longrope"}
+REFUSED_ROPE_KINDS = {"longrope": "its angles depend on how long the text has become"}
+"""Rope types of which a family may choose a form that does not depend on the text (`rope`)."""
 MAX_VALUES = {
     "num_hidden_layers": 4096,
     "num_attention_heads": 65536,
@@ -83,9 +85,13 @@ class ConfigFile:
         """
         outer = {k: v for k, v in self.values.items() if k not in _OTHER_MODALITIES}
         inner = self.nested("text_config").values
-        return ConfigFile(
-            self.path, {**outer, **inner, "architectures": self.values["architectures"]}
-        )
+        values = {**outer, **inner, "architectures": self.values["architectures"]}
+        for field in ("rope_scaling", "rope_parameters"):  # text has one position, not three
+            rope = ConfigFile(self.path, values).nested(field).values
+            if "mrope" in (rope.get("rope_type"), rope.get("type")):
+                plain = {k: v for k, v in rope.items() if k not in ("type", "mrope_section")}
+                values[field] = {**plain, "rope_type": "default"}
+        return ConfigFile(self.path, values)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFile:
         """Return a copy with these values for the fields that are absent."""
@@ -202,18 +208,24 @@ class ConfigFile:
         return tuple(window if kind == "sliding_attention" else None for kind in types)
 
     def rope(
-        self, head_dim: int, *, may_be_partial: bool = False, is_interleaved: bool = False
+        self,
+        head_dim: int,
+        *,
+        may_be_partial: bool = False,
+        is_interleaved: bool = False,
+        has_longrope: bool = False,
     ) -> RopeSpec:
         """Return the rope facts, from `rope_parameters` or from `rope_scaling` and `rope_theta`.
 
         may_be_partial: whether the family can rotate a part of each head. is_interleaved: whether it
-        pairs neighbours.
+        pairs neighbours. has_longrope: whether its longrope is served.
         ValueError: the type is not supported, a number is invalid, or the file has both forms and they
         differ (libraries differ in which one they read).
         """
         fields = [name for name in ("rope_parameters", "rope_scaling") if self.values.get(name)]
         specs = [
-            self._rope(field, head_dim, may_be_partial) for field in fields or ["rope_parameters"]
+            self._rope(field, head_dim, may_be_partial, has_longrope)
+            for field in fields or ["rope_parameters"]
         ]
         if specs[0] != specs[-1]:
             raise self.error(
@@ -223,7 +235,9 @@ class ConfigFile:
             )
         return replace(specs[0], is_interleaved=is_interleaved)
 
-    def _rope(self, field: str, head_dim: int, may_be_partial: bool) -> RopeSpec:
+    def _rope(
+        self, field: str, head_dim: int, may_be_partial: bool, has_longrope: bool
+    ) -> RopeSpec:
         rope = self.nested(field)
         by_layer_type = [value for value in rope.values.values() if isinstance(value, dict)]
         if by_layer_type:
@@ -232,10 +246,13 @@ class ConfigFile:
             rope = ConfigFile(self.path, by_layer_type[0])
         kind = rope.values.get("rope_type") or rope.values.get("type") or "default"
         kind = ROPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
-        if not isinstance(kind, str) or kind not in (*ROPE_KINDS, *UNSCALED_ROPE_KINDS):
+        served = (*ROPE_KINDS, *UNSCALED_ROPE_KINDS, *(["longrope"] if has_longrope else []))
+        if not isinstance(kind, str) or kind not in served:
+            kind = str(kind)
+            reason = REFUSED_ROPE_KINDS.get(kind, "no rule for it is known here")
             raise self.error(
                 field,
-                f"asks for rope type {kind!r}, which is not supported: no rule for it is known here; "
+                f"asks for rope type {kind!r}, which is not supported: {reason}; "
                 f"use a checkpoint with {', '.join(ROPE_KINDS)}",
             )
         partial = rope.number("partial_rotary_factor", self.number("partial_rotary_factor", 1.0))

@@ -77,6 +77,7 @@ def read_dense(
     first_windowed_layer: int = 0,
     has_partial_rope: bool = False,
     is_interleaved: bool = False,
+    has_longrope: bool = False,
     checks_activation: bool = True,
 ) -> ModelSpec:
     """Return the facts of a dense model from its config.json.
@@ -84,8 +85,8 @@ def read_dense(
     head_dim: the family's default where the file has none; None is hidden_size / num_attention_heads.
     window: number of positions that sliding-window layers attend to; None where the model has no such
     layers. first_windowed_layer: the layers from this one on have the window, unless `layer_types`
-    lists which layers do. has_partial_rope, is_interleaved: as in `ConfigFile.rope`. checks_activation:
-    hidden_act must be silu.
+    lists which layers do. has_partial_rope, is_interleaved, has_longrope: as in `ConfigFile.rope`.
+    checks_activation: hidden_act must be silu.
     ValueError: a field is missing or invalid, or its value is not supported.
     """
     if checks_activation:
@@ -102,7 +103,12 @@ def read_dense(
             "num_key_value_heads", f"{num_kv_heads} must divide {num_query_heads} attention heads"
         )
     head_dim = config.count("head_dim", head_dim or max(1, hidden_size // num_query_heads))
-    rope = config.rope(head_dim, may_be_partial=has_partial_rope, is_interleaved=is_interleaved)
+    rope = config.rope(
+        head_dim,
+        may_be_partial=has_partial_rope,
+        is_interleaved=is_interleaved,
+        has_longrope=has_longrope,
+    )
     if config.values.get("layer_types") is not None:
         windows = config.layer_windows(num_layers, window)
     else:

@@ -32,4 +32,5 @@ def read(config: ConfigFile) -> ModelSpec:
         qk_norm=False,
         window=config.count("sliding_window") if has_window else None,
         has_partial_rope=True,
+        has_longrope=True,
     )

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 
 from eyas.ops.dispatch import Operation
 
-SERIAL_ELEMENTS = 32768
-"""torch runs elementwise CPU kernels of up to this many elements on one thread (its grain size)."""
+SERIAL_ELEMENTS = {"silu": 32768, "gelu_tanh": 2048}
+"""torch runs these CPU kernels on one thread up to so many elements (their grain sizes)."""
 
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -36,8 +36,9 @@ def gate(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
     """
     num_rows, num_columns = gate_up_T2F.shape
     size = num_columns // 2
-    if gate_up_T2F.device.type == "cpu" and num_rows * size > SERIAL_ELEMENTS:
-        rows = max(1, SERIAL_ELEMENTS // size)
+    limit = SERIAL_ELEMENTS[activation]
+    if gate_up_T2F.device.type == "cpu" and num_rows * size > limit:
+        rows = max(1, limit // size)
         pieces = [_gated_serial(piece, activation) for piece in gate_up_T2F.split(rows)]
         return torch.cat(pieces)
     return _gated_serial(gate_up_T2F, activation)
