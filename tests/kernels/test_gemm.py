@@ -265,7 +265,7 @@ def grouped_job(
         name: f"tensordesc<{dtype}[{high},{BLOCK_K}],{shared_layout(high, kind)!r}>"
         for name, high in (("x_blocks", GROUP_ROWS), ("weight_blocks", block_out))
     }
-    signature |= {"bias_O": f"*{dtype}", "out_ZTO": f"*{out}", "num_rows": "i32"}
+    signature |= {"bias_O": f"*{dtype}", "out_STO": f"*{out}", "num_rows": "i32"}
     strides = ("num_out", "num_columns", "split_columns")
     signature |= dict.fromkeys(strides, "i32")
     constants: dict[str, object] = {
