@@ -381,7 +381,7 @@ class DraftTree:
 class Verdict:
     """The tokens that a step chose for B sequences.
 
-    Legend: B sequences, W nodes, N top alternatives, X = 2W + 1 columns.
+    Legend: B sequences, W nodes, E top alternatives, X = 2W + 1 columns.
     report_BX: int64; its columns are tokens, nodes and counts, so that one copy brings all to the
     host.
     tokens_BW: tokens_BW[b, :counts_B[b]] are the accepted draft tokens and the one chosen after

@@ -11,7 +11,7 @@ from eyas.cli.options import engine_config
 from eyas.core import DraftTree, Verdict
 from eyas.draft.base import chain
 from eyas.engine.engine import Engine
-from eyas.engine.verifier import Verify, verdict_of, verify
+from eyas.engine.verifier import Verify, verify
 from eyas_bench.shape import dummy_engine
 from eyas_bench.synthetic import (
     SyntheticAcceptance,
@@ -58,6 +58,11 @@ def random_tree(draw: torch.Generator, num: int, width: int) -> DraftTree:
     columns_W = torch.arange(width)
     parents_BW[columns_W.expand(num, -1) >= sizes_B.unsqueeze(1)] = 0
     return DraftTree(tokens_BW, parents_BW, sizes_B, is_chain=False)
+
+
+def verdict_of(tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.Tensor) -> Verdict:
+    """A verdict with copies of these tokens, nodes and counts."""
+    return Verdict(torch.cat((tokens_BW, nodes_BW, counts_B.unsqueeze(1)), dim=1))
 
 
 def blank(num: int, width: int) -> Verdict:

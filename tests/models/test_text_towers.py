@@ -84,6 +84,15 @@ def make_checkpoint(family: str, directory: Path) -> transformers.PreTrainedMode
     return model
 
 
+def assert_text_matches(model: transformers.PreTrainedModel, directory: Path) -> None:
+    decoder = load_model(directory, dtype="float32", order=RowOrder(2))
+    token_ids = tokens(40)
+    found = forward(decoder, DenseCache(decoder.spec.stores), token_ids, chain(0, 40))
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([token_ids])).logits[0].float()
+    assert_close(found, expected)
+
+
 @pytest.mark.parametrize("is_old", [False, True], ids=["new names", "old names"])
 @pytest.mark.parametrize("family", list(VISION))
 def test_text_matches_transformers(family: str, is_old: bool, tmp_path: Path) -> None:
@@ -98,12 +107,7 @@ def test_text_matches_transformers(family: str, is_old: bool, tmp_path: Path) ->
                     break
             renamed[name] = tensor
         save_file(renamed, file)
-    decoder = load_model(tmp_path, dtype="float32", order=RowOrder(2))
-    token_ids = tokens(40)
-    found = forward(decoder, DenseCache(decoder.spec.stores), token_ids, chain(0, 40))
-    with torch.no_grad():
-        expected = model(input_ids=torch.tensor([token_ids])).logits[0].float()
-    assert_close(found, expected)
+    assert_text_matches(model, tmp_path)
 
 
 def test_fields_side_by_side_are_read_where_there_is_no_text_config(tmp_path: Path) -> None:
@@ -116,9 +120,4 @@ def test_fields_side_by_side_are_read_where_there_is_no_text_config(tmp_path: Pa
     flat = {**inner, **config, "rope_theta": 1e6}
     flat["rope_scaling"] = {"type": "mrope", "mrope_section": [2, 3, 3]}
     file.write_text(json.dumps(flat))
-    decoder = load_model(tmp_path, dtype="float32", order=RowOrder(2))
-    token_ids = tokens(40)
-    found = forward(decoder, DenseCache(decoder.spec.stores), token_ids, chain(0, 40))
-    with torch.no_grad():
-        expected = model(input_ids=torch.tensor([token_ids])).logits[0].float()
-    assert_close(found, expected)
+    assert_text_matches(model, tmp_path)

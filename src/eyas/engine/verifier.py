@@ -55,11 +55,6 @@ def verify(
     return verdict
 
 
-def verdict_of(tokens_BW: torch.Tensor, nodes_BW: torch.Tensor, counts_B: torch.Tensor) -> Verdict:
-    """Return a verdict with copies of these tokens, nodes and counts."""
-    return Verdict(torch.cat((tokens_BW, nodes_BW, counts_B.unsqueeze(1)), dim=1))
-
-
 def raw_logprobs(
     logits_RV: torch.Tensor, tokens_R: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -136,7 +136,7 @@ def attend_splits_kernel(
     HAS_SINKS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Partial results of all nodes: U = units of UNIT splits, then TAILS splits of a node's own.
+    """Partial results of all nodes: Z = units of UNIT splits, then TAILS splits of a node's own.
 
     The last `num_shared` programs: a tile of nodes, a key/value head, every num_stripes-th unit of
     what the tile shares: everything for a chain, the splits before its root's for a tree. Those before

@@ -159,7 +159,7 @@ def extend(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Children of a frontier into the pool. Reference: `ops.add_level.by_torch`.
 
-    frontier: places [B, Q], scores [B, Q], paths [B, Q, P] as in `Frontier`; of roots (D = 0) only the
+    frontier: places [B, Q], scores [B, Q], paths [B, Q, P] as in `Frontier`; of roots (P = 0) only the
     shapes count. pool: tokens, scores and parents [B, X], filled up to `start`. Returns the next
     frontier's three, and [B, keep] the index of each one's parent in the old frontier.
     """

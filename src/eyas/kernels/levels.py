@@ -1,6 +1,6 @@
 """The kernel of `ops.level_rows`: tokens, positions, tree so far and parents' states of one more level.
 
-Promises: one launch, one program a row. The inner nodes of a tree are numbered level after level, K
+Promises: one launch, one program a row. The inner nodes of a tree are numbered level after level, Q
 of them each, the root first; their slots are the scratch slots of their seat, in that order.
 Does not know: how candidates were ranked, what a state is.
 

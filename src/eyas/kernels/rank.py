@@ -4,8 +4,8 @@ Promises: best first, ties to the lowest id; a row's result depends on its logit
 parameters and its position, whatever else is in the call; ids are always ids of the vocabulary.
 Does not know: trees, networks, penalties.
 
-One pass over the logits leaves the best score of every group of neighbouring ids. The C best ids lie in
-the C groups whose best score is highest (of equal groups the first), so a second kernel ranks groups,
+One pass over the logits leaves the best score of every group of neighbouring ids. The J best ids lie in
+the J groups whose best score is highest (of equal groups the first), so a second kernel ranks groups,
 looks at their ids again, and ranks those.
 
 Legend: R rows, U candidates (a draft vocabulary), J children, B sequences, Z groups, E entries.

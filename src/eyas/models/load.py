@@ -125,3 +125,10 @@ def load_model(
     return ModelFiles.open(directory).load(
         dtype=dtype, device=device, max_model_len=max_model_len, order=order, progress=progress
     )
+
+
+def read_head_weight(directory: Path | str, architecture: str) -> torch.Tensor:
+    """Return the weight [V, D] of a checkpoint's own logits head, as stored, on the CPU."""
+    checkpoint = Checkpoint.open(directory)
+    names = stored_names(checkpoint, family_of(architecture).CHECKPOINT_NAMES)
+    return checkpoint.read_tensor(names["head.weight"])

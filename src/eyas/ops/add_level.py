@@ -21,7 +21,7 @@ class Frontier(NamedTuple):
     """The nodes whose children come next.
 
     pool_BQ: their place in the pool (-1 is the root); score_BQ: sum of log-probabilities from the
-    root; path_BQP: tokens from below the root to each. Of roots (D is 0) only the shapes count.
+    root; path_BQP: tokens from below the root to each. Of roots (P is 0) only the shapes count.
     """
 
     pool_BQ: torch.Tensor

@@ -21,11 +21,9 @@ import torch.nn.functional as F
 
 from eyas.ops.dispatch import Operation
 
-SERIAL_ELEMENTS = {"silu": 32768, "gelu_tanh": 2048}
-"""torch runs these CPU kernels on one thread up to so many elements (their grain sizes)."""
-
-
 Activation = Literal["silu", "gelu_tanh"]
+SERIAL_ELEMENTS: dict[Activation, int] = {"silu": 32768, "gelu_tanh": 2048}
+"""torch runs these CPU kernels on one thread up to so many elements (their grain sizes)."""
 
 
 @Operation

@@ -1,6 +1,6 @@
 """Turn one more level of growing trees into the rows of a forward pass.
 
-Promises: the inner nodes of a tree are numbered level after level, K of them each, the root first;
+Promises: the inner nodes of a tree are numbered level after level, Q of them each, the root first;
 their slots are the scratch slots of their seat, in that order.
 Does not know: how candidates were ranked, what a state is.
 
@@ -61,7 +61,7 @@ def level_rows(
     per_seat: int,
     last_position: int,
 ) -> Level:
-    """Return the rows of the level at depth D of each tree.
+    """Return the rows of the level at depth P of each tree.
 
     node_slots_BW: the first column, the roots' slots, is read. paths_BQP: tokens from below the
     root to each node. above_BQ: the index of each node's parent in the level above. parents_BW:
@@ -69,7 +69,7 @@ def level_rows(
     one a sequence below the roots; None where the network has none. first_scratch, per_seat: the
     first scratch slot, and how many a seat has.
 
-    With K = 1 the trees are chains: states are returned as they are, and each slot is written into
+    With Q = 1 the trees are chains: states are returned as they are, and each slot is written into
     the column of its position in `slots_AC`.
     """
     num, topk, depth = paths_BQP.shape

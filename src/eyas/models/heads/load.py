@@ -23,10 +23,10 @@ from eyas.models.heads.network import DraftHead
 from eyas.models.heads.read import parameter_files, read_eagle
 from eyas.models.heads.spec import HeadSpec
 from eyas.models.heads.vocabulary import read_draft_ids, read_token_map
-from eyas.models.registry import family_of, read_spec
+from eyas.models.load import read_head_weight
+from eyas.models.registry import read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import Checkpoint, Progress, fill
-from eyas.models.weights import stored_names as target_names
 
 
 def is_head(directory: Path | str) -> bool:
@@ -166,10 +166,7 @@ def _fill_from_target(
         rows_VD = target.embedding.weight_VD
         _fill_rows(blocks, ids_V.to(rows_VD.device), rows_VD)
         return
-    checkpoint = Checkpoint.open(target_directory)
-    names = target_names(checkpoint, family_of(target.spec.architecture).CHECKPOINT_NAMES)
-    for _, rows_VD in checkpoint.stream([names["head.weight"]]):
-        _fill_rows(blocks, ids_V, rows_VD)
+    _fill_rows(blocks, ids_V, read_head_weight(target_directory, target.spec.architecture))
 
 
 def _fill_rows(blocks: list[torch.Tensor], ids_V: torch.Tensor, rows_VD: torch.Tensor) -> None:

@@ -20,8 +20,7 @@ from torch import Tensor
 from eyas.attention.base import KVDestination
 from eyas.cache.store import LayerStore
 from eyas.models import Decoder
-from eyas.models.registry import family_of
-from eyas.models.weights import Checkpoint, stored_names
+from eyas.models.load import read_head_weight
 
 _CHUNK_NUMBERS = 1 << 28
 """The maximum number of logits computed at a time where only the argmax is used."""
@@ -117,13 +116,8 @@ class Target:
         """Return the rows [U, D] of the target's logits head for these token ids."""
         if self.decoder.spec.tie_embeddings:
             return self.embedding_VD[ids_U.to(self.device)].clone()
-        checkpoint = Checkpoint.open(self._directory)
-        names = family_of(self.decoder.spec.architecture).CHECKPOINT_NAMES
-        stored_name = stored_names(checkpoint, names)["head.weight"]
-        for name, weight_VD in checkpoint.stream([stored_name]):
-            assert name == stored_name
-            return weight_VD[ids_U.to(weight_VD.device)].to(self.device, self.dtype)
-        raise AssertionError("the checkpoint was complete when the target was loaded")
+        weight_VD = read_head_weight(self._directory, self.decoder.spec.architecture)
+        return weight_VD[ids_U.to(weight_VD.device)].to(self.device, self.dtype)
 
 
 def float_logits(hidden: Tensor, weight: Tensor) -> Tensor:
