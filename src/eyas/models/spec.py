@@ -6,13 +6,15 @@ Does not know: how a family writes its configuration (`config_file` and the fami
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from eyas.cache.store import LayerStore
+from eyas.layers.experts import ExpertSpec
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
-from eyas.models.layer_products import layer_products
+from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
 from eyas.ops.gate import Activation
 
 
@@ -46,7 +48,7 @@ LLAMA = LayerTraits()
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The facts of one dense decoder.
+    """The facts of one decoder.
 
     family: name of the module of `eyas.models` that read it.
     qkv_bias, output_bias, mlp_bias: whether these projections have a bias. qk_norm: whether each query
@@ -57,6 +59,7 @@ class ModelSpec:
     eos_token_ids: every id that ends a text.
     window_rope: the rope of the layers with a window; None is `rope`. attention_scale: multiplies the
     dot products; None is head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
+    experts: the feed-forward block of `expert_layers`; the other layers have one of intermediate_size.
     """
 
     architecture: str
@@ -83,6 +86,12 @@ class ModelSpec:
     window_rope: RopeSpec | None = None
     attention_scale: float | None = None
     embedding_scale: float = 1.0
+    experts: ExpertSpec | None = None
+    expert_layers: frozenset[int] = frozenset()
+
+    def experts_of(self, layer: int) -> ExpertSpec | None:
+        """Return the experts of a layer; None where it has one feed-forward block."""
+        return self.experts if layer in self.expert_layers else None
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
@@ -104,12 +113,20 @@ class ModelSpec:
 
         The logits head is not included.
         """
-        return tuple(dict.fromkeys(layer_products(self, self.hidden_size)))
+        layers = range(self.num_layers)
+        return tuple(
+            dict.fromkeys(each for layer in layers for each in layer_products(self, layer))
+        )
 
     @property
     def head_shape(self) -> tuple[int, int]:
         """(vocabulary size, hidden size) of the logits head."""
         return (self.vocab_size, self.hidden_size)
+
+    @property
+    def head_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The distinct (output size, input size) of the products with float32 results."""
+        return (self.head_shape, *router_products(self, self.num_layers))
 
     @property
     def num_parameters(self) -> int:
@@ -121,12 +138,14 @@ class ModelSpec:
         normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
         attention += self.hidden_size * self.output_bias + normed * self.qk_norm
         attention += self.num_query_heads * self.traits.has_sinks
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
-        layer = attention + mlp + num_norms * self.hidden_size
-        return embeddings + self.num_layers * layer + self.hidden_size
+        layer = attention + num_norms * self.hidden_size
+        blocks = sum(
+            sum(map(math.prod, feed_forward_shapes(self, layer, self.mlp_bias).values()))
+            for layer in range(self.num_layers)
+        )
+        return embeddings + self.num_layers * layer + blocks + self.hidden_size
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
