@@ -134,7 +134,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss without biases": (
         "GptOss",
         {
-            **{**GPT_OSS, "attention_bias": False, "num_experts_per_tok": 1},
+            **GPT_OSS,
+            "attention_bias": False,
+            "num_experts_per_tok": 1,
             "layer_types": LAYER_TYPES,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
