@@ -213,7 +213,8 @@ def _of_bigrams(
 def write_layers(directory: Path, name: str) -> Path:
     """Save the tiny model of `LAYERS` with the bigrams of this world."""
     tiny_name, mixing = LAYERS[name]
-    model = make_model(tiny_name, vocab_size=VOCAB, eos_token_id=EOS, bos_token_id=None)
+    sizes = {"vocab_size": VOCAB, "intermediate_size": 96}
+    model = make_model(tiny_name, eos_token_id=EOS, bos_token_id=None, **sizes)
     generator = torch.Generator().manual_seed(1)
 
     def noise(*shape: int) -> torch.Tensor:
