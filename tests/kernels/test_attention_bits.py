@@ -58,27 +58,28 @@ def test_one_group_is_answered_at_once_with_the_same_bits(
         lambda kernel, grid: merges.append(kernel) or launch(kernel, grid),
     )
     for heights in ((16,), (32,)):
-        parts = attend(scene, heights=heights, sinks=[sinks_N])
+        parts = attend(scene, heights=heights, sinks_N=sinks_N)
         assert attention.merge_splits_kernel in merges
         merges.clear()
         with monkeypatch.context() as crowded:
             crowded.setattr(backend, "MANY_PROGRAMS", 1)
-            whole = attend(scene, heights=heights, sinks=[sinks_N])
+            whole = attend(scene, heights=heights, sinks_N=sinks_N)
         assert attention.merge_splits_kernel not in merges
         assert torch.equal(whole, parts)
 
 
 @pytest.mark.parametrize(
-    ("start", "window", "heads"),
+    ("start", "window", "heads", "has_sinks"),
     [
-        (0, None, (4, 2, 16)),
-        (125, None, (8, 1, 64)),
-        (507, None, (3, 1, 32)),
-        (509, 16, (4, 2, 16)),
+        (0, None, (4, 2, 16), False),
+        (125, None, (8, 1, 64), True),
+        (507, None, (3, 1, 32), False),
+        (509, 16, (4, 2, 16), False),
+        (509, 16, (4, 2, 16), True),
     ],
 )
 def test_a_row_has_the_same_bits_however_it_is_computed(
-    start: int, window: int | None, heads: tuple[int, int, int]
+    start: int, window: int | None, heads: tuple[int, int, int], has_sinks: bool
 ) -> None:
     """Positions start.. of one text: as a chunk, as single tokens, as a chain, hidden in a tree."""
     store, count = LayerStore(*heads, window=window), 6
@@ -86,6 +87,7 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
     generator = torch.Generator().manual_seed(start)
     text = torch.randn(start + count, 2, num_kv_heads, head_dim, generator=generator)
     queries = torch.randn(start + count, num_query_heads, head_dim, generator=generator)
+    sinks_N = torch.randn(num_query_heads, generator=generator) if has_sinks else None
 
     def run(lanes: list[Lane], picks: list[int], *, is_chain: bool) -> torch.Tensor:
         """The first lane speaks the text; `picks` are the rows of text positions in order."""
@@ -97,7 +99,7 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
             scene.k_TGH[row] = text[lane.stored + offset, 0]
             scene.v_TGH[row] = text[lane.stored + offset, 1]
             scene.q_TNH[row] = queries[lane.stored + offset]
-        return attend(scene)[picks]
+        return attend(scene, sinks_N=sinks_N)[picks]
 
     whole = run([Lane(start, count, None)], list(range(count)), is_chain=False)
     for offset in (0, 4):

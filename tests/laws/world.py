@@ -42,8 +42,9 @@ STOP_ID = EOS + 1
 VOCAB = 256 + len(MERGES) + len(SPECIAL) + 2
 """No multiple of 4 or 32, and two ids that no token has."""
 HIDDEN = 48
-LAYERS = {"experts": "glm4 moe"}
-"""Kinds of layers beside the dense one, and the tiny model (`tests.models.tiny`) that has them."""
+LAYERS = {"experts": ("glm4 moe", 0.3), "sinks and windows": ("gpt-oss", 0.05)}
+"""Kinds of layers beside the dense one: the tiny model (`tests.models.tiny`) that has them, and how
+strongly they change what the bigrams say."""
 MAX_BATCH = 128
 MAX_SEATS = 16
 
@@ -211,8 +212,9 @@ def _of_bigrams(
 
 def write_layers(directory: Path, name: str) -> Path:
     """Save the tiny model of `LAYERS` with the bigrams of this world."""
+    tiny_name, mixing = LAYERS[name]
     sizes = {"vocab_size": VOCAB, "intermediate_size": 96}
-    model = make_model(LAYERS[name], eos_token_id=EOS, bos_token_id=None, **sizes)
+    model = make_model(tiny_name, eos_token_id=EOS, bos_token_id=None, **sizes)
     generator = torch.Generator().manual_seed(1)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -226,7 +228,7 @@ def write_layers(directory: Path, name: str) -> Path:
         model.model.norm.weight.fill_(1.0)
         for key, parameter in model.named_parameters():
             if "o_proj.weight" in key or "down_proj" in key:  # what is added to the stream
-                parameter.mul_(0.3)
+                parameter.mul_(mixing)
     return save_model(model, directory)
 
 

@@ -66,7 +66,9 @@ class DenseAttend:
         self._placed = torch.zeros(shape, dtype=self.cache.dtype, device=self.cache.device)
         return KVDestination.of(self._placed, torch.arange(num, device=self.cache.device))
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         cache, store = self.cache, self.cache.stores[layer]
         k_TGH, v_TGH = self._placed.unbind(1)
         keys_SGH = _append(cache.keys[layer], k_TGH[: self.num_rows])
@@ -83,7 +85,11 @@ class DenseAttend:
             seen = cache.ancestors(entry)
             hidden_TS[row, seen[-store.window :] if store.window else seen] = False
         hidden_TS = hidden_TS.to(scores_NTS.device)
-        weights_NTS = scores_NTS.masked_fill(hidden_TS, float("-inf")).softmax(-1)
+        scores_NTS = scores_NTS.masked_fill(hidden_TS, float("-inf"))
+        if sinks_N is not None:
+            sinks_NT1 = sinks_N.view(-1, 1, 1).expand(-1, self.num_rows, -1)
+            scores_NTS = torch.cat([scores_NTS, sinks_NT1], dim=-1)
+        weights_NTS = scores_NTS.softmax(-1)[..., : len(keys_SGH)]
         out_TNH = torch.zeros_like(q_TNH)
         out_TNH[: self.num_rows] = torch.einsum("nts,snh->tnh", weights_NTS, values_SNH)
         return out_TNH
@@ -106,7 +112,9 @@ class RowByRow:
     def destination(self, layer: int) -> KVDestination:
         return KVDestination.of(self._placed, torch.arange(len(self._placed)))
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return self._answer(q_TNH, *self._placed.unbind(1))
 
 

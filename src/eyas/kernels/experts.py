@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from eyas.kernels.activation import gated
+from eyas.kernels.activation import clamped_swiglu, gated
 from eyas.kernels.gemm_tile import accumulate, bias_of
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.tiles import Tile
@@ -104,6 +104,7 @@ def expert_product_kernel(
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program a tile of assignments and a tile of weight rows.
@@ -164,7 +165,10 @@ def expert_product_kernel(
         rounded: tl.constexpr = x_TI.dtype.element_ty
         halves_2OX = tl.reshape(total, (2, columns_of_tile, BLOCK_ROWS))
         gate, up = tl.split(tl.permute(halves_2OX, (1, 2, 0)))
-        total = gated(gate.to(rounded), up.to(rounded))
+        if IS_CLAMPED:
+            total = clamped_swiglu(gate.to(rounded), up.to(rounded))
+        else:
+            total = gated(gate.to(rounded), up.to(rounded))
         out_row_X = row_X
     else:
         total *= tl.load(weights_N + row_X, mask=is_row_X, other=0.0)[None, :]
@@ -200,16 +204,16 @@ def gated_product(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """The gated activation of every assignment, [N, F] in x's type.
+    """The gated activation of every assignment, [N, F] in x's type: silu or clamped_swiglu.
 
     tiles: from `tile_experts`, or, of up to FEW assignments, the experts themselves [T, K].
     """
-    assert activation == "silu"
+    assert activation in ("silu", "clamped_swiglu")
     num_out = gate_up_weight_E2FI.shape[1] // 2
     out_NF = x_TI.new_empty((len(x_TI) * num_chosen, num_out))
     _launch(
         x_TI, gate_up_weight_E2FI, bias_E2F, tiles, None, out_NF, num_out, num_chosen, tile, pdl,
-        is_gated=True,
+        is_gated=True, is_clamped=activation == "clamped_swiglu",
     )  # fmt: skip
     return out_NF
 
@@ -248,6 +252,7 @@ def _launch(
     pdl: bool,
     *,
     is_gated: bool,
+    is_clamped: bool = False,
 ) -> None:
     num_columns = weight_EOI.shape[2]
     assert x.shape[1] == num_columns and x.stride(1) == 1 and weight_EOI.is_contiguous()
@@ -284,6 +289,7 @@ def _launch(
         EVEN_K=num_columns % tile.block_k == 0,
         HAS_BIAS=bias_EO is not None,
         GATED=is_gated,
+        IS_CLAMPED=is_clamped,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         PDL=pdl,

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from eyas.layers.gemm_variants import is_supported
 from eyas.layers.linear import LogitsHead
-from eyas.layers.mlp import GatedMlp
+from eyas.layers.mlp import GatedMlp, set_apart
 from eyas.layers.row_order import RowOrder
 from eyas.ops.add_norm import summed
 from eyas.ops.apply_experts import apply_experts, by_expert
@@ -35,6 +35,7 @@ class ExpertSpec:
     router's logits. has_correction: there is a bias that is added to scores for the choice alone. bias:
     of the experts' products. shared_size: feed-forward size of the expert that every row uses; 0 is
     none. has_shared_gate: its result is multiplied by the sigmoid of a product of its own.
+    is_alternating: as in `GatedMlp`, of the experts that are chosen.
     """
 
     num_experts: int
@@ -45,6 +46,7 @@ class ExpertSpec:
     bias: bool = False
     shared_size: int = 0
     has_shared_gate: bool = False
+    is_alternating: bool = False
 
     def __post_init__(self) -> None:
         routing = self.routing
@@ -133,6 +135,7 @@ class SeparateExperts:
                 device=device,
                 order=order,
                 activation=activation,
+                is_alternating=spec.is_alternating,
             )
             for _ in range(spec.num_experts)
         ]
@@ -175,6 +178,7 @@ class StackedExperts:
     ) -> None:
         num, size = spec.num_experts, spec.intermediate_size
         self._activation: Activation = activation
+        self._is_alternating = spec.is_alternating
         self._gate_up_E2FD = torch.empty(num, 2 * size, hidden_size, dtype=dtype, device=device)
         self._down_EDF = torch.empty(num, hidden_size, size, dtype=dtype, device=device)
         self._gate_up_bias_E2F: torch.Tensor | None = None
@@ -193,13 +197,20 @@ class StackedExperts:
             if gate_up is None or down is None:
                 continue
             for index in range(len(down)):
-                found[f"{index}.gate.{kind}"] = gate_up[index, :size]
-                found[f"{index}.up.{kind}"] = gate_up[index, size:]
+                if self._is_alternating:
+                    found[f"{index}.gate_up.{kind}"] = gate_up[index]
+                else:
+                    found[f"{index}.gate.{kind}"] = gate_up[index, :size]
+                    found[f"{index}.up.{kind}"] = gate_up[index, size:]
                 found[f"{index}.down.{kind}"] = down[index]
         return found
 
     def seal(self) -> None:
-        """Nothing to prepare: the kernel reads the weights as they are filled."""
+        """Prepare the filled weights: the kernel reads all of gate before all of up."""
+        if self._is_alternating:
+            for gate_up in (self._gate_up_E2FD, self._gate_up_bias_E2F):
+                for rows in () if gate_up is None else gate_up:
+                    set_apart(rows)
 
     def __call__(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor

@@ -76,6 +76,7 @@ class DecoderLayer:
             norms_projections=traits.norms_projections,
             qk_norm_offset=traits.norm_offset,
             head_layout=spec.rope.head_layout,
+            has_sinks=traits.has_sinks,
         )
         self._mlp: GatedMlp | MixtureOfExperts
         experts = spec.experts_of(index)

@@ -24,13 +24,15 @@ class LayerTraits:
 
     norms: RMS norms of the input of attention and feed-forward block ("input"), of their output
     ("output"), or of both. norm_offset: added to the weights of all RMS norms. norms_projections: with
-    `qk_norm`, queries and keys are normalised over all heads together.
+    `qk_norm`, queries and keys are normalised over all heads together. has_sinks: each query head has a
+    learned logit in the softmax of attention, without a key or a value.
     """
 
     norms: Literal["input", "output", "both"] = "input"
     norm_offset: float = 0.0
     activation: Activation = "silu"
     norms_projections: bool = False
+    has_sinks: bool = False
 
     @property
     def norms_input(self) -> bool:
@@ -135,6 +137,7 @@ class ModelSpec:
         attention += (query_width + 2 * kv_width) * self.qkv_bias
         normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
         attention += self.hidden_size * self.output_bias + normed * self.qk_norm
+        attention += self.num_query_heads * self.traits.has_sinks
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
         layer = attention + num_norms * self.hidden_size
