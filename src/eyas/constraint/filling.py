@@ -1,7 +1,8 @@
 """Masks of one step, filled concurrently with the thread that waits for them.
 
 Roots, alone or with drafts behind them, are filled by one call of the library, which works on many
-cores; then, call by call, other branches of the same trees, as long as there is time. Work that needs
+cores; then, call by call, other branches of the same trees, until there is nothing left to fill them
+beside. Work that needs
 the interpreter's lock is done by the waiting thread, before and after the call, as far as the library
 allows: two threads that both want the lock wait for each other more often than they work.
 
@@ -43,12 +44,15 @@ class Filling:
         later: Iterable[Sequence[MaskRequest]],
         mask_RK: np.ndarray,
         time_limit: float,
+        is_awaited: Callable[[], bool] = lambda: False,
     ) -> None:
         """first: of the roots. later: call by call; a state is in a call at most once. mask_RK: zeros
         in the rows of all requests. time_limit: seconds after which no more of `later` is begun, and
-        drafts of `first` are not waited for. All are of one library."""
+        drafts of `first` are not waited for. is_awaited: whether nothing but masks is waited for any
+        more; then no more of `later` is begun either. All are of one library."""
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
+        self._is_awaited = is_awaited
         self._begun_at = self._deadline = 0.0
         # Roots alone, known to be slow, go first.
         first = sorted(first, key=lambda request: bool(request.tokens))
@@ -73,6 +77,10 @@ class Filling:
         for batch in self._batches:
             if batch is not self._first and time.perf_counter() > self._deadline:
                 break
+            if batch is not self._first and self._is_awaited():
+                for request in batch.requests:
+                    request.is_left_out = True
+                continue
             batch.run()
         self.seconds += time.perf_counter() - begin
 
@@ -91,7 +99,7 @@ class Filling:
             if is_in_time and batch.is_done:
                 batch.settle()
                 self.num_masks += sum(request.num_new for request in batch.requests)
-            else:
+            elif not (is_in_time and all(request.is_left_out for request in batch.requests)):
                 for request in batch.requests:
                     request.is_late = True
         return is_in_time
