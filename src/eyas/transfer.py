@@ -127,10 +127,6 @@ class Inbox:
         torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
-def _never() -> bool:
-    return False
-
-
 class Outbox:
     """Copies results to the host on a stream of its own, concurrently with work launched later."""
 
@@ -146,13 +142,11 @@ class Outbox:
         with torch.cuda.stream(self._stream):
             return HostCopy(tensors)
 
-    def ending(self) -> Callable[[], bool]:
-        """Return a function that tells whether the work launched so far has ended.
-
-        On a CPU, where nothing runs beside its caller, it says no.
-        """
+    def ending(self) -> Callable[[], bool] | None:
+        """Return a function that tells whether the work launched so far has ended; None on a CPU, where
+        nothing runs beside its caller."""
         if self._stream is None:
-            return _never
+            return None
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._stream.device))
         return event.query
