@@ -57,8 +57,8 @@ def test_a_kernel_routes_as_torch_does(name: str, device: torch.device) -> None:
     logits_TE[4, ::2] = logits_TE[4, 1::2]
     correction_E = 0.2 * torch.randn(num_experts, generator=generator).to(device)
     for correction in (None, correction_E) if routing.scoring == "sigmoid" else (None,):
-        expected_TK, expected_weights_TK = route.by_torch(logits_TE, correction, routing)
-        found_TK, weights_TK = route.by_kernel(logits_TE, correction, routing)
+        expected_TK, expected_weights_TK = route.by_torch(logits_TE, None, correction, routing)
+        found_TK, weights_TK = route.by_kernel(logits_TE, None, correction, routing)
         assert found_TK.dtype == torch.int32 and torch.equal(found_TK, expected_TK)
         assert weights_TK.dtype == torch.float32
         torch.testing.assert_close(weights_TK, expected_weights_TK, rtol=1e-5, atol=1e-7)
@@ -70,11 +70,21 @@ def test_routes_of_a_row_do_not_depend_on_others(device: torch.device) -> None:
     num_experts, routing = ROUTINGS["DeepSeek-V3"]
     logits_TE = torch.randn(70, num_experts, device=device)
     for body in (route.by_torch, route.by_kernel):
-        experts_TK, weights_TK = body(logits_TE, None, routing)
+        experts_TK, weights_TK = body(logits_TE, None, None, routing)
         for rows in (slice(0, 1), slice(5, 8), slice(30, 63)):
-            found = body(logits_TE[rows], None, routing)
+            found = body(logits_TE[rows], None, None, routing)
             assert torch.equal(found[0], experts_TK[rows])
             assert torch.equal(found[1], weights_TK[rows])
+
+
+def test_parts_of_logits_and_a_bias_are_added_in_order(device: torch.device) -> None:
+    num_experts, routing = ROUTINGS["Mixtral"]
+    parts_ZTE = torch.randn(4, 7, num_experts, device=device)
+    bias_E = torch.randn(num_experts, device=device)
+    logits_TE = parts_ZTE[0] + parts_ZTE[1] + parts_ZTE[2] + parts_ZTE[3] + bias_E
+    for body in (route.by_torch, route.by_kernel):
+        expected = body(logits_TE, None, None, routing)
+        assert all(map(torch.equal, body(parts_ZTE, bias_E, None, routing), expected))
 
 
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
@@ -83,6 +93,7 @@ def test_what_is_not_a_number_still_chooses_experts(device: torch.device) -> Non
     logits_TE[0], logits_TE[1, 2], logits_TE[2] = torch.nan, torch.nan, -torch.inf
     experts_TK, _ = route_by_kernel(
         logits_TE,
+        None,
         None,
         num_chosen=3,
         is_softmax=False,
@@ -176,7 +187,7 @@ def test_a_row_has_the_same_bits_in_any_call_and_tile(
     experts_TK[7:30] = experts_TK[7]
     weights_TK = torch.rand(40, 2, device=device)
     all_KTD = apply_experts.by_kernel(x_TD, experts_TK, weights_TK, *weights, "silu")
-    for rows in (slice(0, 1), slice(3, 9), slice(20, 40)):
+    for rows in (slice(0, 1), slice(3, 9), slice(8, 40), slice(20, 40)):
         found_KTD = apply_experts.by_kernel(
             x_TD[rows], experts_TK[rows], weights_TK[rows], *weights, "silu"
         )
@@ -211,12 +222,22 @@ def test_they_compile_for_hopper() -> None:
         "weights_N": "*fp32",
         "out": "*bf16",
     }
-    numbers = dict.fromkeys(("num_rows", "num_out", "num_columns", "x_stride"), "i32")
-    constants = {"NUM_CHOSEN": 8, "EVEN_OUT": True, "EVEN_K": True, "HAS_BIAS": False, "PDL": True}
+    numbers = dict.fromkeys(
+        ("num_rows", "num_assigned", "num_out", "num_columns", "x_stride"), "i32"
+    )
+    constants = {
+        "NUM_CHOSEN": 8,
+        "BLOCK_FEW": 0,
+        "EVEN_OUT": True,
+        "EVEN_K": True,
+        "HAS_BIAS": False,
+        "PDL": True,
+    }
     of_gpt_oss = {"NUM_CHOSEN": 4, "EVEN_OUT": False, "EVEN_K": False, "HAS_BIAS": True}
     jobs = []
     for average in (1, 16, 40, 100):
         tile = tile_for(average, 8, 8, torch.bfloat16)
+        few = {"BLOCK_FEW": 64 * (average == 1)}
         blocks = {
             "BLOCK_OUT": tile.block_out,
             "BLOCK_ROWS": tile.block_rows,
@@ -228,7 +249,7 @@ def test_they_compile_for_hopper() -> None:
                 Job(
                     "eyas.kernels.experts:expert_product_kernel",
                     pointers | numbers | ({} if is_gated else {"out": "*fp32"}),
-                    constants | blocks | facts | (of_gpt_oss if is_clamped else {}),
+                    constants | few | blocks | facts | (of_gpt_oss if is_clamped else {}),
                     num_warps=tile.num_warps,
                     num_stages=tile.num_stages,
                     aligned=("num_out", "num_columns", "x_stride"),

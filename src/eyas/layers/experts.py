@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from eyas.layers.gemm_variants import is_supported
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp, set_apart
 from eyas.layers.row_order import RowOrder
@@ -57,6 +58,46 @@ class ExpertSpec:
     def num_scores(self) -> int:
         """The number of logits of the router: of all experts, and of the shared expert's gate."""
         return self.num_experts + self.has_shared_gate
+
+
+class Router:
+    """The product that scores experts, in float32."""
+
+    def __init__(
+        self,
+        num_scores: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        self._head: LogitsHead | None = None
+        if order.products is not None and is_supported(hidden_size):
+            from eyas.layers import apply
+
+            self._apply = apply
+            self._weight_SD = torch.empty(num_scores, hidden_size, dtype=dtype, device=device)
+        else:
+            self._head = LogitsHead(
+                num_scores, hidden_size, dtype=dtype, device=device, order=order
+            )
+            (self._weight_SD,) = self._head.parameters()
+
+    def parameter(self) -> torch.Tensor:
+        """Return the weight [S, D] to fill, S being the number of scores."""
+        return self._weight_SD
+
+    def seal(self) -> None:
+        if self._head is not None:
+            self._head.seal()
+            self._weight_SD = torch.empty(0)
+
+    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return scores [T, S], or parts [Z, T, S] of their sum."""
+        if self._head is not None:
+            return self._head(x_TD)
+        return self._apply.scores(x_TD, self._weight_SD)
 
 
 class Experts(Protocol):
@@ -200,9 +241,7 @@ class MixtureOfExperts:
         activation: Activation = "silu",
     ) -> None:
         self._spec = spec
-        self._router = LogitsHead(
-            spec.num_scores, hidden_size, dtype=dtype, device=device, order=order
-        )
+        self._router = Router(spec.num_scores, hidden_size, dtype=dtype, device=device, order=order)
         float32 = {"dtype": torch.float32, "device": device}
         self._bias_E = torch.empty(spec.num_experts, **float32) if spec.router_bias else None
         self._correction_E = (
@@ -230,7 +269,7 @@ class MixtureOfExperts:
             )
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        (scores_SD,) = self._router.parameters()
+        scores_SD = self._router.parameter()
         found = {"router.weight": scores_SD[: self._spec.num_experts]}
         if self._spec.has_shared_gate:
             found["shared_gate.weight"] = scores_SD[self._spec.num_experts :]
@@ -255,11 +294,10 @@ class MixtureOfExperts:
         The first K parts are the chosen experts', those that follow the shared expert's.
         """
         num_experts = self._spec.num_experts
-        scores_TS = self._router(x_TD)
-        logits_TE = scores_TS[:, :num_experts]
-        if self._bias_E is not None:
-            logits_TE = logits_TE + self._bias_E
-        experts_TK, weights_TK = route(logits_TE, self._correction_E, self._spec.routing)
+        scores = self._router(x_TD)
+        experts_TK, weights_TK = route(
+            scores[..., :num_experts], self._bias_E, self._correction_E, self._spec.routing
+        )
         parts = self._experts(x_TD, experts_TK, weights_TK)
         if self._shared is None:
             return parts
@@ -267,5 +305,5 @@ class MixtureOfExperts:
         if shared.dim() == 2:
             shared = shared.unsqueeze(0)
         if self._spec.has_shared_gate:
-            shared = shared * sigmoid(scores_TS[:, num_experts:])
+            shared = shared * sigmoid(summed(scores)[:, num_experts:])
         return torch.cat([parts, shared])
