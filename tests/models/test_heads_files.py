@@ -609,7 +609,7 @@ def test_heads_are_told_from_models(
         (f"model.layers.{NUM_TARGET_LAYERS}.mlp.experts.0.up_proj.weight", "mixture-of-experts"),
         (
             f"model.layers.{NUM_TARGET_LAYERS}.self_attn.kv_a_proj_with_mqa.weight",
-            "latent attention",
+            "lacks tensors",
         ),
     ],
 )

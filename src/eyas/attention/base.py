@@ -76,7 +76,8 @@ class Attend(Protocol):
         ...
 
     def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
-        """Return the attention output [T, N, H] in q's dtype."""
+        """Return the attention output [T, N, H] in q's dtype; H is the width of values, which may be
+        less than that of queries (`LayerStore.output_dim`)."""
         ...
 
 

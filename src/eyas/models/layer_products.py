@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from eyas.layers.latent_attention import LatentSizes
+
 
 class LayerSizes(Protocol):
     """The sizes that `ModelSpec` and `HeadSpec` have in common."""
@@ -21,6 +23,8 @@ class LayerSizes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def intermediate_size(self) -> int: ...
+    @property
+    def latent(self) -> LatentSizes | None: ...
 
 
 def layer_products(spec: LayerSizes, input_size: int) -> tuple[tuple[int, int], ...]:
@@ -28,11 +32,16 @@ def layer_products(spec: LayerSizes, input_size: int) -> tuple[tuple[int, int], 
 
     input_size: width of the input of attention.
     """
-    query_width = spec.num_query_heads * spec.head_dim
-    qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
     return (
-        (qkv_width, input_size),
-        (spec.hidden_size, query_width),
+        *_attention_products(spec, input_size),
         (2 * spec.intermediate_size, spec.hidden_size),
         (spec.hidden_size, spec.intermediate_size),
     )
+
+
+def _attention_products(spec: LayerSizes, input_size: int) -> list[tuple[int, int]]:
+    if spec.latent is not None:
+        return spec.latent.products(spec.num_query_heads, spec.hidden_size, input_size)
+    query_width = spec.num_query_heads * spec.head_dim
+    qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
+    return [(qkv_width, input_size), (spec.hidden_size, query_width)]

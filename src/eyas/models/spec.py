@@ -6,10 +6,12 @@ Does not know: how a family writes its configuration (`config_file` and the fami
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from eyas.cache.store import LayerStore
+from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
 from eyas.models.layer_products import layer_products
@@ -55,6 +57,8 @@ class ModelSpec:
     eos_token_ids: every id that ends a text.
     window_rope: the rope of the layers with a window; None is `rope`. attention_scale: multiplies the
     dot products; None is head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
+    latent: the sizes of latent attention; then there is one key/value head, `head_dim` is the width of
+    a stored row, and `rope` is of its rotated part alone. None is grouped-query attention.
     """
 
     architecture: str
@@ -81,6 +85,11 @@ class ModelSpec:
     window_rope: RopeSpec | None = None
     attention_scale: float | None = None
     embedding_scale: float = 1.0
+    latent: LatentSizes | None = None
+
+    def __post_init__(self) -> None:
+        latent = self.latent
+        assert latent is None or (self.num_kv_heads, self.head_dim) == (1, latent.row_dim)
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
@@ -92,6 +101,7 @@ class ModelSpec:
                 self.head_dim,
                 window,
                 scale=self.attention_scale,
+                value_dim=None if self.latent is None else self.latent.rank,
             )
             for window in self.windows
         )
@@ -112,18 +122,26 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """The number of weights; a tied embedding counts once."""
-        query_width = self.num_query_heads * self.head_dim
-        kv_width = self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * 2 * (query_width + kv_width)
-        attention += (query_width + 2 * kv_width) * self.qkv_bias
-        normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
-        attention += self.hidden_size * self.output_bias + normed * self.qk_norm
         mlp = 3 * self.hidden_size * self.intermediate_size
         mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
-        layer = attention + mlp + num_norms * self.hidden_size
+        layer = self._num_attention_parameters + mlp + num_norms * self.hidden_size
         return embeddings + self.num_layers * layer + self.hidden_size
+
+    @property
+    def _num_attention_parameters(self) -> int:
+        """The number of weights of a layer's attention."""
+        hidden_size, num_heads = self.hidden_size, self.num_query_heads
+        if self.latent is not None:
+            shapes = self.latent.parameter_shapes(num_heads, hidden_size, hidden_size)
+            return sum(map(math.prod, shapes.values()))
+        query_width = num_heads * self.head_dim
+        kv_width = self.num_kv_heads * self.head_dim
+        weights = hidden_size * 2 * (query_width + kv_width)
+        biases = (query_width + 2 * kv_width) * self.qkv_bias + hidden_size * self.output_bias
+        normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
+        return weights + biases + normed * self.qk_norm
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

@@ -336,9 +336,9 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
     names: from `stored_names`. Missing tensors are left to `wanted_tensors`.
     ValueError: a size differs; the text names the field and both numbers.
     """
-    query_name = "layers.{layer}.attention.q.weight"
-    has_fused_rows = query_name not in names
-    query = names["layers.{layer}.attention.qkv.weight" if has_fused_rows else query_name]
+    first_products = ("kv_a",) if spec.latent is not None else ("q", "qkv")
+    parameters = [f"layers.{{layer}}.attention.{part}.weight" for part in first_products]
+    query = next(names[parameter] for parameter in parameters if parameter in names)
     query_pattern = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
     layers = [
         int(match[1])
@@ -374,21 +374,26 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             f"2 x intermediate_size (2 x {spec.intermediate_size})",
             2 * spec.intermediate_size,
         ),
+        **_latent_sizes(spec),
     }
-    for parameter, rows in (
-        ("embedding.weight", "vocab"),
-        ("layers.{layer}.attention.q.weight", "query"),
-        ("layers.{layer}.attention.k.weight", "kv"),
-        ("layers.{layer}.attention.qkv.weight", "fused"),
-        ("layers.{layer}.mlp.gate.weight", "inner"),
-        ("layers.{layer}.mlp.gate_up.weight", "fused inner"),
+    for parameter, rows, columns in (
+        ("embedding.weight", "vocab", "hidden"),
+        ("layers.{layer}.attention.q.weight", "query", "hidden"),
+        ("layers.{layer}.attention.k.weight", "kv", "hidden"),
+        ("layers.{layer}.attention.qkv.weight", "fused", "hidden"),
+        ("layers.{layer}.attention.q_a.weight", "query latent", "hidden"),
+        ("layers.{layer}.attention.q_b.weight", "query", "query latent"),
+        ("layers.{layer}.attention.kv_a.weight", "row", "hidden"),
+        ("layers.{layer}.attention.kv_b.weight", "of latent", "latent"),
+        ("layers.{layer}.mlp.gate.weight", "inner", "hidden"),
+        ("layers.{layer}.mlp.gate_up.weight", "fused inner", "hidden"),
     ):
         if parameter not in names:
             continue
         tensor = checkpoint.tensors.get(names[parameter].format(layer=0))
         if tensor is None:
             continue
-        described = (sizes[rows], sizes["hidden"])
+        described = (sizes[rows], sizes[columns])
         expected = tuple(size for _, size in described)
         if tensor.shape != expected:
             pairs = zip(described, (*tensor.shape, 0, 0), strict=False)
@@ -398,6 +403,33 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
                 f"{list(expected)} by {' and '.join(wrong)} in config.json; config.json and weights "
                 "are of different models"
             )
+
+
+def _latent_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
+    """Return the descriptions and sizes of latent attention that `check_sizes` compares."""
+    latent, heads = spec.latent, spec.num_query_heads
+    if latent is None:
+        return {}
+    plain, rotated, value = latent.plain_dim, latent.rotated_dim, latent.value_dim
+    query_rank = latent.query_rank or 0
+    return {
+        "query": (
+            "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim) "
+            f"({heads} x ({plain} + {rotated}))",
+            heads * latent.query_dim,
+        ),
+        "query latent": (f"q_lora_rank ({query_rank})", query_rank),
+        "latent": (f"kv_lora_rank ({latent.rank})", latent.rank),
+        "row": (
+            f"kv_lora_rank + qk_rope_head_dim ({latent.rank} + {rotated})",
+            latent.row_dim,
+        ),
+        "of latent": (
+            "num_attention_heads x (qk_nope_head_dim + v_head_dim) "
+            f"({heads} x ({plain} + {value}))",
+            heads * (plain + value),
+        ),
+    }
 
 
 def wanted_tensors(

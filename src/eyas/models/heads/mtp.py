@@ -85,7 +85,6 @@ LAYOUTS = (
 REFUSED_PARTS = {
     "mlp.experts.": "mixture-of-experts feed-forward is",
     "mlp.gate.weight": "mixture-of-experts feed-forward is",
-    "self_attn.kv_a_proj_with_mqa.": "multi-head latent attention is",
     "self_attn.indexer.": "sparse attention is",
 }
 
@@ -139,6 +138,8 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         output_bias=target.output_bias,
         mlp_bias=target.mlp_bias,
         qk_norm=target.qk_norm,
+        latent=target.latent,
+        attention_scale=target.attention_scale,
         embedding_first=layout.embedding_first,
         entry_norms=True,
         first_attention_norm=True,
