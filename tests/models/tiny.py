@@ -54,6 +54,20 @@ LONGROPE = {
     },
 }
 
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
+ROUTED_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "num_nextn_predict_layers": 0,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4}),
     "llama3.1": ("Llama", {"rope_parameters": ROPE_LLAMA3}),
@@ -83,6 +97,29 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "glm4": ("Glm4", {"head_dim": 32}),
     "glm": ("Glm", {"head_dim": 32}),
+    "qwen3 moe": ("Qwen3Moe", {"head_dim": 32, **EXPERTS, "norm_topk_prob": True}),
+    "qwen3 moe in some layers": (
+        "Qwen3Moe",
+        {"head_dim": 32, **EXPERTS, "norm_topk_prob": False, "mlp_only_layers": [1]},
+    ),
+    "mixtral": (
+        "Mixtral",
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16},
+    ),
+    "glm4 moe": ("Glm4Moe", {"head_dim": 32, "use_qk_norm": True, **ROUTED_EXPERTS}),
+    "glm4 moe in groups": (
+        "Glm4Moe",
+        {
+            **ROUTED_EXPERTS,
+            "head_dim": 32,
+            "attention_bias": True,
+            "n_routed_experts": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "n_shared_experts": 2,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {
@@ -105,21 +142,41 @@ LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
     "v_head_dim": 20,
-    "first_k_dense_replace": 3,
+    **ROUTED_EXPERTS,
+    "n_group": 2,
+    "topk_group": 1,
 }
 ROPE_MSCALE = {**ROPE_YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
+DENSE_LATENT: dict[str, Any] = {**LATENT, "first_k_dense_replace": 3}
 LATENT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek v2": ("DeepseekV2", LATENT),
+    "deepseek v2": ("DeepseekV2", DENSE_LATENT),
+    "deepseek v2 in groups": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "n_routed_experts": 12,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
     "deepseek v2 lite yarn": (
         "DeepseekV2",
         {**LATENT, "q_lora_rank": None, "rope_parameters": ROPE_MSCALE},
     ),
-    "deepseek v3": ("DeepseekV3", LATENT),
+    "deepseek v3": ("DeepseekV3", DENSE_LATENT),
+    "deepseek v3 experts": (
+        "DeepseekV3",
+        {**LATENT, "n_shared_experts": 2},
+    ),
     "deepseek v3 yarn": (
         "DeepseekV3",
-        {**LATENT, "rope_parameters": {**ROPE_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        {**DENSE_LATENT, "rope_parameters": {**ROPE_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
-    "deepseek v3 halves": ("DeepseekV3", {**LATENT, "rope_interleave": False, "q_lora_rank": None}),
+    "deepseek v3 halves": (
+        "DeepseekV3",
+        {**DENSE_LATENT, "rope_interleave": False, "q_lora_rank": None},
+    ),
 }
 MODELS |= LATENT_MODELS
 TEXT_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
@@ -140,6 +197,9 @@ def make_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             is_norm = "norm" in key
             norm = 0.2 * noise + (0 if family == "Gemma3" else 1)  # Gemma adds the 1 itself
             parameter.copy_(norm if is_norm else noise * 0.1)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
         model.get_output_embeddings().weight.mul_(3 if not config.tie_word_embeddings else 2)
         probe = model(torch.arange(1, 33).unsqueeze(0)).logits.std()
         if config.tie_word_embeddings:

@@ -26,7 +26,7 @@ from eyas.engine.exactness import check_exactness
 from eyas.engine.scheduler import Scheduler
 from eyas.engine.verifier import Verify, verify
 from eyas.kernels import usable
-from eyas.layers.gemm_variants import is_supported, pad_for_device
+from eyas.layers.gemm_variants import PARTS_SPLITS, is_supported, pad_for_device
 from eyas.layers.products import Products
 from eyas.layers.row_order import RowOrder, RowOrderReport
 from eyas.layers.row_probe import find_row_order
@@ -173,11 +173,11 @@ def find_order(
         # The number of sequences is rounded up to a bucket, by up to half.
         products = Products(exact, hardware.device, pad_for_device(max_rows + max_rows // 2))
         reason = "products have one order" if exact else "products are the fastest; pass --exact"
-        shapes = (*spec.linear_shapes, spec.head_shape)
+        shapes = (*spec.linear_shapes, *spec.head_shapes)
         if not all(is_supported(num_in) for _, num_in in shapes):
             exact, reason = False, "a product's input features are no multiple of 16"
         return RowOrderReport(RowOrder(products=products), exact, reason)
-    return find_row_order(spec.linear_shapes, dtype, max_rows, heads=(spec.head_shape,))
+    return find_row_order(spec.linear_shapes, dtype, max_rows, heads=spec.head_shapes)
 
 
 def assemble(
@@ -403,6 +403,11 @@ def step_bytes(
     rows = config.scheduler.rows(on_gpu=True)
     nodes = min(config.scheduler.max_num_seqs * width, rows)
     activations = 4 * rows * 2 * spec.intermediate_size * dtype.itemsize
+    if (experts := spec.experts) is not None:
+        # The float32 contributions exist twice: as computed, and joined with the shared expert's.
+        contributions = 2 * (experts.routing.num_chosen + PARTS_SPLITS) * spec.hidden_size * 4
+        inner = experts.routing.num_chosen * experts.intermediate_size * dtype.itemsize
+        activations += rows * (inner + contributions)
     logits = 2 * nodes * spec.vocab_size * 4
     heads = spec.num_query_heads * (spec.head_dim + 2) * 4
     return activations + logits + nodes * attention_units(max_length, width) * heads

@@ -60,14 +60,16 @@ class LatentSizes:
             query = {"q_a": self.query_rank}
         return query | {"kv_a": self.row_dim}
 
-    def products(self, num_heads: int, hidden_size: int, input_size: int) -> list[tuple[int, int]]:
+    def products(
+        self, num_heads: int, hidden_size: int, input_size: int
+    ) -> tuple[tuple[int, int], ...]:
         """Return (output size, input size) of the matrix products as they run, one for each head where
         heads have their own."""
         products = [(sum(self.entry_parts(num_heads).values()), input_size)]
         if self.query_rank is not None:
             products.append((num_heads * self.query_dim, self.query_rank))
         of_heads = [(self.rank, self.plain_dim), (self.value_dim, self.rank)] * num_heads
-        return [*products, *of_heads, (hidden_size, num_heads * self.value_dim)]
+        return (*products, *of_heads, (hidden_size, num_heads * self.value_dim))
 
     def parameter_shapes(
         self, num_heads: int, hidden_size: int, input_size: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from eyas.ops.add_norm import add_norm, new_weight, normalized
+from eyas.ops.add_norm import add_norm, new_weight, normalized, summed
 
 
 class RMSNorm:
@@ -43,7 +43,7 @@ class RMSNorm:
 
     def of_parts(self, parts: torch.Tensor) -> torch.Tensor:
         """Return the norm [T, D] of the sum of a product's parts (`Linear.parts`)."""
-        return self(parts if parts.dim() == 2 else parts.sum(dim=0).to(self.weight.dtype))
+        return self(summed(parts).to(self.weight.dtype))
 
     def add(
         self, stream_TD: torch.Tensor, parts: torch.Tensor | None

@@ -28,6 +28,10 @@ MAX_VALUES = {
     "num_attention_heads": 65536,
     "num_key_value_heads": 65536,
     "head_dim": 65536,
+    "num_experts": 4096,
+    "num_local_experts": 4096,
+    "n_routed_experts": 4096,
+    "num_experts_per_tok": 64,
 }
 """The largest value of a field; far above any model, so that a wrong file is refused quickly."""
 
@@ -120,6 +124,15 @@ class ConfigFile:
         if type(value) is not int or not 0 <= value < 2**31:
             raise self.error(field, f"must be a whole number of at least 0, not {value!r}")
         return value
+
+    def indices(self, field: str) -> frozenset[int]:
+        """Return the whole numbers that a field lists; none where it is absent or null."""
+        value = self.values.get(field) or []
+        if not isinstance(value, list) or not all(
+            type(each) is int and each >= 0 for each in value
+        ):
+            raise self.error(field, f"must be a list of whole numbers of at least 0, not {value!r}")
+        return frozenset(value)
 
     def optional_number(self, field: str) -> float | None:
         """Return a finite number; None where the field is absent or null."""

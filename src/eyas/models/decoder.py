@@ -1,4 +1,4 @@
-"""The dense decoder of every family: token rows in; hidden states, tapped residual streams, logits out.
+"""The decoder of every family: token rows in; hidden states, tapped residual streams, logits out.
 
 Promises: the numbers of a row depend on its token, its position and the keys that `attend` lets it
 see, never on other rows. Every call takes a number of rows that `order.pad` returns.
@@ -18,6 +18,7 @@ import torch
 from eyas.attention.base import Attend
 from eyas.layers.attention import SelfAttention
 from eyas.layers.embedding import Embedding
+from eyas.layers.experts import MixtureOfExperts
 from eyas.layers.latent_attention import LatentAttention
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp
@@ -64,15 +65,27 @@ class DecoderLayer:
         self._attention = _new_attention(
             spec, dtype=dtype, device=device, order=order, input_size=input_size, traits=traits
         )
-        self._mlp = GatedMlp(
-            spec.hidden_size,
-            spec.intermediate_size,
-            bias=spec.mlp_bias,
-            dtype=dtype,
-            device=device,
-            order=order,
-            activation=traits.activation,
-        )
+        self._mlp: GatedMlp | MixtureOfExperts
+        experts = spec.experts_of(index)
+        if experts is None:
+            self._mlp = GatedMlp(
+                spec.hidden_size,
+                spec.intermediate_size,
+                bias=spec.mlp_bias,
+                dtype=dtype,
+                device=device,
+                order=order,
+                activation=traits.activation,
+            )
+        else:
+            self._mlp = MixtureOfExperts(
+                spec.hidden_size,
+                experts,
+                dtype=dtype,
+                device=device,
+                order=order,
+                activation=traits.activation,
+            )
 
     @property
     def _norms(self) -> dict[str, RMSNorm]:

@@ -58,6 +58,20 @@ def names_with(changes: Mapping[str, str], *without: str) -> dict[str, str]:
     }
 
 
+EXPERT_NAMES = {
+    "mlp.router.weight": "mlp.gate.weight",
+    "mlp.experts.{expert}.gate.weight": "mlp.experts.{expert}.gate_proj.weight",
+    "mlp.experts.{expert}.up.weight": "mlp.experts.{expert}.up_proj.weight",
+    "mlp.experts.{expert}.down.weight": "mlp.experts.{expert}.down_proj.weight",
+}
+"""Parameters of experts within a layer, as Qwen, GLM and DeepSeek name them."""
+SHARED_EXPERT_NAMES = {
+    "mlp.router.correction": "mlp.gate.e_score_correction_bias",
+    "mlp.shared.gate.weight": "mlp.shared_experts.gate_proj.weight",
+    "mlp.shared.up.weight": "mlp.shared_experts.up_proj.weight",
+    "mlp.shared.down.weight": "mlp.shared_experts.down_proj.weight",
+}
+"""In addition, as GLM and DeepSeek name them."""
 FUSED_QKV = {"attention.qkv.weight": "self_attn.qkv_proj.weight"}
 FUSED_GATE_UP = {"mlp.gate_up.weight": "mlp.gate_up_proj.weight"}
 LATENT_ATTENTION = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 
 
@@ -25,23 +26,79 @@ class LayerSizes(Protocol):
     def intermediate_size(self) -> int: ...
     @property
     def latent(self) -> LatentSizes | None: ...
+    def experts_of(self, layer: int) -> ExpertSpec | None: ...
 
 
-def layer_products(spec: LayerSizes, input_size: int) -> tuple[tuple[int, int], ...]:
-    """Return (output size, input size) of a layer's products, fused as they run.
+def layer_products(
+    spec: LayerSizes, layer: int, input_size: int | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Return (output size, input size) of the products that a row runs in a layer, fused as they run.
 
-    input_size: width of the input of attention.
+    With experts they are those of each chosen expert and of the shared one. The router, whose logits
+    are float32, is not among them (`router_products`). input_size: width of the input of attention;
+    None is the hidden size.
     """
-    return (
-        *_attention_products(spec, input_size),
-        (2 * spec.intermediate_size, spec.hidden_size),
-        (spec.hidden_size, spec.intermediate_size),
-    )
+    attention = _attention_products(spec, input_size or spec.hidden_size)
+    experts = spec.experts_of(layer)
+    if experts is None:
+        return attention + _gated_products(spec.hidden_size, spec.intermediate_size)
+    chosen = _gated_products(spec.hidden_size, experts.intermediate_size)
+    shared = ()
+    if experts.shared_size:
+        shared = _gated_products(spec.hidden_size, experts.shared_size)
+    return attention + experts.routing.num_chosen * chosen + shared
 
 
-def _attention_products(spec: LayerSizes, input_size: int) -> list[tuple[int, int]]:
+def _attention_products(spec: LayerSizes, input_size: int) -> tuple[tuple[int, int], ...]:
     if spec.latent is not None:
         return spec.latent.products(spec.num_query_heads, spec.hidden_size, input_size)
     query_width = spec.num_query_heads * spec.head_dim
     qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
-    return [(qkv_width, input_size), (spec.hidden_size, query_width)]
+    return ((qkv_width, input_size), (spec.hidden_size, query_width))
+
+
+def router_products(spec: LayerSizes, num_layers: int) -> tuple[tuple[int, int], ...]:
+    """Return the distinct (scores, hidden size) of the layers' routers."""
+    experts = (spec.experts_of(layer) for layer in range(num_layers))
+    shapes = ((each.num_scores, spec.hidden_size) for each in experts if each is not None)
+    return tuple(dict.fromkeys(shapes))
+
+
+def feed_forward_shapes(spec: LayerSizes, layer: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of a layer's feed-forward block, by name within the layer.
+
+    bias: whether a block without experts has biases.
+    """
+    experts, hidden = spec.experts_of(layer), spec.hidden_size
+    if experts is None:
+        return _gated_shapes("mlp.", hidden, spec.intermediate_size, bias)
+    shapes: dict[str, tuple[int, ...]] = {"mlp.router.weight": (experts.num_experts, hidden)}
+    if experts.has_shared_gate:
+        shapes["mlp.shared_gate.weight"] = (1, hidden)
+    if experts.router_bias:
+        shapes["mlp.router.bias"] = (experts.num_experts,)
+    if experts.has_correction:
+        shapes["mlp.router.correction"] = (experts.num_experts,)
+    for expert in range(experts.num_experts):
+        prefix = f"mlp.experts.{expert}."
+        shapes |= _gated_shapes(prefix, hidden, experts.intermediate_size, experts.bias)
+    if experts.shared_size:
+        shapes |= _gated_shapes("mlp.shared.", hidden, experts.shared_size, experts.bias)
+    return shapes
+
+
+def _gated_products(hidden_size: int, size: int) -> tuple[tuple[int, int], ...]:
+    return ((2 * size, hidden_size), (hidden_size, size))
+
+
+def _gated_shapes(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part, shape in (
+        ("gate", (inner, hidden)),
+        ("up", (inner, hidden)),
+        ("down", (hidden, inner)),
+    ):
+        shapes[f"{prefix}{part}.weight"] = shape
+        if bias:
+            shapes[f"{prefix}{part}.bias"] = shape[:1]
+    return shapes

@@ -34,20 +34,23 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "DeepseekV2ForCausalLM": Architecture("deepseek", "deepseek_v2"),
-    "DeepseekV3ForCausalLM": Architecture("deepseek", "deepseek_v3"),
+    "DeepseekV2ForCausalLM": Architecture("deepseek_v2", "deepseek_v2"),
+    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v3"),
     "Gemma3ForCausalLM": Architecture("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "gemma3", has_vision=True),
     "Glm4ForCausalLM": Architecture("glm4", "glm4"),
+    "Glm4MoeForCausalLM": Architecture("glm4_moe", "glm4_moe"),
     "GlmForCausalLM": Architecture("glm4", "glm"),
     "LlamaForCausalLM": Architecture("llama", "llama"),
     "MiMoForCausalLM": Architecture("mimo", "mimo"),
     "MistralForCausalLM": Architecture("llama", "mistral"),
+    "MixtralForCausalLM": Architecture("mixtral", "mixtral"),
     "Olmo2ForCausalLM": Architecture("olmo2", "olmo2"),
     "Phi3ForCausalLM": Architecture("phi3", "phi3"),
     "Qwen2ForCausalLM": Architecture("qwen2", "qwen2"),
     "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2", "qwen2_5_vl", has_vision=True),
     "Qwen3ForCausalLM": Architecture("qwen3", "qwen3"),
+    "Qwen3MoeForCausalLM": Architecture("qwen3_moe", "qwen3_moe"),
 }
 _VISION_TENSORS = re.compile(
     r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\."

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eyas.cache.store import LayerStore
+from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
-from eyas.models.layer_products import layer_products
+from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
 from eyas.ops.gate import Activation
 
 
@@ -46,7 +47,7 @@ LLAMA = LayerTraits()
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The facts of one dense decoder.
+    """The facts of one decoder.
 
     family: name of the module of `eyas.models` that read it.
     qkv_bias, output_bias, mlp_bias: whether these projections have a bias. qk_norm: whether each query
@@ -59,6 +60,7 @@ class ModelSpec:
     dot products; None is head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
     latent: the sizes of latent attention; then there is one key/value head, `head_dim` is the width of
     a stored row, and `rope` is of its rotated part alone. None is grouped-query attention.
+    experts: the feed-forward block of `expert_layers`; the other layers have one of intermediate_size.
     """
 
     architecture: str
@@ -86,10 +88,16 @@ class ModelSpec:
     attention_scale: float | None = None
     embedding_scale: float = 1.0
     latent: LatentSizes | None = None
+    experts: ExpertSpec | None = None
+    expert_layers: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         latent = self.latent
         assert latent is None or (self.num_kv_heads, self.head_dim) == (1, latent.row_dim)
+
+    def experts_of(self, layer: int) -> ExpertSpec | None:
+        """Return the experts of a layer; None where it has one feed-forward block."""
+        return self.experts if layer in self.expert_layers else None
 
     @property
     def stores(self) -> tuple[LayerStore, ...]:
@@ -112,7 +120,10 @@ class ModelSpec:
 
         The logits head is not included.
         """
-        return tuple(dict.fromkeys(layer_products(self, self.hidden_size)))
+        layers = range(self.num_layers)
+        return tuple(
+            dict.fromkeys(each for layer in layers for each in layer_products(self, layer))
+        )
 
     @property
     def head_shape(self) -> tuple[int, int]:
@@ -120,14 +131,21 @@ class ModelSpec:
         return (self.vocab_size, self.hidden_size)
 
     @property
+    def head_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The distinct (output size, input size) of the products with float32 results."""
+        return (self.head_shape, *router_products(self, self.num_layers))
+
+    @property
     def num_parameters(self) -> int:
         """The number of weights; a tied embedding counts once."""
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
-        layer = self._num_attention_parameters + mlp + num_norms * self.hidden_size
-        return embeddings + self.num_layers * layer + self.hidden_size
+        layer = self._num_attention_parameters + num_norms * self.hidden_size
+        blocks = sum(
+            sum(map(math.prod, feed_forward_shapes(self, layer, self.mlp_bias).values()))
+            for layer in range(self.num_layers)
+        )
+        return embeddings + self.num_layers * layer + blocks + self.hidden_size
 
     @property
     def _num_attention_parameters(self) -> int:

@@ -260,11 +260,21 @@ def _read_tensor(reader: Any, entry: StoredTensor) -> torch.Tensor:
 
 def checkpoint_name(parameter: str, names: Mapping[str, str]) -> str:
     """Return the tensor name of a parameter. names: a family's CHECKPOINT_NAMES."""
-    layer = re.match(r"layers\.(\d+)\.", parameter)
-    if layer is None:
-        return names[parameter]
-    pattern = parameter.replace(layer.group(), "layers.{layer}.", 1)
-    return names[pattern].replace("{layer}", layer.group(1))
+    pattern, numbers = parameter_pattern(parameter)
+    name = names[pattern]
+    for placeholder, number in numbers.items():
+        name = name.replace(placeholder, number)
+    return name
+
+
+def parameter_pattern(parameter: str) -> tuple[str, dict[str, str]]:
+    """Return the parameter's name with placeholders for numbers, and each placeholder's number."""
+    numbers: dict[str, str] = {}
+    for room, placeholder in (("layers", "{layer}"), ("experts", "{expert}")):
+        if match := re.search(rf"\b{room}\.(\d+)\.", parameter):
+            numbers[placeholder] = match[1]
+            parameter = parameter.replace(match[0], f"{room}.{placeholder}.", 1)
+    return parameter, numbers
 
 
 _PREFIXES = (
@@ -307,8 +317,7 @@ def fused(
     grouped: dict[str, list[torch.Tensor]] = {}
     for parameter, blocks in parameters.items():
         match = _FUSED.fullmatch(parameter)
-        pattern = re.sub(r"layers\.\d+\.", "layers.{layer}.", parameter, count=1)
-        if match is not None and pattern not in names:
+        if match is not None and parameter_pattern(parameter)[0] not in names:
             whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
             parameter = f"{match[1]}{whole}.{match[3]}"
         grouped.setdefault(parameter, []).extend(blocks)
@@ -376,21 +385,36 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
         ),
         **_latent_sizes(spec),
     }
-    for parameter, rows, columns in (
-        ("embedding.weight", "vocab", "hidden"),
-        ("layers.{layer}.attention.q.weight", "query", "hidden"),
-        ("layers.{layer}.attention.k.weight", "kv", "hidden"),
-        ("layers.{layer}.attention.qkv.weight", "fused", "hidden"),
-        ("layers.{layer}.attention.q_a.weight", "query latent", "hidden"),
-        ("layers.{layer}.attention.q_b.weight", "query", "query latent"),
-        ("layers.{layer}.attention.kv_a.weight", "row", "hidden"),
-        ("layers.{layer}.attention.kv_b.weight", "of latent", "latent"),
-        ("layers.{layer}.mlp.gate.weight", "inner", "hidden"),
-        ("layers.{layer}.mlp.gate_up.weight", "fused inner", "hidden"),
+    if spec.experts is not None:
+        experts = spec.experts
+        sizes["experts"] = (f"number of experts ({experts.num_experts})", experts.num_experts)
+        sizes["expert inner"] = (
+            f"feed-forward size of an expert ({experts.intermediate_size})",
+            experts.intermediate_size,
+        )
+    first_expert_layer = min(spec.expert_layers, default=0)
+    for parameter, rows, columns, layer in (
+        ("embedding.weight", "vocab", "hidden", 0),
+        ("layers.{layer}.attention.q.weight", "query", "hidden", 0),
+        ("layers.{layer}.attention.k.weight", "kv", "hidden", 0),
+        ("layers.{layer}.attention.qkv.weight", "fused", "hidden", 0),
+        ("layers.{layer}.attention.q_a.weight", "query latent", "hidden", 0),
+        ("layers.{layer}.attention.q_b.weight", "query", "query latent", 0),
+        ("layers.{layer}.attention.kv_a.weight", "row", "hidden", 0),
+        ("layers.{layer}.attention.kv_b.weight", "of latent", "latent", 0),
+        ("layers.{layer}.mlp.gate.weight", "inner", "hidden", 0),
+        ("layers.{layer}.mlp.gate_up.weight", "fused inner", "hidden", 0),
+        ("layers.{layer}.mlp.router.weight", "experts", "hidden", first_expert_layer),
+        (
+            "layers.{layer}.mlp.experts.{expert}.gate.weight",
+            "expert inner",
+            "hidden",
+            first_expert_layer,
+        ),
     ):
         if parameter not in names:
             continue
-        tensor = checkpoint.tensors.get(names[parameter].format(layer=0))
+        tensor = checkpoint.tensors.get(names[parameter].format(layer=layer, expert=0))
         if tensor is None:
             continue
         described = (sizes[rows], sizes[columns])

@@ -61,7 +61,17 @@ def added(stream_TD: torch.Tensor, parts: torch.Tensor | None) -> torch.Tensor:
         return stream_TD
     if parts.dim() == stream_TD.dim():
         return stream_TD + parts
-    return (stream_TD + parts.sum(dim=0)).to(stream_TD.dtype)
+    return (stream_TD + summed(parts)).to(stream_TD.dtype)
+
+
+def summed(parts: torch.Tensor) -> torch.Tensor:
+    """Return the sum [T, D] of a product's parts, [T, D] or [Z, T, D], added in order."""
+    if parts.dim() == 2:
+        return parts
+    total_TD = parts[0]
+    for part_TD in parts[1:]:
+        total_TD = total_TD + part_TD
+    return total_TD
 
 
 def normalized(x_TD: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:

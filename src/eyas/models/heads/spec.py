@@ -10,14 +10,16 @@ i, and predicts the token at i + 1; position 0 has no row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from eyas.cache.store import LayerStore
+from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
-from eyas.models.layer_products import layer_products
+from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
 
 HeadKind = Literal["eagle", "eagle3", "mtp"]
 
@@ -36,6 +38,7 @@ class HeadSpec:
     latent, attention_scale: as in `ModelSpec`.
     own_embedding, own_head: the head has its own embedding or output layer; else it uses the target's.
     calibration: temperature -> weight of the sampling noise in the ranking of candidates.
+    experts: the feed-forward block of every layer; None is one of intermediate_size.
 
     The wiring:
     fc_norm: each tapped state has its own RMS norm before fc (EAGLE-3.1).
@@ -85,11 +88,16 @@ class HeadSpec:
     latent: LatentSizes | None = None
     attention_scale: float | None = None
     calibration: Mapping[float, float] = field(default_factory=dict, hash=False)
+    experts: ExpertSpec | None = None
 
     def __post_init__(self) -> None:
         assert len(self.windows) == self.num_layers
         assert self.taps and self.num_query_heads % self.num_kv_heads == 0
         assert self.kind == "eagle3" or self.hidden_size == self.target_hidden_size
+
+    def experts_of(self, layer: int) -> ExpertSpec | None:
+        """Return the experts of a layer; None where it has one feed-forward block."""
+        return self.experts
 
     @property
     def fuses_states(self) -> bool:
@@ -136,7 +144,7 @@ class HeadSpec:
         """
         shapes = [self.fc_shape]
         for layer in range(self.num_layers):
-            shapes += layer_products(self, self.attention_input_size(layer))
+            shapes += layer_products(self, layer, self.attention_input_size(layer))
         return tuple(dict.fromkeys(shapes))
 
     @property
@@ -145,9 +153,14 @@ class HeadSpec:
         return (self.draft_vocab_size, self.hidden_size)
 
     @property
+    def head_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The distinct (output size, input size) of the products with float32 results."""
+        return (self.head_shape, *router_products(self, self.num_layers))
+
+    @property
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter that the head owns, by its name in `DraftHead.parameters`."""
-        hidden, inner = self.hidden_size, self.intermediate_size
+        hidden = self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {}
         if self.own_embedding:
             shapes["embedding.weight"] = (self.vocab_size, hidden)
@@ -170,14 +183,8 @@ class HeadSpec:
                 f"{prefix}{name}": shape for name, shape in self._attention_shapes(layer).items()
             }
             shapes[f"{prefix}mlp_norm.weight"] = (hidden,)
-            for part, shape in (
-                ("gate", (inner, hidden)),
-                ("up", (inner, hidden)),
-                ("down", (hidden, inner)),
-            ):
-                shapes[f"{prefix}mlp.{part}.weight"] = shape
-                if self.mlp_bias:
-                    shapes[f"{prefix}mlp.{part}.bias"] = shape[:1]
+            blocks = feed_forward_shapes(self, layer, self.mlp_bias)
+            shapes |= {f"{prefix}{name}": shape for name, shape in blocks.items()}
         if self.final_norm:
             shapes["norm.weight"] = (hidden,)
         if self.own_head:
@@ -207,13 +214,7 @@ class HeadSpec:
     @property
     def num_parameters(self) -> int:
         """The number of weights that the head owns."""
-        total = 0
-        for shape in self.parameter_shapes.values():
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-        return total
+        return sum(map(math.prod, self.parameter_shapes.values()))
 
 
 def default_taps(num_target_layers: int) -> tuple[int, int, int]:

@@ -1,26 +1,32 @@
-"""DeepSeek-V2, V3 and R1: latent attention, whose rotated dimensions are pairs of neighbours."""
+"""What the families with latent attention share: the sizes of the attention, and the names of tensors.
+
+Promises: as `dense`, whose fields are read by it.
+Does not know: how a family's router chooses.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from eyas.layers.experts import ExpertSpec
 from eyas.layers.latent_attention import LatentSizes
 from eyas.models import dense
 from eyas.models.config_file import ConfigFile
+from eyas.models.expert_fields import layers_after
 from eyas.models.spec import ModelSpec
 
-CHECKPOINT_NAMES = dense.names_with(dense.LATENT_ATTENTION, *dense.QKV[1:])
+NAMES = dense.LATENT_ATTENTION | dense.EXPERT_NAMES | dense.SHARED_EXPERT_NAMES
+CHECKPOINT_NAMES = dense.names_with(NAMES, *dense.QKV[1:])
 FIELDS = frozenset(
     (
         *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"),
         *("v_head_dim", "rope_interleave", "attention_bias", "mlp_bias", "first_k_dense_replace"),
         *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
         *("moe_layer_freq", "n_group", "topk_group", "topk_method", "norm_topk_prob"),
-        *("routed_scaling_factor", "scoring_func", "seq_aux", "aux_loss_alpha", "ep_size"),
+        *("routed_scaling_factor", "scoring_func"),
     )
 )
 DEFAULTS = {
-    "max_position_embeddings": 2048,
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
     "qk_nope_head_dim": 128,
@@ -30,18 +36,17 @@ DEFAULTS = {
 """transformers' defaults of fields that a file may omit."""
 
 
-def read(config: ConfigFile) -> ModelSpec:
-    """Return the model's facts, as `registry.Family.read`."""
-    config = config.with_defaults(DEFAULTS)
+def read_latent(config: ConfigFile, *, family: str, experts: ExpertSpec) -> ModelSpec:
+    """Return the facts of a model with latent attention from its config.json, with `DEFAULTS` in it.
+
+    experts: of the layers after the first `first_k_dense_replace` ones.
+    ValueError: a field is missing or invalid, or its value is not supported.
+    """
     num_heads = config.count("num_attention_heads")
     config.require("num_key_value_heads", num_heads, num_heads, "as many as attention heads are")
+    config.require("moe_layer_freq", 1, 1, "1 is")
     for field in ("attention_bias", "mlp_bias"):
         config.require(field, False, False, "false is")
-    if config.index("first_k_dense_replace", 0) < config.count("num_hidden_layers"):
-        raise config.error(
-            "first_k_dense_replace",
-            "leaves layers with experts, which are not supported yet; use a dense model",
-        )
     has_query_rank = config.values["q_lora_rank"] is not None
     latent = LatentSizes(
         query_rank=config.count("q_lora_rank") if has_query_rank else None,
@@ -52,7 +57,7 @@ def read(config: ConfigFile) -> ModelSpec:
     )
     spec = dense.read_dense(
         ConfigFile(config.path, {**config.values, "head_dim": latent.rotated_dim}),
-        family="deepseek",
+        family=family,
         head_dim=None,
         qkv_bias=False,
         output_bias=False,
@@ -61,10 +66,13 @@ def read(config: ConfigFile) -> ModelSpec:
         window=None,
         is_interleaved=config.flag("rope_interleave", True),
     )
+    layers = layers_after(config, spec.num_layers)
     return replace(
         spec,
         num_kv_heads=1,
         head_dim=latent.row_dim,
         latent=latent,
         attention_scale=latent.query_dim**-0.5 * spec.rope.logit_factor,
+        experts=experts if layers else None,
+        expert_layers=layers,
     )

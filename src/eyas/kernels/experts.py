@@ -1,0 +1,256 @@
+"""The kernels of `ops.tile_experts` and `ops.apply_experts`: products whose rows have weights of their
+experts.
+
+Promises: a row's bits do not depend on the other rows, nor on which tile it is in: sums run over
+ascending columns in float32, and the weights are on the M side of the matrix instruction, as in `gemm`.
+An expert whose rows fit a tile is read once.
+Does not know: how experts are chosen.
+
+Legend: T rows, K experts that a row chooses, N = T x K assignments, P tiles, X assignments of a tile, E
+experts, O output features, I input features, F feed-forward size.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from eyas.kernels.activation import gated
+from eyas.kernels.gemm_tile import accumulate, bias_of
+from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.tiles import Tile
+
+Tiles = tuple[torch.Tensor, torch.Tensor]
+"""The expert of each tile int32 [P], and its assignments int32 [P, X] (`ops.tile_experts`)."""
+MAX_TILED = 1024
+"""Up to this many assignments every program looks at all of them; more are sorted."""
+
+
+@triton.jit
+def tile_experts_kernel(
+    experts_N, tile_expert_P, rows_PX, num, X: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """One program an assignment: it fills a tile if it is the first of X of its expert's."""
+    enter(PDL)
+    me = tl.program_id(0)
+    other = tl.arange(0, BLOCK)
+    mine = tl.load(experts_N + me)
+    is_alike = tl.load(experts_N + other, mask=other < num, other=-1) == mine
+    place = tl.cumsum(is_alike.to(tl.int32), 0) - 1
+    before = tl.sum((is_alike & (other < me)).to(tl.int32), 0)
+    is_first = before % X == 0
+    tl.store(tile_expert_P + me, tl.where(is_first, mine, -1))
+    column = tl.arange(0, X)
+    count = tl.sum(is_alike.to(tl.int32), 0) - before
+    tl.store(rows_PX + me * X + column, column * 0 - 1, mask=is_first & (column >= count))
+    at = place - before
+    tl.store(rows_PX + me * X + at, other, mask=is_first & is_alike & (at >= 0) & (at < X))
+
+
+def tile_experts(experts_TK: torch.Tensor, tile_rows: int, *, pdl: bool = False) -> Tiles:
+    """A tile for every assignment, of which those are used that are the first of `tile_rows` of their
+    expert's; the reference is `ops.tile_experts.by_torch`, which leaves fewer tiles unused."""
+    num = experts_TK.numel()
+    assert num <= MAX_TILED and experts_TK.is_contiguous()
+    tile_expert_P = experts_TK.new_empty(num)
+    rows_PX = experts_TK.new_empty((num, tile_rows))
+    if num:
+        tile_experts_kernel[(num,)](
+            experts_TK,
+            tile_expert_P,
+            rows_PX,
+            num,
+            X=tile_rows,
+            BLOCK=triton.next_power_of_2(num),
+            num_warps=4 if num > 128 else 1,
+            PDL=pdl,
+            **launch_options(pdl),
+        )
+    return tile_expert_P, rows_PX
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def expert_product_kernel(
+    x_TI,
+    weight_EOI,
+    bias_EO,
+    tile_expert_P,
+    rows_PX,
+    weights_N,
+    out,
+    num_rows,
+    num_out,
+    num_columns,
+    x_stride,
+    NUM_CHOSEN: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_OUT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a tile of assignments and a tile of weight rows.
+
+    GATED: x has a row for each T, half of the weight tile are rows of the gate, the other half the same
+    rows of "up", and assignment n is row n of the result. Else x has a row for each N, results are
+    multiplied by weights_N and go to [K, T, O].
+    """
+    columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
+    if PDL:
+        cuda.gdc_wait()
+    tile_index = tl.program_id(0)
+    expert = tl.load(tile_expert_P + tile_index).to(tl.int64)
+    if expert < 0:
+        return
+    first_out = tl.program_id(1) * columns_of_tile
+    tile = tl.arange(0, BLOCK_OUT)
+    inner = tl.arange(0, BLOCK_K)
+    if GATED:
+        out_O = first_out + tile % columns_of_tile
+        weight_row_O = out_O.to(tl.int64) + (tile // columns_of_tile).to(tl.int64) * num_out
+        weight_rows = 2 * num_out
+    else:
+        out_O = first_out + tile
+        weight_row_O = out_O.to(tl.int64)
+        weight_rows = num_out
+    assigned_X = tl.load(rows_PX + tile_index * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))
+    is_row_X = assigned_X >= 0
+    row_X = tl.maximum(assigned_X, 0).to(tl.int64)
+    x_row_X = row_X // NUM_CHOSEN if GATED else row_X
+    is_row_1X = is_row_X[None, :]
+    is_out_O1 = (out_O < num_out)[:, None]
+    x_IX = x_TI + (x_row_X * x_stride)[None, :] + inner[:, None]
+    weight_OI = weight_EOI + expert * weight_rows * num_columns
+    weight_OI += (weight_row_O * num_columns)[:, None] + inner[None, :]
+    total, _ = accumulate(
+        x_IX, x_IX, weight_OI, is_row_1X, is_out_O1, 0, first_out, 0, num_columns, num_columns,
+        BLOCK_OUT, BLOCK_ROWS, 0, BLOCK_K, EVEN_OUT, EVEN_K, False,
+    )  # fmt: skip
+    if PDL:
+        cuda.gdc_launch_dependents()
+    if HAS_BIAS:
+        total += bias_of(bias_EO + expert * weight_rows, weight_row_O, out_O < num_out)
+    if GATED:
+        rounded: tl.constexpr = x_TI.dtype.element_ty
+        halves_2OX = tl.reshape(total, (2, columns_of_tile, BLOCK_ROWS))
+        gate, up = tl.split(tl.permute(halves_2OX, (1, 2, 0)))
+        total = gated(gate.to(rounded), up.to(rounded))
+        out_row_X = row_X
+    else:
+        total *= tl.load(weights_N + row_X, mask=is_row_X, other=0.0)[None, :]
+        out_row_X = (row_X % NUM_CHOSEN) * num_rows + row_X // NUM_CHOSEN
+    out_O = first_out + tl.arange(0, columns_of_tile)
+    out_XO = out + (out_row_X * num_out)[:, None] + out_O[None, :]
+    is_inside_XO = is_row_X[:, None] & (out_O < num_out)[None, :]
+    tl.store(out_XO, tl.trans(total).to(out.dtype.element_ty), mask=is_inside_XO)
+
+
+def tile_for(num_rows: int, num_chosen: int, num_experts: int, dtype: torch.dtype) -> Tile:
+    """Return the tile for products of so many rows: as many assignments as an expert has on average."""
+    average = num_rows * num_chosen / num_experts
+    if dtype == torch.float32:
+        return Tile(64, 16, 32, 4, 3)
+    if average <= 8:
+        return Tile(64, 16, 128, 4, 4)
+    if average <= 24:
+        return Tile(64, 32, 128, 4, 4)
+    if average <= 64:
+        return Tile(128, 64, 64, 4, 4)
+    return Tile(128, 128, 64, 8, 3)
+
+
+def gated_product(
+    x_TI: torch.Tensor,
+    gate_up_weight_E2FI: torch.Tensor,
+    bias_E2F: torch.Tensor | None,
+    tiles: Tiles,
+    num_chosen: int,
+    activation: str,
+    tile: Tile,
+    *,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """The gated activation of every assignment, [N, F] in x's type."""
+    assert activation == "silu"
+    num_out = gate_up_weight_E2FI.shape[1] // 2
+    out_NF = x_TI.new_empty((len(x_TI) * num_chosen, num_out))
+    _launch(
+        x_TI, gate_up_weight_E2FI, bias_E2F, tiles, None, out_NF, num_out, num_chosen, tile, pdl,
+        is_gated=True,
+    )  # fmt: skip
+    return out_NF
+
+
+def weighted_product(
+    x_NI: torch.Tensor,
+    weight_EOI: torch.Tensor,
+    bias_EO: torch.Tensor | None,
+    tiles: Tiles,
+    weights_TK: torch.Tensor,
+    tile: Tile,
+    *,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """The weighted product of every assignment, float32 [K, T, O]."""
+    num_rows, num_chosen = weights_TK.shape
+    num_out = weight_EOI.shape[1]
+    out_KTO = x_NI.new_empty((num_chosen, num_rows, num_out), dtype=torch.float32)
+    _launch(
+        x_NI, weight_EOI, bias_EO, tiles, weights_TK, out_KTO, num_out, num_chosen, tile, pdl,
+        is_gated=False,
+    )  # fmt: skip
+    return out_KTO
+
+
+def _launch(
+    x: torch.Tensor,
+    weight_EOI: torch.Tensor,
+    bias_EO: torch.Tensor | None,
+    tiles: Tiles,
+    weights_TK: torch.Tensor | None,
+    out: torch.Tensor,
+    num_out: int,
+    num_chosen: int,
+    tile: Tile,
+    pdl: bool,
+    *,
+    is_gated: bool,
+) -> None:
+    num_columns = weight_EOI.shape[2]
+    assert x.shape[1] == num_columns and x.stride(1) == 1 and weight_EOI.is_contiguous()
+    assert weights_TK is None or weights_TK.is_contiguous()
+    tile_expert_P, rows_PX = tiles
+    assert rows_PX.shape[1] == tile.block_rows
+    columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
+    if not len(tile_expert_P):
+        return
+    expert_product_kernel[(len(tile_expert_P), -(-num_out // columns_of_tile))](
+        x,
+        weight_EOI,
+        bias_EO,
+        tile_expert_P,
+        rows_PX,
+        weights_TK,
+        out,
+        out.shape[1] if weights_TK is not None else len(x),
+        num_out,
+        num_columns,
+        x.stride(0),
+        NUM_CHOSEN=num_chosen,
+        BLOCK_OUT=tile.block_out,
+        BLOCK_ROWS=tile.block_rows,
+        BLOCK_K=tile.block_k,
+        EVEN_OUT=num_out % columns_of_tile == 0,
+        EVEN_K=num_columns % tile.block_k == 0,
+        HAS_BIAS=bias_EO is not None,
+        GATED=is_gated,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        PDL=pdl,
+        **launch_options(pdl),
+    )

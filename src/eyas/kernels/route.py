@@ -1,0 +1,132 @@
+"""The kernel of `ops.route`: the experts of each row and their weights, one program a row.
+
+Promises: a row's result depends on its own logits alone; of equal scores the lowest index is chosen;
+indices are always those of experts, no index twice in a row.
+Does not know: what the experts compute.
+
+Legend: T rows, E experts, K chosen experts.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from eyas.kernels.launch import enter, launch_options
+from eyas.kernels.rank import LOWEST, index_of, key_of, largest
+
+
+@triton.jit
+def route_kernel(
+    logits_TE,
+    correction_E,
+    experts_TK,
+    weights_TK,
+    num_experts,
+    row_stride,
+    scale,
+    NUM_CHOSEN: tl.constexpr,
+    PADDED: tl.constexpr,
+    IS_SOFTMAX: tl.constexpr,
+    HAS_CORRECTION: tl.constexpr,
+    NORMALIZES: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    NUM_CHOSEN_GROUPS: tl.constexpr,
+    GROUP_SIZE_SCORED: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """PADDED, PADDED_GROUPS, BLOCK: the next powers of two of the numbers of chosen experts, of groups
+    and of experts."""
+    enter(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    is_real = expert < num_experts
+    logits = tl.load(logits_TE + row * row_stride + expert, mask=is_real, other=float("-inf"))
+    if IS_SOFTMAX:
+        powers = tl.exp(logits - tl.max(logits, 0))
+        scores = powers / tl.sum(powers, 0)
+    else:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    choice = scores
+    if HAS_CORRECTION:
+        choice += tl.load(correction_E + expert, mask=is_real, other=0.0)
+    choice = tl.where(choice == choice, choice, float("-inf"))
+    if NUM_GROUPS > 1:
+        group = expert // (num_experts // NUM_GROUPS)
+        column = tl.arange(0, PADDED_GROUPS)
+        group_keys = tl.full((PADDED_GROUPS,), LOWEST, tl.int64)
+        for of in range(NUM_GROUPS):
+            rest = tl.where(is_real & (group == of), key_of(choice, expert), LOWEST)
+            best = tl.max(rest, 0)
+            score = tl.sum(tl.where(expert == index_of(best), choice, 0.0), 0)
+            for _rank in range(1, GROUP_SIZE_SCORED):
+                rest = tl.where(rest == best, LOWEST, rest)
+                best = tl.max(rest, 0)
+                score += tl.sum(tl.where(expert == index_of(best), choice, 0.0), 0)
+            group_keys = tl.where(column == of, key_of(score, column), group_keys)
+        is_chosen = expert < 0
+        for _rank in range(NUM_CHOSEN_GROUPS):
+            best = tl.max(group_keys, 0)
+            is_chosen = is_chosen | (group == index_of(best))
+            group_keys = tl.where(group_keys == best, LOWEST, group_keys)
+        choice = tl.where(is_chosen, choice, float("-inf"))
+    keys = tl.where(is_real, key_of(choice, expert), LOWEST)
+    chosen = index_of(largest(keys, NUM_CHOSEN, PADDED))
+    of_chosen = tl.where(expert[None, :] == chosen[:, None], scores[None, :], 0.0)
+    weights = tl.sum(of_chosen, 1)
+    rank = tl.arange(0, PADDED)
+    is_rank = rank < NUM_CHOSEN
+    if NORMALIZES:
+        weights = weights / (tl.sum(tl.where(is_rank, weights, 0.0), 0) + 1e-20)
+    at = row * NUM_CHOSEN + rank
+    tl.store(experts_TK + at, chosen, mask=is_rank)
+    tl.store(weights_TK + at, weights * scale, mask=is_rank)
+
+
+def route(
+    logits_TE: torch.Tensor,
+    correction_E: torch.Tensor | None,
+    *,
+    num_chosen: int,
+    is_softmax: bool,
+    normalizes: bool,
+    scale: float,
+    num_groups: int,
+    num_chosen_groups: int,
+    group_size_scored: int,
+    pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The chosen experts int32 [T, K], best first, and their weights float32 [T, K]; the reference is
+    `ops.route.by_torch`, the facts are those of `ops.route.Routing`."""
+    num_rows, num_experts = logits_TE.shape
+    assert logits_TE.dtype == torch.float32 and logits_TE.stride(1) == 1
+    experts_TK = logits_TE.new_empty((num_rows, num_chosen), dtype=torch.int32)
+    weights_TK = torch.empty_like(experts_TK, dtype=torch.float32)
+    if num_rows:
+        block = triton.next_power_of_2(num_experts)
+        route_kernel[(num_rows,)](
+            logits_TE,
+            correction_E,
+            experts_TK,
+            weights_TK,
+            num_experts,
+            logits_TE.stride(0),
+            scale,
+            NUM_CHOSEN=num_chosen,
+            PADDED=triton.next_power_of_2(num_chosen),
+            IS_SOFTMAX=is_softmax,
+            HAS_CORRECTION=correction_E is not None,
+            NORMALIZES=normalizes,
+            NUM_GROUPS=num_groups,
+            NUM_CHOSEN_GROUPS=num_chosen_groups,
+            GROUP_SIZE_SCORED=group_size_scored,
+            PADDED_GROUPS=triton.next_power_of_2(num_groups),
+            BLOCK=block,
+            num_warps=4 if block >= 128 else 1,
+            PDL=pdl,
+            **launch_options(pdl),
+        )
+    return experts_TK, weights_TK

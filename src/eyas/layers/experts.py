@@ -1,0 +1,260 @@
+"""Feed-forward blocks of which each row uses a few: a mixture of experts, with or without a shared one.
+
+Promises: a row's bits do not depend on the other rows: a product of an expert has one reduction order
+for any number of rows, and the contributions to a row are added in the order in which it chose them.
+The router's logits are float32 and never rounded.
+Does not know: the rest of the layer.
+
+Legend: T rows, D hidden size, E experts, K experts that a row chooses, F feed-forward size of an
+expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from eyas.layers.linear import LogitsHead
+from eyas.layers.mlp import GatedMlp
+from eyas.layers.row_order import RowOrder
+from eyas.ops.add_norm import summed
+from eyas.ops.apply_experts import apply_experts, by_expert
+from eyas.ops.gate import Activation
+from eyas.ops.route import Routing, route, sigmoid
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """The facts of a mixture of experts.
+
+    num_experts: experts to choose from. intermediate_size: of each of them. router_bias: added to the
+    router's logits. has_correction: there is a bias that is added to scores for the choice alone. bias:
+    of the experts' products. shared_size: feed-forward size of the expert that every row uses; 0 is
+    none. has_shared_gate: its result is multiplied by the sigmoid of a product of its own.
+    """
+
+    num_experts: int
+    intermediate_size: int
+    routing: Routing
+    router_bias: bool = False
+    has_correction: bool = False
+    bias: bool = False
+    shared_size: int = 0
+    has_shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        routing = self.routing
+        assert self.num_experts % routing.num_groups == 0
+        choosable = self.num_experts // routing.num_groups * routing.num_chosen_groups
+        assert 0 < routing.num_chosen <= choosable
+
+    @property
+    def num_scores(self) -> int:
+        """The number of logits of the router: of all experts, and of the shared expert's gate."""
+        return self.num_experts + self.has_shared_gate
+
+
+class Experts(Protocol):
+    """The experts of a layer."""
+
+    def parameters(self) -> dict[str, torch.Tensor]: ...
+    def seal(self) -> None: ...
+    def __call__(
+        self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted results of the chosen experts, float32 [K, T, D]."""
+        ...
+
+
+class SeparateExperts:
+    """Every expert is a block of its own, which runs its rows padded as the row order asks."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: ExpertSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+        activation: Activation,
+    ) -> None:
+        self._order = order
+        self._experts = [
+            GatedMlp(
+                hidden_size,
+                spec.intermediate_size,
+                bias=spec.bias,
+                dtype=dtype,
+                device=device,
+                order=order,
+                activation=activation,
+            )
+            for _ in range(spec.num_experts)
+        ]
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{index}.{name}": view
+            for index, expert in enumerate(self._experts)
+            for name, view in expert.parameters().items()
+        }
+
+    def seal(self) -> None:
+        for expert in self._experts:
+            expert.seal()
+
+    def __call__(
+        self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        return by_expert(x_TD, experts_TK, weights_TK, self._run)
+
+    def _run(self, expert: int, x_TD: torch.Tensor) -> torch.Tensor:
+        num_rows = len(x_TD)
+        num_padding = self._order.pad(num_rows) - num_rows
+        if num_padding:
+            x_TD = F.pad(x_TD, (0, 0, 0, num_padding))
+        return summed(self._experts[expert](x_TD))[:num_rows]
+
+
+class StackedExperts:
+    """The weights of all experts are one tensor, and a kernel runs all rows at once."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: ExpertSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        activation: Activation,
+    ) -> None:
+        num, size = spec.num_experts, spec.intermediate_size
+        self._activation: Activation = activation
+        self._gate_up_E2FD = torch.empty(num, 2 * size, hidden_size, dtype=dtype, device=device)
+        self._down_EDF = torch.empty(num, hidden_size, size, dtype=dtype, device=device)
+        self._gate_up_bias_E2F: torch.Tensor | None = None
+        self._down_bias_ED: torch.Tensor | None = None
+        if spec.bias:
+            self._gate_up_bias_E2F = torch.empty(num, 2 * size, dtype=dtype, device=device)
+            self._down_bias_ED = torch.empty(num, hidden_size, dtype=dtype, device=device)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        size = self._down_EDF.shape[2]
+        for kind, gate_up, down in (
+            ("weight", self._gate_up_E2FD, self._down_EDF),
+            ("bias", self._gate_up_bias_E2F, self._down_bias_ED),
+        ):
+            if gate_up is None or down is None:
+                continue
+            for index in range(len(down)):
+                found[f"{index}.gate.{kind}"] = gate_up[index, :size]
+                found[f"{index}.up.{kind}"] = gate_up[index, size:]
+                found[f"{index}.down.{kind}"] = down[index]
+        return found
+
+    def seal(self) -> None:
+        """Nothing to prepare: the kernel reads the weights as they are filled."""
+
+    def __call__(
+        self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        return apply_experts(
+            x_TD,
+            experts_TK,
+            weights_TK,
+            self._gate_up_E2FD,
+            self._down_EDF,
+            self._gate_up_bias_E2F,
+            self._down_bias_ED,
+            self._activation,
+        )
+
+
+class MixtureOfExperts:
+    """The feed-forward block of a layer with experts: router, experts, and the shared expert."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: ExpertSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+        activation: Activation = "silu",
+    ) -> None:
+        self._spec = spec
+        self._router = LogitsHead(
+            spec.num_scores, hidden_size, dtype=dtype, device=device, order=order
+        )
+        float32 = {"dtype": torch.float32, "device": device}
+        self._bias_E = torch.empty(spec.num_experts, **float32) if spec.router_bias else None
+        self._correction_E = (
+            torch.empty(spec.num_experts, **float32) if spec.has_correction else None
+        )
+        self._experts: Experts
+        if order.products is None:
+            self._experts = SeparateExperts(
+                hidden_size, spec, dtype=dtype, device=device, order=order, activation=activation
+            )
+        else:
+            self._experts = StackedExperts(
+                hidden_size, spec, dtype=dtype, device=device, activation=activation
+            )
+        self._shared: GatedMlp | None = None
+        if spec.shared_size:
+            self._shared = GatedMlp(
+                hidden_size,
+                spec.shared_size,
+                bias=spec.bias,
+                dtype=dtype,
+                device=device,
+                order=order,
+                activation=activation,
+            )
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        (scores_SD,) = self._router.parameters()
+        found = {"router.weight": scores_SD[: self._spec.num_experts]}
+        if self._spec.has_shared_gate:
+            found["shared_gate.weight"] = scores_SD[self._spec.num_experts :]
+        if self._bias_E is not None:
+            found["router.bias"] = self._bias_E
+        if self._correction_E is not None:
+            found["router.correction"] = self._correction_E
+        found |= {f"experts.{name}": view for name, view in self._experts.parameters().items()}
+        if self._shared is not None:
+            found |= {f"shared.{name}": view for name, view in self._shared.parameters().items()}
+        return found
+
+    def seal(self) -> None:
+        self._router.seal()
+        self._experts.seal()
+        if self._shared is not None:
+            self._shared.seal()
+
+    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the parts of the block's output, float32 [Z, T, D], for an input [T, D].
+
+        The first K parts are the chosen experts', those that follow the shared expert's.
+        """
+        num_experts = self._spec.num_experts
+        scores_TS = self._router(x_TD)
+        logits_TE = scores_TS[:, :num_experts]
+        if self._bias_E is not None:
+            logits_TE = logits_TE + self._bias_E
+        experts_TK, weights_TK = route(logits_TE, self._correction_E, self._spec.routing)
+        parts = self._experts(x_TD, experts_TK, weights_TK)
+        if self._shared is None:
+            return parts
+        shared = self._shared(x_TD).float()
+        if shared.dim() == 2:
+            shared = shared.unsqueeze(0)
+        if self._spec.has_shared_gate:
+            shared = shared * sigmoid(scores_TS[:, num_experts:])
+        return torch.cat([parts, shared])

@@ -1,0 +1,53 @@
+"""Read the fields of config.json that describe experts.
+
+Promises: numbers that do not fit each other are a ValueError that names the field.
+Does not know: families (each passes the names of its fields).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eyas.layers.experts import ExpertSpec
+from eyas.models.config_file import ConfigFile
+from eyas.ops.route import Routing
+
+
+def read_experts(
+    config: ConfigFile,
+    *,
+    number: str,
+    size: str,
+    routing: dict[str, Any],
+    **facts: Any,
+) -> ExpertSpec:
+    """Return the experts of a family's layers.
+
+    number, size: the fields of the number of experts and of their feed-forward size. routing: further
+    arguments of `Routing`. facts: further arguments of `ExpertSpec`.
+    ValueError: a field is missing or invalid, or asks for more experts than there are.
+    """
+    num_experts = config.count(number)
+    num_chosen = config.count("num_experts_per_tok")
+    found = Routing(num_chosen, **routing)
+    if num_experts % found.num_groups:
+        raise config.error("n_group", f"{found.num_groups} must divide {num_experts} experts")
+    group_size = num_experts // found.num_groups
+    if found.num_chosen_groups > found.num_groups:
+        raise config.error(
+            "topk_group", f"{found.num_chosen_groups} is more than the {found.num_groups} groups"
+        )
+    if found.num_groups > 1 and found.group_size_scored > group_size:
+        raise config.error("n_group", f"{found.num_groups} leaves {group_size} experts a group")
+    if num_chosen > group_size * found.num_chosen_groups:
+        raise config.error(
+            "num_experts_per_tok",
+            f"{num_chosen} is more than the {group_size * found.num_chosen_groups} experts that can be "
+            f"chosen ({number})",
+        )
+    return ExpertSpec(num_experts, config.count(size), found, **facts)
+
+
+def layers_after(config: ConfigFile, num_layers: int) -> frozenset[int]:
+    """Return the layers that follow the first `first_k_dense_replace` ones."""
+    return frozenset(range(config.index("first_k_dense_replace", 0), num_layers))

@@ -1,0 +1,58 @@
+"""Qwen3 with experts: Qwen3's attention; most layers route each token to some of many experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from eyas.models import dense
+from eyas.models.config_file import ConfigFile
+from eyas.models.expert_fields import read_experts
+from eyas.models.qwen2 import WINDOW_FIELDS
+from eyas.models.spec import ModelSpec
+
+CHECKPOINT_NAMES = dense.names_with(dense.EXPERT_NAMES)
+FIELDS = WINDOW_FIELDS | {
+    *("attention_bias", "num_experts", "num_local_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"),
+    *("router_aux_loss_coef", "output_router_logits"),
+}
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "moe_intermediate_size": 768,
+    "num_experts_per_tok": 8,
+}
+"""transformers' defaults of fields that a file may omit."""
+
+
+def read(config: ConfigFile) -> ModelSpec:
+    """Return the model's facts, as `registry.Family.read`."""
+    config = config.with_defaults(DEFAULTS)
+    attention_bias = config.flag("attention_bias")
+    has_windows = config.values["sliding_window"] is not None and config.flag("use_sliding_window")
+    spec = dense.read_dense(
+        config,
+        family="qwen3_moe",
+        head_dim=None,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=False,
+        qk_norm=True,
+        window=config.count("sliding_window") if has_windows else None,
+    )
+    number = "num_local_experts" if "num_local_experts" in config.values else "num_experts"
+    step = config.count("decoder_sparse_step", 1)
+    dense_layers = config.indices("mlp_only_layers")
+    layers = (layer for layer in range(spec.num_layers) if layer not in dense_layers)
+    return replace(
+        spec,
+        experts=read_experts(
+            config.with_defaults({number: 128}),
+            number=number,
+            size="moe_intermediate_size",
+            routing={"normalizes": config.flag("norm_topk_prob")},
+        ),
+        expert_layers=frozenset(layer for layer in layers if (layer + 1) % step == 0),
+    )

@@ -1,0 +1,116 @@
+"""Choose the experts of each row from the router's logits, and the weight of each chosen expert.
+
+Promises: a row's choice depends on its own logits alone, with the same bits in any call. Of experts
+with equal scores the one with the lowest index is chosen.
+Does not know: what the experts compute.
+
+Legend: T rows, E experts, K experts that a row chooses, J groups of experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from eyas.ops.dispatch import Operation
+
+Scoring = Literal["softmax", "sigmoid"]
+SERIAL_ELEMENTS = 32768
+"""torch runs a sigmoid on a CPU on one thread up to so many elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router chooses.
+
+    num_chosen: experts a row. scoring: what turns logits into scores. normalizes: whether the scores of
+    the chosen experts are divided by their sum. scale: multiplies the weights. num_groups,
+    num_chosen_groups: experts are chosen from the best groups of consecutive experts alone.
+    group_size_scored: a group's score is the sum of that many of its best experts' scores
+    (DeepSeek-V2, 2405.04434: 1; DeepSeek-V3, 2412.19437: 2).
+    """
+
+    num_chosen: int
+    scoring: Scoring = "softmax"
+    normalizes: bool = True
+    scale: float = 1.0
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    group_size_scored: int = 1
+
+
+@Operation
+def route(
+    logits_TE: torch.Tensor, correction_E: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the chosen experts int32 [T, K], best first, and their weights float32 [T, K].
+
+    logits_TE: float32. correction_E: float32, added to the scores for the choice, not for the weights.
+    """
+    is_softmax = routing.scoring == "softmax"
+    scores_TE = logits_TE.softmax(1) if is_softmax else sigmoid(logits_TE)
+    choice_TE = scores_TE if correction_E is None else scores_TE + correction_E
+    if routing.num_groups > 1:
+        choice_TE = choice_TE.masked_fill(~_in_chosen_groups(choice_TE, routing), -torch.inf)
+    experts_TK = _best(choice_TE, routing.num_chosen)
+    weights_TK = scores_TE.gather(1, experts_TK)
+    if routing.normalizes:
+        total_T1 = weights_TK[:, :1]
+        for rank in range(1, routing.num_chosen):
+            total_T1 = total_T1 + weights_TK[:, rank : rank + 1]
+        weights_TK = weights_TK / (total_T1 + 1e-20)
+    return experts_TK.int(), weights_TK * routing.scale
+
+
+@route.kernel
+def _by_kernel(
+    logits_TE: torch.Tensor, correction_E: torch.Tensor | None, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from eyas.kernels.route import route as launch
+
+    return launch(
+        logits_TE,
+        correction_E,
+        num_chosen=routing.num_chosen,
+        is_softmax=routing.scoring == "softmax",
+        normalizes=routing.normalizes,
+        scale=routing.scale,
+        num_groups=routing.num_groups,
+        num_chosen_groups=routing.num_chosen_groups,
+        group_size_scored=routing.group_size_scored,
+        pdl=logits_TE.is_cuda,
+    )
+
+
+def _best(scores_TE: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the indices of the highest scores, best first; of equal ones the lowest index."""
+    return scores_TE.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+def _in_chosen_groups(choice_TE: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return whether each expert is in one of its row's best groups, bool [T, E]."""
+    num_rows, num_experts = choice_TE.shape
+    groups_TJX = choice_TE.view(num_rows, routing.num_groups, num_experts // routing.num_groups)
+    best_TJX = groups_TJX.sort(dim=2, descending=True).values
+    scores_TJ = best_TJX[:, :, 0]
+    for rank in range(1, routing.group_size_scored):
+        scores_TJ = scores_TJ + best_TJX[:, :, rank]
+    chosen_TJ = torch.zeros_like(scores_TJ, dtype=torch.bool)
+    chosen_TJ.scatter_(1, _best(scores_TJ, routing.num_chosen_groups), True)
+    return chosen_TJ.repeat_interleave(num_experts // routing.num_groups, dim=1)
+
+
+def sigmoid(logits_TE: torch.Tensor) -> torch.Tensor:
+    """Return the sigmoid, each row by the same code.
+
+    On a CPU torch's vector and scalar code differ in the last bit, and where one ends and the other
+    begins depends on all rows together unless rows stand apart.
+    """
+    if logits_TE.device.type != "cpu":
+        return logits_TE.sigmoid()
+    num_experts = logits_TE.shape[1]
+    apart_TE = torch.nn.functional.pad(logits_TE, (0, 1))[:, :num_experts]
+    pieces = apart_TE.split(max(1, SERIAL_ELEMENTS // num_experts))
+    return torch.cat([piece.sigmoid() for piece in pieces])
