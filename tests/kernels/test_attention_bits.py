@@ -69,23 +69,23 @@ def test_one_group_is_answered_at_once_with_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    ("start", "window", "heads"),
+    ("start", "store"),
     [
-        (0, None, (4, 2, 16)),
-        (125, None, (8, 1, 64)),
-        (507, None, (3, 1, 32)),
-        (509, 16, (4, 2, 16)),
+        (0, LayerStore(4, 2, 16)),
+        (125, LayerStore(8, 1, 64)),
+        (507, LayerStore(3, 1, 32)),
+        (509, LayerStore(4, 2, 16, window=16)),
+        (125, LayerStore(32, 1, 48, value_dim=32)),
+        (509, LayerStore(6, 1, 160, value_dim=144)),
     ],
+    ids=str,
 )
-def test_a_row_has_the_same_bits_however_it_is_computed(
-    start: int, window: int | None, heads: tuple[int, int, int]
-) -> None:
+def test_a_row_has_the_same_bits_however_it_is_computed(start: int, store: LayerStore) -> None:
     """Positions start.. of one text: as a chunk, as single tokens, as a chain, hidden in a tree."""
-    store, count = LayerStore(*heads, window=window), 6
-    num_query_heads, num_kv_heads, head_dim = heads
+    count = 6
     generator = torch.Generator().manual_seed(start)
-    text = torch.randn(start + count, 2, num_kv_heads, head_dim, generator=generator)
-    queries = torch.randn(start + count, num_query_heads, head_dim, generator=generator)
+    text = torch.randn(start + count, *store.slot_shape, generator=generator)
+    queries = torch.randn(start + count, store.num_query_heads, store.head_dim, generator=generator)
 
     def run(lanes: list[Lane], picks: list[int], *, is_chain: bool) -> torch.Tensor:
         """The first lane speaks the text; `picks` are the rows of text positions in order."""
@@ -95,7 +95,7 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
         scene.kv.layers[0][slots] = text[: lane.stored].half()
         for offset, row in enumerate(picks):
             scene.k_TGH[row] = text[lane.stored + offset, 0]
-            scene.v_TGH[row] = text[lane.stored + offset, 1]
+            scene.v_TGH[row] = text[lane.stored + offset, -1]
             scene.q_TNH[row] = queries[lane.stored + offset]
         return attend(scene)[picks]
 
