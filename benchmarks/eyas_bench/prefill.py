@@ -50,9 +50,11 @@ class Interference:
 
 def operations(spec: ModelSpec, num_tokens: int) -> float:
     """Return the number of floating-point operations to store a prompt and choose a token."""
-    numbers = sum(out * into for out, into in layer_products(spec, spec.hidden_size))
+    layers = (layer_products(spec, layer) for layer in range(spec.num_layers))
+    numbers = sum(out * into for products in layers for out, into in products)
+    numbers += sum(map(math.prod, spec.head_shapes[1:])) * len(spec.expert_layers)
     width = spec.num_query_heads * spec.head_dim
-    products = 2 * numbers * spec.num_layers * num_tokens
+    products = 2 * numbers * num_tokens
     attention = 4 * num_tokens**2 / 2 * width * spec.num_layers
     return float(products + attention + 2 * spec.vocab_size * spec.hidden_size)
 

@@ -11,16 +11,18 @@ Legend: V ids of a draft vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from eyas.layers.experts import ExpertSpec
 from eyas.layers.rope import RopeSpec
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec, default_taps
 from eyas.models.spec import ModelSpec
+from eyas.ops.route import Routing
 
 HEAD_SHARPNESS = 12.0
 """The standard deviation of a random draft head's logits; a model's is 1. Real heads are rather
@@ -105,6 +107,29 @@ _QWEN = ModelSpec(
     bos_token_id=None,
     eos_token_ids=(),
 )
+_QWEN_MOE = replace(
+    _QWEN,
+    architecture="Qwen3MoeForCausalLM",
+    family="qwen3_moe",
+    hidden_size=2048,
+    num_layers=48,
+    num_kv_heads=4,
+    intermediate_size=6144,
+    windows=(None,) * 48,
+    experts=ExpertSpec(128, 768, Routing(8)),
+    expert_layers=frozenset(range(48)),
+)
+_MIXTRAL = replace(
+    _LLAMA,
+    architecture="MixtralForCausalLM",
+    family="mixtral",
+    vocab_size=32000,
+    rope=RopeSpec("default", 1000000.0, 128),
+    max_position=32768,
+    bos_token_id=1,
+    experts=ExpertSpec(8, 14336, Routing(2)),
+    expert_layers=frozenset(range(32)),
+)
 _TINY = ModelSpec(
     architecture="LlamaForCausalLM",
     family="llama",
@@ -127,13 +152,23 @@ _TINY = ModelSpec(
     bos_token_id=None,
     eos_token_ids=(),
 )
+_TINY_MOE = replace(
+    _TINY,
+    architecture="MixtralForCausalLM",
+    family="mixtral",
+    experts=ExpertSpec(16, 256, Routing(4)),
+    expert_layers=frozenset(range(8)),
+)
 
 SHAPES = {
     shape.name: shape
     for shape in (
         NamedShape("llama-3.1-8b", _LLAMA, _eagle3(_LLAMA, 32000)),
         NamedShape("qwen3-8b", _QWEN, _eagle3(_QWEN, 32000)),
+        NamedShape("qwen3-30b-a3b", _QWEN_MOE, _eagle3(_QWEN_MOE, 32000)),
+        NamedShape("mixtral-8x7b", _MIXTRAL, _eagle3(_MIXTRAL, 32000)),
         NamedShape("tiny", _TINY, _eagle3(_TINY, 128)),
+        NamedShape("tiny-moe", _TINY_MOE, _eagle3(_TINY_MOE, 128)),
     )
 }
 

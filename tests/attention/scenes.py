@@ -152,21 +152,19 @@ def build(
     return scene
 
 
-def dense(scene: Scene, store: LayerStore) -> torch.Tensor:
-    """[rows, N, H] float64: each row against its own history, one at a time."""
+def dense(scene: Scene, store: LayerStore, sinks_N: torch.Tensor | None = None) -> torch.Tensor:
+    """[rows, N, H] float64: each row against what it may see of its own history."""
     per_kv = store.num_query_heads // store.num_kv_heads
+    scale = store.head_dim**-0.5 if store.scale is None else store.scale
     outputs = []
     for row, seen in enumerate(scene.seen):
-        history = torch.stack(seen).double()  # [L, 2, G, H]
-        if store.window is not None:
-            history = history[-store.window :]
-        keys, values = history[:, 0], history[:, 1, :, : store.output_dim]
-        query = scene.q_TNH[row].double()
-        scale = store.scale if store.scale is not None else store.head_dim**-0.5
-        heads = []
-        for n in range(store.num_query_heads):
-            g = n // per_kv
-            weights = torch.softmax(keys[:, g] @ query[n] * scale, dim=0)
-            heads.append(weights @ values[:, g])
-        outputs.append(torch.stack(heads))
+        last = len(seen) - 1
+        first = max(store.first_position, 0 if store.window is None else last - store.window + 1)
+        history = torch.stack(seen[min(first, last) :]).double().repeat_interleave(per_kv, dim=2)
+        scores_NL = torch.einsum("nh,lnh->nl", scene.q_TNH[row].double(), history[:, 0]) * scale
+        if sinks_N is not None:
+            scores_NL = torch.cat([scores_NL, sinks_N.double().unsqueeze(1)], dim=1)
+        weights_NL = scores_NL.softmax(1)[:, : len(history)]
+        values_LNH = history[:, 1, :, : store.output_dim]
+        outputs.append(torch.einsum("nl,lnh->nh", weights_NL, values_LNH))
     return torch.stack(outputs)

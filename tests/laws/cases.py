@@ -137,6 +137,7 @@ class Tally:
 def new_drafter(case: Case, known: Known) -> Drafter:
     """The case's drafter; `known` is what the root drafter answered."""
     n, dtype, slots = case.num_tokens, case.setting.dtype, case.setting.num_slots
+    layers = case.setting.layers
     match case.drafter:
         case "root":
             return RootDrafter()
@@ -163,9 +164,9 @@ def new_drafter(case: Case, known: Known) -> Drafter:
         case "other model tree":
             return model_drafter(dtype, slots, n, "other", topk=2)
         case "eagle chain" | "eagle3 chain" | "mtp chain":
-            return head_drafter(case.drafter.split()[0], dtype, slots, n, topk=1)
+            return head_drafter(case.drafter.split()[0], dtype, slots, n, topk=1, layers=layers)
         case "eagle tree" | "eagle3 tree" | "mtp tree":
-            return head_drafter(case.drafter.split()[0], dtype, slots, n, topk=3)
+            return head_drafter(case.drafter.split()[0], dtype, slots, n, topk=3, layers=layers)
         case "random eagle3 tree":
             return head_drafter("eagle3", dtype, slots, n, topk=2, is_lucky=False)
         case "blend of three":
@@ -223,7 +224,8 @@ def restless_paced(inner: Drafter) -> PacedDrafter:
 
 def root_answers(case: Case) -> tuple[Answers, Known]:
     """What plain decoding gives: all requests at once, nothing shared, room for everything."""
-    plain = Setting(dtype=case.setting.dtype, max_model_len=case.setting.max_model_len)
+    setting = case.setting
+    plain = Setting(dtype=setting.dtype, max_model_len=setting.max_model_len, layers=setting.layers)
     engine = new_engine(replace(plain, prefix_cache=False), RootDrafter())
     answers = run(engine, case.requests, check=False)
     known: Known = {}

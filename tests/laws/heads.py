@@ -16,11 +16,34 @@ from eyas.cache import KVStore
 from eyas.draft import HeadNetwork, TreeDrafter, TreeShape
 from eyas.draft.tree import num_scratch
 from eyas.layers.rope import RopeSpec
+from eyas.models import ModelSpec
 from eyas.models.heads import DraftHead, HeadSpec
 from tests.laws.world import HIDDEN, MAX_BATCH, MAX_SEATS, VOCAB, weights
 
 NUM_TARGET_LAYERS = 2
 KINDS = ("eagle", "eagle3", "mtp")
+
+
+def own_mtp(target: ModelSpec) -> HeadSpec:
+    """An MTP layer of the kind of the target's last layer, wired as DeepSeek's and GLM's are."""
+    mtp = replace(head_spec("mtp"), embedding_first=True)
+    return replace(
+        mtp,
+        hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
+        num_target_layers=target.num_layers,
+        num_query_heads=target.num_query_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        intermediate_size=target.intermediate_size,
+        norm_epsilon=target.norm_epsilon,
+        rope=target.rope,
+        max_position=target.max_position,
+        taps=(target.num_layers + 1,),
+        windows=(target.windows[-1],),
+        qk_norm=target.qk_norm,
+        experts=target.experts,
+    )
 
 
 def head_spec(kind: str) -> HeadSpec:
@@ -84,10 +107,11 @@ def draft_ids() -> torch.Tensor:
     return ids[ids % 6 != 3]
 
 
-def new_head(kind: str, dtype: torch.dtype, *, is_lucky: bool) -> DraftHead:
-    """A head ready to run beside the tiny target."""
-    loaded = weights(dtype)
-    target, spec = loaded.target, head_spec(kind)
+def new_head(kind: str, dtype: torch.dtype, *, is_lucky: bool, layers: str = "dense") -> DraftHead:
+    """A head ready to run beside the tiny target, whose layers are of the kind `layers`."""
+    loaded = weights(dtype, layers)
+    target = loaded.target
+    spec = head_spec(kind) if layers == "dense" else own_mtp(target.spec)
     ids = draft_ids() if spec.draft_vocab_size < VOCAB else None
     head = DraftHead(
         spec,
@@ -114,18 +138,20 @@ def new_head(kind: str, dtype: torch.dtype, *, is_lucky: bool) -> DraftHead:
 def _teach(head: DraftHead, spec: HeadSpec, embedding_VD: torch.Tensor) -> None:
     """Carry the embedding of a row's token to the output layer."""
     parameters = {name: blocks[0] for name, blocks in head.parameters().items()}
-    identity = torch.eye(64, HIDDEN)
-    for name in ("fc.weight", "layers.0.mlp.down.weight", "layers.0.attention.o.weight"):
-        parameters[name].mul_(0.05)
+    hidden = spec.hidden_size
+    identity = torch.eye(64, hidden)
+    for name, parameter in parameters.items():
+        if name.endswith(("fc.weight", ".down.weight", "attention.o.weight")):
+            parameter.mul_(0.05)
     if spec.kind == "eagle3":  # attention finds the row's own token and brings its embedding
         for part, scale in (("q", 3.0), ("k", 3.0), ("v", 1.0)):
             weight = parameters[f"layers.0.attention.{part}.weight"]
             weight.zero_()
-            weight[:, :HIDDEN] = scale * identity
+            weight[:, :hidden] = scale * identity
         parameters["layers.0.attention.o.weight"].copy_(identity.T)
     else:
-        first = 0 if spec.embedding_first else HIDDEN
-        parameters["fc.weight"][:, first : first + HIDDEN] += torch.eye(HIDDEN)
+        first = 0 if spec.embedding_first else hidden
+        parameters["fc.weight"][:, first : first + hidden] += torch.eye(hidden)
     output_VD = _target_output(embedding_VD)
     ids = draft_ids() if spec.draft_vocab_size < VOCAB else torch.arange(VOCAB)
     parameters["head.weight"].copy_(output_VD[ids])
@@ -135,16 +161,18 @@ def _target_output(embedding_VD: torch.Tensor) -> torch.Tensor:
     """What the target's output layer says of the bigrams."""
     from tests.laws.world import bigrams
 
-    pairs, output_VD = bigrams(), torch.zeros(VOCAB, HIDDEN)
+    pairs, output_VD = bigrams(), torch.zeros_like(embedding_VD)
     for token in range(VOCAB):
         output_VD[pairs.first[token]] += 2.0 * embedding_VD[token]
         output_VD[pairs.second[token]] += 1.6 * embedding_VD[token]
     return output_VD
 
 
-def head_network(kind: str, dtype: torch.dtype, num_slots: int, *, is_lucky: bool) -> HeadNetwork:
+def head_network(
+    kind: str, dtype: torch.dtype, num_slots: int, *, is_lucky: bool, layers: str = "dense"
+) -> HeadNetwork:
     """The head over a store of its own, with room for scratch behind it."""
-    head = new_head(kind, dtype, is_lucky=is_lucky)
+    head = new_head(kind, dtype, is_lucky=is_lucky, layers=layers)
     scratch = MAX_SEATS * num_scratch(TreeShape(8, 4, 33))
     kv = KVStore(head.spec.stores, num_slots + scratch, dtype=dtype, device=torch.device("cpu"))
     return HeadNetwork(head, ReferenceAttention(kv), num_slots)
@@ -158,9 +186,10 @@ def head_drafter(
     *,
     topk: int,
     is_lucky: bool = True,
+    layers: str = "dense",
 ) -> TreeDrafter:
     """A head that grows chains, or trees where topk is above 1."""
-    network = head_network(kind, dtype, num_slots, is_lucky=is_lucky)
+    network = head_network(kind, dtype, num_slots, is_lucky=is_lucky, layers=layers)
     steps = num_tokens if topk == 1 else 4
     shape = TreeShape(steps, topk, num_tokens + 1).within(num_tokens + 1)
     return TreeDrafter(

@@ -68,7 +68,7 @@ def test_no_drafter_changes_anything(
     assert {"length", "stop (string)", "stop (id)", "stop (eos)"} <= tally.endings.keys()
 
 
-def _grid_requests() -> tuple[Request, ...]:
+def grid_requests() -> tuple[Request, ...]:
     """One batch that uses everything there is."""
     prompt = walk_text(97, 30, [0, 0, 1])
     everything = SamplingParams(
@@ -107,7 +107,7 @@ def _grid_case(drafter: str, flights: int) -> Case:
     return Case(
         drafter=drafter,
         num_tokens=5,
-        requests=_grid_requests(),
+        requests=grid_requests(),
         arrivals=(0, 0, 2, 3, 3, 4, 4),
         setting=Setting(
             dtype=dtypes()[-1],
@@ -149,7 +149,7 @@ def test_the_root_drafter_agrees_with_itself_in_every_setting() -> None:
                 flights=flights,
                 max_batch_tokens=max_batch_tokens,
             )
-            case = Case("root", 1, _grid_requests(), (0, 0, 1, 1, 1, 1, 1), setting)
+            case = Case("root", 1, grid_requests(), (0, 0, 1, 1, 1, 1, 1), setting)
             assert_obeys(case, tally)
             assert_obeys(replace(case, setting=replace(setting, num_slots=2048)), tally)
     assert tally.preempted >= 2 and tally.hits >= 2

@@ -2,7 +2,8 @@
 
 The model is a Qwen3 decoder whose residual stream mostly carries the last token, and whose head
 prefers two successors for each token; its layers change that preference with the context. So n-grams
-recur, tables of bigrams are often right, and often wrong.
+recur, tables of bigrams are often right, and often wrong. The same is made of tiny models of other
+families (`LAYERS`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from eyas.layers.row_probe import find_row_order
 from eyas.models import Decoder, cpu_has_bfloat16, load_model
 from eyas.runner.runner import ModelRunner
 from eyas.text import Tokenizer
+from tests.models.tiny import make_model, save_model
 
 MERGES = ["a b", "t h", "th e", "e r", "ab c", "1 2", "i n", "in g", "o n", "\u0120 a"]
 SPECIAL = ["<|end|>", "<|stop|>", "<|mark|>"]
@@ -40,6 +42,9 @@ STOP_ID = EOS + 1
 VOCAB = 256 + len(MERGES) + len(SPECIAL) + 2
 """No multiple of 4 or 32, and two ids that no token has."""
 HIDDEN = 48
+LAYERS = {"experts": ("glm4 moe", 0.3), "sinks and windows": ("gpt-oss", 0.05)}
+"""Kinds of layers beside the dense one: the tiny model (`tests.models.tiny`) that has them, and how
+strongly they change what the bigrams say."""
 MAX_BATCH = 128
 MAX_SEATS = 16
 
@@ -161,15 +166,7 @@ def write_model(directory: Path, *, seed: int, mixing: float, num_layers: int = 
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    shared = torch.Generator().manual_seed(0)  # every model speaks of the same bigrams
-    embedding = torch.randn(VOCAB, HIDDEN, generator=shared)
-    embedding /= embedding.norm(dim=1, keepdim=True)
-    head = 0.02 * noise(VOCAB, HIDDEN)
-    pairs = bigrams()
-    for token in range(VOCAB):
-        head[pairs.first[token]] += embedding[token]
-        head[pairs.second[token]] += 0.8 * embedding[token]
-    head[EOS] += 0.05 * noise(HIDDEN)
+    embedding, head = _of_bigrams(HIDDEN, noise)
     tensors = {
         "model.embed_tokens.weight": embedding,
         "model.norm.weight": torch.ones(HIDDEN),
@@ -197,6 +194,44 @@ def write_model(directory: Path, *, seed: int, mixing: float, num_layers: int = 
     return directory
 
 
+def _of_bigrams(
+    hidden_size: int, noise: Callable[..., torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An embedding, and an output layer that prefers each token's two successors."""
+    shared = torch.Generator().manual_seed(0)  # every model speaks of the same bigrams
+    embedding = torch.randn(VOCAB, hidden_size, generator=shared)
+    embedding /= embedding.norm(dim=1, keepdim=True)
+    head = 0.02 * noise(VOCAB, hidden_size)
+    pairs = bigrams()
+    for token in range(VOCAB):
+        head[pairs.first[token]] += embedding[token]
+        head[pairs.second[token]] += 0.8 * embedding[token]
+    head[EOS] += 0.05 * noise(hidden_size)
+    return embedding, head
+
+
+def write_layers(directory: Path, name: str) -> Path:
+    """Save the tiny model of `LAYERS` with the bigrams of this world."""
+    tiny_name, mixing = LAYERS[name]
+    sizes = {"vocab_size": VOCAB, "intermediate_size": 96}
+    model = make_model(tiny_name, eos_token_id=EOS, bos_token_id=None, **sizes)
+    generator = torch.Generator().manual_seed(1)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    with torch.no_grad():
+        hidden_size = model.config.hidden_size
+        embedding, head = _of_bigrams(hidden_size, noise)
+        model.get_input_embeddings().weight.copy_(embedding)
+        model.get_output_embeddings().weight.copy_(1.1 * head)
+        model.model.norm.weight.fill_(1.0)
+        for key, parameter in model.named_parameters():
+            if "o_proj.weight" in key or "down_proj" in key:  # what is added to the stream
+                parameter.mul_(mixing)
+    return save_model(model, directory)
+
+
 @dataclass(frozen=True)
 class Weights:
     """Two loaded models of one type, and the row rule that makes their rows exact."""
@@ -207,18 +242,21 @@ class Weights:
     dtype: torch.dtype
 
 
-@lru_cache(maxsize=2)
-def weights(dtype: torch.dtype) -> Weights:
-    """The target, and another model for drafting."""
+@lru_cache(maxsize=4)
+def weights(dtype: torch.dtype, layers: str = "dense") -> Weights:
+    """The target, and another model for drafting. layers: of the target, "dense" or one of `LAYERS`."""
     with tempfile.TemporaryDirectory() as scratch:
-        target = write_model(Path(scratch) / "target", seed=1, mixing=0.3)
+        if layers == "dense":
+            target = write_model(Path(scratch) / "target", seed=1, mixing=0.3)
+        else:
+            target = write_layers(Path(scratch) / "target", layers)
         other = write_model(Path(scratch) / "other", seed=2, mixing=0.1, num_layers=1)
         cpu = torch.device("cpu")
         from eyas.models import read_spec
 
         spec = read_spec(target)
         shapes = list(spec.linear_shapes)
-        order = find_row_order(shapes, dtype, MAX_BATCH, heads=[spec.head_shape])
+        order = find_row_order(shapes, dtype, MAX_BATCH, heads=spec.head_shapes)
         models = [
             load_model(d, dtype=dtype, device=cpu, order=order.order) for d in (target, other)
         ]
@@ -229,9 +267,8 @@ def dtypes() -> list[torch.dtype]:
     return [torch.float32, torch.bfloat16] if cpu_has_bfloat16() else [torch.float32]
 
 
-def new_runner(dtype: torch.dtype, num_slots: int, which: str = "target") -> ModelRunner:
-    loaded = weights(dtype)
-    model = loaded.target if which == "target" else loaded.other
+def new_runner(dtype: torch.dtype, num_slots: int, layers: str = "dense") -> ModelRunner:
+    model = weights(dtype, layers).target
     kv = KVStore(model.spec.stores, num_slots, dtype=dtype, device=torch.device("cpu"))
     return ModelRunner(model, ReferenceAttention(kv))
 
@@ -267,6 +304,7 @@ class Setting:
     max_batch_tokens: int = MAX_BATCH
     flights: int = 0
     prefix_cache: bool = True
+    layers: str = "dense"
 
 
 def new_engine(
@@ -284,7 +322,7 @@ def new_engine(
     assert setting.max_model_len <= setting.num_slots - 2 * drafter.width, (
         "no room for one sequence"
     )
-    runner = new_runner(setting.dtype, setting.num_slots)
+    runner = new_runner(setting.dtype, setting.num_slots, setting.layers)
     config = EngineConfig(
         cache=CacheConfig(num_slots=setting.num_slots, prefix_cache=setting.prefix_cache),
         scheduler=SchedulerConfig(

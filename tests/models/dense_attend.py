@@ -67,7 +67,9 @@ class DenseAttend:
         )
         return KVDestination.of(self._placed, torch.arange(num, device=self.cache.device))
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         cache, store = self.cache, self.cache.stores[layer]
         k_TGH, v_TGH = sides(self._placed, store)
         keys_SGH = _append(cache.keys[layer], k_TGH[: self.num_rows])
@@ -84,7 +86,11 @@ class DenseAttend:
             seen = cache.ancestors(entry)
             hidden_TS[row, seen[-store.window :] if store.window else seen] = False
         hidden_TS = hidden_TS.to(scores_NTS.device)
-        weights_NTS = scores_NTS.masked_fill(hidden_TS, float("-inf")).softmax(-1)
+        scores_NTS = scores_NTS.masked_fill(hidden_TS, float("-inf"))
+        if sinks_N is not None:
+            sinks_NT1 = sinks_N.view(-1, 1, 1).expand(-1, self.num_rows, -1)
+            scores_NTS = torch.cat([scores_NTS, sinks_NT1], dim=-1)
+        weights_NTS = scores_NTS.softmax(-1)[..., : len(keys_SGH)]
         out_TNH = q_TNH.new_zeros((*q_TNH.shape[:2], store.output_dim))
         out_TNH[: self.num_rows] = torch.einsum("nts,snh->tnh", weights_NTS, values_SNH)
         return out_TNH
@@ -107,7 +113,9 @@ class RowByRow:
     def destination(self, layer: int) -> KVDestination:
         return KVDestination.of(self._placed, torch.arange(len(self._placed)))
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         keys_TGH, values_TGH = sides(self._placed, self._store)
         width = self._store.output_dim
         return self._answer(q_TNH[..., :width], keys_TGH[..., :width], values_TGH)

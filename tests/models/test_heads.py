@@ -215,6 +215,16 @@ def test_mtp_layers_compute_their_definition(
     check(head, Definition(tiny, *target_tensors(directory), epsilon=target.spec.norm_epsilon))
 
 
+def test_an_mtp_layer_with_experts_computes_its_definition(tmp_path: Path) -> None:
+    directory = save_target(tmp_path, "glm4 moe", head_dim=16)
+    tiny = make_mtp(qk_norm=True, experts=8, rotary_dim=8)
+    write_mtp(directory, tiny)
+    target = load_model(directory, dtype="float32")
+    assert has_supported_mtp(directory)
+    head = load(directory, target, directory)
+    check(head, Definition(tiny, *target_tensors(directory), epsilon=target.spec.norm_epsilon))
+
+
 def same_model(one: Decoder, other: Decoder) -> bool:
     tokens = torch.arange(6)
 

@@ -606,7 +606,6 @@ def test_heads_are_told_from_models(
     ("name", "message"),
     [
         ("mtp.fc.weight", "Qwen3-Next's kind, which cannot draft here: its gated attention"),
-        (f"model.layers.{NUM_TARGET_LAYERS}.mlp.experts.0.up_proj.weight", "mixture-of-experts"),
         (
             f"model.layers.{NUM_TARGET_LAYERS}.self_attn.kv_a_proj_with_mqa.weight",
             "lacks tensors",

@@ -166,8 +166,8 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         r"'BertModel' is not supported \(it generates no text\); supported: .*, Qwen3ForCausalLM",
     ),
     "experts": (
-        {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128},
-        r"'Qwen3MoeForCausalLM' is not supported \(it is a mixture of experts\)",
+        {"architectures": ["PhimoeForCausalLM"], "num_experts": 128},
+        r"'PhimoeForCausalLM' is not supported \(it is a mixture of experts\)",
     ),
     "experts, by their fields": (
         {"architectures": ["BrandNewForCausalLM"], "n_routed_experts": 8, "kv_lora_rank": 512},

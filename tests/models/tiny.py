@@ -68,6 +68,16 @@ ROUTED_EXPERTS: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
     "num_nextn_predict_layers": 0,
 }
+GPT_OSS: dict[str, Any] = {
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 16,
+    "rope_parameters": {**ROPE_YARN, "truncate": False},
+    "max_position_embeddings": 128,
+}
+SCALES = {"sinks": 2.0, "gate_up_proj_bias": 4.0}
+"""Of weights that must be large to matter: a sink among many keys, and what a limit of 7 cuts off."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4}),
     "llama3.1": ("Llama", {"rope_parameters": ROPE_LLAMA3}),
@@ -118,6 +128,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 2,
             "norm_topk_prob": False,
             "n_shared_experts": 2,
+        },
+    ),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss without biases": (
+        "GptOss",
+        {
+            **GPT_OSS,
+            "attention_bias": False,
+            "num_experts_per_tok": 1,
+            "layer_types": LAYER_TYPES,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
     "gemma3": (
@@ -196,7 +217,8 @@ def make_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = "norm" in key
             norm = 0.2 * noise + (0 if family == "Gemma3" else 1)  # Gemma adds the 1 itself
-            parameter.copy_(norm if is_norm else noise * 0.1)
+            scale = next((x for end, x in SCALES.items() if key.endswith(end)), 0.1)
+            parameter.copy_(norm if is_norm else noise * scale)
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))

@@ -53,6 +53,11 @@ class TinyHead:
     window: int | None = None
     embedding: bool = True
     embedding_first: bool = True
+    rotary_dim: int | None = None
+    experts: int = 0
+    chosen: int = 3
+    expert_inner: int = 48
+    scale: float = 1.5
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
@@ -115,9 +120,16 @@ def make_head(seed: int = 0, **facts: Any) -> TinyHead:
         if head.qk_norm:
             put(f"{prefix}self_attn.q_norm.weight", head.head_dim)
             put(f"{prefix}self_attn.k_norm.weight", head.head_dim)
-        put(f"{prefix}mlp.gate_proj.weight", head.inner, hidden)
-        put(f"{prefix}mlp.up_proj.weight", head.inner, hidden)
-        put(f"{prefix}mlp.down_proj.weight", hidden, head.inner)
+        blocks = {"mlp": head.inner}
+        if head.experts:
+            put(f"{prefix}mlp.gate.weight", head.experts, hidden)
+            put(f"{prefix}mlp.gate.e_score_correction_bias", head.experts)
+            named = ("shared_experts", *(f"experts.{expert}" for expert in range(head.experts)))
+            blocks = {f"mlp.{name}": head.expert_inner for name in named}
+        for block, inner in blocks.items():
+            put(f"{prefix}{block}.gate_proj.weight", inner, hidden)
+            put(f"{prefix}{block}.up_proj.weight", inner, hidden)
+            put(f"{prefix}{block}.down_proj.weight", hidden, inner)
     return head
 
 
@@ -304,15 +316,30 @@ class Definition:
                 joined = self._norm(stream, f"{prefix}input_layernorm")
             stream = stream + self._attention(prefix, joined, positions - 1, seen)
             normed = self._norm(stream, f"{prefix}post_attention_layernorm")
-            gate = normed @ tensors[f"{prefix}mlp.gate_proj.weight"].T
-            up = normed @ tensors[f"{prefix}mlp.up_proj.weight"].T
-            inner = gate * torch.sigmoid(gate) * up
-            stream = stream + inner @ tensors[f"{prefix}mlp.down_proj.weight"].T
+            stream = stream + self._feed_forward(f"{prefix}mlp.", normed)
             joined = None
         last = stream if head.kind == "eagle" else self._norm(stream, "norm")
         logits = last @ tensors.get("lm_head.weight", self.output).T
         recycles_normed = head.kind == "mtp" or head.norm_output
         return logits, last if recycles_normed else stream
+
+    def _feed_forward(self, prefix: str, x: torch.Tensor) -> torch.Tensor:
+        head, tensors = self.head, self.head.tensors
+        if not head.experts:
+            return self._block(prefix, x)
+        scores = torch.sigmoid(x @ tensors[f"{prefix}gate.weight"].T)
+        choice = scores + tensors[f"{prefix}gate.e_score_correction_bias"]
+        out = self._block(f"{prefix}shared_experts.", x)
+        for row, chosen in enumerate(choice.topk(head.chosen).indices.tolist()):
+            weights = scores[row, chosen] / scores[row, chosen].sum() * head.scale
+            for expert, weight in zip(chosen, weights, strict=True):
+                out[row] += weight * self._block(f"{prefix}experts.{expert}.", x[row])
+        return out
+
+    def _block(self, prefix: str, x: torch.Tensor) -> torch.Tensor:
+        gate = x @ self.head.tensors[f"{prefix}gate_proj.weight"].T
+        up = x @ self.head.tensors[f"{prefix}up_proj.weight"].T
+        return (gate * torch.sigmoid(gate) * up) @ self.head.tensors[f"{prefix}down_proj.weight"].T
 
     def _fc(self, pair: torch.Tensor) -> torch.Tensor:
         return pair @ self.head.tensors["fc.weight"].T + self.head.tensors.get("fc.bias", 0)
@@ -345,9 +372,10 @@ class Definition:
         return x @ self.head.tensors[f"{name}.weight"].T + self.head.tensors.get(f"{name}.bias", 0)
 
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
+        half = (self.head.rotary_dim or x.shape[-1]) // 2
         frequencies = self.theta ** -(torch.arange(half) / half)
         angles = (positions[:, None] * frequencies)[:, None, :]
-        first, second = x[..., :half], x[..., half:]
+        first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
         cosine, sine = angles.cos(), angles.sin()
-        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+        rotated = [first * cosine - second * sine, second * cosine + first * sine]
+        return torch.cat([*rotated, rest], -1)

@@ -30,6 +30,7 @@ def decode_shape(
     from eyas.engine.verifier import verify
     from eyas.verify.prompts import random_prompts
     from eyas_bench import synthetic
+    from eyas_bench.limits import least_step_ms
     from eyas_bench.shape import dummy_engine
     from eyas_bench.shapes import find_shape
     from eyas_bench.step_profile import profile_steps
@@ -64,6 +65,12 @@ def decode_shape(
             "drafter": drafting.drafter if drafts else "plain",
             "synthetic_acceptance": accepted,
             **summarise(runs),
+            "least_step_ms": least_step_ms(
+                shape.model,
+                engine.runner.model.dtype,
+                num_rows=size * (engine.drafter.shape.width if drafts else 1),
+                num_stored=size * (protocol.prompt_tokens + protocol.max_tokens // 2),
+            ),
         }
         if options.profile:
             show_status(f"batch {size}: profile")
@@ -99,7 +106,7 @@ def _show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(
-        *("batch", "drafter", "tokens/s", "step\nms", "target\ntokens\nper step"),
+        *("batch", "drafter", "tokens/s", "step\nms", "least\nms", "target\ntokens\nper step"),
         *("tokens\nper step", "tokens\nper draft", "first\ntokens ms", "tokens/s of every round"),
         title=title_of(result),
         padding=(0, 0),
@@ -110,6 +117,7 @@ def _show(result: dict[str, Any]) -> None:
             one["drafter"],
             f"{one['tokens_per_second']:.1f}",
             f"{one['step_ms']:.3f}",
+            f"{one['least_step_ms']:.3f}",
             number(one["synthetic_acceptance"]),
             number(one["tokens_per_step"]),
             number(one["tokens_per_draft"]),

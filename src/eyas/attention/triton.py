@@ -33,9 +33,7 @@ of partial results and changes no bit."""
 class TritonAttention:
     """`AttentionBackend` over a `KVStore` on a CUDA device.
 
-    pdl: whether a kernel may start while the one before it ends. heights: see HEIGHTS. sinks: for
-    each layer None, or a logit for each query head [N] (float32) that takes part in the softmax
-    without a value; empty if no layer has any.
+    pdl: whether a kernel may start while the one before it ends. heights: see HEIGHTS.
     """
 
     def __init__(
@@ -44,11 +42,9 @@ class TritonAttention:
         *,
         pdl: bool = False,
         heights: Sequence[int] = HEIGHTS,
-        sinks: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self.kv = kv
         self.pdl = pdl
-        self.sinks = tuple(sinks) or (None,) * len(kv.stores)
         itemsize = kv.layers[0].dtype.itemsize
         self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(kv.stores)}
         self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
@@ -118,10 +114,12 @@ class _Plan:
             kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer]
         )
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         backend, layout = self._backend, self._layout
         store, kv_S2GH = backend.kv.stores[layer], backend.kv.layers[layer]
-        shape, sinks_N, pdl = backend.shapes[store], backend.sinks[layer], backend.pdl
+        shape, pdl = backend.shapes[store], backend.pdl
         if q_TNH.stride(2) != 1 or q_TNH.stride(1) != q_TNH.shape[2]:
             q_TNH = q_TNH.contiguous()
         out_TNH = torch.empty(

@@ -182,6 +182,7 @@ def _new_attention(
         norms_projections=traits.norms_projections,
         qk_norm_offset=traits.norm_offset,
         head_layout=spec.rope.head_layout,
+        has_sinks=traits.has_sinks,
     )
 
 

@@ -80,8 +80,8 @@ def feed_forward_shapes(spec: LayerSizes, layer: int, bias: bool) -> dict[str, t
     if experts.has_correction:
         shapes["mlp.router.correction"] = (experts.num_experts,)
     for expert in range(experts.num_experts):
-        prefix = f"mlp.experts.{expert}."
-        shapes |= _gated_shapes(prefix, hidden, experts.intermediate_size, experts.bias)
+        prefix, inner = f"mlp.experts.{expert}.", experts.intermediate_size
+        shapes |= _gated_shapes(prefix, hidden, inner, experts.bias, experts.is_alternating)
     if experts.shared_size:
         shapes |= _gated_shapes("mlp.shared.", hidden, experts.shared_size, experts.bias)
     return shapes
@@ -91,13 +91,14 @@ def _gated_products(hidden_size: int, size: int) -> tuple[tuple[int, int], ...]:
     return ((2 * size, hidden_size), (hidden_size, size))
 
 
-def _gated_shapes(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, tuple[int, ...]]:
+def _gated_shapes(
+    prefix: str, hidden: int, inner: int, bias: bool, is_alternating: bool = False
+) -> dict[str, tuple[int, ...]]:
+    parts = {"gate": (inner, hidden), "up": (inner, hidden)}
+    if is_alternating:
+        parts = {"gate_up": (2 * inner, hidden)}
     shapes: dict[str, tuple[int, ...]] = {}
-    for part, shape in (
-        ("gate", (inner, hidden)),
-        ("up", (inner, hidden)),
-        ("down", (hidden, inner)),
-    ):
+    for part, shape in (parts | {"down": (hidden, inner)}).items():
         shapes[f"{prefix}{part}.weight"] = shape
         if bias:
             shapes[f"{prefix}{part}.bias"] = shape[:1]

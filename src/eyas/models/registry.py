@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "Glm4ForCausalLM": Architecture("glm4", "glm4"),
     "Glm4MoeForCausalLM": Architecture("glm4_moe", "glm4_moe"),
     "GlmForCausalLM": Architecture("glm4", "glm"),
+    "GptOssForCausalLM": Architecture("gpt_oss", "gpt_oss"),
     "LlamaForCausalLM": Architecture("llama", "llama"),
     "MiMoForCausalLM": Architecture("mimo", "mimo"),
     "MistralForCausalLM": Architecture("llama", "mistral"),

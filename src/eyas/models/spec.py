@@ -25,13 +25,15 @@ class LayerTraits:
 
     norms: RMS norms of the input of attention and feed-forward block ("input"), of their output
     ("output"), or of both. norm_offset: added to the weights of all RMS norms. norms_projections: with
-    `qk_norm`, queries and keys are normalised over all heads together.
+    `qk_norm`, queries and keys are normalised over all heads together. has_sinks: each query head has a
+    learned logit in the softmax of attention, without a key or a value.
     """
 
     norms: Literal["input", "output", "both"] = "input"
     norm_offset: float = 0.0
     activation: Activation = "silu"
     norms_projections: bool = False
+    has_sinks: bool = False
 
     @property
     def norms_input(self) -> bool:
@@ -159,7 +161,7 @@ class ModelSpec:
         weights = hidden_size * 2 * (query_width + kv_width)
         biases = (query_width + 2 * kv_width) * self.qkv_bias + hidden_size * self.output_bias
         normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
-        return weights + biases + normed * self.qk_norm
+        return weights + biases + normed * self.qk_norm + num_heads * self.traits.has_sinks
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

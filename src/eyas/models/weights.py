@@ -312,12 +312,17 @@ def fused(
     """Return parameters grouped as a checkpoint stores them.
 
     A family that names "attention.qkv" or "mlp.gate_up" in its CHECKPOINT_NAMES stores the rows of q, k
-    and v, or of gate and up, one after the other in one tensor.
+    and v, or of gate and up, one after the other in one tensor. A family that names no single expert's
+    tensors stores all experts of a layer in one tensor, each of them transposed.
     """
     grouped: dict[str, list[torch.Tensor]] = {}
     for parameter, blocks in parameters.items():
+        pattern, numbers = parameter_pattern(parameter)
         match = _FUSED.fullmatch(parameter)
-        if match is not None and parameter_pattern(parameter)[0] not in names:
+        if "{expert}" in numbers and pattern not in names:
+            parameter = parameter.replace(f".experts.{numbers['{expert}']}.", ".experts.")
+            blocks = [block.t().unsqueeze(0) for block in blocks]
+        elif match is not None and pattern not in names:
             whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
             parameter = f"{match[1]}{whole}.{match[3]}"
         grouped.setdefault(parameter, []).extend(blocks)

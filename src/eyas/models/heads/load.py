@@ -128,7 +128,7 @@ def load_head(
     if spec.kind == "mtp":
         layout = find_layout(checkpoint, spec.num_target_layers)
         assert layout is not None
-        files, ids_V = mtp_files(spec, layout), None
+        files, ids_V = mtp_files(spec, layout, target.spec), None
     else:
         stored = stored_names(checkpoint.tensors, directory)
         files = parameter_files(spec, stored)

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from eyas.models.heads.names import LAYER_NAMES
 from eyas.models.heads.read import check_parameters
 from eyas.models.heads.spec import HeadSpec
+from eyas.models.registry import family_of
 from eyas.models.spec import ModelSpec
-from eyas.models.weights import HARMLESS, Checkpoint, listed
+from eyas.models.weights import HARMLESS, Checkpoint, checkpoint_name, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class MtpLayout:
 
     prefix: of its tensors; {layer} stands for the model's number of layers. marker: the tensor, after
     the prefix, by which the layout is recognised. embedding_first: order of the inputs of fc.
-    names: parameter -> name after the prefix; the decoder layer's names are `LAYER_NAMES`.
+    names: parameter -> name after the prefix; the layer's names are those of the model's layers.
     refusal: the feature that makes the layout unsupported; None where it is supported.
     """
 
@@ -40,12 +40,13 @@ class MtpLayout:
     names: Mapping[str, str] | None = None
     refusal: str | None = None
 
-    def file_name(self, parameter: str, num_target_layers: int) -> str:
+    def file_name(self, parameter: str, target: ModelSpec) -> str:
         """Return the tensor name of a parameter of `DraftHead`."""
         assert self.names is not None
-        prefix = self.prefix.replace("{layer}", str(num_target_layers))
+        prefix = self.prefix.replace("{layer}", str(target.num_layers))
         if parameter.startswith("layers.0."):
-            return prefix + LAYER_NAMES[parameter.removeprefix("layers.0.")]
+            names = family_of(target.architecture).CHECKPOINT_NAMES
+            return prefix + checkpoint_name(parameter, names).removeprefix("model.layers.0.")
         return prefix + self.names.get(parameter, parameter)
 
 
@@ -83,8 +84,6 @@ LAYOUTS = (
     ),
 )
 REFUSED_PARTS = {
-    "mlp.experts.": "mixture-of-experts feed-forward is",
-    "mlp.gate.weight": "mixture-of-experts feed-forward is",
     "self_attn.indexer.": "sparse attention is",
 }
 
@@ -146,8 +145,9 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         final_norm=True,
         norm_output=True,
         zero_first_embedding=True,
+        experts=target.experts if any(".experts." in name for name in stored) else None,
     )
-    files = mtp_files(spec, layout)
+    files = mtp_files(spec, layout, target)
     check_parameters(spec, checkpoint, files)
     if unknown := sorted(stored - {name.removeprefix(prefix) for name in files.values()}):
         raise ValueError(
@@ -157,12 +157,9 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
     return spec
 
 
-def mtp_files(spec: HeadSpec, layout: MtpLayout) -> dict[str, str]:
+def mtp_files(spec: HeadSpec, layout: MtpLayout, target: ModelSpec) -> dict[str, str]:
     """Return the tensor name of each parameter of the layer."""
-    return {
-        parameter: layout.file_name(parameter, spec.num_target_layers)
-        for parameter in spec.parameter_shapes
-    }
+    return {parameter: layout.file_name(parameter, target) for parameter in spec.parameter_shapes}
 
 
 def _refused(directory: Path, layout: MtpLayout, reason: str) -> ValueError:

@@ -261,6 +261,7 @@ def _spec(
         final_norm=is_eagle3,
         calibration=_calibration(outer),
         latent=None,
+        experts=None,
         **norms,
     )
 

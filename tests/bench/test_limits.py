@@ -1,0 +1,37 @@
+"""The least time of a step counts what must be read, once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eyas_bench.limits import (
+    COPY_BYTES_PER_SECOND,
+    expected_experts,
+    least_step_ms,
+    weights_read,
+)
+from eyas_bench.shapes import SHAPES
+
+
+def test_a_dense_step_reads_all_weights_but_the_embedding_and_norms() -> None:
+    spec = SHAPES["llama-3.1-8b"].model
+    norms = (2 * spec.num_layers + 1) * spec.hidden_size
+    embedding = spec.vocab_size * spec.hidden_size
+    expected = spec.num_parameters - embedding - norms
+    assert weights_read(spec, 1) == weights_read(spec, 64) == expected
+    stored = 64 * 1000
+    cache = stored * 2 * 8 * 128 * 2 * 32
+    found = least_step_ms(spec, torch.bfloat16, num_rows=64, num_stored=stored)
+    assert found == pytest.approx(1000 * (2 * expected + cache) / COPY_BYTES_PER_SECOND, rel=1e-4)
+
+
+def test_experts_are_read_as_they_are_drawn() -> None:
+    assert expected_experts(8, 2, 1) == pytest.approx(2)
+    assert expected_experts(8, 8, 5) == 8
+    drawn = [len(torch.rand(16, 32).topk(4).indices.unique()) for _ in range(2000)]
+    assert sum(drawn) / len(drawn) == pytest.approx(expected_experts(32, 4, 16), rel=0.01)
+    spec = SHAPES["qwen3-30b-a3b"].model
+    assert spec.num_parameters == pytest.approx(30.5e9, rel=0.01)
+    assert weights_read(spec, 1) == pytest.approx(3.0e9, rel=0.03)
+    assert weights_read(spec, 10_000) == pytest.approx(30.2e9, rel=0.01)

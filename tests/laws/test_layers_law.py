@@ -1,0 +1,91 @@
+"""The laws over every kind of layer: whoever drafts, however it is run, the answer is the same.
+
+The other laws draw many cases over dense layers; here the same worlds stand on layers of other kinds,
+with an MTP layer of their own kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, seed, settings
+
+from eyas.core import Request, SamplingParams
+from tests.laws.cases import Case, Tally, assert_obeys, assert_same, cases, root_answers, run_case
+from tests.laws.test_batch_law import LENGTH, many_requests
+from tests.laws.test_drafter_law import THOROUGH, grid_requests
+from tests.laws.world import LAYERS, Answers, Setting, dtypes, new_engine, run
+from tests.models.tiny import tokens
+
+NUM_DRAWN = 8
+DRAFTERS = ("mtp chain", "mtp tree", "oracle tree", "random trees", "ngram", "adversary")
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def setting(request: pytest.FixtureRequest) -> Setting:
+    return Setting(dtype=dtypes()[-1], layers=request.param, max_model_len=LENGTH)
+
+
+@pytest.fixture(scope="module")
+def alone(setting: Setting) -> Answers:
+    """Each request in an engine of its own."""
+    answers: Answers = {}
+    for request in many_requests():
+        answers |= run(new_engine(setting), [request], check=False)
+    return answers
+
+
+def test_neighbours_and_chunks_do_not_matter(setting: Setting, alone: Answers) -> None:
+    for changed in (setting, replace(setting, max_batch_tokens=19, flights=1)):
+        assert_same(run(new_engine(changed), many_requests()), alone)
+
+
+def test_preemption_does_not_matter(setting: Setting, alone: Answers) -> None:
+    engine = new_engine(replace(setting, num_slots=LENGTH + 3))
+    assert_same(run(engine, many_requests()), alone)
+    assert engine.stats().num_preemptions >= 3
+
+
+def test_a_prefix_hit_does_not_matter(setting: Setting, alone: Answers) -> None:
+    engine = new_engine(setting)
+    for _ in range(2):
+        assert_same(run(engine, many_requests()), alone)
+    assert engine.stats().num_prefix_hit_tokens >= 60
+
+
+def test_drafters_leave_a_batch_of_everything_alone(setting: Setting) -> None:
+    asked = grid_requests()
+    tight = replace(setting, num_slots=LENGTH + 40, max_batch_tokens=24, flights=1)
+    case = Case("root", 5, asked, (0, 0, 2, 3, 3, 4, 4), tight, rounds=2)
+    expected, known = root_answers(case)
+    for drafter in DRAFTERS:
+        tally = Tally()
+        for answers in run_case(replace(case, drafter=drafter), known, tally):
+            assert_same(answers, expected)
+        if drafter in ("mtp chain", "mtp tree", "oracle tree"):
+            assert tally.two_accepted == 1, f"{drafter}: {tally}"
+
+
+def test_drawn_cases_are_the_root_drafters(setting: Setting) -> None:
+    tally = Tally()
+
+    @seed(27)
+    @settings(THOROUGH, max_examples=NUM_DRAWN)
+    @given(case=cases(setting.dtype, DRAFTERS))
+    def law(case: Case) -> None:
+        assert_obeys(replace(case, setting=replace(case.setting, layers=setting.layers)), tally)
+
+    law()
+    assert tally.cases >= NUM_DRAWN
+    assert tally.two_accepted >= 0.2 * tally.cases, tally
+
+
+def test_many_rows_of_a_prompt_are_the_rows_of_its_pieces(setting: Setting) -> None:
+    """Log-probabilities of a long prompt, in one chunk and in small ones."""
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=9, logprobs=1, prompt_logprobs=1)
+    request = Request(id="r", prompt_token_ids=tokens(100), params=params)
+    found = [
+        run(new_engine(replace(setting, max_batch_tokens=most)), [request]) for most in (128, 17)
+    ]
+    assert_same(found[1], found[0])
