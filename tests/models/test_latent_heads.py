@@ -99,7 +99,9 @@ def test_an_mtp_layer_computes_its_definition(name: str, tmp_path: Path) -> None
     assert same_model(target, before)
     head = load_head(tmp_path, target, tmp_path, dtype="float32")
     (store,) = head.spec.stores
-    assert (store.slot_shape, store.output_dim, store.first_position) == ((1, 1, 40), 32, 1)
+    rotated = LATENT_MODELS[name][1]["qk_rope_head_dim"]
+    assert store.slot_shape == (1, 1, 32 + rotated)
+    assert (store.output_dim, store.first_position) == (32, 1)
     check(head, definition)  # type: ignore[arg-type]
 
 

@@ -161,7 +161,7 @@ LATENT: dict[str, Any] = {
     "q_lora_rank": 24,
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
+    "qk_rope_head_dim": 16,
     "v_head_dim": 20,
     **ROUTED_EXPERTS,
     "n_group": 2,
@@ -175,6 +175,7 @@ LATENT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV2",
         {
             **LATENT,
+            "qk_rope_head_dim": 8,
             "n_routed_experts": 12,
             "topk_method": "group_limited_greedy",
             "n_group": 4,
