@@ -28,7 +28,12 @@ class LatentDefinition:
 
     def __init__(self, name: str, directory: Path, seed: int = 5) -> None:
         family, settings = LATENT_MODELS[name]
-        sizes = {**SIZES, **settings, **DENSE, "num_hidden_layers": NUM_TARGET_LAYERS}
+        sizes = {
+            **SIZES,
+            **settings,
+            **changes_of(name),
+            "num_hidden_layers": NUM_TARGET_LAYERS,
+        }
         config = getattr(transformers, f"{family}Config")(**sizes)
         config._attn_implementation = "eager"
         module = getattr(transformers.models, f"deepseek_{family[-2:].lower()}")
@@ -41,6 +46,8 @@ class LatentDefinition:
             for key, parameter in self.layer.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(1 + 0.2 * noise if "norm" in key else 0.1 * noise)
+            for buffer in self.layer.buffers():
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
         held = load_file(directory / "model.safetensors")
         self.embedding, self.output = held["model.embed_tokens.weight"], held["lm_head.weight"]
 
@@ -50,7 +57,11 @@ class LatentDefinition:
         for name, tensor in self.layer.state_dict().items():
             for prefix, other in STORED_NAMES.items():
                 name = name.replace(prefix, other)
-            stored[f"model.layers.{NUM_TARGET_LAYERS}.{name}"] = tensor.contiguous()
+            name = f"model.layers.{NUM_TARGET_LAYERS}.{name}"
+            if ".experts." in name:
+                stored |= separate_experts(name, tensor)
+            else:
+                stored[name] = tensor.contiguous()
         return stored
 
     def combine(self, taps: list[torch.Tensor]) -> torch.Tensor:
@@ -77,12 +88,26 @@ class LatentDefinition:
         return states @ self.output.T, states
 
 
-DENSE: dict[str, Any] = {"first_k_dense_replace": NUM_TARGET_LAYERS + 1}
+def separate_experts(name: str, packed: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors of what transformers packs into one, gate_up_proj or down_proj."""
+    prefix, _, kind = name.rpartition(".")
+    parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+    return {
+        f"{prefix}.{expert}.{part}.weight": block.contiguous()
+        for expert, matrix in enumerate(packed)
+        for part, block in zip(parts, matrix.chunk(len(parts)), strict=True)
+    }
+
+
+def changes_of(name: str) -> dict[str, Any]:
+    """Settings of a target of `NUM_TARGET_LAYERS` layers: all are dense where all of the tiny one are."""
+    first = LATENT_MODELS[name][1]["first_k_dense_replace"]
+    return {"first_k_dense_replace": 1 if first == 1 else NUM_TARGET_LAYERS + 1}
 
 
 def save_with_layer(name: str, directory: Path) -> LatentDefinition:
     """A target, and its MTP layer beside it."""
-    save_target(directory, name, **DENSE)
+    save_target(directory, name, **changes_of(name))
     definition = LatentDefinition(name, directory)
     path = directory / "model.safetensors"
     save_file(load_file(path) | definition.tensors(), path)
@@ -91,13 +116,14 @@ def save_with_layer(name: str, directory: Path) -> LatentDefinition:
 
 @pytest.mark.parametrize("name", LATENT_MODELS)
 def test_an_mtp_layer_computes_its_definition(name: str, tmp_path: Path) -> None:
-    before = load_model(save_target(tmp_path, name, **DENSE), dtype="float32")
+    before = load_model(save_target(tmp_path, name, **changes_of(name)), dtype="float32")
     assert not has_supported_mtp(tmp_path)
     definition = save_with_layer(name, tmp_path)
     assert has_supported_mtp(tmp_path)
     target = load_model(tmp_path, dtype="float32")
     assert same_model(target, before)
     head = load_head(tmp_path, target, tmp_path, dtype="float32")
+    assert (head.spec.experts is None) == (changes_of(name)["first_k_dense_replace"] > 1)
     (store,) = head.spec.stores
     rotated = LATENT_MODELS[name][1]["qk_rope_head_dim"]
     assert store.slot_shape == (1, 1, 32 + rotated)

@@ -55,6 +55,8 @@ def read_latent(config: ConfigFile, *, family: str, experts: ExpertSpec) -> Mode
         rotated_dim=config.count("qk_rope_head_dim"),
         value_dim=config.count("v_head_dim"),
     )
+    if latent.rotated_dim % 2:
+        raise config.error("qk_rope_head_dim", f"must be even, not {latent.rotated_dim}")
     spec = dense.read_dense(
         ConfigFile(config.path, {**config.values, "head_dim": latent.rotated_dim}),
         family=family,

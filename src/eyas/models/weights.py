@@ -417,7 +417,7 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             first_expert_layer,
         ),
     ):
-        if parameter not in names:
+        if parameter not in names or not {rows, columns} <= sizes.keys():
             continue
         tensor = checkpoint.tensors.get(names[parameter].format(layer=layer, expert=0))
         if tensor is None:
@@ -440,14 +440,12 @@ def _latent_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
     if latent is None:
         return {}
     plain, rotated, value = latent.plain_dim, latent.rotated_dim, latent.value_dim
-    query_rank = latent.query_rank or 0
-    return {
+    sizes = {
         "query": (
             "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim) "
             f"({heads} x ({plain} + {rotated}))",
             heads * latent.query_dim,
         ),
-        "query latent": (f"q_lora_rank ({query_rank})", query_rank),
         "latent": (f"kv_lora_rank ({latent.rank})", latent.rank),
         "row": (
             f"kv_lora_rank + qk_rope_head_dim ({latent.rank} + {rotated})",
@@ -459,6 +457,9 @@ def _latent_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
             heads * (plain + value),
         ),
     }
+    if latent.query_rank is not None:
+        sizes["query latent"] = (f"q_lora_rank ({latent.query_rank})", latent.query_rank)
+    return sizes
 
 
 def wanted_tensors(
