@@ -100,7 +100,7 @@ def separate_experts(name: str, packed: torch.Tensor) -> dict[str, torch.Tensor]
 
 
 def changes_of(name: str) -> dict[str, Any]:
-    """Settings of a target of `NUM_TARGET_LAYERS` layers: all are dense where all of the tiny one are."""
+    """Settings of a target of `NUM_TARGET_LAYERS` layers, dense where all of the tiny one are."""
     first = LATENT_MODELS[name][1]["first_k_dense_replace"]
     return {"first_k_dense_replace": 1 if first == 1 else NUM_TARGET_LAYERS + 1}
 
