@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,7 +65,7 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
     from eyas.text import sampling_defaults
 
     spec = read_spec(directory)
-    kv_numbers = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
+    kv_numbers = sum(math.prod(store.slot_shape) for store in spec.stores)
     return {
         "model": name,
         "architecture": spec.architecture,

@@ -333,6 +333,7 @@ class ConfigFile:
             beta_slow=rope.number("beta_slow", 1.0) or 1.0,
             truncate="truncate" not in rope.values or rope.flag("truncate"),
             attention_factor=_yarn_attention_factor(rope, factor),
+            logit_factor=_yarn_magnitude(factor, rope.number("mscale_all_dim", 0.0)) ** 2,
         )
 
     def _longrope(
@@ -394,12 +395,15 @@ class ConfigFile:
         return written
 
 
-def _yarn_attention_factor(rope: ConfigFile, factor: float) -> float:
-    def magnitude(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+def _yarn_magnitude(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
+
+def _yarn_attention_factor(rope: ConfigFile, factor: float) -> float:
     given = rope.optional_number("attention_factor")
     if given is not None:
         return given
     scale, all_scale = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
-    return magnitude(scale) / magnitude(all_scale) if scale and all_scale else magnitude(1.0)
+    if scale and all_scale:
+        return _yarn_magnitude(factor, scale) / _yarn_magnitude(factor, all_scale)
+    return _yarn_magnitude(factor, 1.0)

@@ -34,6 +34,8 @@ class Architecture:
 
 
 ARCHITECTURES = {
+    "DeepseekV2ForCausalLM": Architecture("deepseek_v2", "deepseek_v2"),
+    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v3"),
     "Gemma3ForCausalLM": Architecture("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "gemma3", has_vision=True),
     "Glm4ForCausalLM": Architecture("glm4", "glm4"),

@@ -350,9 +350,9 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
     names: from `stored_names`. Missing tensors are left to `wanted_tensors`.
     ValueError: a size differs; the text names the field and both numbers.
     """
-    query_name = "layers.{layer}.attention.q.weight"
-    has_fused_rows = query_name not in names
-    query = names["layers.{layer}.attention.qkv.weight" if has_fused_rows else query_name]
+    first_products = ("kv_a",) if spec.latent is not None else ("q", "qkv")
+    parameters = [f"layers.{{layer}}.attention.{part}.weight" for part in first_products]
+    query = next(names[parameter] for parameter in parameters if parameter in names)
     query_pattern = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
     layers = [
         int(match[1])
@@ -388,6 +388,7 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             f"2 x intermediate_size (2 x {spec.intermediate_size})",
             2 * spec.intermediate_size,
         ),
+        **_latent_sizes(spec),
     }
     if spec.experts is not None:
         experts = spec.experts
@@ -397,22 +398,31 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             experts.intermediate_size,
         )
     first_expert_layer = min(spec.expert_layers, default=0)
-    for parameter, rows, layer in (
-        ("embedding.weight", "vocab", 0),
-        ("layers.{layer}.attention.q.weight", "query", 0),
-        ("layers.{layer}.attention.k.weight", "kv", 0),
-        ("layers.{layer}.attention.qkv.weight", "fused", 0),
-        ("layers.{layer}.mlp.gate.weight", "inner", 0),
-        ("layers.{layer}.mlp.gate_up.weight", "fused inner", 0),
-        ("layers.{layer}.mlp.router.weight", "experts", first_expert_layer),
-        ("layers.{layer}.mlp.experts.{expert}.gate.weight", "expert inner", first_expert_layer),
+    for parameter, rows, columns, layer in (
+        ("embedding.weight", "vocab", "hidden", 0),
+        ("layers.{layer}.attention.q.weight", "query", "hidden", 0),
+        ("layers.{layer}.attention.k.weight", "kv", "hidden", 0),
+        ("layers.{layer}.attention.qkv.weight", "fused", "hidden", 0),
+        ("layers.{layer}.attention.q_a.weight", "query latent", "hidden", 0),
+        ("layers.{layer}.attention.q_b.weight", "query", "query latent", 0),
+        ("layers.{layer}.attention.kv_a.weight", "row", "hidden", 0),
+        ("layers.{layer}.attention.kv_b.weight", "of latent", "latent", 0),
+        ("layers.{layer}.mlp.gate.weight", "inner", "hidden", 0),
+        ("layers.{layer}.mlp.gate_up.weight", "fused inner", "hidden", 0),
+        ("layers.{layer}.mlp.router.weight", "experts", "hidden", first_expert_layer),
+        (
+            "layers.{layer}.mlp.experts.{expert}.gate.weight",
+            "expert inner",
+            "hidden",
+            first_expert_layer,
+        ),
     ):
-        if parameter not in names:
+        if parameter not in names or not {rows, columns} <= sizes.keys():
             continue
         tensor = checkpoint.tensors.get(names[parameter].format(layer=layer, expert=0))
         if tensor is None:
             continue
-        described = (sizes[rows], sizes["hidden"])
+        described = (sizes[rows], sizes[columns])
         expected = tuple(size for _, size in described)
         if tensor.shape != expected:
             pairs = zip(described, (*tensor.shape, 0, 0), strict=False)
@@ -422,6 +432,34 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
                 f"{list(expected)} by {' and '.join(wrong)} in config.json; config.json and weights "
                 "are of different models"
             )
+
+
+def _latent_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
+    """Return the descriptions and sizes of latent attention that `check_sizes` compares."""
+    latent, heads = spec.latent, spec.num_query_heads
+    if latent is None:
+        return {}
+    plain, rotated, value = latent.plain_dim, latent.rotated_dim, latent.value_dim
+    sizes = {
+        "query": (
+            "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim) "
+            f"({heads} x ({plain} + {rotated}))",
+            heads * latent.query_dim,
+        ),
+        "latent": (f"kv_lora_rank ({latent.rank})", latent.rank),
+        "row": (
+            f"kv_lora_rank + qk_rope_head_dim ({latent.rank} + {rotated})",
+            latent.row_dim,
+        ),
+        "of latent": (
+            "num_attention_heads x (qk_nope_head_dim + v_head_dim) "
+            f"({heads} x ({plain} + {value}))",
+            heads * (plain + value),
+        ),
+    }
+    if latent.query_rank is not None:
+        sizes["query latent"] = (f"q_lora_rank ({latent.query_rank})", latent.query_rank)
+    return sizes
 
 
 def wanted_tensors(

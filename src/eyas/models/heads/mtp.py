@@ -84,7 +84,6 @@ LAYOUTS = (
     ),
 )
 REFUSED_PARTS = {
-    "self_attn.kv_a_proj_with_mqa.": "multi-head latent attention is",
     "self_attn.indexer.": "sparse attention is",
 }
 
@@ -138,6 +137,8 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         output_bias=target.output_bias,
         mlp_bias=target.mlp_bias,
         qk_norm=target.qk_norm,
+        latent=target.latent,
+        attention_scale=target.attention_scale,
         embedding_first=layout.embedding_first,
         entry_norms=True,
         first_attention_norm=True,

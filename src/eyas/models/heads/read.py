@@ -260,6 +260,7 @@ def _spec(
         entry_norms=is_eagle3,
         final_norm=is_eagle3,
         calibration=_calibration(outer),
+        latent=None,
         experts=None,
         **norms,
     )
