@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-DECODED_NUMBERS = 4 << 20
+DECODED_NUMBERS = 2 << 20
 """Numbers that are decoded at a time; a decoder's temporary tensors take 4 to 20 bytes for each."""
 ITEM_BYTES = {
     "F64": 8,
