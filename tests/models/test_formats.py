@@ -131,6 +131,24 @@ def test_scales_may_be_powers_of_two_in_a_byte(copy: Path) -> None:
     assert torch.equal(found, numbers.float() * scales.repeat_interleave(128, 1))
 
 
+def test_experts_in_fp4_of_an_fp8_checkpoint_are_those_of_transformers(copy: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    packed = torch.randint(-128, 128, (40, 96), generator=generator, dtype=torch.int8)
+    exponents = torch.randint(100, 150, (40, 6), generator=generator, dtype=torch.uint8)
+    scales = exponents.view(torch.float8_e8m0fnu)
+    numbers, blocks = torch.randn(128, 128).to(torch.float8_e4m3fn), torch.ones(1, 1)
+    stored = {"x.weight": packed, "x.scale": scales, "y.weight": numbers, "y.scale": blocks}
+    save_file(stored, copy / "model.safetensors")
+    change_config(copy, quantization_config={**FP8_BLOCKS, "expert_dtype": "fp4"})
+    checkpoint = Checkpoint.open(copy)
+    expected = Fp8Dequantize(None)._dequantize_one(packed, scales, torch.bfloat16)
+    assert torch.equal(checkpoint.read_tensor("x.weight"), expected)
+    assert torch.equal(checkpoint.read_tensor("y.weight"), numbers.float())
+    change_config(copy, quantization_config=FP8_BLOCKS)
+    with pytest.raises(ValueError, match=r"'x\.weight' is stored as I8, but quantised weights as"):
+        Checkpoint.open(copy)
+
+
 def test_pieces_may_be_in_different_shards(copy: Path) -> None:
     plain = write_quantised(copy, CASES["fp8 blocks"])
     tensors = load_file(copy / "model.safetensors")
@@ -211,7 +229,7 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"quant_method": "fp8", "weight_block_size": [128]},
         r"weight_block_size must be the rows and columns of a block, not \[128\]",
     ),
-    "V4's experts": ({**FP8_BLOCKS, "expert_dtype": "fp4"}, r"expert_dtype 'fp4' is not"),
+    "experts": ({**FP8_BLOCKS, "expert_dtype": "int4"}, r"expert_dtype 'int4' is not"),
     "gemv": ({**AWQ, "version": "gemv"}, r"version 'gemv' is not supported \(the layout 'gemm' is"),
     "no zero points": ({**AWQ, "zero_point": False}, r"zero_point False is not supported"),
     "marlin": ({**GPTQ, "checkpoint_format": "marlin"}, r"'marlin' is not supported \(gptq and"),

@@ -48,11 +48,11 @@ class AwqGemm:
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         words = slice(start // len(ORDER), stop // len(ORDER))
-        numbers_IO = unpacked(pieces["words"][:, words], 4, 1, ORDER)
-        zeros_GO = unpacked(pieces["zeros"][:, words], 4, 1, ORDER)
-        scales_GO = pieces["scales"][:, start:stop]
-        group_of_I = equal_groups(len(numbers_IO), len(scales_GO))
-        return values(numbers_IO.T, zeros_GO.T, scales_GO.T, group_of_I)
+        numbers_OI = unpacked(pieces["words"][:, words].T.contiguous(), 4, 0, ORDER)
+        zeros_OG = unpacked(pieces["zeros"][:, words].T.contiguous(), 4, 0, ORDER)
+        scales_OG = pieces["scales"][:, start:stop].T.contiguous()
+        group_of_I = equal_groups(numbers_OI.shape[1], scales_OG.shape[1])
+        return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
 
 
 @dataclass(frozen=True, slots=True)

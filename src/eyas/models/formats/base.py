@@ -16,8 +16,8 @@ from typing import Protocol
 
 import torch
 
-DECODED_NUMBERS = 2 << 20
-"""Numbers that are decoded at a time; a decoder's temporary tensors take 4 to 20 bytes for each."""
+DECODED_NUMBERS = 1 << 19
+"""Numbers that are decoded at a time: few, so that a decoder's temporary tensors stay in the caches."""
 ITEM_BYTES = {
     "F64": 8,
     "I64": 8,

@@ -1,4 +1,4 @@
-"""FP8 (e4m3): `fp8` in blocks (DeepSeek-V3, Qwen3) or by tensor, and `fbgemm_fp8` by row.
+"""FP8 (e4m3): `fp8` in blocks (DeepSeek, Qwen3) or by tensor, and `fbgemm_fp8` by row.
 
 Promises: a weight that is stored in FP8 has a scale, or it is refused by name.
 Does not know: how activations may be quantised: they are not.
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from eyas.models.config_file import ConfigFile
 from eyas.models.formats.base import StoredTensor, take_pieces, visible
 from eyas.models.formats.config import block_size
+from eyas.models.formats.mxfp4 import mxfp4_rows
 from eyas.models.formats.scaled import scaled_tensor
 
 FP8_TYPES = ("F8_E4M3",)
@@ -24,19 +25,26 @@ STORED_FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """block: rows and columns that share a scale; None where a tensor or a row has one."""
+    """block: rows and columns that share a scale; None where a tensor or a row has one.
+
+    has_fp4: whether weights that are stored in bytes are FP4 (DeepSeek-V4's experts).
+    """
 
     block: tuple[int, int] | None
     ignored: tuple[str, ...]
+    has_fp4: bool = False
 
     @classmethod
     def read(cls, config: ConfigFile) -> Fp8:
         """Read the fields of `quant_method: fp8`. ValueError: one of them is not supported."""
         config.require("fmt", "e4m3", "e4m3", "e4m3 is")
-        config.require("expert_dtype", "fp8", "fp8", "experts in fp8 are")
         config.require("is_checkpoint_fp8_serialized", True, True, "weights stored in FP8 are")
         scheme = config.values.get("activation_scheme", "dynamic")
-        return cls(block_size(config, "weight_block_size"), (f"{scheme} 8-bit activations",))
+        experts = config.values.get("expert_dtype") or "fp8"
+        if experts not in ("fp8", "fp4"):
+            raise config.error("expert_dtype", f"{experts!r} is not supported (fp8 and fp4 are)")
+        ignored = (f"{scheme} 8-bit activations",)
+        return cls(block_size(config, "weight_block_size"), ignored, experts == "fp4")
 
     @classmethod
     def read_fbgemm(cls, config: ConfigFile) -> Fp8:
@@ -47,7 +55,8 @@ class Fp8:
     def description(self) -> str:
         if self.block is None:
             return "FP8 with a scale for each tensor or row"
-        return f"FP8 in blocks of {self.block[0]} x {self.block[1]}"
+        experts = ", experts in FP4" if self.has_fp4 else ""
+        return f"FP8 in blocks of {self.block[0]} x {self.block[1]}{experts}"
 
     def logical(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         tensors = visible(stored)
@@ -60,6 +69,9 @@ class Fp8:
             if weight.dtype in STORED_FP8 or (scales and name.endswith(".weight")):
                 names = {"weight": name, "scale": [*scales, f"{name}_scale_inv"][0]}
                 pieces = take_pieces(tensors, weight, names)
+                if self.has_fp4 and weight.dtype == "I8":
+                    tensors[name] = mxfp4_rows(name, pieces)
+                    continue
                 tensors[name] = scaled_tensor(name, pieces, blocks, why, FP8_TYPES)
         return tensors
 

@@ -53,15 +53,17 @@ class GptqColumns:
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         count = self.row_multiple
-        numbers_IO = unpacked(pieces["words"][:, start:stop], self.bits, 0)
-        zeros_GO = unpacked(pieces["zeros"][:, start // count : stop // count], self.bits, 1)
-        zeros_GO = (zeros_GO + self.zero_offset).bitwise_and_((1 << self.bits) - 1)
-        scales_GO = pieces["scales"][:, start:stop]
+        numbers_OI = unpacked(pieces["words"][:, start:stop].T.contiguous(), self.bits, 1)
+        zero_words = pieces["zeros"][:, start // count : stop // count].T.contiguous()
+        zeros_OG = unpacked(zero_words, self.bits, 0)
+        zeros_OG = (zeros_OG + self.zero_offset).bitwise_and_((1 << self.bits) - 1)
+        scales_OG = pieces["scales"][:, start:stop].T.contiguous()
+        num_groups = scales_OG.shape[1]
         if "groups" in pieces:
-            group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], len(scales_GO))
+            group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], num_groups)
         else:
-            group_of_I = equal_groups(len(numbers_IO), len(scales_GO))
-        return values(numbers_IO.T, zeros_GO.T, scales_GO.T, group_of_I)
+            group_of_I = equal_groups(numbers_OI.shape[1], num_groups)
+        return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
 
 
 @dataclass(frozen=True, slots=True)

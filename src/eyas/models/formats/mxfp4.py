@@ -1,10 +1,11 @@
-"""MXFP4 of gpt-oss: numbers of 4 bits (E2M1), 32 of which share a power of two (E8M0).
+"""MXFP4: numbers of 4 bits (E2M1), 32 of which share a power of two (E8M0).
 
-Promises: the values are exact in bfloat16, in the layout of the unquantised checkpoint, which is
-the transposed one.
-Does not know: experts beyond the shapes of their tensors.
+Promises: the values are exact in bfloat16. gpt-oss' tensors come in the layout of its unquantised
+checkpoint, which is the transposed one.
+Does not know: experts beyond the shapes of their tensors; which weights of an FP8 checkpoint are in
+FP4 (`fp8` does).
 
-Names: `X_blocks` with `X_scales` for a tensor `X`.
+Names of gpt-oss: `X_blocks` with `X_scales` for a tensor `X`.
 Legend: E experts, O output features, I input features.
 """
 
@@ -33,6 +34,37 @@ MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True, slots=True)
+class Mxfp4Rows:
+    """A `Packing` of a weight [O, I].
+
+    pieces: "weight" int8 [O, I / 2], a byte holds two neighbours, the first one in its lower half;
+    "scale" [O, I / 32], float8_e8m0fnu.
+    """
+
+    pieces: Mapping[str, StoredTensor]
+
+    @property
+    def row_multiple(self) -> int:
+        return 1
+
+    def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
+        values = number_pairs(pieces["weight"][start:stop].view(torch.uint8))
+        scales = pieces["scale"][start:stop].bfloat16()
+        return values.unflatten(-1, (-1, 2 * GROUP_BYTES)).mul_(scales.unsqueeze(-1)).flatten(-2)
+
+
+def mxfp4_rows(name: str, pieces: Mapping[str, StoredTensor]) -> StoredTensor:
+    """Return the logical tensor of a weight and its scales. ValueError: they do not fit."""
+    weight = pieces["weight"]
+    check_type(pieces["scale"], ("F8_E8M0",), "scales of FP4")
+    if len(weight.shape) != 2 or weight.shape[1] % GROUP_BYTES:
+        raise wrong_shape(weight, (*weight.shape[:1], GROUP_BYTES), "the format (FP4)")
+    num_rows, num_bytes = weight.shape
+    check_shape(pieces["scale"], (num_rows, num_bytes // GROUP_BYTES), f"{weight.name!r}")
+    return StoredTensor(name, weight.file, (num_rows, 2 * num_bytes), "BF16", Mxfp4Rows(pieces))
+
+
+@dataclass(frozen=True, slots=True)
 class Mxfp4Experts:
     """A `Packing` of an expert tensor [E, I, O].
 
@@ -47,12 +79,25 @@ class Mxfp4Experts:
         return 1
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
-        numbers = torch.tensor((*MAGNITUDES, *(-value for value in MAGNITUDES))).bfloat16()
-        byte = torch.arange(256)
-        pairs = torch.stack((numbers[byte & 15], numbers[byte >> 4]), -1)
-        values = pairs[pieces["blocks"][start:stop].int()].flatten(-2)
+        values = number_pairs(pieces["blocks"][start:stop])
         scales = pieces["scales"][start:stop].view(torch.float8_e8m0fnu).bfloat16()
-        return values.mul_(scales.unsqueeze(-1)).flatten(-2).transpose(1, 2)
+        values_EOI = values.mul_(scales.unsqueeze(-1)).flatten(-2)
+        values_EIO = values_EOI.new_empty(len(values_EOI), *values_EOI.shape[:0:-1])
+        for expert, values_OI in enumerate(
+            values_EOI
+        ):  # torch transposes matrices faster than stacks
+            values_EIO[expert].copy_(values_OI.T)
+        return values_EIO
+
+
+def number_pairs(packed: torch.Tensor) -> torch.Tensor:
+    """Return the two numbers of each byte [..., n], the lower bits first: bfloat16 [..., 2 n]."""
+    numbers = torch.tensor((*MAGNITUDES, *(-value for value in MAGNITUDES))).bfloat16()
+    byte = torch.arange(256)
+    pairs = torch.stack((numbers[byte & 15], numbers[byte >> 4]), -1)
+    table = pairs.view(torch.int32).flatten()  # an element is a pair: one look-up for both
+    found = table.index_select(0, packed.flatten().int())
+    return found.view(torch.bfloat16).view(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
