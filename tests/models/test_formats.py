@@ -207,6 +207,14 @@ def test_scales_of_activations_and_of_the_cache_are_left_out_and_said(
     assert "not applied: static 8-bit input_activations, kv_cache_scheme" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["gptq", "awq", "compressed w4a16 zeros"])
+def test_a_zero_point_may_be_zero(name: str, copy: Path) -> None:
+    """The first version of GPTQ stores it as -1, which is 15 in four bits."""
+    change_tensors(copy, lambda tensors: tensors[f"{UP}.weight"].abs_())
+    plain = write_quantised(copy, CASES[name])
+    assert torch.equal(*(run(load_model(path, dtype="float32")) for path in (copy, plain)))
+
+
 def test_biases_of_zeros_that_exporters_add_are_ignored(copy: Path) -> None:
     write_quantised(copy, CASES["gptq"])
     expected = run(load_model(copy, dtype="float32"))

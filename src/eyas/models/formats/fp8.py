@@ -77,4 +77,5 @@ class Fp8:
 
 
 def _scale_names(name: str) -> tuple[str, ...]:
-    return (f"{name}_scale_inv", f"{name}_scale", f"{name.removesuffix('weight')}scale")
+    names = (f"{name}_scale_inv", f"{name}_scale")
+    return (*names, f"{name.removesuffix('weight')}scale") if name.endswith(".weight") else names
