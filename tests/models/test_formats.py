@@ -393,6 +393,18 @@ def test_groups_that_do_not_divide_a_row_are_refused(name: str, copy: Path) -> N
         load_model(copy)
 
 
+def test_every_number_of_8_bits_is_read_as_it_is(copy: Path) -> None:
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).reshape(4, 64)
+    stored = {"x.weight": numbers, "x.weight_scale": torch.ones(1)}
+    save_file(stored, copy / "model.safetensors")
+    change_config(copy, quantization_config={"quant_method": "fp8"})
+    found = Checkpoint.open(copy).read_tensor("x.weight")
+    assert torch.equal(found.isnan(), numbers.float().isnan()) and found.isnan().sum() == 2
+    assert torch.equal(found.nan_to_num(1e9), numbers.float().nan_to_num(1e9))
+    save_file({**stored, "x.weight": numbers[:1].clone()}, copy / "model.safetensors")
+    assert torch.equal(Checkpoint.open(copy).read_tensor("x.weight"), numbers[:1].float())
+
+
 def test_mxfp4_pieces_that_do_not_fit_are_named(copy: Path) -> None:
     change_config(copy, quantization_config={"quant_method": "mxfp4"})
     blocks = torch.zeros(2, 8, 2, 16, dtype=torch.uint8)

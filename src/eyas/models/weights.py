@@ -274,9 +274,9 @@ def _check_names(
         and not MTP_NAMES.search(name)
         and not name.startswith(mtp_layers)
         and not (ignored is not None and ignored.search(name))
-        and not _is_empty_bias(checkpoint, name)
     ]
-    if unknown:
+    empty = _empty_biases(checkpoint, unknown)
+    if unknown := [name for name in unknown if name not in empty]:
         raise ValueError(
             f"{checkpoint.directory} holds {listed(unknown)}, which the architecture of its "
             "config.json does not have; use a checkpoint of the plain model (without adapters or "
@@ -284,13 +284,18 @@ def _check_names(
         )
 
 
-def _is_empty_bias(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether this is a bias of zeros beside a quantised weight."""
-    if not name.endswith(".bias"):
-        return False
-    weight = checkpoint.tensors.get(f"{name.removesuffix('bias')}weight")
-    is_packed = weight is not None and weight.packing is not None
-    return is_packed and not bool(checkpoint.read_tensor(name).any())
+def _empty_biases(checkpoint: Checkpoint, names: list[str]) -> set[str]:
+    """Return those of these tensors that are biases of zeros beside quantised weights."""
+    biases = []
+    for name in names:
+        weight = checkpoint.tensors.get(f"{name.removesuffix('bias')}weight")
+        if name.endswith(".bias") and weight is not None and weight.packing is not None:
+            biases.append(name)
+    return {
+        name
+        for name, parts in checkpoint.stream(biases)
+        if not any(bool(rows.any()) for _, rows in parts)
+    }
 
 
 def _hint(names: list[str], checkpoint: Checkpoint) -> str:

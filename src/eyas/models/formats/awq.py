@@ -27,7 +27,7 @@ from eyas.models.formats.base import (
     wrong_shape,
 )
 from eyas.models.formats.config import group_size
-from eyas.models.formats.integers import equal_groups, unpacked, values
+from eyas.models.formats.integers import unpacked, values
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of its 8 columns each 4 bits of a word hold, from the lowest bits on."""
@@ -51,8 +51,7 @@ class AwqGemm:
         numbers_OI = unpacked(pieces["words"][:, words].T.contiguous(), 4, 0, ORDER)
         zeros_OG = unpacked(pieces["zeros"][:, words].T.contiguous(), 4, 0, ORDER)
         scales_OG = pieces["scales"][:, start:stop].T.contiguous()
-        group_of_I = equal_groups(numbers_OI.shape[1], scales_OG.shape[1])
-        return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
+        return values(numbers_OI, zeros_OG, scales_OG)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from eyas.models.formats.base import (
     wrong_shape,
 )
 from eyas.models.formats.config import block_size, group_size
-from eyas.models.formats.integers import WORD_BITS, equal_groups, stored_groups, unpacked, values
+from eyas.models.formats.integers import WORD_BITS, stored_groups, unpacked, values
 from eyas.models.formats.scaled import scaled_tensor
 
 FORMATS = (
@@ -61,16 +61,14 @@ class PackedRows:
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         numbers_OI = unpacked(pieces["words"][start:stop], self.bits, 1)
-        num_columns = numbers_OI.shape[1]
-        self._check_shape(pieces, [len(pieces["words"]), num_columns])
+        self._check_shape(pieces, [len(pieces["words"]), numbers_OI.shape[1]])
         scales_OG = pieces["scales"][start:stop]
         zeros_OG: torch.Tensor | int = 1 << (self.bits - 1)
         if "zeros" in pieces:
             zeros_OG = self._zeros(pieces["zeros"], start, stop)
+        group_of_I = None
         if "groups" in pieces:
             group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], scales_OG.shape[1])
-        else:
-            group_of_I = equal_groups(num_columns, scales_OG.shape[1])
         return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
 
     def _zeros(self, stored: torch.Tensor, start: int, stop: int) -> torch.Tensor:

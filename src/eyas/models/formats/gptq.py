@@ -28,7 +28,7 @@ from eyas.models.formats.base import (
     wrong_shape,
 )
 from eyas.models.formats.config import group_size
-from eyas.models.formats.integers import WORD_BITS, equal_groups, stored_groups, unpacked, values
+from eyas.models.formats.integers import WORD_BITS, stored_groups, unpacked, values
 
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """What is added to a stored zero point, by the format's version."""
@@ -58,11 +58,9 @@ class GptqColumns:
         zeros_OG = unpacked(zero_words, self.bits, 0)
         zeros_OG = (zeros_OG + self.zero_offset).bitwise_and_((1 << self.bits) - 1)
         scales_OG = pieces["scales"][:, start:stop].T.contiguous()
-        num_groups = scales_OG.shape[1]
+        group_of_I = None
         if "groups" in pieces:
-            group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], num_groups)
-        else:
-            group_of_I = equal_groups(numbers_OI.shape[1], num_groups)
+            group_of_I = stored_groups(pieces["groups"], self.pieces["groups"], scales_OG.shape[1])
         return values(numbers_OI, zeros_OG, scales_OG, group_of_I)
 
 

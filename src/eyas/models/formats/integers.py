@@ -33,24 +33,24 @@ def unpacked(
     return numbers.flatten(dim, dim + 1)
 
 
-def equal_groups(num_columns: int, count: int) -> torch.Tensor:
-    """Return the group of each column, [I], where each group is a run of the same length."""
-    return torch.arange(num_columns) // (num_columns // count)
-
-
 def values(
     numbers_OI: torch.Tensor,
     zeros_OG: torch.Tensor | int,
     scales_OG: torch.Tensor,
-    group_of_I: torch.Tensor,
+    group_of_I: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return (number - zero point) x scale, float32 [O, I]. group_of_I: the group of each column."""
-    values_OI = numbers_OI.float()
+    """Return (number - zero point) x scale, float32 [O, I].
+
+    group_of_I: the group of each column; None where each group is a run of columns of the same length.
+    """
     if isinstance(zeros_OG, int):
-        values_OI -= zeros_OG
-    else:
-        values_OI -= zeros_OG.float().index_select(1, group_of_I)
-    return values_OI.mul_(scales_OG.float().index_select(1, group_of_I))
+        zeros_OG = torch.full_like(scales_OG, zeros_OG)
+    values_OI, zeros_OG, scales_OG = numbers_OI.float(), zeros_OG.float(), scales_OG.float()
+    if group_of_I is not None:
+        values_OI.sub_(zeros_OG.index_select(1, group_of_I))
+        return values_OI.mul_(scales_OG.index_select(1, group_of_I))
+    values_OGI = values_OI.unflatten(1, (scales_OG.shape[1], -1))
+    return values_OGI.sub_(zeros_OG.unsqueeze(2)).mul_(scales_OG.unsqueeze(2)).flatten(1)
 
 
 def stored_groups(group_of_I: torch.Tensor, entry: StoredTensor, count: int) -> torch.Tensor:

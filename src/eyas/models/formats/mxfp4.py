@@ -29,6 +29,8 @@ from eyas.models.formats.base import (
 
 GROUP_BYTES = 16
 """Bytes of the 32 numbers that share a scale."""
+BYTES = 1 << 17
+"""Bytes that are looked up at a time: few, so that their indices stay in the caches."""
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of the lower three bits of a number; the fourth is the sign."""
 
@@ -90,7 +92,9 @@ def number_pairs(packed: torch.Tensor) -> torch.Tensor:
     byte = torch.arange(256)
     pairs = torch.stack((numbers[byte & 15], numbers[byte >> 4]), -1)
     table = pairs.view(torch.int32).flatten()  # an element is a pair: one look-up for both
-    found = table.index_select(0, packed.flatten().int())
+    found = torch.empty(packed.numel(), dtype=torch.int32)
+    for bytes_, into in zip(packed.flatten().split(BYTES), found.split(BYTES), strict=True):
+        torch.index_select(table, 0, bytes_.int(), out=into)
     return found.view(torch.bfloat16).view(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
