@@ -206,10 +206,6 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         r"'OtherForCausalLM' is not supported \(code that a checkpoint brings along is never run\)",
     ),
     "no architecture": ({"architectures": "absent"}, "architectures is missing"),
-    "quantised": (
-        {"quantization_config": {"quant_method": "fp8"}},
-        r"quantised \(fp8\).*use the unquantised checkpoint",
-    ),
     "missing size": ({"hidden_size": "absent"}, "hidden_size is missing"),
     "senseless size": ({"num_hidden_layers": -1}, "num_hidden_layers must be a whole number"),
     "heads that do not divide": ({"num_key_value_heads": 3}, "num_key_value_heads 3 must divide 4"),
