@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig
 
 MEASURE = """
 import resource, sys, threading, time
@@ -41,17 +42,54 @@ print(peak - before, resident() - before)
 """
 
 
+VOCAB, HIDDEN, LAYERS = 8192, 1024, 8
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": HIDDEN // 8,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+INNER, EXPERTS = 4096, 8
+ATTENTION = {f"self_attn.{part}_proj.weight": (HIDDEN, HIDDEN) for part in "qkvo"}
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]]]] = {
+    "Llama": (
+        {"intermediate_size": INNER},
+        {
+            "mlp.gate_proj.weight": (INNER, HIDDEN),
+            "mlp.up_proj.weight": (INNER, HIDDEN),
+            "mlp.down_proj.weight": (HIDDEN, INNER),
+        },
+    ),
+    "GptOss": (  # all experts of a layer in one tensor
+        {
+            "intermediate_size": INNER // 8,
+            "num_local_experts": EXPERTS,
+            "attention_bias": False,
+        },
+        {
+            "self_attn.sinks": (8,),
+            "mlp.router.weight": (EXPERTS, HIDDEN),
+            "mlp.router.bias": (EXPERTS,),
+            "mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, INNER // 4),
+            "mlp.experts.gate_up_proj_bias": (EXPERTS, INNER // 4),
+            "mlp.experts.down_proj": (EXPERTS, INNER // 8, HIDDEN),
+            "mlp.experts.down_proj_bias": (EXPERTS, HIDDEN),
+        },
+    ),
+}
+"""Fields of the configuration, and shapes of a layer's tensors beside those of attention and norms."""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_peak_memory_is_the_model_and_its_largest_tensor(tmp_path: Path) -> None:
-    vocab, hidden, inner, layers = 8192, 1024, 4096, 8
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        max_position_embeddings=64,
-        architectures=["LlamaForCausalLM"],
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peak_memory_is_the_model_and_its_largest_tensor(family: str, tmp_path: Path) -> None:
+    fields, layer_shapes = FAMILIES[family]
+    config = getattr(transformers, f"{family}Config")(
+        **SIZES, **fields, architectures=[f"{family}ForCausalLM"]
     )
     config.save_pretrained(tmp_path)
     sizes: list[int] = []
@@ -66,21 +104,15 @@ def test_peak_memory_is_the_model_and_its_largest_tensor(tmp_path: Path) -> None
         sizes.extend(tensor.nbytes for tensor in tensors.values())
 
     top = {
-        "model.embed_tokens": (vocab, hidden),
-        "lm_head": (vocab, hidden),
-        "model.norm": (hidden,),
+        "model.embed_tokens": (VOCAB, HIDDEN),
+        "lm_head": (VOCAB, HIDDEN),
+        "model.norm": (HIDDEN,),
     }
     write("top.safetensors", {f"{name}.weight": shape for name, shape in top.items()})
-    for layer in range(layers):
-        shapes: dict[str, tuple[int, ...]] = {
-            **{f"self_attn.{part}_proj": (hidden, hidden) for part in "qkvo"},
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-        }
-        named = {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
+    norms = {f"{part}_layernorm.weight": (HIDDEN,) for part in ("input", "post_attention")}
+    for layer in range(LAYERS):
+        shapes = {**ATTENTION, **layer_shapes, **norms}
+        named = {f"model.layers.{layer}.{part}": shape for part, shape in shapes.items()}
         write(f"layer{layer}.safetensors", named)
     index = {"metadata": {}, "weight_map": weight_map}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -89,7 +121,7 @@ def test_peak_memory_is_the_model_and_its_largest_tensor(tmp_path: Path) -> None
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     peak, _ = map(int, result.stdout.split())
-    head_in_float32 = 2 * vocab * hidden
+    head_in_float32 = 2 * VOCAB * HIDDEN
     model_bytes = sum(sizes) + head_in_float32
     print(f"model {model_bytes / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
     assert peak <= model_bytes + max(sizes) + 200e6
