@@ -1,6 +1,6 @@
-"""Loading streams: peak memory stays below the model, its largest tensor and 200 MB.
+"""Loading takes the memory of the model and of its largest tensor.
 
-So do quantised weights: their values are never in memory as a whole beside the model.
+So do quantised weights: their values are computed piece by piece.
 """
 
 from __future__ import annotations
@@ -10,38 +10,90 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig
 
 from .quantised import FP8_BLOCKS, weights
 
 Stored = dict[str, torch.Tensor]
-FORMATS: dict[str, tuple[dict[str, object], Callable[[int, int], Stored]]] = {
-    "bfloat16": ({}, lambda rows, columns: {"weight": constant(rows, columns, torch.bfloat16)}),
-    "fp8": (
-        {"quantization_config": FP8_BLOCKS},
-        lambda rows, columns: {
-            "weight": constant(rows, columns, torch.float8_e4m3fn),
-            "weight_scale_inv": torch.ones(rows // 128, columns // 128),
-        },
+
+
+def constant(*shape: int) -> torch.Tensor:
+    return torch.full(shape, 0.01, dtype=torch.bfloat16)
+
+
+def fp8(name: str, rows: int, columns: int) -> Stored:
+    return {
+        name: constant(rows, columns).to(torch.float8_e4m3fn),
+        f"{name}_scale_inv": torch.ones(rows // 128, columns // 128),
+    }
+
+
+def int4(name: str, rows: int, columns: int) -> Stored:
+    return {
+        f"{name}_packed": torch.full((rows, columns // 8), 0x12345678, dtype=torch.int32),
+        f"{name}_scale": constant(rows, columns // 128),
+    }
+
+
+VOCAB, HIDDEN, EXPERTS = 8192, 1024, 8
+ATTENTION = {f"self_attn.{part}_proj.weight": (HIDDEN, HIDDEN) for part in "qkvo"}
+
+
+def llama(inner: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "mlp.gate_proj.weight": (inner, HIDDEN),
+        "mlp.up_proj.weight": (inner, HIDDEN),
+        "mlp.down_proj.weight": (HIDDEN, inner),
+    }
+
+
+def gpt_oss(inner: int) -> dict[str, tuple[int, ...]]:
+    """All experts of a layer in one tensor."""
+    return {
+        "self_attn.sinks": (8,),
+        "mlp.router.weight": (EXPERTS, HIDDEN),
+        "mlp.router.bias": (EXPERTS,),
+        "mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, 2 * inner),
+        "mlp.experts.gate_up_proj_bias": (EXPERTS, 2 * inner),
+        "mlp.experts.down_proj": (EXPERTS, inner, HIDDEN),
+        "mlp.experts.down_proj_bias": (EXPERTS, HIDDEN),
+    }
+
+
+@dataclass(frozen=True)
+class Files:
+    """block: shapes of a layer's feed-forward block. store: how the matrices of layers are stored."""
+
+    block: Callable[[int], dict[str, tuple[int, ...]]]
+    inner: int
+    layers: int = 8
+    family: str = "Llama"
+    fields: dict[str, Any] = field(default_factory=dict)
+    store: Callable[[str, int, int], Stored] | None = None
+
+
+CASES = {
+    "bfloat16": Files(llama, 4096),
+    "packed experts": Files(
+        gpt_oss, 512, 8, "GptOss", {"num_local_experts": EXPERTS, "attention_bias": False}
     ),
-    "int4": (
-        {"quantization_config": weights("int", 4, "group", group_size=128)},
-        lambda rows, columns: {
-            "weight_packed": torch.full((rows, columns // 8), 0x12345678, dtype=torch.int32),
-            "weight_scale": constant(rows, columns // 128, torch.bfloat16),
-        },
+    # a few tensors much larger than what is decoded at a time
+    "fp8": Files(llama, 32768, 1, fields={"quantization_config": FP8_BLOCKS}, store=fp8),
+    "int4": Files(
+        llama,
+        32768,
+        1,
+        fields={"quantization_config": weights("int", 4, "group", group_size=128)},
+        store=int4,
     ),
 }
-
-
-def constant(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.full((rows, columns), 0.01).to(dtype)
-
 
 MEASURE = """
 import resource, sys, threading, time
@@ -73,61 +125,52 @@ print(peak - before, resident() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", CASES)
 def test_peak_memory_is_the_model_and_its_largest_tensor(name: str, tmp_path: Path) -> None:
-    changes, store = FORMATS[name]
-    vocab, hidden, layers = 8192, 1024, 8
-    inner = {"bfloat16": 4096, "fp8": 32768, "int4": 32768}[name]
-    if name != "bfloat16":
-        layers = 1  # a few tensors much larger than what is decoded at a time
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
+    files = CASES[name]
+    config = getattr(transformers, f"{files.family}Config")(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=files.inner,
+        num_hidden_layers=files.layers,
         num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=HIDDEN // 8,
         max_position_embeddings=64,
-        architectures=["LlamaForCausalLM"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        architectures=[f"{files.family}ForCausalLM"],
     )
     config.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **files.fields}))
     sizes: list[int] = []
     weight_map: dict[str, str] = {}
 
-    def write(file_name: str, tensors: Stored) -> None:
+    def write(file_name: str, prefix: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        tensors: Stored = {}
+        for part, shape in shapes.items():
+            sizes.append(2 * math.prod(shape))
+            if files.store is not None and part.endswith("_proj.weight"):
+                tensors |= files.store(prefix + part, *shape)
+            else:
+                tensors[prefix + part] = constant(*shape)
         save_file(tensors, tmp_path / file_name)
         weight_map.update(dict.fromkeys(tensors, file_name))
 
-    def plain(name: str, *shape: int) -> Stored:
-        sizes.append(2 * math.prod(shape))
-        return {f"{name}.weight": torch.full(shape, 0.01, dtype=torch.bfloat16)}
-
-    def stored(name: str, rows: int, columns: int) -> Stored:
-        sizes.append(2 * rows * columns)
-        return {f"{name}.{piece}": part for piece, part in store(rows, columns).items()}
-
-    embedding = plain("model.embed_tokens", vocab, hidden)
-    head, norm = plain("lm_head", vocab, hidden), plain("model.norm", hidden)
-    write("top.safetensors", {**embedding, **head, **norm})
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}"
-        tensors = plain(f"{prefix}.input_layernorm", hidden)
-        tensors |= plain(f"{prefix}.post_attention_layernorm", hidden)
-        for part in "qkvo":
-            tensors |= stored(f"{prefix}.self_attn.{part}_proj", hidden, hidden)
-        for part in ("gate", "up"):
-            tensors |= stored(f"{prefix}.mlp.{part}_proj", inner, hidden)
-        tensors |= stored(f"{prefix}.mlp.down_proj", hidden, inner)
-        write(f"layer{layer}.safetensors", tensors)
+    matrices = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN)}
+    write("top.safetensors", "", {**matrices, "model.norm.weight": (HIDDEN,)})
+    norms = {f"{part}_layernorm.weight": (HIDDEN,) for part in ("input", "post_attention")}
+    for layer in range(files.layers):
+        shapes = {**ATTENTION, **files.block(files.inner), **norms}
+        write(f"layer{layer}.safetensors", f"model.layers.{layer}.", shapes)
     index = {"metadata": {}, "weight_map": weight_map}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert sum(sizes) > 240e6
+    assert sum(sizes) > 200e6
     command = [sys.executable, "-c", MEASURE, str(tmp_path)]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     peak, _ = map(int, result.stdout.split())
-    head_in_float32 = 2 * vocab * hidden
+    head_in_float32 = 2 * VOCAB * HIDDEN
     model_bytes = sum(sizes) + head_in_float32
     print(f"model {model_bytes / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
     assert peak <= model_bytes + max(sizes) + 200e6
