@@ -38,7 +38,7 @@ def layer_products(
     are float32, is not among them (`router_products`). input_size: width of the input of attention;
     None is the hidden size.
     """
-    attention = _attention_products(spec, input_size or spec.hidden_size)
+    attention = attention_products(spec, input_size)
     experts = spec.experts_of(layer)
     if experts is None:
         return attention + _gated_products(spec.hidden_size, spec.intermediate_size)
@@ -49,7 +49,14 @@ def layer_products(
     return attention + experts.routing.num_chosen * chosen + shared
 
 
-def _attention_products(spec: LayerSizes, input_size: int) -> tuple[tuple[int, int], ...]:
+def attention_products(
+    spec: LayerSizes, input_size: int | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Return (output size, input size) of the products of a layer's attention, fused as they run.
+
+    input_size: as in `layer_products`.
+    """
+    input_size = input_size or spec.hidden_size
     if spec.latent is not None:
         return spec.latent.products(spec.num_query_heads, spec.hidden_size, input_size)
     query_width = spec.num_query_heads * spec.head_dim
