@@ -15,7 +15,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from eyas.models import load_model, read_spec
-from eyas.models.weights import Checkpoint, checkpoint_name
+from eyas.models.checkpoint import Checkpoint
+from eyas.models.weights import checkpoint_name
 
 from .dense_attend import RowByRow
 from .tiny import SIZES, make_model, save_model
