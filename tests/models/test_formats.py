@@ -145,7 +145,9 @@ def test_experts_in_fp4_of_an_fp8_checkpoint_are_those_of_transformers(copy: Pat
     assert torch.equal(checkpoint.read_tensor("x.weight"), expected)
     assert torch.equal(checkpoint.read_tensor("y.weight"), numbers.float())
     change_config(copy, quantization_config=FP8_BLOCKS)
-    with pytest.raises(ValueError, match=r"'x\.weight' is stored as I8, but quantised weights as"):
+    with pytest.raises(
+        ValueError, match=r"'x\.weight' is stored as I8, but quantised weights must"
+    ):
         Checkpoint.open(copy)
 
 
@@ -321,12 +323,12 @@ TENSOR_CASES: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], Any], str
     "a scale of whole numbers": (
         "fp8 blocks",
         put("weight_scale_inv", torch.ones(3, 2, dtype=torch.int32)),
-        r"weight_scale_inv' is stored as I32, but scales as F32 or .* are supported",
+        r"weight_scale_inv' is stored as I32, but scales must be F32 or BF16",
     ),
     "a weight that is not in FP8": (
         "fp8 blocks",
         put("weight", torch.ones(320, 192)),
-        r"up_proj\.weight' is stored as F32, but quantised weights as F8_E4M3 is supported",
+        r"up_proj\.weight' is stored as F32, but quantised weights must be F8_E4M3",
     ),
     "another FP8": (
         "compressed fp8 channels",
@@ -347,7 +349,7 @@ TENSOR_CASES: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], Any], str
     "words of another type": (
         "awq",
         put("qweight", torch.ones(192, 40)),
-        r"qweight' is stored as F32, but AWQ's packed numbers as I32 is",
+        r"qweight' is stored as F32, but packed numbers must be I32",
     ),
     "no groups": ("gptq sorted", drop("g_idx"), r"lacks tensor '.*up_proj\.g_idx'"),
     "groups without scales": (
@@ -369,6 +371,26 @@ TENSOR_CASES: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], Any], str
         "compressed w4a16",
         put("weight_shape", torch.tensor([320, 190])),
         r"weight_shape' says \[320, 190\], but there are \[320, 192\] packed numbers",
+    ),
+    "no zero points, packed": (
+        "compressed w4a16 zeros",
+        drop("weight_zero_point"),
+        r"lacks tensor '.*up_proj\.weight_zero_point'",
+    ),
+    "no zero points, plain": (
+        "compressed int8 zeros",
+        drop("weight_zero_point"),
+        r"lacks tensor '.*up_proj\.weight_zero_point'",
+    ),
+    "zero points of another shape": (
+        "compressed int8 zeros",
+        put("weight_zero_point", torch.ones(7, 1, dtype=torch.int8)),
+        r"weight_zero_point' has shape \[7, 1\], expected \[320, 1\]",
+    ),
+    "no numbers": (
+        "compressed fp8 channels",
+        put("weight", torch.ones(0, 192).to(torch.float8_e4m3fn)),
+        r"up_proj\.weight' has shape \[0, 192\]",
     ),
     "packed scales": ("compressed w4a16", drop("weight_scale"), r"lacks tensor '.*weight_scale'"),
 }

@@ -85,7 +85,7 @@ class Awq:
             roles = {"words": "qweight", "zeros": "qzeros", "scales": "scales"}
             pieces = take_pieces(tensors, words, {r: f"{module}.{n}" for r, n in roles.items()})
             for role in ("words", "zeros"):
-                check_type(pieces[role], ("I32",), "AWQ's packed numbers")
+                check_type(pieces[role], ("I32",), "packed numbers")
             check_type(pieces["scales"], SCALE_TYPES, "scales")
             if len(words.shape) != 2:
                 raise wrong_shape(words, (*words.shape, 1)[:2], "the format (AWQ)")

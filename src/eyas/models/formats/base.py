@@ -56,8 +56,7 @@ class Packing(Protocol):
         ...
 
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
-        """Return the values of rows `start` to `stop` of the first dimension, as floating-point
-        numbers.
+        """Return the values of rows `start` to `stop` of the first dimension, as float32 or bfloat16.
 
         pieces: the contents of all of `self.pieces`, by role. start, stop: multiples of
         `row_multiple`; stop may be the end. ValueError: the contents contradict each other.
@@ -119,8 +118,8 @@ class Format(Protocol):
         """Return the checkpoint's tensors, by name, with each group of pieces as one packed tensor.
 
         stored: the tensors in the files. Whether a weight is quantised is decided by how it is
-        stored, so lists of layers that are not quantised are not needed. ValueError: a piece is
-        missing, or of a wrong shape or type.
+        stored, so lists of layers that are not quantised are not needed.
+        ValueError: a piece is missing, or of a wrong shape or type.
         """
         ...
 
@@ -164,9 +163,8 @@ def check_type(piece: StoredTensor, types: Collection[str], what: str) -> None:
     """Refuse a piece that is stored in another type. what: the piece, for the message."""
     if piece.dtype not in types:
         raise ValueError(
-            f"{piece.file}: tensor {piece.name!r} is stored as {piece.dtype}, but {what} "
-            f"as {' or '.join(types)} {'is' if len(types) == 1 else 'are'} supported; "
-            "use another quantised or the unquantised checkpoint of the model"
+            f"{piece.file}: tensor {piece.name!r} is stored as {piece.dtype}, but {what} must be "
+            f"{' or '.join(types)}; use another quantised or the unquantised checkpoint of the model"
         )
 
 
@@ -177,6 +175,7 @@ def check_shape(piece: StoredTensor, expected: tuple[int, ...], why: str) -> Non
 
 
 def wrong_shape(piece: StoredTensor, expected: tuple[int, ...], why: str) -> ValueError:
+    """Return the error of a piece of another shape. why: what asks for the expected one."""
     return ValueError(
         f"{piece.file}: tensor {piece.name!r} has shape {list(piece.shape)}, expected "
         f"{list(expected)} by {why}; config.json and weights are of different models, or the "

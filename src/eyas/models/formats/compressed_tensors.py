@@ -93,8 +93,8 @@ class Scheme:
     """How the weights of a group of layers are stored.
 
     kind: "float" or "int". group_size: columns that share a scale, for the strategy "group". block:
-    rows and columns that do, for "block". needs_groups: whether the group of each column must be
-    stored.
+    rows and columns that do, for "block". needs_zeros, needs_groups: whether zero points, and the
+    group of each column, must be stored.
     """
 
     kind: str
@@ -102,6 +102,7 @@ class Scheme:
     strategy: str
     group_size: int = -1
     block: tuple[int, int] | None = None
+    needs_zeros: bool = False
     needs_groups: bool = False
 
     @classmethod
@@ -128,6 +129,7 @@ class Scheme:
             strategy,
             group_size(config) if strategy == "group" else -1,
             block if strategy == "block" else None,
+            not config.flag("symmetric", True),
             config.values.get("actorder") in ("group", True),
         )
 
@@ -135,6 +137,12 @@ class Scheme:
         size = f" of {self.group_size}" if self.strategy == "group" else ""
         size = f" of {self.block[0]} x {self.block[1]}" if self.block else size
         return f"{self.bits}-bit {self.kind} with a scale for each {self.strategy}{size}"
+
+    @property
+    def needed(self) -> set[str]:
+        """Roles of pieces that not every scheme has, of those that this one has."""
+        zeros = {"zeros"} if self.needs_zeros else set()
+        return zeros | ({"groups"} if self.needs_groups else set())
 
     def plain(self, name: str, pieces: Mapping[str, StoredTensor]) -> StoredTensor:
         """Return the logical tensor of a weight that is stored number by number."""
@@ -181,16 +189,14 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """`quant_method: compressed-tensors`. groups: for each group, its targets and how it is
-    stored."""
+    """`quant_method: compressed-tensors`. groups: targets and scheme of each of its groups."""
 
     groups: tuple[tuple[tuple[str, ...], Scheme], ...]
     ignored: tuple[str, ...]
 
     @classmethod
     def read(cls, config: ConfigFile) -> CompressedTensors:
-        """Read the fields of `quant_method: compressed-tensors`. ValueError: one is not
-        supported."""
+        """Read the fields of the method. ValueError: one of them is not supported."""
         _check_format(config)
         if config.nested("transform_config").values:
             raise config.error("transform_config", "is not supported: it rotates activations")
@@ -231,18 +237,18 @@ class CompressedTensors:
                     "zeros": zero,
                     "groups": f"{module}.weight_g_idx",
                 }
-                optional = ("shape", "zeros", *(() if scheme.needs_groups else ("groups",)))
+                optional = {"shape", "zeros", "groups"} - scheme.needed
                 pieces = take_pieces(tensors, first, names, optional)
                 add(tensors, scheme.packed(f"{module}.weight", pieces))
             elif last == "weight" and (scale in stored or first.dtype in STORED_TYPES):
                 scheme = self._scheme_of(module, first)
-                names = {"weight": name, "scale": scale, "zero": zero}
-                add(tensors, scheme.plain(name, take_pieces(tensors, first, names, ("zero",))))
+                names = {"weight": name, "scale": scale, "zeros": zero}
+                pieces = take_pieces(tensors, first, names, {"zeros"} - scheme.needed)
+                add(tensors, scheme.plain(name, pieces))
         return tensors
 
     def _scheme_of(self, module: str, first: StoredTensor) -> Scheme:
-        """Return the scheme of a layer: by its name, else by a class, which all layers here
-        have."""
+        """Return the scheme of the group that names a layer, else of one that names a class."""
         for targets, scheme in self.groups:
             if any(_names_layer(target, module) for target in targets):
                 return scheme

@@ -114,7 +114,7 @@ class Gptq:
             names = {role: f"{module}.{end}" for role, end in roles.items()}
             pieces = take_pieces(tensors, words, names, () if self.needs_groups else ("groups",))
             for role in ("words", "zeros"):
-                check_type(pieces[role], ("I32",), "GPTQ's packed numbers")
+                check_type(pieces[role], ("I32",), "packed numbers")
             check_type(pieces["scales"], SCALE_TYPES, "scales")
             if len(words.shape) != 2:
                 raise wrong_shape(words, (*words.shape, 1)[:2], "the format (GPTQ)")

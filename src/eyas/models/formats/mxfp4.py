@@ -122,7 +122,7 @@ class Mxfp4:
             names = {"blocks": f"{name}_blocks", "scales": f"{name}_scales"}
             pieces = take_pieces(tensors, blocks, names)
             for piece in pieces.values():
-                check_type(piece, ("U8",), "MXFP4 tensors")
+                check_type(piece, ("U8",), "MXFP4's pieces")
             if len(blocks.shape) != 4 or blocks.shape[3] != GROUP_BYTES:
                 raise wrong_shape(blocks, (*blocks.shape[:3], GROUP_BYTES), "the format (MXFP4)")
             check_shape(pieces["scales"], blocks.shape[:3], f"{blocks.name!r}")

@@ -20,7 +20,7 @@ from eyas.models.formats.base import SCALE_TYPES, StoredTensor, check_type, wron
 class Scaled:
     """A `Packing` of a weight [..., O, I] whose blocks have a scale each, in the order of the blocks.
 
-    pieces: "weight", "scale" and perhaps "zero". block: its rows and columns.
+    pieces: "weight", "scale" and perhaps "zeros". block: its rows and columns.
     """
 
     pieces: Mapping[str, StoredTensor]
@@ -33,7 +33,7 @@ class Scaled:
     def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         shape = tuple(pieces["weight"].shape)
         values = floats(pieces["weight"][start:stop])
-        for role, apply in (("zero", torch.Tensor.sub_), ("scale", torch.Tensor.mul_)):
+        for role, apply in (("zeros", torch.Tensor.sub_), ("scale", torch.Tensor.mul_)):
             if role not in pieces:
                 continue
             blocks = self._of_rows(pieces[role], shape, start, stop)
@@ -95,17 +95,17 @@ def scaled_tensor(
     weight, scale = pieces["weight"], pieces["scale"]
     check_type(weight, types, "quantised weights")
     check_type(scale, SCALE_TYPES, "scales")
-    if len(weight.shape) < 2:
-        raise wrong_shape(weight, (*weight.shape, 1), "the format, which is of matrices")
+    if len(weight.shape) < 2 or 0 in weight.shape:
+        raise wrong_shape(weight, (1, 1), "the format (at least), which is of matrices")
     sizes = [(rows or weight.shape[-2], columns or weight.shape[-1]) for rows, columns in blocks]
     counts = [block_counts(weight.shape, size) for size in sizes]
     stripped = [_without_last_ones(count) for count in counts]
     if _without_last_ones(scale.shape) not in stripped:
         raise wrong_shape(scale, counts[-1], f"{why} and {weight.name!r} of {list(weight.shape)}")
     index = stripped.index(_without_last_ones(scale.shape))
-    zero = pieces.get("zero")
-    if zero is not None and _without_last_ones(zero.shape) != stripped[index]:
-        raise wrong_shape(zero, counts[index], f"{scale.name!r}")
+    zeros = pieces.get("zeros")
+    if zeros is not None and _without_last_ones(zeros.shape) != stripped[index]:
+        raise wrong_shape(zeros, counts[index], f"{scale.name!r}")
     packing = Scaled(pieces, sizes[index])
     return StoredTensor(name, weight.file, weight.shape, "F32", packing)
 
