@@ -142,8 +142,8 @@ def reference(case: Case, layer: int = 0, sinks_N: torch.Tensor | None = None) -
             sinks = sinks_N.double().view(store.num_kv_heads, -1, 1, 1)
             scores = torch.cat([scores, sinks.expand(-1, -1, width, -1)], dim=-1)
         weights = scores.softmax(-1)[..., : len(slots_L)]
-        out = torch.einsum("gpwl,lgh->wgph", weights, kv[:, 1])
-        outputs.append(out.reshape(width, store.num_query_heads, store.head_dim))
+        out = torch.einsum("gpwl,lgh->wgph", weights, kv[:, -1, :, : store.output_dim])
+        outputs.append(out.reshape(width, store.num_query_heads, store.output_dim))
     return torch.cat(outputs)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from eyas.cache import KVStore
 from eyas.models import ModelSpec
-from eyas.models.layer_products import feed_forward_shapes, layer_products
+from eyas.models.layer_products import attention_products, feed_forward_shapes
 
 COPY_BYTES_PER_SECOND = 4.2e12
 """Bytes read plus bytes written of a large copy in the memory of one H200."""
@@ -29,7 +29,7 @@ def weights_read(spec: ModelSpec, num_rows: int) -> float:
     """Return the number of weights that a step of so many rows reads."""
     total = float(spec.vocab_size * spec.hidden_size)
     for layer in range(spec.num_layers):
-        total += sum(map(math.prod, layer_products(spec, layer)[:2]))
+        total += sum(map(math.prod, attention_products(spec)))
         experts, share = spec.experts_of(layer), 1.0
         if experts is not None:
             num, chosen = experts.num_experts, experts.routing.num_chosen

@@ -161,9 +161,47 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
     num: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    draw = random.Random(f"{heads} {window} {num}")
-    store = LayerStore(*heads, window=window)
     sinks_N = random_sinks(heads) if has_sinks else None
+    check_bits(LayerStore(*heads, window=window), num, sinks_N, monkeypatch)
+
+
+LATENT = [(16, 1, 576, 512), (128, 1, 576, 512), (20, 1, 96, 64), (5, 1, 160, 128)]
+"""Query heads, key/value heads, numbers of a stored row, and those of them that are values."""
+
+
+def latent_store(sizes: tuple[int, int, int, int], window: int | None = None) -> LayerStore:
+    *heads, value_dim = sizes
+    return LayerStore(*heads, window=window, scale=192**-0.5, value_dim=value_dim)
+
+
+@pytest.mark.parametrize("sizes", LATENT)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_values_may_be_a_part_of_keys(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    store = latent_store(sizes)
+    for is_tree, is_prompt in ((False, False), (True, False), (False, True)):
+        case = build(
+            [700, 140, 512], 9, is_tree=is_tree, is_prompt=is_prompt, store=store, dtype=dtype
+        )
+        assert error(attended(case), reference(case)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("sizes", LATENT)
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("num", [1, 5, 40])
+def test_a_row_over_latents_has_the_same_bits(
+    sizes: tuple[int, int, int, int],
+    window: int | None,
+    num: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_bits(latent_store(sizes, window), num, None, monkeypatch)
+
+
+def check_bits(
+    store: LayerStore, num: int, sinks_N: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows as nodes, chains, trees and prompts, in launches that are divided differently."""
+    draw = random.Random(f"{store} {num}")
     roots = random_roots(draw, num, 3000)
     chain = build(roots, len(PATH), store=store, seed=num)
     whole = attended(chain, sinks_N)

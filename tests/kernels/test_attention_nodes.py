@@ -34,7 +34,9 @@ def attend(scene: Scene, *, sinks_N: torch.Tensor | None = None, **options: obje
         plan = attention.plan(scene.layout, scene.write_slots_T)
         scene.store(plan.destination(0))
         out_TNH = plan(0, scene.q_TNH, sinks_N)
-    assert out_TNH.shape == scene.q_TNH.shape and out_TNH.dtype == scene.q_TNH.dtype
+    (store,) = scene.kv.stores
+    assert out_TNH.shape == (*scene.q_TNH.shape[:2], store.output_dim)
+    assert out_TNH.dtype == scene.q_TNH.dtype
     assert bool(out_TNH[len(scene.seen) :].isfinite().all())
     return out_TNH[: len(scene.seen)]
 
@@ -79,6 +81,26 @@ def test_every_row_sees_its_own_prefix(
 ) -> None:
     draw = random.Random(f"{heads} {is_chain}")
     store = LayerStore(*heads)
+    check(build(mixed_lanes(draw, is_chain=is_chain), store, dtype, 1, is_chain=is_chain), store)
+
+
+@pytest.mark.parametrize(
+    ("heads", "value_dim", "is_chain", "dtype"),
+    [
+        ((32, 1, 48), 32, True, torch.float16),
+        ((32, 1, 48), 32, False, torch.float16),
+        ((5, 1, 88), 80, False, torch.float32),
+        ((18, 1, 160), 144, True, torch.float16),
+        ((4, 1, 288), 256, False, torch.float16),
+        ((2, 1, 160), 128, False, torch.float32),
+    ],
+)
+def test_values_may_be_a_part_of_keys(
+    heads: tuple[int, int, int], value_dim: int, is_chain: bool, dtype: torch.dtype
+) -> None:
+    """Latent attention: one row a slot, read by several tiles of heads."""
+    draw = random.Random(f"{heads} {is_chain}")
+    store = LayerStore(*heads, first_position=1, scale=0.15, value_dim=value_dim)
     check(build(mixed_lanes(draw, is_chain=is_chain), store, dtype, 1, is_chain=is_chain), store)
 
 

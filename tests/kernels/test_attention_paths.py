@@ -102,6 +102,7 @@ PROMPTS = {
     "scale": "fp32",
 }
 LAYER = {"NUM_KV_HEADS": 8, "PER_KV": 4, "HEAD_DIM": 128, "INNER": 128, "PDL": True}
+REST = {"REST": 0, "REST_INNER": 0}
 SEEN = {"HAS_WINDOW": False, "HAS_FIRST": False}
 STATES = {"states_TNZ2": "*fp32", "values_TNZH": "*fp32"}
 PLACES = {"positions_BW": "*i64", "roots_B": "*i64"}
@@ -124,6 +125,7 @@ def splits(
         },
         {
             **LAYER,
+            **REST,
             **SEEN,
             "HEIGHT": height,
             "TAIL_HEIGHT": 16,
@@ -147,11 +149,24 @@ def prompts(height: int, stages: int) -> Job:
     return Job(
         "eyas.kernels.attention_prefill:prompts_kernel",
         PROMPTS,
-        {**LAYER, **SEEN, **constants, "HAS_SINKS": False},
+        {**LAYER, **REST, **SEEN, **constants, "HAS_SINKS": False},
         num_warps=8,
         num_stages=stages,
         aligned=("q_stride",),
     )
+
+
+def test_kernels_of_a_row_that_all_heads_read_compile_for_hopper() -> None:
+    jobs = [splits(16, 1, 0, 1, 1), splits(16, 4, 2, 1, 1), prompts(16, 1)]
+    for each in compile_for_hopper(*map(of_shared_row, jobs)):
+        assert each.shared < 100 * 1024 and each.num_spilled == 0, each
+
+
+def of_shared_row(job: Job) -> Job:
+    """The job for DeepSeek's latent attention: 128 heads in tiles of 16, rows of 512 + 64 numbers."""
+    sizes = {"NUM_KV_HEADS": 8, "PER_KV": 16, "HEAD_DIM": 512, "INNER": 512, "KEYS": 32}
+    constants = {**job.constants, **sizes, "REST": 64, "REST_INNER": 64}
+    return replace(job, constants=constants, num_warps=8)
 
 
 MERGING = Job(

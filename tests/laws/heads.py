@@ -42,6 +42,8 @@ def own_mtp(target: ModelSpec) -> HeadSpec:
         taps=(target.num_layers + 1,),
         windows=(target.windows[-1],),
         qk_norm=target.qk_norm,
+        latent=target.latent,
+        attention_scale=target.attention_scale,
         experts=target.experts,
     )
 

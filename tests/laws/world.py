@@ -42,7 +42,11 @@ STOP_ID = EOS + 1
 VOCAB = 256 + len(MERGES) + len(SPECIAL) + 2
 """No multiple of 4 or 32, and two ids that no token has."""
 HIDDEN = 48
-LAYERS = {"experts": ("glm4 moe", 0.1), "sinks and windows": ("gpt-oss", 0.006)}
+LAYERS = {
+    "experts": ("glm4 moe", 0.1),
+    "sinks and windows": ("gpt-oss", 0.006),
+    "latent": ("deepseek v3 experts", 0.1),
+}
 """Kinds of layers beside the dense one: the tiny model (`tests.models.tiny`) that has them, and how
 strongly its feed-forward blocks change what the bigrams say."""
 MAX_BATCH = 128

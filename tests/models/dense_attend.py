@@ -62,15 +62,16 @@ class DenseAttend:
     def destination(self, layer: int) -> KVDestination:
         """Allocate the keys and values of a layer; `__call__` appends all but padding."""
         store, num = self.cache.stores[layer], self.num_rows + self.num_padding
-        shape = (num, 2, store.num_kv_heads, store.head_dim)
-        self._placed = torch.zeros(shape, dtype=self.cache.dtype, device=self.cache.device)
+        self._placed = torch.zeros(
+            (num, *store.slot_shape), dtype=self.cache.dtype, device=self.cache.device
+        )
         return KVDestination.of(self._placed, torch.arange(num, device=self.cache.device))
 
     def __call__(
         self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
     ) -> torch.Tensor:
         cache, store = self.cache, self.cache.stores[layer]
-        k_TGH, v_TGH = self._placed.unbind(1)
+        k_TGH, v_TGH = sides(self._placed, store)
         keys_SGH = _append(cache.keys[layer], k_TGH[: self.num_rows])
         values_SGH = _append(cache.values[layer], v_TGH[: self.num_rows])
         cache.keys[layer], cache.values[layer] = keys_SGH, values_SGH
@@ -90,7 +91,7 @@ class DenseAttend:
             sinks_NT1 = sinks_N.view(-1, 1, 1).expand(-1, self.num_rows, -1)
             scores_NTS = torch.cat([scores_NTS, sinks_NT1], dim=-1)
         weights_NTS = scores_NTS.softmax(-1)[..., : len(keys_SGH)]
-        out_TNH = torch.zeros_like(q_TNH)
+        out_TNH = q_TNH.new_zeros((*q_TNH.shape[:2], store.output_dim))
         out_TNH[: self.num_rows] = torch.einsum("nts,snh->tnh", weights_NTS, values_SNH)
         return out_TNH
 
@@ -105,9 +106,9 @@ class RowByRow:
         answer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
         num_rows: int,
     ) -> None:
-        store = stores[0]
+        self._store = store = stores[0]
         self._answer = answer
-        self._placed = torch.zeros(num_rows, 2, store.num_kv_heads, store.head_dim, dtype=dtype)
+        self._placed = torch.zeros(num_rows, *store.slot_shape, dtype=dtype)
 
     def destination(self, layer: int) -> KVDestination:
         return KVDestination.of(self._placed, torch.arange(len(self._placed)))
@@ -115,7 +116,14 @@ class RowByRow:
     def __call__(
         self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return self._answer(q_TNH, *self._placed.unbind(1))
+        keys_TGH, values_TGH = sides(self._placed, self._store)
+        width = self._store.output_dim
+        return self._answer(q_TNH[..., :width], keys_TGH[..., :width], values_TGH)
+
+
+def sides(placed: torch.Tensor, store: LayerStore) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys, and values, which may be a part of them."""
+    return placed[:, 0], placed[:, -1, :, : store.output_dim]
 
 
 def _append(stored: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:

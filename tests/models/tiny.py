@@ -156,6 +156,51 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    **ROUTED_EXPERTS,
+    "n_group": 2,
+    "topk_group": 1,
+}
+ROPE_MSCALE = {**ROPE_YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
+DENSE_LATENT: dict[str, Any] = {**LATENT, "first_k_dense_replace": 3}
+LATENT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek v2": ("DeepseekV2", DENSE_LATENT),
+    "deepseek v2 in groups": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "qk_rope_head_dim": 8,
+            "n_routed_experts": 12,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek v2 lite yarn": (
+        "DeepseekV2",
+        {**LATENT, "q_lora_rank": None, "rope_parameters": ROPE_MSCALE},
+    ),
+    "deepseek v3": ("DeepseekV3", DENSE_LATENT),
+    "deepseek v3 experts": (
+        "DeepseekV3",
+        {**LATENT, "n_shared_experts": 2},
+    ),
+    "deepseek v3 yarn": (
+        "DeepseekV3",
+        {**DENSE_LATENT, "rope_parameters": {**ROPE_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek v3 halves": (
+        "DeepseekV3",
+        {**DENSE_LATENT, "rope_interleave": False, "q_lora_rank": None},
+    ),
+}
+MODELS |= LATENT_MODELS
 TEXT_CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 """Configuration classes that are not named after their model's."""
 

@@ -78,7 +78,8 @@ class Attend(Protocol):
     def __call__(
         self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the attention output [T, N, H] in q's dtype.
+        """Return the attention output [T, N, H] in q's dtype; H is the width of values, which may be
+        less than that of queries (`LayerStore.output_dim`).
 
         sinks_N: the layer's sinks, float32: a logit for each query head that takes part in the softmax
         of every row and has no value. None if the layer has none.

@@ -64,7 +64,7 @@ def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) ->
     with torch.inference_mode():
         for width in (192, 384, 512, 1024):
             kv_S2GH = torch.randn(
-                (width, 2, store.num_kv_heads, store.head_dim), generator=generator, device=device
+                (width, *store.slot_shape), generator=generator, device=device
             ).to(dtype)
             q_TNH = torch.randn(
                 (rows, store.num_query_heads, store.head_dim), generator=generator, device=device
@@ -163,6 +163,7 @@ class _Tiles:
     ) -> None:
         self._num_lanes, num_queries = lanes.rows_YQ.shape
         self._scale = store.scale
+        self._output_dim = store.output_dim
         self._per_kv = per_kv = store.num_query_heads // store.num_kv_heads
         self._height = next((h for h in heights if h >= num_queries), heights[-1])
         self._num_tiles = -(-num_queries // self._height)
@@ -198,8 +199,11 @@ class _Tiles:
         num_kv, head_dim = kv_S2GH.shape[2:]
         sinks_GJ = None if sinks_N is None else sinks_N.view(num_kv, self._per_kv)
         kv = kv_S2GH.index_select(0, self._slots)
-        kv = kv.view(self._num_lanes, self._num_columns, 2, num_kv, head_dim)
-        k_YGLH, v_YGLH = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        kv = kv.view(self._num_lanes, self._num_columns, -1, num_kv, head_dim)
+        sides = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        # Values inside keys are taken with the rest of the row, whose sums are then dropped: torch's
+        # blocked attention takes keys and values of one width alone.
+        k_YGLH, v_YGLH = sides[0], sides[-1]
         q = q_TNH.index_select(0, self._query_rows)
         q = q.view(self._num_places, self._height, num_kv, self._per_kv, head_dim)
         q = q.permute(0, 2, 3, 1, 4).reshape(
@@ -222,7 +226,8 @@ class _Tiles:
             ]
             out = torch.stack(tiles, dim=1)
         out = out.view(self._num_places, num_kv, self._per_kv, self._height, head_dim)
-        return out.permute(0, 3, 1, 2, 4).reshape(-1, num_kv * self._per_kv, head_dim)
+        out = out[..., : self._output_dim].permute(0, 3, 1, 2, 4)
+        return out.reshape(-1, num_kv * self._per_kv, self._output_dim)
 
 
 def _attend(

@@ -1,7 +1,8 @@
 """The tensors of the cache: keys and values of every layer, for every slot.
 
-Promises: one tensor [S, 2, G, H] a layer, allocated once, with keys at index 0 and values at index 1.
-The layers of a model declare their sizes (`LayerStore`).
+Promises: one tensor [S, 2, G, H] a layer, allocated once, with keys at index 0 and values at index 1;
+[S, 1, G, H] where the values are the first numbers of the keys. The layers of a model declare which,
+and their sizes (`LayerStore`).
 Does not know: which sequence owns a slot.
 
 Legend: S slots, the null slot included, G key/value heads, H head dimension.
@@ -37,7 +38,8 @@ def zeros_on_demand(
 class KVStore:
     """Keys and values of all layers of one model; a drafting network has a second store.
 
-    layers: tensors [S, 2, G, H]. keys, values: views [S, G, H] of them.
+    layers: tensors [S, 2, G, H] or [S, 1, G, H]. keys, values: views [S, G, H] of them; the last
+    dimension of values is the store's `output_dim`.
     """
 
     def __init__(
@@ -50,15 +52,16 @@ class KVStore:
     ) -> None:
         self.stores = tuple(stores)
         self.layers = [
-            zeros_on_demand(
-                (num_slots + 1, 2, store.num_kv_heads, store.head_dim), dtype=dtype, device=device
-            )
+            zeros_on_demand((num_slots + 1, *store.slot_shape), dtype=dtype, device=device)
             for store in stores
         ]
         self.keys = [layer.select(1, 0) for layer in self.layers]
-        self.values = [layer.select(1, 1) for layer in self.layers]
+        self.values = [
+            layer.select(1, -1)[..., : store.output_dim]
+            for layer, store in zip(self.layers, self.stores, strict=True)
+        ]
 
     @staticmethod
     def bytes_per_slot(stores: Sequence[LayerStore], dtype: torch.dtype) -> int:
         """Return the bytes of keys and values of one token in all layers."""
-        return sum(2 * s.num_kv_heads * s.head_dim * dtype.itemsize for s in stores)
+        return sum(math.prod(store.slot_shape) * dtype.itemsize for store in stores)

@@ -408,8 +408,12 @@ def step_bytes(
         contributions = 2 * (experts.routing.num_chosen + PARTS_SPLITS) * spec.hidden_size * 4
         inner = experts.routing.num_chosen * experts.intermediate_size * dtype.itemsize
         activations += rows * (inner + contributions)
+    if (latent := spec.latent) is not None:
+        # Queries before and after they are taken into the latent space, and outputs likewise.
+        of_head = latent.query_dim + latent.row_dim + latent.rank + latent.value_dim
+        activations += rows * spec.num_query_heads * of_head * dtype.itemsize
     logits = 2 * nodes * spec.vocab_size * 4
-    heads = spec.num_query_heads * (spec.head_dim + 2) * 4
+    heads = spec.num_query_heads * (max(store.output_dim for store in spec.stores) + 2) * 4
     return activations + logits + nodes * attention_units(max_length, width) * heads
 
 

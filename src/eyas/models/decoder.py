@@ -19,6 +19,7 @@ from eyas.attention.base import Attend
 from eyas.layers.attention import SelfAttention
 from eyas.layers.embedding import Embedding
 from eyas.layers.experts import MixtureOfExperts
+from eyas.layers.latent_attention import LatentAttention
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp
 from eyas.layers.norm import RMSNorm
@@ -61,22 +62,8 @@ class DecoderLayer:
         self._attention_output_norm = norm() if traits.norms_output else None
         self._mlp_norm = norm() if traits.norms_input else None
         self._mlp_output_norm = norm() if traits.norms_output else None
-        self._attention = SelfAttention(
-            spec.hidden_size,
-            spec.num_query_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            qkv_bias=spec.qkv_bias,
-            output_bias=spec.output_bias,
-            qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
-            dtype=dtype,
-            device=device,
-            order=order,
-            input_size=input_size,
-            norms_projections=traits.norms_projections,
-            qk_norm_offset=traits.norm_offset,
-            head_layout=spec.rope.head_layout,
-            has_sinks=traits.has_sinks,
+        self._attention = _new_attention(
+            spec, dtype=dtype, device=device, order=order, input_size=input_size, traits=traits
         )
         self._mlp: GatedMlp | MixtureOfExperts
         experts = spec.experts_of(index)
@@ -157,6 +144,46 @@ class DecoderLayer:
         if self._mlp_output_norm is not None:
             parts = self._mlp_output_norm.of_parts(parts)
         return stream_TD, after_TD, parts
+
+
+def _new_attention(
+    spec: ModelSpec | HeadSpec,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    order: RowOrder,
+    input_size: int | None,
+    traits: LayerTraits,
+) -> SelfAttention | LatentAttention:
+    """Return the attention block that the spec describes."""
+    if spec.latent is not None:
+        return LatentAttention(
+            spec.hidden_size,
+            spec.num_query_heads,
+            spec.latent,
+            dtype=dtype,
+            device=device,
+            order=order,
+            input_size=input_size,
+            head_layout=spec.rope.head_layout,
+        )
+    return SelfAttention(
+        spec.hidden_size,
+        spec.num_query_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        qkv_bias=spec.qkv_bias,
+        output_bias=spec.output_bias,
+        qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
+        dtype=dtype,
+        device=device,
+        order=order,
+        input_size=input_size,
+        norms_projections=traits.norms_projections,
+        qk_norm_offset=traits.norm_offset,
+        head_layout=spec.rope.head_layout,
+        has_sinks=traits.has_sinks,
+    )
 
 
 class Decoder:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from eyas.layers.experts import ExpertSpec
+from eyas.layers.latent_attention import LatentSizes
 
 
 class LayerSizes(Protocol):
@@ -23,6 +24,8 @@ class LayerSizes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def intermediate_size(self) -> int: ...
+    @property
+    def latent(self) -> LatentSizes | None: ...
     def experts_of(self, layer: int) -> ExpertSpec | None: ...
 
 
@@ -35,9 +38,7 @@ def layer_products(
     are float32, is not among them (`router_products`). input_size: width of the input of attention;
     None is the hidden size.
     """
-    query_width = spec.num_query_heads * spec.head_dim
-    qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
-    attention = ((qkv_width, input_size or spec.hidden_size), (spec.hidden_size, query_width))
+    attention = attention_products(spec, input_size)
     experts = spec.experts_of(layer)
     if experts is None:
         return attention + _gated_products(spec.hidden_size, spec.intermediate_size)
@@ -46,6 +47,21 @@ def layer_products(
     if experts.shared_size:
         shared = _gated_products(spec.hidden_size, experts.shared_size)
     return attention + experts.routing.num_chosen * chosen + shared
+
+
+def attention_products(
+    spec: LayerSizes, input_size: int | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Return (output size, input size) of the products of a layer's attention, fused as they run.
+
+    input_size: as in `layer_products`.
+    """
+    input_size = input_size or spec.hidden_size
+    if spec.latent is not None:
+        return spec.latent.products(spec.num_query_heads, spec.hidden_size, input_size)
+    query_width = spec.num_query_heads * spec.head_dim
+    qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
+    return ((qkv_width, input_size), (spec.hidden_size, query_width))
 
 
 def router_products(spec: LayerSizes, num_layers: int) -> tuple[tuple[int, int], ...]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from eyas.cache.store import LayerStore
 from eyas.layers.experts import ExpertSpec
+from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
 from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
@@ -59,6 +60,8 @@ class ModelSpec:
     eos_token_ids: every id that ends a text.
     window_rope: the rope of the layers with a window; None is `rope`. attention_scale: multiplies the
     dot products; None is head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
+    latent: the sizes of latent attention; then there is one key/value head, `head_dim` is the width of
+    a stored row, and `rope` is of its rotated part alone. None is grouped-query attention.
     experts: the feed-forward block of `expert_layers`; the other layers have one of intermediate_size.
     """
 
@@ -86,8 +89,13 @@ class ModelSpec:
     window_rope: RopeSpec | None = None
     attention_scale: float | None = None
     embedding_scale: float = 1.0
+    latent: LatentSizes | None = None
     experts: ExpertSpec | None = None
     expert_layers: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        latent = self.latent
+        assert latent is None or (self.num_kv_heads, self.head_dim) == (1, latent.row_dim)
 
     def experts_of(self, layer: int) -> ExpertSpec | None:
         """Return the experts of a layer; None where it has one feed-forward block."""
@@ -103,6 +111,7 @@ class ModelSpec:
                 self.head_dim,
                 window,
                 scale=self.attention_scale,
+                value_dim=None if self.latent is None else self.latent.rank,
             )
             for window in self.windows
         )
@@ -131,21 +140,28 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """The number of weights; a tied embedding counts once."""
-        query_width = self.num_query_heads * self.head_dim
-        kv_width = self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * 2 * (query_width + kv_width)
-        attention += (query_width + 2 * kv_width) * self.qkv_bias
-        normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
-        attention += self.hidden_size * self.output_bias + normed * self.qk_norm
-        attention += self.num_query_heads * self.traits.has_sinks
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
-        layer = attention + num_norms * self.hidden_size
+        layer = self._num_attention_parameters + num_norms * self.hidden_size
         blocks = sum(
             sum(map(math.prod, feed_forward_shapes(self, layer, self.mlp_bias).values()))
             for layer in range(self.num_layers)
         )
         return embeddings + self.num_layers * layer + blocks + self.hidden_size
+
+    @property
+    def _num_attention_parameters(self) -> int:
+        """The number of weights of a layer's attention."""
+        hidden_size, num_heads = self.hidden_size, self.num_query_heads
+        if self.latent is not None:
+            shapes = self.latent.parameter_shapes(num_heads, hidden_size, hidden_size)
+            return sum(map(math.prod, shapes.values()))
+        query_width = num_heads * self.head_dim
+        kv_width = self.num_kv_heads * self.head_dim
+        weights = hidden_size * 2 * (query_width + kv_width)
+        biases = (query_width + 2 * kv_width) * self.qkv_bias + hidden_size * self.output_bias
+        normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
+        return weights + biases + normed * self.qk_norm + num_heads * self.traits.has_sinks
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class PaddedAttend:
     def destination(self, layer: int) -> KVDestination:
         """Allocate the keys and values of a layer, and return where to write them."""
         store = self._stores[layer]
-        shape = (len(self._rows_T), 2, store.num_kv_heads, store.head_dim)
+        shape = (len(self._rows_T), *store.slot_shape)
         placed = torch.empty(shape, dtype=self._dtype, device=self._rows_T.device)
         self._destination = KVDestination.of(placed, self._rows_T)
         return self._destination
@@ -58,7 +58,8 @@ class PaddedAttend:
     def __call__(self, layer: int, q_TNH: Tensor, sinks_N: Tensor | None = None) -> Tensor:
         assert self._destination is not None
         store = self._stores[layer]
-        k_TGH, v_TGH = self._destination.kv_S2GH.unbind(1)
+        placed = self._destination.kv_S2GH
+        k_TGH, v_TGH = placed[:, 0], placed[:, -1, :, : store.output_dim]
         q, k, v = (x.unflatten(0, self._shape).transpose(1, 2) for x in (q_TNH, k_TGH, v_TGH))
         mask = self._window_mask(store.window, q_TNH.device)
         if sinks_N is not None:
