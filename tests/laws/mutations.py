@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "eyas"
 HEAVY: list[str] = [
     *("numpy", "torch", "hypothesis", "msgspec", "tokenizers", "safetensors.torch", "psutil"),
-    *("jinja2", "llguidance", "pytest", "pytest_timeout"),
+    *("jinja2", "llguidance", "pytest", "pytest_timeout", "tests.models.tiny"),
     *(["tests.interpreter"] if "TRITON_INTERPRET" in os.environ else []),  # it brings triton
 ]
 NAMED = "tests/laws/test_named_laws.py::test_"
@@ -361,6 +361,22 @@ MUTATIONS = [
         "columns_L <= positions_YQ1",
         "columns_L < positions_YQ1",
         ATTENTION + "a_scale_of_the_layer_is_used",
+    ),
+    Mutation(
+        "a row competes with the sink of another head of its group",
+        "attention/reference.py",
+        "_attend",
+        "sinks_GJ.repeat_interleave(num_queries, dim=1)",
+        "sinks_GJ.repeat(1, num_queries)",
+        ATTENTION + "sinks_take_their_part",
+    ),
+    Mutation(
+        "rows of gate and up stay mixed",
+        "layers/mlp.py",
+        "set_apart",
+        "rows.unflatten(0, (-1, 2))",
+        "rows.unflatten(0, (2, -1))",
+        "tests/models/test_gpt_oss.py::test_shards_that_part_a_layer_give_the_same_logits",
     ),
     Mutation(
         "a step is planned without the one in flight",

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from eyas.layers.row_order import RowOrder
 from eyas.models import load_model, read_spec
+from eyas.models.formats import base
 
 from .dense_attend import DenseCache
 from .test_model_law import assert_close, chain, forward
@@ -150,6 +152,41 @@ def test_shards_that_part_a_layer_give_the_same_logits(tmp_path: Path) -> None:
     assert len(list(directory.glob("*.safetensors"))) > 3
     decoder = load_model(directory, dtype="float32", order=RowOrder(2))
     token_ids = tokens(40)
+    found = forward(decoder, DenseCache(decoder.spec.stores), token_ids, chain(0, 40))
+    assert_close(found, expected_logits(model, token_ids))
+
+
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+}
+
+
+def test_mxfp4_experts_give_the_logits_of_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layout in which the models are published."""
+    model = make_model("gpt-oss", intermediate_size=96)
+    generator = torch.Generator().manual_seed(1)
+    stored: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("gate_up_proj", "down_proj")):
+                num_experts, num_in, num_out = parameter.shape
+                groups = (num_experts, num_out, num_in // 32)
+                blocks = torch.randint(256, (*groups, 16), generator=generator, dtype=torch.uint8)
+                scales = torch.randint(120, 124, groups, generator=generator, dtype=torch.uint8)
+                parameter.copy_(convert_moe_packed_tensors(blocks, scales).float())
+                stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        head, token_ids = model.get_output_embeddings().weight, tokens(40)
+        head.mul_(2.5 / expected_logits(model, token_ids).std())
+    file = save_model(model, tmp_path) / "model.safetensors"
+    kept = {name: x for name, x in load_file(file).items() if f"{name}_blocks" not in stored}
+    save_file({**kept, **stored}, file)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": MXFP4}))
+    monkeypatch.setattr(base, "DECODED_NUMBERS", 1)  # one expert at a time
+    decoder = load_model(tmp_path, dtype="float32", order=RowOrder(2))
     found = forward(decoder, DenseCache(decoder.spec.stores), token_ids, chain(0, 40))
     assert_close(found, expected_logits(model, token_ids))
 
