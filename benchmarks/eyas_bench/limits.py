@@ -39,12 +39,17 @@ def weights_read(spec: ModelSpec, num_rows: int) -> float:
     return total
 
 
-def least_step_ms(spec: ModelSpec, dtype: torch.dtype, *, num_rows: int, num_stored: int) -> float:
+def least_step_ms(
+    spec: ModelSpec, dtype: torch.dtype, *, num_rows: int, num_sequences: int, length: int
+) -> float:
     """Return the least time of a step in milliseconds, on one H200.
 
-    num_rows: rows of the step, drafted ones included. num_stored: positions whose keys and values it
-    reads, of all sequences together.
+    num_rows: rows of the step, drafted ones included. length: positions that each sequence has stored;
+    a layer with a window reads the last of them alone.
     """
-    stored = num_stored * KVStore.bytes_per_slot(spec.stores, dtype)
+    stored = num_sequences * sum(
+        min(length, store.window or length) * KVStore.bytes_per_slot([store], dtype)
+        for store in spec.stores
+    )
     weights = weights_read(spec, num_rows) * dtype.itemsize
     return round(1000 * (weights + stored) / COPY_BYTES_PER_SECOND, 4)

@@ -23,7 +23,7 @@ from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec, default_taps
-from eyas.models.spec import ModelSpec
+from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.route import Routing
 
 HEAD_SHARPNESS = 12.0
@@ -165,6 +165,27 @@ _MIXTRAL = replace(
     experts=ExpertSpec(8, 14336, Routing(2)),
     expert_layers=frozenset(range(32)),
 )
+_GPT_OSS = replace(
+    _LLAMA,
+    architecture="GptOssForCausalLM",
+    family="gpt_oss",
+    vocab_size=201088,
+    hidden_size=2880,
+    num_layers=24,
+    num_query_heads=64,
+    head_dim=64,
+    intermediate_size=2880,
+    rope=RopeSpec(
+        "yarn", 150000.0, 64, 32.0, 4096, truncate=False, attention_factor=1.3465735902799727
+    ),
+    qkv_bias=True,
+    output_bias=True,
+    windows=(128, None) * 12,
+    bos_token_id=None,
+    experts=ExpertSpec(32, 2880, Routing(4), router_bias=True, bias=True, is_alternating=True),
+    expert_layers=frozenset(range(24)),
+    traits=LayerTraits(activation="clamped_swiglu", has_sinks=True),
+)
 _V2_LITE_LATENT = LatentSizes(None, 512, 128, 64, 128)
 _V2_LITE = ModelSpec(
     architecture="DeepseekV2ForCausalLM",
@@ -270,6 +291,9 @@ SHAPES = {
         NamedShape("qwen3-8b", _QWEN, _eagle3(_QWEN, 32000)),
         NamedShape("qwen3-30b-a3b", _QWEN_MOE, _eagle3(_QWEN_MOE, 32000)),
         NamedShape("mixtral-8x7b", _MIXTRAL, _eagle3(_MIXTRAL, 32000)),
+        NamedShape(
+            "gpt-oss-20b", _GPT_OSS, replace(_eagle3(_GPT_OSS, 32000), intermediate_size=17280)
+        ),
         NamedShape("deepseek-v2-lite", _V2_LITE, _eagle3(_V2_LITE, 32000)),
         NamedShape("deepseek-v3-6-layers", _V3_CUT, _mtp(_V3_CUT)),
         NamedShape("tiny", _TINY, _eagle3(_TINY, 128)),

@@ -43,12 +43,12 @@ VOCAB = 256 + len(MERGES) + len(SPECIAL) + 2
 """No multiple of 4 or 32, and two ids that no token has."""
 HIDDEN = 48
 LAYERS = {
-    "experts": ("glm4 moe", 0.3),
-    "sinks and windows": ("gpt-oss", 0.05),
-    "latent": ("deepseek v3 experts", 0.3),
+    "experts": ("glm4 moe", 0.1),
+    "sinks and windows": ("gpt-oss", 0.006),
+    "latent": ("deepseek v3 experts", 0.1),
 }
 """Kinds of layers beside the dense one: the tiny model (`tests.models.tiny`) that has them, and how
-strongly they change what the bigrams say."""
+strongly its feed-forward blocks change what the bigrams say."""
 MAX_BATCH = 128
 MAX_SEATS = 16
 
@@ -231,7 +231,9 @@ def write_layers(directory: Path, name: str) -> Path:
         model.get_output_embeddings().weight.copy_(1.1 * head)
         model.model.norm.weight.fill_(1.0)
         for key, parameter in model.named_parameters():
-            if "o_proj.weight" in key or "down_proj" in key:  # what is added to the stream
+            if "o_proj" in key:  # what is added to the stream
+                parameter.mul_(0.15)
+            elif "down_proj" in key:
                 parameter.mul_(mixing)
     return save_model(model, directory)
 

@@ -62,15 +62,17 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
     name: of the model, as the user wrote it.
     """
     from eyas.models import read_spec
+    from eyas.models.formats import format_of
     from eyas.text import sampling_defaults
 
-    spec = read_spec(directory)
+    spec, stored = read_spec(directory), format_of(directory)
     kv_numbers = sum(math.prod(store.slot_shape) for store in spec.stores)
     return {
         "model": name,
         "architecture": spec.architecture,
         "parameters": spec.num_parameters,
         "weights_bytes": sum(file.stat().st_size for file in directory.glob("*.safetensors")),
+        "quantised": None if stored is None else stored.description,
         "layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
         "query_heads": spec.num_query_heads,

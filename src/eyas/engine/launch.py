@@ -132,6 +132,8 @@ class Launcher:
                 masks.begin()
                 tree = masks.tree
         rows, output = self._run_model(batch, tree)
+        if masks is not None:
+            masks.fill_until(self._outbox.ending())
         return Forward(batch, tree, rows, output, masks)
 
     @torch.inference_mode()

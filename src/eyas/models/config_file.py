@@ -53,10 +53,14 @@ _OTHER_MODALITIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A parsed JSON object and the path of its file. Its readers raise ValueError on a bad field."""
+    """A parsed JSON object and the path of its file. Its readers raise ValueError on a bad field.
+
+    prefix: where the object stands in the file, for messages: "rope_scaling." or nothing.
+    """
 
     path: Path
     values: Mapping[str, Any]
+    prefix: str = ""
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
@@ -103,7 +107,7 @@ class ConfigFile:
 
     def error(self, field: str, problem: str) -> ValueError:
         """Return the error of a field. problem: a predicate such as "must be ...", and the remedy."""
-        return ValueError(f"{self.path}: {field} {problem}")
+        return ValueError(f"{self.path}: {self.prefix}{field} {problem}")
 
     def count(self, field: str, default: int | None = None) -> int:
         """Return a whole number above 0; `default` where the field is absent or null."""
@@ -198,11 +202,11 @@ class ConfigFile:
         return value
 
     def nested(self, field: str) -> ConfigFile:
-        """Return the JSON object under `field`; empty where it is absent. Its errors name this file."""
+        """Return the JSON object under `field`; empty where it is absent."""
         value = self.values.get(field) or {}
         if not isinstance(value, dict):
             raise self.error(field, f"must be a JSON object, not {value!r}")
-        return ConfigFile(self.path, value)
+        return ConfigFile(self.path, value, f"{self.prefix}{field}.")
 
     def layer_windows(self, num_layers: int, window: int | None) -> tuple[int | None, ...]:
         """Return each layer's window: `window` where `layer_types` says sliding, None where full."""

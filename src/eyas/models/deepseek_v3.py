@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from eyas.models import latent
 from eyas.models.config_file import ConfigFile
-from eyas.models.expert_fields import read_experts
+from eyas.models.expert_fields import read_corrected_experts
 from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = latent.CHECKPOINT_NAMES
@@ -21,6 +21,7 @@ DEFAULTS = latent.DEFAULTS | {
     "first_k_dense_replace": 3,
     "n_group": 8,
     "topk_group": 4,
+    "routed_scaling_factor": 2.5,
 }
 """transformers' defaults of fields that a file may omit."""
 
@@ -30,19 +31,5 @@ def read(config: ConfigFile) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
     config.require("scoring_func", "sigmoid", "sigmoid", "sigmoid is")
     config.require("topk_method", "noaux_tc", "noaux_tc", "noaux_tc is")
-    experts = read_experts(
-        config,
-        number="n_routed_experts",
-        size="moe_intermediate_size",
-        routing={
-            "scoring": "sigmoid",
-            "normalizes": config.flag("norm_topk_prob", True),
-            "scale": config.number("routed_scaling_factor", 2.5),
-            "num_groups": config.count("n_group"),
-            "num_chosen_groups": config.count("topk_group"),
-            "group_size_scored": 2,
-        },
-        has_correction=True,
-        shared_size=config.count("n_shared_experts") * config.count("moe_intermediate_size"),
-    )
+    experts = read_corrected_experts(config)
     return latent.read_latent(config, family="deepseek_v3", experts=experts)

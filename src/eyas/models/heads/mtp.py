@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from eyas.models.checkpoint import Checkpoint
 from eyas.models.heads.read import check_parameters
 from eyas.models.heads.spec import HeadSpec
 from eyas.models.registry import family_of
 from eyas.models.spec import ModelSpec
-from eyas.models.weights import HARMLESS, Checkpoint, checkpoint_name, listed
+from eyas.models.weights import HARMLESS, checkpoint_name, listed
 
 
 @dataclass(frozen=True, slots=True)
