@@ -1,6 +1,6 @@
 """Measure attention kernels on a device: errors, equality of bits across tile heights, and speed.
 
-    python benchmarks/attention.py --output attention.json [--sweep]
+    python benchmarks/attention.py --output attention.json [--sweep] [--store deepseek-v2-lite]
 
 Promises: every number is measured in this run, in CUDA graphs over layers that exceed the cache,
 together with the speed of a copy; errors are relative to float64.
@@ -13,6 +13,7 @@ positions, S slots.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import sys
@@ -31,6 +32,11 @@ from eyas.kernels.attention_prefill import PromptTiles
 from eyas.verify.machine import describe_run, write_result
 
 STORE = LayerStore(32, 8, 128)
+STORES = {
+    "llama-3.1-8b": STORE,
+    "deepseek-v2-lite": LayerStore(16, 1, 576, scale=192**-0.5, value_dim=512),
+    "deepseek-v3": LayerStore(128, 1, 576, scale=192**-0.5, value_dim=512),
+}
 CACHE_BYTES = 200_000_000
 """The layers of a case are together larger than this, so that none is in the cache when it runs."""
 
@@ -188,8 +194,13 @@ def time_layer(case: Case, attention: TritonAttention) -> float:
     return microseconds(lambda: [plan(layer, case.q_TNH) for layer in range(num)]) / num
 
 
+def stored_bytes(roots: Sequence[int], store: LayerStore) -> int:
+    """Return the bytes in a layer's slots before the roots, in 16 bits a number."""
+    return sum(roots) * 2 * math.prod(store.slot_shape)
+
+
 def num_layers(roots: Sequence[int], store: LayerStore = STORE) -> int:
-    layer_bytes = sum(roots) * 4 * store.num_kv_heads * store.head_dim
+    layer_bytes = stored_bytes(roots, store)
     return max(4, min(128, -(-CACHE_BYTES // layer_bytes)))
 
 
@@ -227,10 +238,10 @@ def as_prompts(chain: Case) -> Layout:
     return replace(chain.layout, contexts=runs, nodes=None)
 
 
-def check_heights(results: dict[str, Any]) -> None:
+def check_heights(results: dict[str, Any], store: LayerStore) -> None:
     """Check that rows have the same bits with all tile heights and as prompt rows."""
-    chain = build([300, 1000, 127, 2050], 6, seed=1)
-    tree = build([300, 1000, 127, 2050], 32, is_tree=True, seed=2)
+    chain = build([300, 1000, 127, 2050], 6, store=store, seed=1)
+    tree = build([300, 1000, 127, 2050], 32, is_tree=True, store=store, seed=2)
     prompt = replace(chain, layout=as_prompts(chain))
     base = {"chain": answer(chain, heights=(16,)), "tree": answer(tree, heights=(16,))}
     agreement = {}
@@ -250,14 +261,17 @@ def main() -> None:
     parser.add_argument(
         "--sweep", action="store_true", help="other blocks, stages and tiles as well"
     )
+    parser.add_argument("--store", choices=STORES, default="llama-3.1-8b", help="heads and widths")
     options = parser.parse_args()
+    store = STORES[options.store]
     ceiling = copy_ceiling()
     results: dict[str, Any] = {
         **describe_run(sys.argv),
         "copy_tb_s": ceiling / 1e12,
+        "store": options.store,
     }
     print(f"copy: {ceiling / 1e12:.2f} TB/s")
-    check_heights(results)
+    check_heights(results, store)
     rows = results["rows"] = []
     shapes = [{}]
     if options.sweep:
@@ -267,11 +281,14 @@ def main() -> None:
             {"keys": 64, "stages": 2},
             {"keys": 64, "stages": 3},
         ]
+    if options.sweep and store.value_dim is not None:
+        shapes = [{}, {"keys": 16}, {"keys": 64}, {"stages": 2}]
     for name, (roots, width, is_tree) in TIMED.items():
-        case = build(roots, width, is_tree=is_tree, num_layers=num_layers(roots))
+        layers = num_layers(roots, store)
+        case = build(roots, width, is_tree=is_tree, store=store, num_layers=layers)
         expected = reference(case)
-        moved = sum(roots) * 4 * STORE.num_kv_heads * STORE.head_dim
-        heights = (16,) if width * 4 <= 16 else (16, 32, 64)
+        moved = stored_bytes(roots, store)
+        heights = (16,) if width * 4 <= 16 or store.value_dim is not None else (16, 32, 64)
         for height in heights:
             for changes in shapes if height == heights[0] else shapes[:1]:
                 attention = TritonAttention(case.kv, heights=(height,), pdl=True)
@@ -287,19 +304,23 @@ def main() -> None:
                     f"{speed:5.2f} TB/s ({speed / ceiling * 1e12:4.0%} of the copy) "
                     f"error {wrong:.1e}"
                 )
-    prompts(rows, options.sweep)
+    prompts(rows, options.sweep, store)
     if options.output is not None:
         write_result(results, options.output)
 
 
-def prompts(rows: list[dict[str, Any]], sweep: bool) -> None:
+def prompts(rows: list[dict[str, Any]], sweep: bool, store: LayerStore) -> None:
     """Measure a whole prompt of 8k tokens."""
-    case = build([8192], 8192, is_prompt=True, num_layers=2)
-    part = build([1500, 700], 333, is_prompt=True)
+    case = build([8192], 8192, is_prompt=True, store=store, num_layers=2)
+    part = build([1500, 700], 333, is_prompt=True, store=store)
     expected = reference(part)
-    operations = 8192 * 8193 / 2 * STORE.num_query_heads * STORE.head_dim * 4
-    tiles = [PromptTiles(128, num_warps=8, stages=2)]
-    if sweep:
+    widths = store.head_dim + store.output_dim
+    operations = 8192 * 8193 / 2 * store.num_query_heads * widths * 2
+    (usual,) = TritonAttention(case.kv).tiles.values()
+    tiles = [usual]
+    if sweep and store.value_dim is not None:
+        tiles += [PromptTiles(16, 4, 1), PromptTiles(32, 8, 1)]
+    elif sweep:
         tiles += [PromptTiles(128, 8, 1), PromptTiles(64, 8, 2), PromptTiles(64, 4, 1)]
     for each in tiles:
         row: dict[str, Any] = {"case": "prompt 8k", "tiles": str(each)}

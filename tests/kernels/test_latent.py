@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from eyas.cache.store import LayerStore
+from eyas.kernels import gemm
 from eyas.kernels.head_product import TILES, head_product
 from eyas.kernels.tiles import FLOAT32_TILES
+from eyas.layers import linear
+from eyas.layers.latent_attention import LatentAttention, LatentSizes
+from eyas.layers.products import Products
 from eyas.layers.rope import RopeSpec, RopeTable
-from eyas.ops.add_norm import new_weight
+from eyas.layers.row_order import RowOrder
+from eyas.ops.add_norm import add_norm, new_weight
 from eyas.ops.rotate_and_store import KVDestination
 from eyas.ops.rotate_and_store_latent import rotate_and_store_latent
+from tests.kernels.bodies import take_kernels
 from tests.kernels.hopper import Job, compile_for_hopper
+from tests.models.dense_attend import DenseCache
 
 EPSILON = 1e-6
 DTYPES = [torch.float32, torch.float16]
@@ -206,3 +216,42 @@ def test_they_compile_for_hopper_without_spilling() -> None:
     ]
     for compiled in compile_for_hopper(storing, *products):
         assert compiled.num_spilled == 0 and compiled.shared < 227 * 1024, compiled
+
+
+def test_a_layer_by_kernels_is_the_layer_by_torch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products, norms, rotation and heads' products of the whole layer, in float32. On a CPU layers
+    would pack their weights."""
+    sizes = LatentSizes(query_rank=48, rank=32, plain_dim=16, rotated_dim=16, value_dim=24)
+    rope = RopeSpec("default", 10000.0, 16, is_interleaved=True)
+    store = LayerStore(3, 1, sizes.row_dim, scale=0.2, value_dim=sizes.rank)
+    x_TI = torch.randn(5, 64, device=device)
+    products = Products(exact=True, device=device, max_rows=16)
+    product, found = gemm.product, []
+
+    def late(*tensors: torch.Tensor, pdl: bool, **options: Any) -> torch.Tensor:
+        """The interpreter knows no early launch."""
+        return product(*tensors, pdl=pdl and device.type == "cuda", **options)
+
+    monkeypatch.setattr(gemm, "product", late)
+    monkeypatch.setattr(linear, "pack_weight", lambda weight_OI: None)
+    for order in (RowOrder(), RowOrder(products=products)):
+        options = {"dtype": torch.float32, "device": device, "order": order}
+        layer = LatentAttention(64, 3, sizes, head_layout=rope.head_layout, **options)  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(1)
+        for name, parameter in layer.parameters().items():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.2 * noise if "norm" in name else 0.2 * noise)
+        layer.seal()
+        attend = DenseCache([store], device=device).extend(range(-1, 4))
+        angles = RopeTable(rope, 16, dtype=torch.float32, device=device).at(
+            attend.positions().to(device)
+        )
+        with monkeypatch.context() as patch:
+            if order.products is not None:
+                take_kernels(patch, rotate_and_store_latent, add_norm)
+            parts = layer(0, x_TI, angles, attend)
+        found.append(parts if parts.dim() == 2 else parts.sum(0))
+    assert found[0].abs().max() > 0.1
+    assert (found[0] - found[1]).abs().max() <= 1e-5 * found[0].abs().max()

@@ -243,6 +243,14 @@ MUTATIONS = [
         HEADS + "a_head_in_the_engine_is_the_head_on_the_whole_text[eagle-1-roomy]",
     ),
     Mutation(
+        "a latent row's values are its last numbers",
+        "attention/reference.py",
+        "_Tiles.run",
+        "out[..., : self._output_dim]",
+        "out[..., -self._output_dim :]",
+        ATTENTION + "values_may_be_a_part_of_keys",
+    ),
+    Mutation(
         "a head attends to position 0",
         "attention/reference.py",
         "_Tiles.__init__",

@@ -59,8 +59,8 @@ def test_a_quantised_checkpoint_computes_as_its_values_do(
     assert torch.equal(*rounded)
 
 
-@pytest.mark.parametrize("family", ["phi3", "llama head_dim and biases"])
-def test_fused_rows_and_biases_are_read_in_blocks_too(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["phi3", "llama head_dim and biases", "deepseek v3 experts"])
+def test_other_layers_are_read_in_blocks_too(family: str, tmp_path: Path) -> None:
     directory = save_model(make_model(family, hidden_size=192), tmp_path / "fused")
     plain = write_quantised(directory, CASES["fp8 blocks"])
     found, expected = (run(load_model(path, dtype="float32")) for path in (directory, plain))

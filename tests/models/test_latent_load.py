@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from eyas.cli.models import checkpoint_facts
 from eyas.models import load_model, read_spec
 
 from .tiny import LATENT, make_model, save_model
@@ -115,6 +116,8 @@ def test_a_slot_holds_one_row_and_nothing_else(single: Path) -> None:
     width = LATENT["kv_lora_rank"] + LATENT["qk_rope_head_dim"]
     assert {store.slot_shape for store in spec.stores} == {(1, 1, width)}
     assert {store.output_dim for store in spec.stores} == {LATENT["kv_lora_rank"]}
+    facts = checkpoint_facts("v3", single)
+    assert facts["kv_bytes_per_token_16_bit"] == 2 * spec.num_layers * width
 
 
 def test_a_tensor_of_another_shape_is_named(single: Path, tmp_path: Path) -> None:

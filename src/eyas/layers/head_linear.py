@@ -42,7 +42,7 @@ class HeadLinear:
         """Write the products to `out_TNO`; the row order must allow T. Rows and heads of both may stand
         apart."""
         if self._weight_NOI is not None:
-            self._product(x_TNI, self._weight_NOI, out_TNO, pdl=True)
+            self._product(x_TNI, self._weight_NOI, out_TNO, pdl=x_TNI.is_cuda)
             return
         for n, head in enumerate(self._heads):
             out_TNO[:, n] = head(x_TNI[:, n].contiguous())

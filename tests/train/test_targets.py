@@ -1,0 +1,39 @@
+"""Targets of every kind of attention: what training reads of them is what transformers computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.models import load_model
+from eyas.train.head.config import HeadTraining
+from eyas.train.head.export import head_spec
+from eyas.train.head.target import PaddedAttend
+from tests.models.tiny import expected_logits, make_model, save_model, tokens
+
+
+@pytest.mark.parametrize("name", ["llama3.1", "deepseek v3 experts", "deepseek v2 lite yarn"])
+def test_padded_texts_have_transformers_logits(name: str, tmp_path: Path) -> None:
+    model = make_model(name)
+    decoder = load_model(save_model(model, tmp_path), dtype="float32")
+    texts = [tokens(40, seed=1), tokens(23, seed=2)]
+    padded = torch.tensor([text + [0] * (40 - len(text)) for text in texts])
+    attend = PaddedAttend(decoder.spec.stores, 2, 40, torch.float32, torch.device("cpu"))
+    with torch.inference_mode():
+        hidden_TD, _ = decoder.forward(padded.flatten(), torch.arange(40).repeat(2), attend)
+        logits = decoder.logits(hidden_TD).view(2, 40, -1)
+    for found, text in zip(logits, texts, strict=True):
+        assert (found[: len(text)] - expected_logits(model, text)).abs().max() <= 2e-5
+
+
+def test_a_head_for_latent_attention_has_plain_attention(tmp_path: Path) -> None:
+    target = load_model(save_model(make_model("deepseek v2 lite yarn"), tmp_path), dtype="float32")
+    latent = target.spec.latent
+    assert latent is not None
+    spec = head_spec(HeadTraining(output=tmp_path, draft_vocab_size=100), target.spec)
+    assert spec.latent is None and spec.attention_scale is None
+    assert spec.head_dim == spec.rope.head_dim == latent.plain_dim
+    assert (spec.rope.kind, spec.rope.is_interleaved) == ("yarn", False)
+    assert spec.stores[0].slot_shape == (2, spec.num_kv_heads, spec.head_dim)
