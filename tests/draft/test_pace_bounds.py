@@ -1,7 +1,7 @@
 """What drafting may cost, whatever texts and machine are like: speed over that of plain decoding.
 
-All in worlds with a clock of their own (`tests/draft/worlds.py`), with a first batch that does not count
-where it says so: a pace may lose `FIRST_CREDIT` steps once for each batch size.
+All in worlds with a clock of their own (`tests/draft/worlds.py`). In the first batch a pace may lose
+more: what it is given to begin with (`FIRST_CREDIT`), once for each batch size.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def test_what_is_promised_of_drafts_does_not_matter(
 
 
 def test_a_machine_that_slows_down_for_a_while_does_not_favour_a_shape() -> None:
-    """What plain steps take is known within a tenth while drafts run on a machine whose speed changes."""
+    """What shapes take relative to each other is known within a tenth."""
     world = World([0.75], speed=drifting)
     pace = world.pace()
     for _ in range(10):

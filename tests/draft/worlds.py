@@ -48,10 +48,10 @@ def busy(now: float, draw: random.Random) -> float:
 class World:
     """Machine, drafter and texts.
 
-    acceptance: of a chain's next token, of each sequence of a batch in turn. slower: drafts take so many
-    times what is known from start-up. prompt: tokens of a prompt. target, drafting: milliseconds of a pass
-    by rows. now: the time; worked: without what the machine's speed and chance
-    added, so that neither a lucky nor an unlucky run is compared.
+    acceptance: of a chain's next token, of each sequence of a batch in turn. slower: drafts take so
+    many times what is known from start-up. prompt: tokens of a prompt. target, drafting: milliseconds
+    of a pass by rows. now: the time; worked: without what the machine's speed and chance added, so that
+    neither a lucky nor an unlucky run is compared.
     """
 
     acceptance: Sequence[float]

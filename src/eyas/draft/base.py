@@ -134,8 +134,8 @@ class Drafter(ABC):
         """
 
     def num_missing(self, batch: Batch) -> int:
-        """Return the number of rows that it must compute before it can draft for the sequences of a batch
-        that it has proposed for; at most, where prefixes are shared."""
+        """Return the number of rows that it must compute before it can draft for the sequences of a
+        batch that it has proposed for. It may be less where prefixes are shared."""
         return 0
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:

@@ -106,8 +106,8 @@ class RowTracker:
         self._is_made_S[np.concatenate(written)] = False
 
     def num_missing(self, batch: Batch) -> int:
-        """Return how many rows before the roots are not computed, at most: rows of a prefix that another
-        sequence stored count until `missing` has seen the sequence."""
+        """Return how many rows before the roots are not computed. Until `missing` has seen a sequence,
+        rows of a prefix that another one stored count too."""
         total = 0
         for span in batch.rooted:
             seat, made = self._seats.get(span.seat), self.first_position

@@ -3,9 +3,9 @@
 Promises: both have one interface. A network has a row for each position from `first_position` on,
 computed from the token at the position and, for a head, from the target's feature at the position
 before. Keys and values of a row are stored in the slot of its position, in a store of the network with
-the same slot numbers; scratch slots after them hold inner nodes of trees. Features, or the hidden states
-that they are made of, are stored by slot too, so that rows can be computed later, and after a prefix cache
-hit.
+the same slot numbers; scratch slots after them hold inner nodes of trees. Features, or the hidden
+states that they are made of, are stored by slot too, so that rows can be computed later, and after a
+prefix cache hit.
 Does not know: trees, when rows are computed, how candidates are ranked.
 
 Legend: T rows, R rows that want logits, F feature size, S slots, U draft vocabulary, X stored
@@ -100,8 +100,8 @@ def stored_size(spec: HeadSpec, device: torch.device) -> int:
     """Return the number of values that a head stores for each slot.
 
     On a CPU these are the target's hidden states, which are fused into features when rows of the head
-    are computed: what is never read costs no product. Elsewhere memory is scarcer than time, and features
-    are stored.
+    are computed: what is never read costs no product. Elsewhere memory is scarcer than time, and
+    features are stored.
     """
     if device.type == "cpu":
         return len(spec.taps) * spec.target_hidden_size
@@ -143,7 +143,7 @@ class HeadNetwork:
         return self._head.combine(stored_TX.chunk(len(self.taps), dim=-1))
 
     def _store(self) -> None:
-        """Store all held hidden states by slot, in order: a later row may have an earlier one's slot."""
+        """Store all held hidden states by slot, in order: later rows may have slots of earlier ones."""
         pending, self._pending, self._num_pending = self._pending, [], 0
         for output in pending:
             if self._stores_states:

@@ -1,17 +1,17 @@
 """How large to draft: the tree shape that yields most tokens a second, not drafting included.
 
-Each batch size has two accounts in *plain steps*, the time of a step without a draft. Both may spend
+Each batch size has two accounts, in *plain steps*: the time of a step without a draft. Each may spend
 `SHARE` of the time:
 
 - `credit` is what drafts may still lose. A step with a draft adds the tokens that it gave and takes off
-  the time that it took, catching up included. Below zero nothing is drafted. So whatever is believed of
-  shapes, drafting costs `FIRST_CREDIT` plain steps and `SHARE` of the time at most.
-- `purse` is what tries of other shapes than the one in use may lose against it. A try is made when its
-  believed price is there, so that a changed workload is noticed and yet tries are rare enough not to
-  matter.
+  the time that it took. Below zero nothing is drafted. So drafts that are believed to pay and do not
+  cost a little once and `SHARE` of the time from then on, whatever is believed.
+- `purse` is what tries of other shapes may lose against the shape in use, and what catching up after a
+  pause may take. A try is made when its price is there, so that a changed workload is noticed and yet
+  tries hardly matter.
 
-(Exploration that must not fall behind a baseline: Wu et al., "Conservative Bandits", arXiv 1602.04282. A
-model of goodput that may choose 0: Liu et al., "SmartSpec", arXiv 2406.14066.)
+(Exploration that must not fall behind a baseline: Wu et al., "Conservative Bandits", arXiv 1602.04282.
+A model of goodput that may choose 0: Liu et al., "SmartSpec", arXiv 2406.14066.)
 
 Promises: the above, in the time that steps are reported to take.
 Does not know: networks, requests, how steps are predicted (`eyas.draft.estimates`).
@@ -41,8 +41,8 @@ drafts end that have become bad."""
 RESUMED_AT = 1.0
 """Credit at which drafts are made again after they have lost too much."""
 WRITE_OFF = 1 / 32
-"""Catching up with new prompts is an investment: so much of what is left of it is taken off the credit at
-each step with a draft, and all when drafting ends."""
+"""Catching up with new prompts is an investment: so much of what is left of it is taken off the credit
+at each step with a draft, and all when drafting ends."""
 MAX_PURSE = 64.0
 """Plain steps that are saved for a try, at most."""
 MOST_OF_USUAL = 1.5
@@ -56,9 +56,9 @@ TRIAL_STEPS = 4
 """Steps of a try: the first may have to catch up and to prepare what is new, the last overlaps with
 what comes after it."""
 TRY_EVERY = 16
-"""Steps of a batch size between tries, at least, also where they cost nothing. The first try beside drafts
-is of a step without: what drafts are compared with must be right, and may have been timed on cold caches
-or while something else ran."""
+"""Steps of a batch size between tries, at least, also where they cost nothing. The first try beside
+drafts is of a step without: what drafts are compared with must be right, and may have been timed on
+cold caches or while something else ran."""
 LIKELY = 1.6
 """Shapes are tried that promise at least the most that another one does, divided by this."""
 WEIGH_EVERY = 4
@@ -73,8 +73,8 @@ class _Batch:
     shape was chosen last; trial: what runs until trial_end; is_plains_turn: the next try is of not
     drafting; missing: rows that the drafting network has to catch up before it drafts; invested: plain
     steps that catching up took and that are not taken off yet; resumes: the next draft is the first one
-    after a pause; told: whether the log was last told that
-    there are drafts; tell_at: the age from which it may be told."""
+    after a pause; told: whether the log was last told that there are drafts; tell_at: the age from
+    which it may be told."""
 
     age: int = 0
     credit: float = FIRST_CREDIT
@@ -176,8 +176,9 @@ class Pace:
             batch.resumes = False
             written_off = WRITE_OFF * batch.invested
             batch.invested -= written_off
-            is_try_beside_drafts = batch.held not in (PLAIN, shape)
-            credit += 0.0 if is_try_beside_drafts else progress - taken - written_off
+            credit -= written_off
+            if batch.held in (PLAIN, shape):  # else it is a try beside drafts that pay
+                credit += progress - taken
         if shape != batch.held:
             purse += progress * self._steps_per_token(num_sequences, batch.held) - taken
         _book(batch, credit, purse)
@@ -224,9 +225,9 @@ class Pace:
     def _another(
         self, num_sequences: int, batch: _Batch, rates: dict[TreeShape, float]
     ) -> TreeShape | None:
-        """The shape to try: while nothing is drafted that which promises most, else in turns not drafting
-        and that of the likely ones which was not chosen for longest. None while its price is not saved;
-        not drafting may be paid later, since all else is compared with it."""
+        """The shape to try: while nothing is drafted that which promises most, else in turns not
+        drafting and that of the likely ones which was not chosen for longest. None while its price is
+        not saved; not drafting may be paid later, since all else is compared with it."""
         prices = {
             shape: self._price(num_sequences, batch, shape)
             for shape in self.shapes
@@ -243,7 +244,7 @@ class Pace:
             another = min(likely, key=lambda s: (batch.tried.get(s, 0), -rates[s]))
         if another is None or prices[another] > batch.purse + FIRST_CREDIT * (another == PLAIN):
             return None
-        batch.is_plains_turn = batch.held != PLAIN and another != PLAIN
+        batch.is_plains_turn = PLAIN not in (batch.held, another)
         return another
 
     def _price(self, num_sequences: int, batch: _Batch, shape: TreeShape) -> float:
@@ -252,7 +253,9 @@ class Pace:
         worth = self._estimates.tokens(num_sequences, shape)
         worth *= self._steps_per_token(num_sequences, batch.held)
         lost = TRIAL_STEPS * (self._estimates.seconds(num_sequences, shape) / plain - worth)
-        return lost + self._investment(num_sequences, batch)
+        if batch.held == PLAIN:
+            lost += self._investment(num_sequences, batch)
+        return lost
 
     def _investment(self, num_sequences: int, batch: _Batch) -> float:
         """Plain steps that catching up will take before the first draft."""
@@ -288,11 +291,20 @@ class Pace:
             estimates.tokens(num_sequences, best),
             num_sequences * self._rate(num_sequences, PLAIN),
             num_sequences * rates[best],
-            f"; drafts have lost {-batch.credit:.1f} steps too many, and rest until that is "
-            f"{SHARE:.0%} of the time"
-            if batch.credit < 0
-            else "",
+            self._obstacle(num_sequences, batch),
         )
+
+    def _obstacle(self, num_sequences: int, batch: _Batch) -> str:
+        """What keeps drafts back that promise to pay, for the log."""
+        if batch.held != PLAIN:
+            return ""
+        if batch.credit < RESUMED_AT:
+            steps = (RESUMED_AT - batch.credit) / SHARE
+            return f"; drafts have lost more than they may, and are made again in {steps:.0f} steps"
+        investment = self._investment(num_sequences, batch)
+        if investment > batch.credit + batch.purse:
+            return f"; to catch up {batch.missing} rows first would take {investment:.0f} steps"
+        return ""
 
 
 def _book(batch: _Batch, credit: float, purse: float) -> None:

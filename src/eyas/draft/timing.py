@@ -1,8 +1,8 @@
 """How long steps of different shapes take, relative to each other, on a machine whose speed changes.
 
-Promises: shapes are compared by steps that ran one after the other. Where one shape follows another, the
-times before and after the change make a pair; what a shape takes relative to a step without a draft is
-the median of its last pairs. So no shape looks good because it was timed in a faster minute, and one
+Promises: shapes are compared by steps that ran one after the other. Where one shape follows another,
+the times before and after the change make a pair; what a shape takes relative to a step without a draft
+is the median of its last pairs. So no shape looks good because it was timed in a faster minute, and one
 change of speed at the wrong moment does not count. How slow the machine is now is what the shape that
 runs says of it.
 Does not know: tokens, which shape is chosen.
