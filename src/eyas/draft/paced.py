@@ -56,13 +56,15 @@ class PacedDrafter(DrafterWrapper):
                 if size > 1 or report.seconds is not None:  # others may have had prompts to store
                     fates.append((size - 1, max(0, count - 1)))
                     sequences.append(number)
+        latest = self._proposed[-1]  # of a step that may have shared the time
+        is_steady = latest.shape == shape and not latest.tree.num_caught_up
         self._pace.learn(
             len(report.counts),
             shape,
             fates,
             report.seconds,
             is_chain=report.tree.is_chain,
-            is_steady=shape == self._proposed[-1].shape,  # else two shapes shared the time
+            is_steady=is_steady,
             sequences=sequences,
             num_caught_up=report.tree.num_caught_up,
         )
