@@ -360,8 +360,8 @@ class DraftTree:
     is_chain: whether the parent of every node is the node before it.
     source_BW: the drafter that proposed each node, as an index into `Drafter.sources`; None if all
     have source 0. For metrics only.
-    caught_up: whether the drafter also computed missing rows of prompts, so that the time of the
-    step does not predict that of the next one.
+    num_caught_up: missing rows, of prompts or of steps without a draft, that the drafter computed
+    before it drafted, so that the time of the step does not predict that of the next one.
     """
 
     tokens_BW: torch.Tensor
@@ -369,7 +369,7 @@ class DraftTree:
     sizes_B: torch.Tensor
     is_chain: bool
     source_BW: torch.Tensor | None = None
-    caught_up: bool = False
+    num_caught_up: int = 0
 
     @property
     def width(self) -> int:

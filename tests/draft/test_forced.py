@@ -384,7 +384,7 @@ def test_rows_are_wished_for_where_a_grammar_is() -> None:
 def test_the_inner_drafter_hears_of_its_own_nodes_alone() -> None:
     inner = Fixed(tree_of([[ROOT, *letters("ab")]], [[-1, 0, 1]], [3], [[0, 0, 1]]))
     drafter, tree = extended(inner, [automaton_of("told abcd?")])
-    report = StepReport(tree, [5], tree.sizes_B.tolist(), 0.25, [[0, 1, 2, 2]])
+    report = StepReport(tree, [5], tree.sizes_B.tolist(), 0.25, [[0, 1, 2, 2]], [0])
     drafter.learn(report)
     [told_on] = inner.reports
     assert told_on.tree is inner.tree
@@ -394,7 +394,7 @@ def test_the_inner_drafter_hears_of_its_own_nodes_alone() -> None:
 def test_a_step_of_the_inner_tree_is_passed_on_as_it_is() -> None:
     inner = Fixed(tree_of([[ROOT, 97]], [[-1, 0]], [2]))
     drafter = ForcedDrafter(inner, 8)
-    report = StepReport(inner.tree, [2], [2], None, [[0]])
+    report = StepReport(inner.tree, [2], [2], None, [[0]], [0])
     drafter.learn(report)
     assert inner.reports == [report]
 

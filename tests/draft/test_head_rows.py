@@ -7,14 +7,26 @@ are those of the head over the whole text with the target's own features.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from eyas.core import DraftTree, Request, SamplingParams
-from eyas.draft import Drafter, DrafterWrapper, HeadNetwork, PacedDrafter, TreeDrafter, TreeShape
+from eyas.draft import (
+    Drafter,
+    DrafterWrapper,
+    HeadNetwork,
+    PacedDrafter,
+    TreeDrafter,
+    TreeShape,
+    network,
+)
+from eyas.draft.costs import Costs
+from eyas.draft.pace import PLAIN, Pace
 from eyas.runner.batch import Batch
 from eyas.runner.rows import ForwardRows
 from tests.laws.cases import restless_paced, walk_text
@@ -144,6 +156,69 @@ def test_rows_left_out_while_nobody_drafted_are_made_up_for(kind: str, setting: 
     assert engine.metrics.num_failed_steps == 0
     assert compared.num_compared > 40
     assert compared.worst < 1e-5
+
+
+def test_a_head_that_does_not_draft_computes_nothing_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even the product that fuses hidden states, however many rows there are."""
+    inner = head_drafter("eagle3", torch.float32, SETTING.num_slots, 8, topk=2, is_lucky=False)
+    assert isinstance(inner, TreeDrafter)
+    head, num_rows = inner._network._head, []  # type: ignore[attr-defined]
+    combine = head.combine
+
+    def noted(taps: Sequence[torch.Tensor]) -> torch.Tensor:
+        num_rows.append(len(taps[0]))
+        return combine(taps)
+
+    monkeypatch.setattr(head, "combine", noted)
+    monkeypatch.setattr(network, "MAX_PENDING_ROWS", 40)
+    drafter = restless_paced(inner)
+    drafter._pace.choose = lambda num: PLAIN  # type: ignore[method-assign]
+    engine = new_engine(SETTING, drafter)
+    run(engine, requests("a"))
+    assert engine.metrics.num_failed_steps == 0
+    assert num_rows == []
+    drafter._pace.choose = lambda num: inner.shape  # type: ignore[method-assign]
+    run(engine, requests("b"))
+    assert num_rows
+
+
+class Missed(Pace):
+    """Compares the rows that are missing with those that are caught up in the next step."""
+
+    def __init__(self) -> None:
+        super().__init__([TreeShape(2, 1, 3)], Costs((1,), (1.0,)), Costs((1,), (0.2,)))
+        self.num_steps, self.told, self.caught_up = 0, 0, []
+
+    def choose(self, num_sequences: int) -> TreeShape:
+        self.num_steps += 1
+        return PLAIN if self.num_steps % 30 else self.shapes[1]
+
+    def miss(self, num_sequences: int, num_rows: int) -> None:
+        self.before, self.told = self.told, num_rows
+
+    def learn(self, *known: Any, num_caught_up: int, **more: Any) -> None:
+        assert len(more["sequences"]) == len(set(more["sequences"])) == len(known[2])
+        if num_caught_up:
+            self.caught_up.append((self.before, num_caught_up))
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "model"])
+def test_how_many_rows_are_missing_is_known_before_they_are_computed(kind: str) -> None:
+    if kind == "model":
+        inner = model_drafter(torch.float32, SETTING.num_slots, 3, "target")
+    else:
+        inner = head_drafter(kind, torch.float32, SETTING.num_slots, 3, topk=1)
+    pace = Missed()
+    engine = new_engine(SETTING, PacedDrafter(inner, pace))
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=80)
+    run(engine, [Request(id="a", prompt_token_ids=walk_text(97, 40, [0, 1]), params=params)])
+    assert engine.metrics.num_failed_steps == 0
+    resumed = pace.caught_up[-2:]  # a model computes the first prompt of all at once, too
+    assert len(resumed) == 2
+    for told, caught_up in resumed:
+        assert caught_up == told + 1  # a plain step since
 
 
 class Fails(DrafterWrapper):

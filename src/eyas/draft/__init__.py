@@ -5,7 +5,7 @@ from eyas.draft.blend import BlendDrafter
 from eyas.draft.forced import ForcedDrafter
 from eyas.draft.network import HeadNetwork, ModelNetwork
 from eyas.draft.ngram import NgramDrafter
-from eyas.draft.pace import PacedDrafter
+from eyas.draft.paced import PacedDrafter
 from eyas.draft.root import RootDrafter
 from eyas.draft.tree import TreeDrafter
 

@@ -78,14 +78,16 @@ class StepReport:
     tree: as the drafter proposed it. counts: tokens that the step chose; -1 if it chose none. sizes:
     proposed nodes, the root and nodes that a grammar refused included. seconds: wall time of the
     step; None if the step also stored prompt chunks. accepted: for each accepted node, from the root
-    down, the source that proposed it (an index into `Drafter.sources`).
+    down, the source that proposed it (an index into `Drafter.sources`). sequences: a number that the
+    sequence has in all steps, and no other sequence.
     """
 
     tree: DraftTree
     counts: Sequence[int]
     sizes: Sequence[int]
     seconds: float | None
-    accepted: Sequence[Sequence[int]] = ()
+    accepted: Sequence[Sequence[int]]
+    sequences: Sequence[int]
 
 
 class Drafter(ABC):
@@ -131,6 +133,11 @@ class Drafter(ABC):
         shape: the preferred shape, cut to the capacity of the step (`batch.width`).
         """
 
+    def num_missing(self, batch: Batch) -> int:
+        """Return the number of rows that it must compute before it can draft for the sequences of a
+        batch that it has proposed for. It may be less where prefixes are shared."""
+        return 0
+
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         """Receive the target's hidden states of a step. verdict: None if no sequence had a root."""
         return None
@@ -163,6 +170,9 @@ class DrafterWrapper(Drafter):
 
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         return self._inner.propose(batch, shape)
+
+    def num_missing(self, batch: Batch) -> int:
+        return self._inner.num_missing(batch)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         self._inner.observe(batch, output, verdict)

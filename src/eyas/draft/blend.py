@@ -54,9 +54,10 @@ class BlendDrafter(Drafter):
             source.propose(batch, source.shape.capped(shape).within(nodes))
             for source in self._sources
         ]
-        caught_up = any(tree.caught_up for tree in trees)
+        num_caught_up = sum(tree.num_caught_up for tree in trees)
         roots = roots_alone(batch)
-        merged = replace(roots, source_BW=torch.zeros_like(roots.tokens_BW), caught_up=caught_up)
+        source_BW = torch.zeros_like(roots.tokens_BW)
+        merged = replace(roots, source_BW=source_BW, num_caught_up=num_caught_up)
         if nodes == 1 or max(tree.width for tree in trees) == 1:
             return merged
         share = (nodes - 1) // len(trees)
@@ -65,6 +66,9 @@ class BlendDrafter(Drafter):
             limit = nodes - sum(reserved[i + 1 :])
             merged = merge(merged, tree, i, max(limit, merged.width))
         return merged
+
+    def num_missing(self, batch: Batch) -> int:
+        return sum(source.num_missing(batch) for source in self._sources)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         for source in self._sources:

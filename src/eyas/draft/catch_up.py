@@ -105,6 +105,17 @@ class RowTracker:
         written += [span.node_slots for span in batch.rooted if span.node_slots is not None]
         self._is_made_S[np.concatenate(written)] = False
 
+    def num_missing(self, batch: Batch) -> int:
+        """Return how many rows before the roots are not computed. Until `missing` has seen a sequence,
+        rows of a prefix that another one stored count too."""
+        total = 0
+        for span in batch.rooted:
+            seat, made = self._seats.get(span.seat), self.first_position
+            if seat is not None and seat.seating == batch.table.num_seatings[span.seat]:
+                made = seat.made
+            total += max(0, span.root_low - made)
+        return total
+
     def missing(self, batch: Batch) -> MissingRows | None:
         """Return the missing rows of the sequences of a step; None if there is nothing to compute."""
         runs: list[MissingRun] = []

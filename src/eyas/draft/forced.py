@@ -60,7 +60,8 @@ class ForcedDrafter(DrafterWrapper):
 
     def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
         preferred = self._inner.preferred_shape(num_sequences, num_constrained)
-        return replace(preferred, extra=self._nodes if num_constrained else 0)
+        extra = self._nodes if num_constrained else 0
+        return preferred if preferred.extra == extra else replace(preferred, extra=extra)
 
     def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
         inner = self._inner.propose(batch, shape.alone)
@@ -82,7 +83,7 @@ class ForcedDrafter(DrafterWrapper):
                     for count, path in zip(report.counts, report.accepted, strict=True)
                 ]
                 sizes = list(map(min, known.sizes, report.sizes))
-                report = StepReport(known.inner, counts, sizes, report.seconds, report.accepted)
+                report = replace(report, tree=known.inner, counts=counts, sizes=sizes)
                 break
         self._inner.learn(report)
 

@@ -3,11 +3,13 @@
 Promises: both have one interface. A network has a row for each position from `first_position` on,
 computed from the token at the position and, for a head, from the target's feature at the position
 before. Keys and values of a row are stored in the slot of its position, in a store of the network with
-the same slot numbers; scratch slots after them hold inner nodes of trees. Features are stored by slot
-too, so that rows can be computed later, and after a prefix cache hit.
+the same slot numbers; scratch slots after them hold inner nodes of trees. Features, or the hidden
+states that they are made of, are stored by slot too, so that rows can be computed later, and after a
+prefix cache hit.
 Does not know: trees, when rows are computed, how candidates are ranked.
 
-Legend: T rows, R rows that want logits, F feature size, S slots, U draft vocabulary.
+Legend: T rows, R rows that want logits, F feature size, S slots, U draft vocabulary, X stored
+values of a slot.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from eyas.attention.base import AttentionBackend
 from eyas.cache.kv import zeros_on_demand
 from eyas.models import Decoder
-from eyas.models.heads import DraftHead
+from eyas.models.heads import DraftHead, HeadSpec
 from eyas.runner.rows import ForwardRows
 from eyas.runner.runner import Output, plan_rows, wanted_logits
 
@@ -91,15 +93,23 @@ class ModelNetwork:
 
 
 MAX_PENDING_ROWS = 512
-"""Most rows of the target whose hidden states are held before they are fused into features."""
+"""Most rows of the target whose hidden states are held before they are stored."""
+
+
+def stored_size(spec: HeadSpec, device: torch.device) -> int:
+    """Return the number of values that a head stores for each slot.
+
+    On a CPU these are the target's hidden states, which are fused into features when rows of the head
+    are computed: what is never read costs no product. Elsewhere memory is scarcer than time, and
+    features are stored.
+    """
+    if device.type == "cpu":
+        return len(spec.taps) * spec.target_hidden_size
+    return spec.feature_size
 
 
 class HeadNetwork:
-    """An EAGLE or MTP head.
-
-    On a CPU the target's hidden states are fused into features when they are read, or once
-    `MAX_PENDING_ROWS` are held, so that steps without a draft cost little.
-    """
+    """An EAGLE or MTP head."""
 
     first_position = 1
 
@@ -108,8 +118,10 @@ class HeadNetwork:
         self.taps = head.spec.taps
         self.target_ids_U = head.target_ids_V
         self.draft_vocab_size = head.spec.draft_vocab_size
-        self._features_SF = zeros_on_demand(
-            (num_slots + 1, head.feature_size), dtype=head.dtype, device=head.device
+        self._stores_states = head.device.type == "cpu"
+        size = stored_size(head.spec, head.device)
+        self._stored_SX = zeros_on_demand(
+            (num_slots + 1, size), dtype=head.dtype, device=head.device
         )
         self._betas = sorted(head.spec.calibration.items())
         self._pending: list[Output] = []
@@ -121,25 +133,24 @@ class HeadNetwork:
         # On a device the replay of the next step overwrites the hidden states of this one.
         is_overwritten = output.write_slots_T.device.type != "cpu"
         if is_overwritten or self._num_pending >= MAX_PENDING_ROWS:
-            self._fuse()
+            self._store()
 
     def recall(self, slots_T: torch.Tensor) -> torch.Tensor | None:
-        self._fuse()
-        return self._features_SF.index_select(0, slots_T)
+        self._store()
+        stored_TX = self._stored_SX.index_select(0, slots_T)
+        if not self._stores_states:
+            return stored_TX
+        return self._head.combine(stored_TX.chunk(len(self.taps), dim=-1))
 
-    def _fuse(self) -> None:
-        """Compute the features of all held hidden states in one product and store them, in order."""
-        if not self._pending:
-            return
+    def _store(self) -> None:
+        """Store all held hidden states by slot, in order: later rows may have slots of earlier ones."""
         pending, self._pending, self._num_pending = self._pending, [], 0
-        taps = [
-            states[0] if len(pending) == 1 else torch.cat(states)
-            for states in zip(*(output.taps for output in pending), strict=True)
-        ]
-        num_rows = [len(output.write_slots_T) for output in pending]
-        features = self._head.combine(taps).split(num_rows)
-        for output, features_TF in zip(pending, features, strict=True):
-            self._features_SF.index_copy_(0, output.write_slots_T, features_TF)
+        for output in pending:
+            if self._stores_states:
+                stored_TX = torch.cat(output.taps, -1)
+            else:
+                stored_TX = self._head.combine(output.taps)
+            self._stored_SX.index_copy_(0, output.write_slots_T, stored_TX)
 
     def beta(self, temperature: float) -> float:
         """Return the value that was fitted in training at the nearest temperature; 1 without any."""

@@ -1,214 +1,132 @@
 """How large to draft: the tree shape that yields most tokens a second, not drafting included.
 
-Promises: the choice weighs what a step of each shape costs (measured at start-up, corrected by the
-steps that were run) and what keeping up with prompts costs besides, against what it yields (a running
-acceptance by depth for chains, a running yield for trees). Not drafting is chosen unless a shape is
-clearly better. Every so often another shape is tried, so that a changed workload is noticed; tries are
-rare enough not to matter. (A model of goodput that may choose 0: Liu et al., "SmartSpec", arXiv
-2406.14066.)
-Does not know: networks, requests.
+Each batch size has two accounts, in *plain steps*: the time of a step without a draft. Each may spend
+`SHARE` of the time:
+
+- `credit` is what drafts may still lose. A step with a draft adds the tokens that it gave and takes off
+  the time that it took. Below zero nothing is drafted. So drafts that are believed to pay and do not
+  cost a little once and `SHARE` of the time from then on, whatever is believed.
+- `purse` is what tries of other shapes may lose against the shape in use, and what catching up after a
+  pause may take. A try is made when its price is there, so that a changed workload is noticed and yet
+  tries hardly matter.
+
+(Exploration that must not fall behind a baseline: Wu et al., "Conservative Bandits", arXiv 1602.04282.
+A model of goodput that may choose 0: Liu et al., "SmartSpec", arXiv 2406.14066.)
+
+Promises: the above, in the time that steps are reported to take.
+Does not know: networks, requests, how steps are predicted (`eyas.draft.estimates`).
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from eyas.core import DraftTree
-from eyas.draft.base import MAX_REMEMBERED, Drafter, DrafterWrapper, StepReport, TreeShape
+from eyas.draft.base import TreeShape
 from eyas.draft.costs import Costs
-from eyas.runner.batch import Batch
+from eyas.draft.estimates import Estimates
+from eyas.draft.timing import PLAIN
 from eyas.runner.graphs import bucket_of
 
 log = logging.getLogger("eyas.draft")
 
-PLAIN = TreeShape(0, 1, 1)
 TREE_NODES = (8, 16)
 """Sizes of trees that are weighed."""
-FADING = 0.99
-"""What is left of an upkeep's weight a step later."""
+SHARE = 0.01
+"""Of the time, so much may be lost to drafts that do not pay, and to tries."""
+FIRST_CREDIT, MAX_CREDIT = 2.0, 8.0
+"""Plain steps that drafts may lose at the beginning, and after they have gained: the less, the sooner
+drafts end that have become bad."""
+RESUMED_AT = 1.0
+"""Credit at which drafts are made again after they have lost too much."""
+WRITE_OFF = 1 / 32
+"""Catching up with new prompts is an investment: so much of what is left of it is taken off the credit
+at each step with a draft, and all when drafting ends."""
+MAX_PURSE = 64.0
+"""Plain steps that are saved for a try, at most."""
+MOST_OF_USUAL = 1.5
+"""A step counts as at most so many times the time that it usually takes: what is beyond that has other
+causes."""
+MIN_GAIN = 1.05
+"""A shape must promise this much more than not drafting."""
+NUM_PLAIN_FIRST = 3
+"""Steps of a batch size that show what not drafting takes, before anything is weighed."""
 TRIAL_STEPS = 4
 """Steps of a try: the first may have to catch up and to prepare what is new, the last overlaps with
 what comes after it."""
-CATCH_UP_SHARE = 0.01
-"""Of the time, at most so much goes into catching up for tries."""
-MIN_GAIN, MIN_GAIN_TOGETHER = 1.08, 1.15
-"""A shape must promise this much more than not drafting, for one sequence and for several: those that
-accept less than the mean pay for drafts of the others, and a batch ends with its slowest sequence."""
-PLAIN_TRY_EVERY = 16
-"""Steps with drafts before the first try of a step without, which the next ones follow at twice the
-distance each: what drafts are compared with must be right, and may have been timed on cold caches or
-while something else ran."""
-TRY_EVERY, TRY_AT_LEAST_EVERY = 48, 384
-"""Steps of a batch size between tries of another shape; the longer nothing better is found, the
-rarer."""
-TRY_SHARE = 0.01
-"""Of the time, at most so much is lost to tries of what turns out slower."""
-MAX_WAIT = 20_000
-"""Steps that the cost of catching up, or of the last try, may put a try off."""
-NUM_PLAIN_FIRST = 3
-"""Steps of a batch size that show what not drafting costs, before anything is weighed."""
-SETTLED = 32
-WEIGH_EVERY, WEIGH_PLAIN_EVERY = 4, 16
-"""After SETTLED steps of a batch size its shape is weighed only every few steps: what weighing costs
-counts most where nothing is drafted."""
-WEIGHT = 0.08
-"""How much one step counts in a running mean."""
-RECENT = 16
-"""Steps of a kind that say what it costs: their lower quartile, since noise only delays."""
-NUM_SETTLED = 8
-"""Timed steps of a kind after which changes of its cost are changes of the machine's speed."""
-LOG_EVERY = 256
-"""Steps of a batch size between two lines of the log about it."""
-PRIOR_ACCEPTANCE = 0.75
-"""Of a chain's next token, before anything is known."""
-
-
-@dataclass(slots=True)
-class Running:
-    """A running mean. trust: how many values its first one, a guess, is worth."""
-
-    value: float
-    trust: int = 0
-    num: int = 0
-
-    def add(self, value: float, weight: int = 1) -> None:
-        """The mean of so many values."""
-        self.num += weight
-        self.value += max(WEIGHT, weight / (self.num + self.trust)) * (value - self.value)
-
-
-class _Slowness:
-    """How slow the machine is now, relative to when it began to be timed: other work and the clock
-    change that from minute to minute. It follows the steps that run, and moves what is believed of
-    those that do not, so that a shape is not preferred because it was timed in a faster minute."""
-
-    def __init__(self) -> None:
-        self.value = 1.0
-
-
-class _Correction:
-    """Measured over predicted seconds of steps of one kind: the lower quartile of the recent ones, at
-    the speed that the machine has now."""
-
-    def __init__(self, slowness: _Slowness) -> None:
-        self._slowness = slowness
-        self._seen_at = slowness.value
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._quartile = 1.0
-        self._num = 0
-
-    @property
-    def value(self) -> float:
-        return self._quartile * self._slowness.value / self._seen_at
-
-    def add(self, ratio: float) -> None:
-        before = self.value
-        if self._slowness.value != self._seen_at:
-            scale = self._slowness.value / self._seen_at
-            self._recent = deque((scale * each for each in self._recent), maxlen=RECENT)
-        self._recent.append(ratio)
-        self._quartile = sorted(self._recent)[len(self._recent) // 4]
-        self._num += 1
-        if self._num > NUM_SETTLED:
-            self._slowness.value *= self._quartile / before
-        self._seen_at = self._slowness.value
+TRY_EVERY = 16
+"""Steps of a batch size between tries, at least, also where they cost nothing. The first try beside
+drafts is of a step without: what drafts are compared with must be right, and may have been timed on
+cold caches or while something else ran."""
+LIKELY = 1.6
+"""Shapes are tried that promise at least the most that another one does, divided by this."""
+WEIGH_EVERY = 4
+"""Steps with drafts after which the shapes are weighed again."""
+TELL_AFTER, TELL_EVERY = 32, 256
+"""Steps of a batch size before the first line of the log about it, and between two."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What is known of one batch size. age: its steps so far; held: the shape in use; patience: steps
-    until the try after the next; tried: when each shape ran last; trial: what runs until trial_end;
-    plain_try, plain_patience: the age of the next try of a step without a draft, and the steps to the
-    one after it; logged: the shape and the age that the log was last told."""
+    """What is known of one batch size. age: its steps so far; held: the shape in use; tried: when each
+    shape was chosen last; trial: what runs until trial_end; is_plains_turn: the next try is of not
+    drafting; missing: rows that the drafting network has to catch up before it drafts; invested: plain
+    steps that catching up took and that are not taken off yet; resumes: the next draft is the first one
+    after a pause; told: whether the log was last told that there are drafts; tell_at: the age from
+    which it may be told."""
 
     age: int = 0
+    credit: float = FIRST_CREDIT
+    purse: float = 0.0
     held: TreeShape = PLAIN
-    patience: int = TRY_EVERY
-    next_try: int = TRY_EVERY
+    next_try: int = NUM_PLAIN_FIRST + 1
     tried: dict[TreeShape, int] = field(default_factory=dict)
     trial: TreeShape | None = None
     trial_end: int = 0
-    num_tries: int = 0
-    plain_try: int = 0
-    plain_patience: int = PLAIN_TRY_EVERY
-    logged: tuple[TreeShape | None, int] = (None, 0)
-
-
-@dataclass(slots=True)
-class _Upkeep:
-    """What drafting costs beside its steps: seconds spent on rows of prompts, and tokens that steps
-    with drafts gave meanwhile; old ones fade."""
-
-    seconds: float = 0.0
-    tokens: float = 0.0
-
-    def add(self, tokens: float, seconds: float) -> None:
-        self.tokens = FADING * self.tokens + tokens
-        self.seconds = FADING * self.seconds + seconds
-
-    @property
-    def per_token(self) -> float:
-        return self.seconds / self.tokens if self.tokens else 0.0
+    is_plains_turn: bool = False
+    missing: int = 0
+    invested: float = 0.0
+    resumes: bool = False
+    told: bool | None = None
+    tell_at: int = TELL_AFTER
 
 
 class Pace:
-    """target: cost of a step by rows; drafting: of one pass of the drafter's network by rows."""
+    """Chooses the shape of each step: `choose`, then `learn` when it has landed.
+
+    shapes: to choose among, beside not drafting. target: cost of a step by rows; drafting: of one pass
+    of the drafting network by rows.
+    """
 
     def __init__(self, shapes: Sequence[TreeShape], target: Costs, drafting: Costs) -> None:
         self.shapes = (PLAIN, *shapes)
-        self._target, self._drafting = target, drafting
-        deepest = max(shape.steps for shape in shapes)
-        self._by_depth = [Running(PRIOR_ACCEPTANCE, trust=3) for _ in range(deepest)]
-        self._yields: dict[TreeShape, Running] = {}
-        self._corrections: dict[tuple[int, TreeShape], _Correction] = {}
-        self._slowness = _Slowness()
+        self._estimates = Estimates(max(shape.steps for shape in shapes), target, drafting)
         self._batches: dict[int, _Batch] = {}
-        self._warm: set[tuple[int, TreeShape]] = set()
-        self._upkeep = _Upkeep()
 
     def choose(self, num_sequences: int) -> TreeShape:
-        """The shape of the next step."""
+        """Return the shape of the next step."""
         batch = self._batches.setdefault(bucket_of(num_sequences), _Batch())
         batch.age += 1
         if batch.trial is not None and batch.age < batch.trial_end:
             return batch.trial
-        ended, batch.trial = batch.trial, None
-        if batch.age <= NUM_PLAIN_FIRST:
-            return PLAIN
-        every = WEIGH_PLAIN_EVERY if batch.held == PLAIN else WEIGH_EVERY
-        if ended is None and batch.age > SETTLED and batch.age % every:
-            return batch.held
-        rates = {shape: self._rate(num_sequences, shape) for shape in self.shapes}
-        best = max(self.shapes, key=rates.__getitem__)
-        if rates[best] < _min_gain(num_sequences) * rates[PLAIN]:
-            best = PLAIN
-        if best != batch.held:
-            if batch.held == PLAIN:
-                batch.plain_patience = PLAIN_TRY_EVERY
-                batch.plain_try = batch.age + PLAIN_TRY_EVERY
-            batch.held, batch.patience = best, TRY_EVERY
-        if ended is not None:
-            lost = TRIAL_STEPS * (1 / rates[ended] - 1 / rates[best]) * (1 + self._yield(ended))
-            self._wait(batch, lost * rates[best] / (1 + self._yield(best)) / TRY_SHARE)
-        self._tell(num_sequences, batch, rates)
-        another = best
-        if best != PLAIN and batch.age >= batch.plain_try:
-            another = PLAIN
-            batch.plain_try = batch.age + batch.plain_patience
-            batch.plain_patience = min(2 * batch.plain_patience, TRY_AT_LEAST_EVERY)
-        elif batch.age >= batch.next_try:
-            another = self._another(batch, rates)
-            batch.next_try = batch.age + batch.patience
-            if another in batch.tried:
-                batch.patience = min(2 * batch.patience, TRY_AT_LEAST_EVERY)
-        if another != best:
-            batch.trial, batch.trial_end = another, batch.age + TRIAL_STEPS
-        batch.tried[another] = batch.age
-        return another
+        has_tried, batch.trial = batch.trial is not None, None
+        if batch.credit < 0:
+            self._hold(batch, PLAIN)
+        drafts = batch.held != PLAIN
+        is_due = batch.age >= batch.next_try and (drafts or batch.credit >= RESUMED_AT)
+        if is_due or (has_tried and batch.credit >= 0) or (drafts and not batch.age % WEIGH_EVERY):
+            shape = self._weigh(num_sequences, batch, is_due=is_due)
+        else:
+            shape = batch.held
+        if batch.age >= batch.tell_at and batch.told != (batch.held != PLAIN):
+            self._tell(num_sequences, batch)
+        batch.tried[shape] = batch.age
+        return shape
+
+    def miss(self, num_sequences: int, num_rows: int) -> None:
+        """So many rows are missing before the sequences of this step can have drafts."""
+        self._batches.setdefault(bucket_of(num_sequences), _Batch()).missing = num_rows
 
     def learn(
         self,
@@ -218,183 +136,180 @@ class Pace:
         seconds: float | None,
         *,
         is_chain: bool,
+        is_steady: bool = True,
+        sequences: Sequence[int] = (),
+        num_caught_up: int = 0,
     ) -> None:
-        """fates: (tokens drafted, of them accepted) of each sequence that could have had a draft.
-        is_chain: the draft was a chain; seconds: None where the step did other work too."""
-        if shape.steps and fates:
-            if is_chain and shape.topk == 1:
-                for depth in range(shape.steps):
-                    reached = [a for drafted, a in fates if a >= depth and drafted > depth]
-                    if reached:
-                        mean = sum(a > depth for a in reached) / len(reached)
-                        self._by_depth[depth].add(mean, len(reached))
-            else:
-                mean = sum(accepted for _, accepted in fates) / len(fates)
-                known = Running(self._chain_yield(shape.steps), trust=3)
-                self._yields.setdefault(shape, known).add(mean, len(fates))
-        if seconds is not None:
-            predicted = self._predicted(num_sequences, shape)
-            key = (bucket_of(num_sequences), shape)
-            if key not in self._warm:  # a first time prepares what later ones use
-                self._warm.add(key)
-                return
-            correction = self._corrections.setdefault(key, _Correction(self._slowness))
-            correction.add(seconds / max(predicted, 1e-9))
+        """A step of this shape has landed.
 
-    def keep_up(self, num_tokens: int, seconds: float) -> None:
-        """A step with drafts gave so many tokens; of its time so much went into rows of prompts."""
-        self._upkeep.add(num_tokens, seconds)
-
-    def spend(self, num_sequences: int, seconds: float) -> None:
-        """A try began with a step that caught up: the longer it took, the later the next try."""
+        fates: (tokens drafted, of them accepted) of each sequence that could have had a draft. seconds:
+        from step to step; None where the step stored prompts too. is_chain: the draft was a chain.
+        is_steady: no step of another shape ran in that time. sequences: a number for each of `fates`;
+        none is 0, 1, ... num_caught_up: missing rows that the drafting network computed first.
+        """
+        estimates = self._estimates
         batch = self._batches.setdefault(bucket_of(num_sequences), _Batch())
-        plain = self._corrections.get((bucket_of(num_sequences), PLAIN))
-        usual = (plain.value if plain else 1.0) * self._predicted(num_sequences, PLAIN)
-        self._wait(batch, seconds / max(usual, 1e-9) / CATCH_UP_SHARE)
-
-    @staticmethod
-    def _wait(batch: _Batch, num_steps: float) -> None:
-        """The next try is so many steps away, at least."""
-        batch.next_try = max(batch.next_try, batch.age + int(min(num_steps, MAX_WAIT)))
-
-    def _tell(self, num_sequences: int, batch: _Batch, rates: dict[TreeShape, float]) -> None:
-        """The log hears whether there are drafts, and why, when that changes."""
-        before, age = batch.logged
-        is_news = before is None or (before == PLAIN) != (batch.held == PLAIN)
-        if not is_news or batch.age <= SETTLED or batch.age < age + LOG_EVERY:
+        if seconds is not None and is_steady and not num_caught_up:
+            estimates.learn_seconds(num_sequences, shape, seconds)
+        if shape == PLAIN and batch.held == PLAIN:
+            _book(batch, SHARE, SHARE)
             return
-        batch.logged = (batch.held, batch.age)
-        best = max((shape for shape in self.shapes if shape.steps), key=rates.__getitem__)
-        log.info(
-            "batches of %d: %s; %.0f tokens/s without a draft, %.0f with the best one (%d tokens deep, "
-            "%d nodes), which is used from %.2f times as many on",
-            num_sequences,
-            "drafting" if batch.held.steps else "not drafting",
-            rates[PLAIN],
-            rates[best],
-            best.steps,
-            best.nodes,
-            _min_gain(num_sequences),
-        )
+        progress = 1.0
+        if shape != PLAIN and fates:
+            estimates.learn_yield(shape, fates, is_chain=is_chain)
+            progress = estimates.progress(
+                num_sequences, sequences or range(len(fates)), [accepted for _, accepted in fates]
+            )
+        plain = estimates.seconds(num_sequences, PLAIN)
+        usual = estimates.seconds(num_sequences, shape)
+        most = MOST_OF_USUAL * (usual + estimates.catching_up(num_caught_up))
+        taken = (most / MOST_OF_USUAL if seconds is None else min(seconds, most)) / plain
+        credit = purse = SHARE * taken
+        if num_caught_up:
+            caught_up = max(0.0, taken - usual / plain)
+            taken -= caught_up
+            if batch.resumes:
+                purse -= caught_up
+            else:
+                batch.invested += caught_up
+        if shape != PLAIN:
+            batch.resumes = False
+            written_off = WRITE_OFF * batch.invested
+            batch.invested -= written_off
+            credit -= written_off
+            if batch.held in (PLAIN, shape):  # else it is a try beside drafts that pay
+                credit += progress - taken
+        if shape != batch.held:
+            purse += progress * self._steps_per_token(num_sequences, batch.held) - taken
+        _book(batch, credit, purse)
 
-    def _another(self, batch: _Batch, rates: dict[TreeShape, float]) -> TreeShape:
-        """A shape that could be better than it looks: the best of those never tried, else the one
-        not tried for longest; now and then any shape."""
-        best = batch.held
-        batch.num_tries += 1
-        far = float("inf") if batch.num_tries % 4 == 0 else 1.6
-        likely = [s for s in self.shapes if s != best and far * rates[s] > rates[best]]
-        new = [s for s in likely if s not in batch.tried]
-        if new:
-            return max(new, key=rates.__getitem__)
-        return min(likely, key=batch.tried.__getitem__, default=best)
+    def _weigh(self, num_sequences: int, batch: _Batch, *, is_due: bool) -> TreeShape:
+        """Hold the shape that promises most. Return it, or where a try is due and can be paid, that."""
+        rates = {shape: self._rate(num_sequences, shape) for shape in self.shapes}
+        best = max(self.shapes, key=rates.__getitem__)
+        if rates[best] < MIN_GAIN * rates[PLAIN] or (
+            batch.held == PLAIN
+            and self._investment(num_sequences, batch) > batch.credit + batch.purse
+        ):
+            best = PLAIN
+        if best != batch.held:
+            self._hold(batch, best)
+        if not is_due or batch.age < batch.next_try:
+            return best
+        another = self._another(num_sequences, batch, rates)
+        batch.next_try = batch.age + TRY_EVERY
+        if another is None:
+            return best
+        if best == PLAIN:
+            self._resume(batch)
+        batch.trial, batch.trial_end = another, batch.age + TRIAL_STEPS
+        return another
+
+    def _hold(self, batch: _Batch, shape: TreeShape) -> None:
+        """Use a shape from now on."""
+        if (shape == PLAIN) != (batch.held == PLAIN):
+            batch.is_plains_turn = shape != PLAIN
+            batch.next_try = batch.age + TRY_EVERY
+            if shape == PLAIN:
+                _book(batch, -batch.invested, 0.0)
+                batch.invested = 0.0
+            else:
+                self._resume(batch)
+        batch.held = shape
+
+    def _resume(self, batch: _Batch) -> None:
+        """Draft after a pause."""
+        batch.resumes = True
+        self._estimates.doubt()
+
+    def _another(
+        self, num_sequences: int, batch: _Batch, rates: dict[TreeShape, float]
+    ) -> TreeShape | None:
+        """The shape to try: while nothing is drafted that which promises most, else in turns not
+        drafting and that of the likely ones which was not chosen for longest. None while its price is
+        not saved; not drafting may be paid later, since all else is compared with it."""
+        prices = {
+            shape: self._price(num_sequences, batch, shape)
+            for shape in self.shapes
+            if shape != batch.held
+        }
+        possible = [shape for shape, price in prices.items() if shape.steps and price < MAX_PURSE]
+        most = max((rates[shape] for shape in possible), default=0.0)
+        likely = [shape for shape in possible if LIKELY * rates[shape] >= most]
+        if batch.held == PLAIN:
+            another = max(likely, key=rates.__getitem__, default=None)
+        elif batch.is_plains_turn or not likely:
+            another = PLAIN
+        else:
+            another = min(likely, key=lambda s: (batch.tried.get(s, 0), -rates[s]))
+        if another is None or prices[another] > batch.purse + FIRST_CREDIT * (another == PLAIN):
+            return None
+        batch.is_plains_turn = PLAIN not in (batch.held, another)
+        return another
+
+    def _price(self, num_sequences: int, batch: _Batch, shape: TreeShape) -> float:
+        """Plain steps that a try of a shape should lose against the shape in use."""
+        plain = self._estimates.seconds(num_sequences, PLAIN)
+        worth = self._estimates.tokens(num_sequences, shape)
+        worth *= self._steps_per_token(num_sequences, batch.held)
+        lost = TRIAL_STEPS * (self._estimates.seconds(num_sequences, shape) / plain - worth)
+        if batch.held == PLAIN:
+            lost += self._investment(num_sequences, batch)
+        return lost
+
+    def _investment(self, num_sequences: int, batch: _Batch) -> float:
+        """Plain steps that catching up will take before the first draft."""
+        plain = self._estimates.seconds(num_sequences, PLAIN)
+        return self._estimates.catching_up(batch.missing) / plain
+
+    def _steps_per_token(self, num_sequences: int, shape: TreeShape) -> float:
+        """Plain steps in which a shape yields a token."""
+        return self._rate(num_sequences, PLAIN) / self._rate(num_sequences, shape)
 
     def _rate(self, num_sequences: int, shape: TreeShape) -> float:
-        """Tokens a second."""
-        correction = self._corrections.get((bucket_of(num_sequences), shape))
-        factor = correction.value if correction else self._usual(shape)
-        num_tokens = max(1, num_sequences) * (1 + self._yield(shape))
-        per_token = factor * self._predicted(num_sequences, shape) / num_tokens
-        return 1 / (per_token + (self._upkeep.per_token if shape.steps else 0.0))
+        """Tokens of a sequence a second."""
+        estimates = self._estimates
+        return estimates.tokens(num_sequences, shape) / estimates.seconds(num_sequences, shape)
 
-    def _predicted(self, num_sequences: int, shape: TreeShape) -> float:
-        """Seconds of a step by the costs of its parts."""
-        seconds = self._target.at(num_sequences * shape.nodes)
-        if shape.steps:
-            seconds += self._drafting.at(2 * num_sequences)
-            seconds += (shape.steps - 1) * self._drafting.at(num_sequences * shape.topk)
-        return seconds
-
-    def _usual(self, shape: TreeShape) -> float:
-        """The correction of this shape at other batch sizes, else of what is most like it."""
-        same = [r.value for (_, s), r in self._corrections.items() if s == shape]
-        if not same:
-            alike = shape.steps > 0
-            same = [r.value for (_, s), r in self._corrections.items() if (s.steps > 0) == alike]
-        return sum(same) / len(same) if same else 1.0
-
-    def _yield(self, shape: TreeShape) -> float:
-        if not shape.steps:
-            return 0.0
-        known = self._yields.get(shape)
-        return known.value if known is not None else self._chain_yield(shape.steps)
-
-    def _chain_yield(self, steps: int) -> float:
-        """What a chain should yield; a depth never reached is as good as the one before it."""
-        total, reach, share = 0.0, 1.0, PRIOR_ACCEPTANCE
-        for running in self._by_depth[:steps]:
-            share = running.value if running.num else share
-            reach *= share
-            total += reach
-        return total
-
-
-def _min_gain(num_sequences: int) -> float:
-    return MIN_GAIN if num_sequences == 1 else MIN_GAIN_TOGETHER
-
-
-class PacedDrafter(DrafterWrapper):
-    """Another drafter whose shape is chosen step by step."""
-
-    def __init__(self, inner: Drafter, pace: Pace) -> None:
-        super().__init__(inner)
-        self._pace = pace
-        self._wished = inner.shape
-        self._grown: deque[tuple[DraftTree, TreeShape]] = deque(maxlen=MAX_REMEMBERED)
-        self._launched: TreeShape | None = None
-        self._drafted_before = False
-        self._resumed: DraftTree | None = None
-        self._usual_seconds: dict[TreeShape, float] = {}
-        self._upkeep_seconds = 0.0
-
-    def preferred_shape(self, num_sequences: int, num_constrained: int = 0) -> TreeShape:
-        if num_sequences:  # else prompts alone are stored: who steps next is not known yet
-            self._wished = self._pace.choose(num_sequences)
-        return self._wished
-
-    def propose(self, batch: Batch, shape: TreeShape) -> DraftTree:
-        started = time.perf_counter()
-        tree = self._inner.propose(batch, shape)
-        seconds = time.perf_counter() - started
-        usual = self._usual_seconds.get(shape, seconds)
-        self._launched = None
-        if not tree.caught_up:
-            self._launched = shape
-            self._grown.append((tree, shape))
-            self._usual_seconds[shape] = min(1.1 * usual, seconds)
-        elif self._drafted_before:
-            self._upkeep_seconds += max(0.0, seconds - usual)
-        else:
-            self._resumed = tree
-        self._drafted_before = shape.steps > 0
-        return tree
-
-    def learn(self, report: StepReport) -> None:
-        self._inner.learn(report)
-        num_sequences = len(report.counts)
-        if report.tree.width > 1 or self._upkeep_seconds:
-            self._pace.keep_up(sum(max(0, n) for n in report.counts), self._upkeep_seconds)
-            self._upkeep_seconds = 0.0
-        shape = next((shape for tree, shape in self._grown if tree is report.tree), None)
-        if shape is None:
-            if report.tree is self._resumed and report.seconds is not None:
-                self._pace.spend(num_sequences, report.seconds)
-            return
-        is_steady = shape == self._launched  # else two shapes shared the time
-        fates: list[tuple[int, int]] = []
-        if shape.steps:
-            fates = [
-                (size - 1, max(0, count - 1))
-                for count, size in zip(report.counts, report.sizes, strict=True)
-                if size > 1 or report.seconds is not None  # others may have had prompts to store
-            ]
-        self._pace.learn(
+    def _tell(self, num_sequences: int, batch: _Batch) -> None:
+        """The log hears whether there are drafts, and why."""
+        batch.told, batch.tell_at = batch.held != PLAIN, batch.age + TELL_EVERY
+        rates = {shape: self._rate(num_sequences, shape) for shape in self.shapes if shape.steps}
+        best = batch.held if batch.told else max(rates, key=rates.__getitem__)
+        estimates = self._estimates
+        log.info(
+            "batches of %d: %s; a step without a draft takes %.1f ms, one with %d tokens drafted (%d "
+            "nodes) %.1f ms for %.2f tokens, of which %.2f count where the slowest sequence ends last: "
+            "%.0f and %.0f tokens/s%s",
             num_sequences,
-            shape,
-            fates,
-            report.seconds if is_steady else None,
-            is_chain=report.tree.is_chain,
+            "drafting" if batch.told else "not drafting",
+            1000 * estimates.seconds(num_sequences, PLAIN),
+            best.steps,
+            best.nodes,
+            1000 * estimates.seconds(num_sequences, best),
+            1 + estimates.accepted(best),
+            estimates.tokens(num_sequences, best),
+            num_sequences * self._rate(num_sequences, PLAIN),
+            num_sequences * rates[best],
+            self._obstacle(num_sequences, batch),
         )
+
+    def _obstacle(self, num_sequences: int, batch: _Batch) -> str:
+        """What keeps drafts back that promise to pay, for the log."""
+        if batch.held != PLAIN:
+            return ""
+        if batch.credit < RESUMED_AT:
+            steps = (RESUMED_AT - batch.credit) / SHARE
+            return f"; drafts have lost more than they may, and are made again in {steps:.0f} steps"
+        investment = self._investment(num_sequences, batch)
+        if investment > batch.credit + batch.purse:
+            return f"; to catch up {batch.missing} rows first would take {investment:.0f} steps"
+        return ""
+
+
+def _book(batch: _Batch, credit: float, purse: float) -> None:
+    batch.credit = min(batch.credit + credit, MAX_CREDIT)
+    batch.purse = min(batch.purse + purse, MAX_PURSE)
 
 
 def usual_shapes(largest: TreeShape) -> list[TreeShape]:

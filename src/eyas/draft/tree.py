@@ -95,13 +95,14 @@ class TreeDrafter(Drafter):
         self._tracker.forget(batch)
         # Without a draft the rows stay missing until a later step drafts.
         missing = self._tracker.missing(batch) if shape.steps else None
-        caught_up = missing is not None and bool(missing.runs)
+        num_caught_up = 0
         if missing is not None and missing.runs:
             self._make_runs(batch, missing.runs)
+            num_caught_up = sum(run.stop - run.start for run in missing.runs)
         self._tracker.step(batch, missing)
         if missing is None or not any(missing.drafts):
             roots = batch.stage(("draft", self), "roots", lambda: roots_alone(batch))
-            return replace(roots, caught_up=caught_up)
+            return replace(roots, num_caught_up=num_caught_up)
         drafts_B = None
         if not all(missing.drafts):
             drafts = np.ones(batch.num_rows, dtype=bool)
@@ -112,7 +113,10 @@ class TreeDrafter(Drafter):
         key = (shape, longest, drafts_B is None)
         draft = partial(self._draft, batch, shape, longest, drafts_B, beta_B)
         tree = batch.stage(("draft", self), key, draft)
-        return replace(tree, caught_up=caught_up)
+        return replace(tree, num_caught_up=num_caught_up)
+
+    def num_missing(self, batch: Batch) -> int:
+        return self._tracker.num_missing(batch)
 
     def observe(self, batch: Batch, output: Output, verdict: Verdict | None) -> None:
         if batch is not self._proposed_for:  # the step ran again, without this drafter

@@ -197,7 +197,7 @@ def assemble(
     spec, dtype, order, drafting = parts.spec, parts.dtype, parts.order, parts.drafting
     per_slot, scratch = KVStore.bytes_per_slot(spec.stores, dtype), 0
     if drafting is not None:
-        per_slot += drafting.bytes_per_slot(dtype)
+        per_slot += drafting.bytes_per_slot(dtype, hardware.device)
         scratch = drafting.scratch_bytes(config.scheduler.max_num_seqs, dtype)
         width = drafting.shape.width
     else:

@@ -35,7 +35,7 @@ from eyas.draft import (
     TreeShape,
 )
 from eyas.draft.costs import NOTHING, Costs, measure_costs
-from eyas.draft.network import DraftNetwork
+from eyas.draft.network import DraftNetwork, stored_size
 from eyas.draft.pace import Pace, usual_shapes
 from eyas.draft.tree import num_scratch
 from eyas.kernels import usable
@@ -108,10 +108,10 @@ class Drafting:
         per_slot = KVStore.bytes_per_slot(self.stores, dtype)
         return (max_num_seqs + 1) * num_scratch(self.shape) * per_slot
 
-    def bytes_per_slot(self, dtype: torch.dtype) -> int:
+    def bytes_per_slot(self, dtype: torch.dtype, device: torch.device) -> int:
         """Return the bytes of the keys, values and features of one token."""
-        feature_size = self.head.feature_size if self.head is not None else 0
-        return KVStore.bytes_per_slot(self.stores, dtype) + feature_size * dtype.itemsize
+        size = stored_size(self.head, device) if self.head is not None else 0
+        return KVStore.bytes_per_slot(self.stores, dtype) + size * dtype.itemsize
 
 
 def decide_drafting(config: EngineConfig, directory: Path, spec: ModelSpec) -> Drafting:

@@ -254,9 +254,9 @@ class Launcher:
         counts = [outcome.count for outcome in landed.outcomes]
         accepted = [outcome.accepted_sources for outcome in landed.outcomes]
         try:
-            drafter.learn(
-                StepReport(tree, counts, _proposed_sizes(tree, landed), seconds, accepted)
-            )
+            sizes = _proposed_sizes(tree, landed)
+            numbers = [sequence.order for sequence in flight.plan.rooted]
+            drafter.learn(StepReport(tree, counts, sizes, seconds, accepted, numbers))
         except Exception:
             log.exception("the drafter failed to learn from a step")
 
