@@ -33,7 +33,7 @@ from eyas.layers.row_probe import find_row_order
 from eyas.models import Decoder, cpu_has_bfloat16, load_model
 from eyas.runner.runner import ModelRunner
 from eyas.text import Tokenizer
-from tests.models.tiny import make_model, save_model
+from tests.models.tiny import FROM_ZERO, MODELS, make_model, save_model
 
 MERGES = ["a b", "t h", "th e", "e r", "ab c", "1 2", "i n", "in g", "o n", "\u0120 a"]
 SPECIAL = ["<|end|>", "<|stop|>", "<|mark|>"]
@@ -42,7 +42,7 @@ STOP_ID = EOS + 1
 VOCAB = 256 + len(MERGES) + len(SPECIAL) + 2
 """No multiple of 4 or 32, and two ids that no token has."""
 HIDDEN = 48
-LAYERS = {"experts": "glm4 moe"}
+LAYERS = {"experts": "glm4 moe", "state": "qwen3 next"}
 """Kinds of layers beside the dense one, and the tiny model (`tests.models.tiny`) that has them."""
 MAX_BATCH = 128
 MAX_SEATS = 16
@@ -223,9 +223,10 @@ def write_layers(directory: Path, name: str) -> Path:
         embedding, head = _of_bigrams(hidden_size, noise)
         model.get_input_embeddings().weight.copy_(embedding)
         model.get_output_embeddings().weight.copy_(1.1 * head)
-        model.model.norm.weight.fill_(1.0)
+        model.model.norm.weight.fill_(0.0 if MODELS[LAYERS[name]][0] in FROM_ZERO else 1.0)
+        added = ("o_proj.weight", "out_proj.weight", "down_proj")  # to the stream
         for key, parameter in model.named_parameters():
-            if "o_proj.weight" in key or "down_proj" in key:  # what is added to the stream
+            if any(part in key for part in added):
                 parameter.mul_(0.3)
     return save_model(model, directory)
 

@@ -17,6 +17,7 @@ import torch
 
 from eyas.attention import attention_units, open_attention
 from eyas.cache import CacheManager, KVStore
+from eyas.cache.store import StateStore
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
 from eyas.draft import Drafter
@@ -118,6 +119,11 @@ def load(
             tokenizer.vocab_size,
             spec.vocab_size,
         )
+    if spec.state is not None and hardware.device.type != "cpu":
+        raise ValueError(
+            f"device: {spec.architecture} has layers with a state per sequence, which run on a CPU alone "
+            "so far; pass --device cpu, or take another model"
+        )
     dtype = resolve_dtype(config.model.dtype, hardware.device)
     _check_memory(config, spec, dtype, hardware)
     drafting = decide_drafting(config, directory, spec) if drafts else None
@@ -204,6 +210,7 @@ def assemble(
         assert own_drafter is not None
         width = own_drafter.width
     max_length = parts.model.max_model_len
+    scratch += _state_bytes(spec, config.scheduler.max_num_seqs, width, dtype)
     if usable(hardware.device):
         scratch += step_bytes(spec, config, width, max_length, dtype)
     num_slots, max_length = _size_cache(
@@ -327,7 +334,10 @@ def connect(
     """Build an engine from a runner and a drafter: make its cache manager, sequence table,
     scheduler."""
     device = runner.model.device
-    cache = CacheManager(info.num_slots, shares_prefixes=config.cache.prefix_cache)
+    has_states = runner.backend.states is not None
+    cache = CacheManager(
+        info.num_slots, shares_prefixes=config.cache.prefix_cache and not has_states
+    )
     scheduling = config.scheduler
     table = SequenceTable(scheduling.max_num_seqs, info.max_model_len, drafter.width, device)
     scheduler = Scheduler(
@@ -411,6 +421,14 @@ def step_bytes(
     logits = 2 * nodes * spec.vocab_size * 4
     heads = spec.num_query_heads * (spec.head_dim + 2) * 4
     return activations + logits + nodes * attention_units(max_length, width) * heads
+
+
+def _state_bytes(spec: ModelSpec, max_num_seqs: int, width: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the states of all seats, and of the snapshots of states."""
+    stores = [store for store in spec.stores if isinstance(store, StateStore)]
+    seats = sum(store.num_bytes(width, dtype.itemsize) for store in stores)
+    snapshots = sum(store.num_bytes(0, dtype.itemsize) for store in stores)
+    return (max_num_seqs + 2) * seats + max_num_seqs * snapshots
 
 
 def _size_cache(

@@ -20,7 +20,7 @@ from eyas import builtin
 from eyas.attention import open_attention
 from eyas.attention.base import Layout, NodeGrid
 from eyas.cache import KVStore
-from eyas.cache.store import LayerStore
+from eyas.cache.store import Store
 from eyas.config import DraftConfig, DrafterName, EngineConfig
 from eyas.draft import (
     BlendDrafter,
@@ -99,7 +99,7 @@ class Drafting:
         return self.head if self.model is None else self.model.spec
 
     @property
-    def stores(self) -> tuple[LayerStore, ...]:
+    def stores(self) -> tuple[Store, ...]:
         """What the layers of the drafting network store per token."""
         return () if self.network is None else self.network.stores
 
@@ -182,6 +182,11 @@ def _open_model(config: EngineConfig, directory: Path, spec: ModelSpec) -> Model
         files = ModelFiles.open(directory)
     except ValueError as error:
         raise ValueError(f"draft.model: {error}") from error
+    if files.spec.state is not None:
+        raise ValueError(
+            f"draft.model: {config.draft.model} ({files.spec.architecture}) has layers with a state per "
+            "sequence, which cannot draft; take a draft model with attention in all layers"
+        )
     if files.spec.vocab_size != spec.vocab_size:
         raise ValueError(
             f"draft.model: {config.draft.model} has a vocabulary of {files.spec.vocab_size}, the "

@@ -17,6 +17,7 @@ import torch
 
 from eyas.attention.base import Attend
 from eyas.layers.attention import SelfAttention
+from eyas.layers.delta_net import DeltaNet
 from eyas.layers.embedding import Embedding
 from eyas.layers.experts import MixtureOfExperts
 from eyas.layers.linear import LogitsHead
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer:
-    """Attention and feed-forward block, each added to the residual stream.
+    """Attention (or a delta net in its place) and feed-forward block, each added to the residual stream.
 
     index: of the layer; `attend` gets it. input_size: width of the input of attention; None is the
     hidden size. norms_input: whether the layer normalises the residual stream before attention, where
@@ -61,22 +62,37 @@ class DecoderLayer:
         self._attention_output_norm = norm() if traits.norms_output else None
         self._mlp_norm = norm() if traits.norms_input else None
         self._mlp_output_norm = norm() if traits.norms_output else None
-        self._attention = SelfAttention(
-            spec.hidden_size,
-            spec.num_query_heads,
-            spec.num_kv_heads,
-            spec.head_dim,
-            qkv_bias=spec.qkv_bias,
-            output_bias=spec.output_bias,
-            qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
-            dtype=dtype,
-            device=device,
-            order=order,
-            input_size=input_size,
-            norms_projections=traits.norms_projections,
-            qk_norm_offset=traits.norm_offset,
-            head_layout=spec.rope.head_layout,
-        )
+        self._attention: SelfAttention | DeltaNet
+        self._attention_name = "attention"
+        state = spec.state_of(index)
+        if state is not None:
+            self._attention_name = "delta"
+            self._attention = DeltaNet(
+                spec.hidden_size,
+                state,
+                spec.norm_epsilon,
+                dtype=dtype,
+                device=device,
+                order=order,
+            )
+        else:
+            self._attention = SelfAttention(
+                spec.hidden_size,
+                spec.num_query_heads,
+                spec.num_kv_heads,
+                spec.head_dim,
+                qkv_bias=spec.qkv_bias,
+                output_bias=spec.output_bias,
+                qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
+                dtype=dtype,
+                device=device,
+                order=order,
+                input_size=input_size,
+                norms_projections=traits.norms_projections,
+                qk_norm_offset=traits.norm_offset,
+                head_layout=spec.rope.head_layout,
+                has_output_gate=traits.has_output_gate,
+            )
         self._mlp: GatedMlp | MixtureOfExperts
         experts = spec.experts_of(index)
         if experts is None:
@@ -113,7 +129,8 @@ class DecoderLayer:
         """Return the tensors to fill, by name within the layer."""
         tensors = {f"{name}.weight": norm.parameter() for name, norm in self._norms.items()}
         tensors |= {
-            f"attention.{name}": view for name, view in self._attention.parameters().items()
+            f"{self._attention_name}.{name}": view
+            for name, view in self._attention.parameters().items()
         }
         return tensors | {f"mlp.{name}": view for name, view in self._mlp.parameters().items()}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
 
 
@@ -23,7 +24,10 @@ class LayerSizes(Protocol):
     def head_dim(self) -> int: ...
     @property
     def intermediate_size(self) -> int: ...
+    @property
+    def has_output_gate(self) -> bool: ...
     def experts_of(self, layer: int) -> ExpertSpec | None: ...
+    def state_of(self, layer: int) -> DeltaSizes | None: ...
 
 
 def layer_products(
@@ -36,8 +40,11 @@ def layer_products(
     None is the hidden size.
     """
     query_width = spec.num_query_heads * spec.head_dim
-    qkv_width = query_width + 2 * spec.num_kv_heads * spec.head_dim
+    projected = query_width * (1 + spec.has_output_gate)
+    qkv_width = projected + 2 * spec.num_kv_heads * spec.head_dim
     attention = ((qkv_width, input_size or spec.hidden_size), (spec.hidden_size, query_width))
+    if (state := spec.state_of(layer)) is not None:
+        attention = state.products(spec.hidden_size)
     experts = spec.experts_of(layer)
     if experts is None:
         return attention + _gated_products(spec.hidden_size, spec.intermediate_size)

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from eyas.cache.store import LayerStore
+from eyas.cache.store import LayerStore, Store
+from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
@@ -24,13 +25,15 @@ class LayerTraits:
 
     norms: RMS norms of the input of attention and feed-forward block ("input"), of their output
     ("output"), or of both. norm_offset: added to the weights of all RMS norms. norms_projections: with
-    `qk_norm`, queries and keys are normalised over all heads together.
+    `qk_norm`, queries and keys are normalised over all heads together. has_output_gate: each query head
+    has a gate, by whose sigmoid its output of attention is multiplied.
     """
 
     norms: Literal["input", "output", "both"] = "input"
     norm_offset: float = 0.0
     activation: Activation = "silu"
     norms_projections: bool = False
+    has_output_gate: bool = False
 
     @property
     def norms_input(self) -> bool:
@@ -58,6 +61,7 @@ class ModelSpec:
     window_rope: the rope of the layers with a window; None is `rope`. attention_scale: multiplies the
     dot products; None is head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
     experts: the feed-forward block of `expert_layers`; the other layers have one of intermediate_size.
+    state: the delta net of `state_layers`; the other layers have attention.
     """
 
     architecture: str
@@ -86,23 +90,37 @@ class ModelSpec:
     embedding_scale: float = 1.0
     experts: ExpertSpec | None = None
     expert_layers: frozenset[int] = frozenset()
+    state: DeltaSizes | None = None
+    state_layers: frozenset[int] = frozenset()
 
     def experts_of(self, layer: int) -> ExpertSpec | None:
         """Return the experts of a layer; None where it has one feed-forward block."""
         return self.experts if layer in self.expert_layers else None
 
     @property
-    def stores(self) -> tuple[LayerStore, ...]:
-        """The key and value storage that each layer needs for a token."""
-        return tuple(
-            LayerStore(
-                self.num_query_heads,
-                self.num_kv_heads,
-                self.head_dim,
-                window,
-                scale=self.attention_scale,
-            )
-            for window in self.windows
+    def has_output_gate(self) -> bool:
+        """Whether the output of attention is gated."""
+        return self.traits.has_output_gate
+
+    def state_of(self, layer: int) -> DeltaSizes | None:
+        """Return the delta net of a layer; None where it has attention."""
+        return self.state if layer in self.state_layers else None
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """What each layer stores: keys and values for a token, or a state for a sequence."""
+        return tuple(self._store(layer) for layer in range(self.num_layers))
+
+    def _store(self, layer: int) -> Store:
+        state = self.state_of(layer)
+        if state is not None:
+            return state.store
+        return LayerStore(
+            self.num_query_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.windows[layer],
+            scale=self.attention_scale,
         )
 
     @property
@@ -129,20 +147,29 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """The number of weights; a tied embedding counts once."""
-        query_width = self.num_query_heads * self.head_dim
-        kv_width = self.num_kv_heads * self.head_dim
-        attention = self.hidden_size * 2 * (query_width + kv_width)
-        attention += (query_width + 2 * kv_width) * self.qkv_bias
-        normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
-        attention += self.hidden_size * self.output_bias + normed * self.qk_norm
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         num_norms = 2 * (self.traits.norms_input + self.traits.norms_output)
-        layer = attention + num_norms * self.hidden_size
-        blocks = sum(
-            sum(map(math.prod, feed_forward_shapes(self, layer, self.mlp_bias).values()))
-            for layer in range(self.num_layers)
-        )
-        return embeddings + self.num_layers * layer + blocks + self.hidden_size
+        layers = self.num_layers * num_norms * self.hidden_size
+        for layer in range(self.num_layers):
+            state = self.state_of(layer)
+            layers += (
+                self._num_attention_parameters
+                if state is None
+                else state.num_parameters(self.hidden_size)
+            )
+            block = feed_forward_shapes(self, layer, self.mlp_bias)
+            layers += sum(map(math.prod, block.values()))
+        return embeddings + layers + self.hidden_size
+
+    @property
+    def _num_attention_parameters(self) -> int:
+        """The number of weights of a layer's attention."""
+        query_width = self.num_query_heads * self.head_dim
+        kv_width = self.num_kv_heads * self.head_dim
+        projected = query_width * (1 + self.has_output_gate) + 2 * kv_width
+        normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
+        biases = projected * self.qkv_bias + self.hidden_size * self.output_bias
+        return self.hidden_size * (projected + query_width) + biases + normed * self.qk_norm
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

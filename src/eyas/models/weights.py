@@ -297,8 +297,22 @@ def stored_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Mapping[st
             for parameter, name in names.items()
         }
         if spelled["embedding.weight"] in checkpoint.tensors:
-            return spelled
+            return _without_single_experts(spelled, checkpoint)
     return names
+
+
+def _without_single_experts(
+    names: Mapping[str, str], checkpoint: Checkpoint
+) -> Mapping[str, str]:
+    """Return the names without those of single experts' tensors, where the files have one tensor for
+    all experts of a layer and the family names it."""
+    packed = names.get("layers.{layer}.mlp.experts.gate_up.weight")
+    if packed is None:
+        return names
+    pattern = re.compile(re.escape(packed).replace(r"\{layer\}", r"\d+"))
+    if not any(map(pattern.fullmatch, checkpoint.tensors)):
+        return names
+    return {parameter: name for parameter, name in names.items() if "{expert}" not in parameter}
 
 
 _FUSED = re.compile(
@@ -312,12 +326,18 @@ def fused(
     """Return parameters grouped as a checkpoint stores them.
 
     A family that names "attention.qkv" or "mlp.gate_up" in its CHECKPOINT_NAMES stores the rows of q, k
-    and v, or of gate and up, one after the other in one tensor.
+    and v, or of gate and up, one after the other in one tensor. Where the names lack those of single
+    experts, all experts of a layer are one tensor: its rows are those of gate and up of the first
+    expert, then of the second.
     """
     grouped: dict[str, list[torch.Tensor]] = {}
     for parameter, blocks in parameters.items():
+        pattern, numbers = parameter_pattern(parameter)
         match = _FUSED.fullmatch(parameter)
-        if match is not None and parameter_pattern(parameter)[0] not in names:
+        if "{expert}" in numbers and pattern not in names:
+            parameter = parameter.replace(f".experts.{numbers['{expert}']}.", ".experts.")
+            parameter = re.sub(r"\.(gate|up)\.", ".gate_up.", parameter)
+        elif match is not None and pattern not in names:
             whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
             parameter = f"{match[1]}{whole}.{match[3]}"
         grouped.setdefault(parameter, []).extend(blocks)
@@ -348,6 +368,8 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
     query_name = "layers.{layer}.attention.q.weight"
     has_fused_rows = query_name not in names
     query = names["layers.{layer}.attention.qkv.weight" if has_fused_rows else query_name]
+    if spec.state is not None:  # not every layer has attention
+        query = names["layers.{layer}.attention_norm.weight"]
     query_pattern = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
     layers = [
         int(match[1])
@@ -362,13 +384,15 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             f"files hold {last + 1} layers (the last one has "
             f"{query.format(layer=last)!r}); correct it, or download the checkpoint again"
         )
+    gated = "2 x " if spec.has_output_gate else ""
     sizes = {
         "hidden": (f"hidden_size ({spec.hidden_size})", spec.hidden_size),
         "vocab": (f"vocab_size ({spec.vocab_size})", spec.vocab_size),
         "inner": (f"intermediate_size ({spec.intermediate_size})", spec.intermediate_size),
         "query": (
-            f"num_attention_heads x head_dim ({spec.num_query_heads} x {spec.head_dim})",
-            spec.num_query_heads * spec.head_dim,
+            f"{gated}num_attention_heads x head_dim "
+            f"({gated}{spec.num_query_heads} x {spec.head_dim})",
+            spec.num_query_heads * spec.head_dim * (1 + spec.has_output_gate),
         ),
         "kv": (
             f"num_key_value_heads x head_dim ({spec.num_kv_heads} x {spec.head_dim})",
@@ -391,12 +415,21 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             f"feed-forward size of an expert ({experts.intermediate_size})",
             experts.intermediate_size,
         )
+    sizes |= _state_sizes(spec)
     first_expert_layer = min(spec.expert_layers, default=0)
+    first_state_layer = min(spec.state_layers, default=0)
+    with_attention = (i for i in range(spec.num_layers) if i not in spec.state_layers)
+    first_attention_layer = next(with_attention, 0)
     for parameter, rows, layer in (
         ("embedding.weight", "vocab", 0),
-        ("layers.{layer}.attention.q.weight", "query", 0),
-        ("layers.{layer}.attention.k.weight", "kv", 0),
-        ("layers.{layer}.attention.qkv.weight", "fused", 0),
+        ("layers.{layer}.attention.q.weight", "query", first_attention_layer),
+        ("layers.{layer}.attention.k.weight", "kv", first_attention_layer),
+        ("layers.{layer}.attention.qkv.weight", "fused", first_attention_layer),
+        ("layers.{layer}.delta.qkvz.weight", "qkvz", first_state_layer),
+        ("layers.{layer}.delta.ba.weight", "ba", first_state_layer),
+        ("layers.{layer}.delta.qkv.weight", "qkv", first_state_layer),
+        ("layers.{layer}.delta.z.weight", "z", first_state_layer),
+        ("layers.{layer}.delta.b.weight", "value heads", first_state_layer),
         ("layers.{layer}.mlp.gate.weight", "inner", 0),
         ("layers.{layer}.mlp.gate_up.weight", "fused inner", 0),
         ("layers.{layer}.mlp.router.weight", "experts", first_expert_layer),
@@ -417,6 +450,26 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
                 f"{list(expected)} by {' and '.join(wrong)} in config.json; config.json and weights "
                 "are of different models"
             )
+
+
+def _state_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
+    """Return the descriptions and sizes of delta nets that `check_sizes` compares."""
+    state = spec.state
+    if state is None:
+        return {}
+    keys = f"linear_num_key_heads x linear_key_head_dim ({state.num_key_heads} x {state.key_dim})"
+    values = (
+        "linear_num_value_heads x linear_value_head_dim "
+        f"({state.num_value_heads} x {state.value_dim})"
+    )
+    heads = f"linear_num_value_heads ({state.num_value_heads})"
+    return {
+        "qkvz": (f"2 x {keys} + 2 x {values}", state.convolved + state.output_width),
+        "qkv": (f"2 x {keys} + {values}", state.convolved),
+        "z": (values, state.output_width),
+        "ba": (f"2 x {heads}", 2 * state.num_value_heads),
+        "value heads": (heads, state.num_value_heads),
+    }
 
 
 def wanted_tensors(
@@ -441,6 +494,9 @@ def wanted_tensors(
     for name, parameter in wanted.items():
         blocks = parameters[parameter]
         shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
+        if ".experts.gate_up." in parameter or ".experts.down." in parameter:
+            num_experts = len(blocks) // (2 if ".gate_up." in parameter else 1)
+            shape = (num_experts, shape[0] // num_experts, *shape[1:])
         check_tensor(checkpoint.tensors[name], shape)
     return wanted
 
@@ -459,8 +515,10 @@ def fill(
     done = 0
     for name, tensor in checkpoint.stream(list(wanted)):
         start = 0
-        for block in parameters[wanted[name]]:
-            block.copy_(tensor[start : start + block.shape[0]])
+        blocks = parameters[wanted[name]]
+        rows = tensor.flatten(0, tensor.dim() - blocks[0].dim())  # of all experts of a layer
+        for block in blocks:
+            block.copy_(rows[start : start + block.shape[0]])
             start += block.shape[0]
             if not _is_finite(block):
                 raise ValueError(
@@ -468,7 +526,7 @@ def fill(
                     f"finite{_as_type(block, tensor)}; download the checkpoint again or choose another "
                     "dtype"
                 )
-        del tensor
+        del tensor, rows
         done += checkpoint.tensors[name].num_bytes
         if progress is not None:
             progress(name, done, total)
