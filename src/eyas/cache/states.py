@@ -91,6 +91,7 @@ class SequenceStates:
         self._snapshots = {layer: self._zeros(layer, num_snapshots, 0) for layer in self._stores}
         self._snapshot_positions = [None] * num_snapshots
 
+    @torch.inference_mode()
     def save(self, seat: int, snapshot: int) -> None:
         """Copy a seat's state to a snapshot."""
         for layer, copy in self._snapshots.items():
@@ -99,6 +100,7 @@ class SequenceStates:
             copy.inputs_AEX[snapshot] = own.inputs_AEX[seat, : copy.inputs_AEX.shape[1]]
         self._snapshot_positions[snapshot] = self.positions[seat]
 
+    @torch.inference_mode()
     def restore(self, seat: int, snapshot: int) -> None:
         """Copy a snapshot to the state of a seat."""
         self.reserve(seat + 1, 0)

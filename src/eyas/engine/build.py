@@ -334,12 +334,19 @@ def connect(
     """Build an engine from a runner and a drafter: make its cache manager, sequence table,
     scheduler."""
     device = runner.model.device
-    has_states = runner.backend.states is not None
+    scheduling, states = config.scheduler, runner.backend.states
+    num_snapshots = None
+    if states is not None:
+        num_snapshots = scheduling.max_num_seqs if config.cache.prefix_cache else 0
+        states.reserve_snapshots(num_snapshots)
     cache = CacheManager(
-        info.num_slots, shares_prefixes=config.cache.prefix_cache and not has_states
+        info.num_slots,
+        shares_prefixes=config.cache.prefix_cache,
+        num_snapshots=num_snapshots,
     )
-    scheduling = config.scheduler
-    table = SequenceTable(scheduling.max_num_seqs, info.max_model_len, drafter.width, device)
+    table = SequenceTable(
+        scheduling.max_num_seqs, info.max_model_len, drafter.width, device, states
+    )
     scheduler = Scheduler(
         cache,
         table,

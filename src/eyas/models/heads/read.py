@@ -133,14 +133,22 @@ def parameter_files(spec: HeadSpec, stored: Mapping[str, str]) -> dict[str, str]
     }
 
 
-def check_parameters(spec: HeadSpec, checkpoint: Checkpoint, files: Mapping[str, str]) -> None:
-    """Refuse a checkpoint that lacks a parameter of `files`, or holds one of another shape."""
+def check_parameters(
+    spec: HeadSpec,
+    checkpoint: Checkpoint,
+    files: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> None:
+    """Refuse a checkpoint that lacks a parameter of `files`, or holds one of another shape.
+
+    shapes: of the parameters as stored; None is `spec.parameter_shapes`.
+    """
     if missing := [name for name in files.values() if name not in checkpoint.tensors]:
         raise ValueError(
             f"{checkpoint.directory} lacks {listed(missing)}; the head is incomplete or its "
             "config.json describes another: download both again"
         )
-    for parameter, shape in spec.parameter_shapes.items():
+    for parameter, shape in (shapes or spec.parameter_shapes).items():
         tensor = checkpoint.tensors[files[parameter]]
         if parameter == "fc.weight" and tensor.shape[1:] != shape[1:]:
             states = len(spec.taps) if spec.fuses_states else 2
