@@ -118,7 +118,9 @@ def test_what_a_file_leaves_out_is_what_transformers_takes(tmp_path: Path) -> No
         assert spec.state.num_taps == expected.linear_conv_kernel_dim
         assert spec.state.num_value_heads == expected.linear_num_value_heads
         assert spec.state.key_dim == expected.linear_key_head_dim
-        types = ["linear_attention" if i in spec.state_layers else "full_attention" for i in range(8)]
+        types = [
+            "linear_attention" if i in spec.state_layers else "full_attention" for i in range(8)
+        ]
         assert types == expected.layer_types
         if name == "dense":
             assert spec.intermediate_size == expected.intermediate_size
@@ -148,7 +150,10 @@ def test_layers_declare_a_state_or_keys_and_values(saved: Path) -> None:
         ({"linear_conv_kernel_dim": 3}, r"conv1d\.weight' has shape \[160, 1, 4\]"),
         ({"attn_output_gate": False}, "attn_output_gate False is not supported"),
         ({"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype 'bfloat16' is not supported"),
-        ({"num_hidden_layers": 8, "layer_types": "absent"}, "num_hidden_layers is 8, but the files"),
+        (
+            {"num_hidden_layers": 8, "layer_types": "absent"},
+            "num_hidden_layers is 8, but the files",
+        ),
         ({"num_attention_heads": 2}, r"num_attention_heads x head_dim \(2 x 2 x 16\)"),
         ({"num_experts": 16}, "number of experts"),
     ],

@@ -65,9 +65,7 @@ class Definition:
 def make_definition(name: str) -> Definition:
     model = make_model(name)
     family, config = MODELS[name][0], model.config
-    module: Any = import_module(
-        f"transformers.models.{MODULES[family]}.modeling_{MODULES[family]}"
-    )
+    module: Any = import_module(f"transformers.models.{MODULES[family]}.modeling_{MODULES[family]}")
     size, epsilon = config.hidden_size, config.rms_norm_eps
 
     def norm() -> nn.Module:
@@ -189,13 +187,13 @@ def test_a_head_reads_the_final_state_and_leaves_the_first_embedding(tmp_path: P
             r"lacks tensor 'mtp\.layers\.0\.mlp\.experts\.down_proj'",
         ),
         (
-            lambda held: held.update(
-                {"mtp.layers.0.self_attn.q_proj.weight": torch.ones(64, 64)}
-            ),
+            lambda held: held.update({"mtp.layers.0.self_attn.q_proj.weight": torch.ones(64, 64)}),
             r"q_proj\.weight' has shape \[64, 64\], expected \[128, 64\]",
         ),
         (
-            lambda held: held.update({"mtp.layers.0.mlp.experts.gate_up_proj": torch.ones(8, 9, 64)}),
+            lambda held: held.update(
+                {"mtp.layers.0.mlp.experts.gate_up_proj": torch.ones(8, 9, 64)}
+            ),
             r"gate_up_proj' has shape \[8, 9, 64\], expected \[8, 96, 64\]",
         ),
         (

@@ -1,4 +1,4 @@
-"""The plan of a forward pass for layers with a state per sequence: its lines, and what they leave behind.
+"""The plan of a forward pass for layers with a state per sequence: its lines, and what they leave.
 
 A sequence's lines are first its trunk: tokens that were nodes of its last tree and have been accepted
 since, then the rows of a prompt chunk. Then come the nodes of its tree, whose states branch. The state
@@ -14,6 +14,7 @@ Legend: T rows, X numbers of a row's inputs, A seats, C positions, B sequences, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -125,8 +126,8 @@ class StatePlan:
         return self._laid_out(levels, bases, stored)
 
     def _start(self, sequence: _Sequence) -> tuple[int, list[tuple[int, int]]]:
-        """Return the row of the state that a sequence continues, and the (row, column) of stored inputs:
-        the last ones in that state, then those of accepted nodes."""
+        """Return the row of the state that a sequence continues, and the (row, column) of stored
+        inputs: the last ones in that state, then those of accepted nodes."""
         states, seat, first = self._states, sequence.seat, sequence.first
         if first == 0:
             return states.zero_row, [(states.zero_row, column) for column in range(states.reach)]
@@ -180,7 +181,7 @@ class StatePlan:
         """Return the lines as tensors."""
         device = self._layout.seats_B.device
 
-        def columns(rows: list[tuple[int, ...]], count: int) -> list[torch.Tensor]:
+        def columns(rows: Sequence[tuple[int, ...]], count: int) -> list[torch.Tensor]:
             return [send([row[i] for row in rows], device) for i in range(count)]
 
         found: list[Level] = []
@@ -203,16 +204,18 @@ class StatePlan:
         everything = [line for lines in levels for line in lines]
         own = [(line.row, number) for number, line in enumerate(everything) if line.row >= 0]
         rows, numbers = columns(own, 2)
+        stored_rows, stored_columns = columns(stored, 2)
+        which, saved_rows, saved_columns = columns(self._kept.inputs, 3)
         inputs_LJ = [line.inputs for line in everything]
         return Lines(
-            stored=tuple(columns(stored, 2)),
+            stored=(stored_rows, stored_columns),
             inputs_JL=send(list(map(list, zip(*inputs_LJ, strict=True))), device),
             bases=send(bases, device),
             levels=tuple(found),
             rows=rows,
             lines=numbers,
             cleared=send(self._kept.cleared, device),
-            saved=tuple(columns(self._kept.inputs, 3)),
+            saved=(which, saved_rows, saved_columns),
         )
 
 

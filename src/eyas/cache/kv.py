@@ -19,6 +19,7 @@ from eyas.cache.memory import zeros_on_demand
 from eyas.cache.states import SequenceStates
 from eyas.cache.store import StateStore, Store
 
+
 class KVStore:
     """Keys and values of all layers of one model; a drafting network has a second store.
 

@@ -19,7 +19,6 @@ from eyas.cache.radix import RadixNode, RadixTree
 from eyas.cache.slots import SlotPool
 from eyas.cache.snapshots import SnapshotPool
 
-
 LEAST_GAIN = 32
 """Tokens that a further snapshot must save the next sequence, to be worth a step of its own."""
 
@@ -249,7 +248,9 @@ class CacheManager:
         expected = np.arange(1, self.num_slots + 1)
         assert np.array_equal(slots, expected), "a slot is lost, or held twice"
         if self._snapshots is not None:
-            held = [s for lease in self._leases for s in (*lease.saving.values(), *lease.saved.values())]
+            held = [
+                s for lease in self._leases for s in (*lease.saving.values(), *lease.saved.values())
+            ]
             self._snapshots.check(held)
         locked = sum(len(n.slots) for n in self._locked_nodes())
         assert locked == self._tree.num_locked_slots, "lock count of the prefix tree is off"

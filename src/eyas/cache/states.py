@@ -1,4 +1,4 @@
-"""The tensors of layers with a state per sequence: the state of each seat, and the inputs of its last rows.
+"""The tensors of layers with a state per sequence: each seat's state, and the inputs of its last rows.
 
 A state cannot be taken back, so that of a seat holds the tokens that are certain: those before the root
 of its last tree. The inputs of the tree's nodes are kept, which are small, and the next forward pass
@@ -28,8 +28,8 @@ class LayerState:
     """The tensors of one layer. The last row of both is zeros: the state before the first token.
 
     states_ANHD: float32. inputs_AEX: the first `StateStore.reach` columns of a seat are the inputs of
-    the last positions in its state, oldest first (zeros before the first token); the others those of the
-    nodes of its last tree.
+    the last positions in its state, oldest first (zeros before the first token); the others are those
+    of the nodes of its last tree.
     """
 
     states_ANHD: torch.Tensor
@@ -90,6 +90,11 @@ class SequenceStates:
         """Have space for so many snapshots; those that there are get lost."""
         self._snapshots = {layer: self._zeros(layer, num_snapshots, 0) for layer in self._stores}
         self._snapshot_positions = [None] * num_snapshots
+
+    def assume(self, seat: int, position: int) -> None:
+        """Take what a seat's tensors hold for its state at `position`, for measurements of time."""
+        self.reserve(seat + 1, 0)
+        self.positions[seat] = position
 
     @torch.inference_mode()
     def save(self, seat: int, snapshot: int) -> None:

@@ -121,8 +121,8 @@ def load(
         )
     if spec.state is not None and hardware.device.type != "cpu":
         raise ValueError(
-            f"device: {spec.architecture} has layers with a state per sequence, which run on a CPU alone "
-            "so far; pass --device cpu, or take another model"
+            f"device: {spec.architecture} has layers with a state per sequence, which run on a CPU "
+            "alone so far; pass --device cpu, or take another model"
         )
     dtype = resolve_dtype(config.model.dtype, hardware.device)
     _check_memory(config, spec, dtype, hardware)

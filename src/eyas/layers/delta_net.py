@@ -142,8 +142,8 @@ class DeltaNet:
         self._o.seal()
 
     def _separate_kinds(self) -> None:
-        """Reorder the rows of projections that are grouped by key head: first those of all queries, then
-        all keys, and so on, as they are without groups."""
+        """Reorder the rows of projections that are grouped by key head: first those of all queries,
+        then of all keys, and so on, as they are without groups."""
         sizes, parts = self._sizes, self._projections.parameters()
         per_key = sizes.num_value_heads // sizes.num_key_heads
         values = per_key * sizes.value_dim
@@ -166,6 +166,4 @@ class DeltaNet:
             [projected_TX[:, :convolved], projected_TX[:, convolved + width :]], 1
         )
         out_TND = attend.recur(layer, inputs_TX, self._rule)
-        return self._o.parts(
-            gated_norm(out_TND, gate_TX, self._own["norm.weight"], self._epsilon)
-        )
+        return self._o.parts(gated_norm(out_TND, gate_TX, self._own["norm.weight"], self._epsilon))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class DecoderLayer:
-    """Attention (or a delta net in its place) and feed-forward block, each added to the residual stream.
+    """Attention, or a delta net, and feed-forward block, each added to the residual stream.
 
     index: of the layer; `attend` gets it. input_size: width of the input of attention; None is the
     hidden size. norms_input: whether the layer normalises the residual stream before attention, where

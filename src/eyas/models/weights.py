@@ -301,9 +301,7 @@ def stored_names(checkpoint: Checkpoint, names: Mapping[str, str]) -> Mapping[st
     return names
 
 
-def _without_single_experts(
-    names: Mapping[str, str], checkpoint: Checkpoint
-) -> Mapping[str, str]:
+def _without_single_experts(names: Mapping[str, str], checkpoint: Checkpoint) -> Mapping[str, str]:
     """Return the names without those of single experts' tensors, where the files have one tensor for
     all experts of a layer and the family names it."""
     packed = names.get("layers.{layer}.mlp.experts.gate_up.weight")

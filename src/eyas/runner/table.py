@@ -55,11 +55,9 @@ class SequenceTable:
     def num_free_seats(self) -> int:
         return len(self._free_seats)
 
-    def seat(
-        self, tokens: list[int], stored_slots: np.ndarray, snapshot: int | None = None
-    ) -> int:
-        """Return the seat that a new sequence gets. stored_slots: of its shared prefix. snapshot: of the
-        state after that prefix."""
+    def seat(self, tokens: list[int], stored_slots: np.ndarray, snapshot: int | None = None) -> int:
+        """Return the seat that a new sequence gets. stored_slots: of its shared prefix. snapshot: of
+        the state after that prefix."""
         seat = self._free_seats.pop()
         self.num_seatings[seat] += 1
         self.tokens_AC[seat, : len(tokens)] = send(tokens, self.device)

@@ -27,7 +27,7 @@ from eyas.models.config_file import ConfigFile
 from eyas.models.heads.names import UNUSED, file_name, stored_names
 from eyas.models.heads.spec import HeadKind, HeadSpec, default_taps
 from eyas.models.heads.vocabulary import read_draft_ids
-from eyas.models.spec import ModelSpec
+from eyas.models.spec import LLAMA, ModelSpec
 from eyas.models.weights import Checkpoint, check_tensor, listed
 
 REFUSED_KINDS = {
@@ -269,6 +269,7 @@ def _spec(
         final_norm=is_eagle3,
         calibration=_calibration(outer),
         experts=None,
+        traits=LLAMA,
         **norms,
     )
 
