@@ -1,4 +1,4 @@
-"""Prefixes of models with a state per sequence: shared up to a snapshot, with none lost or held twice."""
+"""Prefixes of models with a state per sequence: shared up to a snapshot, none lost or held twice."""
 
 from __future__ import annotations
 
