@@ -106,7 +106,7 @@ def build(
     return Case(store, kv, layout, node_slots_BW.reshape(-1), q_TNH, list(roots), parents)
 
 
-def reference(case: Case, layer: int = 0) -> torch.Tensor:
+def reference(case: Case, layer: int = 0, sinks_N: torch.Tensor | None = None) -> torch.Tensor:
     """Return attention in float64 [T, N, H], computed for one sequence after another."""
     store, layout, width = case.store, case.layout, len(case.parents[0])
     device = case.q_TNH.device
@@ -137,15 +137,21 @@ def reference(case: Case, layer: int = 0) -> torch.Tensor:
         q_WNH = case.q_TNH[b * width : (b + 1) * width].double()
         q_WGPH = q_WNH.unflatten(1, (store.num_kv_heads, -1))
         scores = torch.einsum("wgph,lgh->gpwl", q_WGPH, kv[:, 0]) * scale
-        weights = scores.masked_fill(~seen_WL, -torch.inf).softmax(-1)
-        out = torch.einsum("gpwl,lgh->wgph", weights, kv[:, 1])
-        outputs.append(out.reshape(width, store.num_query_heads, store.head_dim))
+        scores = scores.masked_fill(~seen_WL, -torch.inf)
+        if sinks_N is not None:
+            sinks = sinks_N.double().view(store.num_kv_heads, -1, 1, 1)
+            scores = torch.cat([scores, sinks.expand(-1, -1, width, -1)], dim=-1)
+        weights = scores.softmax(-1)[..., : len(slots_L)]
+        out = torch.einsum("gpwl,lgh->wgph", weights, kv[:, -1, :, : store.output_dim])
+        outputs.append(out.reshape(width, store.num_query_heads, store.output_dim))
     return torch.cat(outputs)
 
 
-def answer(case: Case, layer: int = 0, **options: Any) -> torch.Tensor:
+def answer(
+    case: Case, layer: int = 0, *, sinks_N: torch.Tensor | None = None, **options: Any
+) -> torch.Tensor:
     attention = TritonAttention(case.kv, **options)
-    return attention.plan(case.layout, case.write_slots_T)(layer, case.q_TNH)
+    return attention.plan(case.layout, case.write_slots_T)(layer, case.q_TNH, sinks_N)
 
 
 def error(out_TNH: torch.Tensor, expected_TNH: torch.Tensor) -> float:

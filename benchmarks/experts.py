@@ -125,11 +125,11 @@ def measure(name: str, num_rows: int) -> dict[str, Any]:
     layers, num_chosen = weights_of(hidden, spec), spec.routing.num_chosen
     x_TD = torch.randn(num_rows, hidden, device=DEVICE).to(DTYPE)
     logits_LTE = torch.randn(len(layers), num_rows, spec.num_experts, device=DEVICE)
-    experts_LTK = torch.stack([route(each, None, spec.routing)[0] for each in logits_LTE])
+    experts_LTK = torch.stack([route(each, None, None, spec.routing)[0] for each in logits_LTE])
 
     def blocks() -> None:
         for logits_TE, weights in zip(logits_LTE, layers, strict=True):
-            chosen = route(logits_TE, None, spec.routing)
+            chosen = route(logits_TE, None, None, spec.routing)
             apply_experts(x_TD, *chosen, *weights, None, None, "silu")
 
     read = statistics.mean(len(each.unique()) for each in experts_LTK)

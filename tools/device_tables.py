@@ -65,6 +65,32 @@ def speed_table(results: Results) -> str:
     return "\n".join(lines)
 
 
+EXPERTS = (
+    ("Qwen3-30B-A3B, bfloat16, plain", "h200_moe_plain"),
+    ("Qwen3-30B-A3B, bfloat16, chain of 3, acceptance 2.5", "h200_moe_chain"),
+    ("DeepSeek-V2-Lite, bfloat16, plain", "h200_v2_lite"),
+    ("gpt-oss-20b, bfloat16, plain", "h200_gpt_oss"),
+)
+"""Description and result."""
+
+
+def experts_table(results: Results) -> str:
+    """Return the table of models with experts: steps, and the least time that reading takes."""
+    lines = [
+        "| shape | batch | tokens/s | ms a step | least ms | least / step |",
+        "|---" * 6 + "|",
+    ]
+    for text, name in EXPERTS:
+        for entry in results.get(name, {}).get("results", ()):
+            step, least = entry["step_ms"], entry["least_step_ms"]
+            share = f"{100 * least / step:.0f} %" if entry["drafter"] == "plain" else ""
+            lines.append(
+                f"| {text} | {entry['batch']} | {entry['tokens_per_second']:,.0f} | {step:.2f} "
+                f"| {least:.2f} | {share} |"
+            )
+    return "\n".join(lines)
+
+
 def parts_table(results: Results) -> str:
     """Return the table of the parts of a step by the profiler, in milliseconds."""
     heads = " | ".join(short for _, short in KINDS)

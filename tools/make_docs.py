@@ -21,6 +21,7 @@ from typing import Any
 
 from device_tables import (
     attention_table,
+    experts_table,
     parts_table,
     schemas_table,
     serve_table,
@@ -507,6 +508,7 @@ def tables(results: dict[str, dict[str, Any]]) -> dict[str, str]:
     made = {"claims": claims_table(results), "heads": heads_table(results)}
     made["headlines"] = headline_table(results)
     made |= {"h200": speed_table(results), "h200_parts": parts_table(results)}
+    made |= {"h200_experts": experts_table(results)}
     made["h200_schema_steps"] = schemas_table(results)
     made["h200_attention_cases"] = attention_table(results)
     made["h200_loads"] = serve_table(results)

@@ -14,7 +14,7 @@ import torch
 
 from eyas.cache import KVStore
 from eyas.models import ModelSpec
-from eyas.models.layer_products import feed_forward_shapes, layer_products
+from eyas.models.layer_products import attention_products, feed_forward_shapes
 
 COPY_BYTES_PER_SECOND = 4.2e12
 """Bytes read plus bytes written of a large copy in the memory of one H200."""
@@ -29,7 +29,7 @@ def weights_read(spec: ModelSpec, num_rows: int) -> float:
     """Return the number of weights that a step of so many rows reads."""
     total = float(spec.vocab_size * spec.hidden_size)
     for layer in range(spec.num_layers):
-        total += sum(map(math.prod, layer_products(spec, layer)[:2]))
+        total += sum(map(math.prod, attention_products(spec)))
         experts, share = spec.experts_of(layer), 1.0
         if experts is not None:
             num, chosen = experts.num_experts, experts.routing.num_chosen
@@ -39,12 +39,18 @@ def weights_read(spec: ModelSpec, num_rows: int) -> float:
     return total
 
 
-def least_step_ms(spec: ModelSpec, dtype: torch.dtype, *, num_rows: int, num_stored: int) -> float:
+def least_step_ms(
+    spec: ModelSpec, dtype: torch.dtype, *, num_rows: int, num_sequences: int, length: int
+) -> float:
     """Return the least time of a step in milliseconds, on one H200.
 
-    num_rows: rows of the step, drafted ones included. num_stored: positions whose keys and values it
-    reads, of all sequences together.
+    num_rows: rows of the step, drafted ones included. length: positions that each sequence has stored;
+    a layer with a window reads the last of them alone.
     """
-    stored = num_stored * KVStore.bytes_per_slot(spec.stores, dtype)
+    stored = num_sequences * sum(
+        min(length, store.window or length) * KVStore.bytes_per_slot([store], dtype)
+        for store in spec.attention_stores
+    )
+    stored += num_sequences * sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
     weights = weights_read(spec, num_rows) * dtype.itemsize
     return round(1000 * (weights + stored) / COPY_BYTES_PER_SECOND, 4)

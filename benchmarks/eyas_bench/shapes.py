@@ -1,7 +1,8 @@
 """Models of well-known sizes with random weights, to measure speed without files.
 
 Promises: the sizes are data. Each model has an EAGLE-3 head as in real checkpoints: one layer of
-the model's width, its own draft vocabulary and output layer, the model's embedding. Weights are
+the model's width, its own draft vocabulary and output layer, the model's embedding; DeepSeek-V3 has
+its MTP layer. Weights are
 drawn on the device where they are used, and are the same for a seed, a type and a device;
 activations keep the scale of real ones through all layers.
 Does not know: engines, what is measured.
@@ -16,12 +17,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from eyas.layers.experts import ExpertSpec
+from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
 from eyas.layers.row_order import RowOrder
 from eyas.models.decoder import Decoder
 from eyas.models.heads.network import DraftHead
 from eyas.models.heads.spec import HeadSpec, default_taps
-from eyas.models.spec import ModelSpec
+from eyas.models.spec import LayerTraits, ModelSpec
 from eyas.ops.route import Routing
 
 HEAD_SHARPNESS = 12.0
@@ -31,7 +33,7 @@ certain of their best token, and only then do the best nodes of a tree reach its
 
 @dataclass(frozen=True, slots=True)
 class NamedShape:
-    """The facts of a model and of its EAGLE-3 head."""
+    """The facts of a model and of its draft head."""
 
     name: str
     model: ModelSpec
@@ -39,6 +41,7 @@ class NamedShape:
 
 
 def _eagle3(model: ModelSpec, draft_vocab_size: int) -> HeadSpec:
+    head_dim = model.head_dim if model.latent is None else model.latent.plain_dim
     return HeadSpec(
         kind="eagle3",
         hidden_size=model.hidden_size,
@@ -49,10 +52,10 @@ def _eagle3(model: ModelSpec, draft_vocab_size: int) -> HeadSpec:
         num_layers=1,
         num_query_heads=model.num_query_heads,
         num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
+        head_dim=head_dim,
         intermediate_size=model.intermediate_size,
         norm_epsilon=1e-5,
-        rope=RopeSpec("default", 10000.0, model.head_dim),
+        rope=RopeSpec("default", 10000.0, head_dim),
         max_position=2048,
         taps=default_taps(model.num_layers),
         windows=(None,),
@@ -60,6 +63,38 @@ def _eagle3(model: ModelSpec, draft_vocab_size: int) -> HeadSpec:
         own_head=True,
         entry_norms=True,
         final_norm=True,
+    )
+
+
+def _mtp(model: ModelSpec) -> HeadSpec:
+    """An MTP layer of the kind of the model's last layer, with an output layer of its own."""
+    return HeadSpec(
+        kind="mtp",
+        hidden_size=model.hidden_size,
+        target_hidden_size=model.hidden_size,
+        num_target_layers=model.num_layers,
+        vocab_size=model.vocab_size,
+        draft_vocab_size=model.vocab_size,
+        num_layers=1,
+        num_query_heads=model.num_query_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        intermediate_size=model.intermediate_size,
+        norm_epsilon=model.norm_epsilon,
+        rope=model.rope,
+        max_position=model.max_position,
+        taps=(model.num_layers + 1,),
+        windows=(None,),
+        own_embedding=False,
+        own_head=True,
+        entry_norms=True,
+        first_attention_norm=True,
+        final_norm=True,
+        norm_output=True,
+        zero_first_embedding=True,
+        latent=model.latent,
+        attention_scale=model.attention_scale,
+        experts=model.experts,
     )
 
 
@@ -130,6 +165,83 @@ _MIXTRAL = replace(
     experts=ExpertSpec(8, 14336, Routing(2)),
     expert_layers=frozenset(range(32)),
 )
+_GPT_OSS = replace(
+    _LLAMA,
+    architecture="GptOssForCausalLM",
+    family="gpt_oss",
+    vocab_size=201088,
+    hidden_size=2880,
+    num_layers=24,
+    num_query_heads=64,
+    head_dim=64,
+    intermediate_size=2880,
+    rope=RopeSpec(
+        "yarn", 150000.0, 64, 32.0, 4096, truncate=False, attention_factor=1.3465735902799727
+    ),
+    qkv_bias=True,
+    output_bias=True,
+    windows=(128, None) * 12,
+    bos_token_id=None,
+    experts=ExpertSpec(32, 2880, Routing(4), router_bias=True, bias=True, is_alternating=True),
+    expert_layers=frozenset(range(24)),
+    traits=LayerTraits(activation="clamped_swiglu", has_sinks=True),
+)
+_V2_LITE_LATENT = LatentSizes(None, 512, 128, 64, 128)
+_V2_LITE = ModelSpec(
+    architecture="DeepseekV2ForCausalLM",
+    family="deepseek_v2",
+    vocab_size=102400,
+    hidden_size=2048,
+    num_layers=27,
+    num_query_heads=16,
+    num_kv_heads=1,
+    head_dim=_V2_LITE_LATENT.row_dim,
+    intermediate_size=10944,
+    norm_epsilon=1e-6,
+    rope=RopeSpec("yarn", 10000.0, 64, 40.0, 4096, is_interleaved=True, logit_factor=1.5896),
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    tie_embeddings=False,
+    windows=(None,) * 27,
+    max_position=163840,
+    bos_token_id=100000,
+    eos_token_ids=(100001,),
+    attention_scale=192**-0.5 * 1.5896,
+    latent=_V2_LITE_LATENT,
+    experts=ExpertSpec(64, 1408, Routing(6, normalizes=False), shared_size=2 * 1408),
+    expert_layers=frozenset(range(1, 27)),
+)
+_V3_ROUTING = Routing(
+    8, "sigmoid", scale=2.5, num_groups=8, num_chosen_groups=4, group_size_scored=2
+)
+_V3_LATENT = LatentSizes(1536, 512, 128, 64, 128)
+
+
+def _v3(num_layers: int) -> ModelSpec:
+    """DeepSeek-V3 with so many of its 61 layers, the first three of which have no experts."""
+    return replace(
+        _V2_LITE,
+        architecture="DeepseekV3ForCausalLM",
+        family="deepseek_v3",
+        vocab_size=129280,
+        hidden_size=7168,
+        num_layers=num_layers,
+        num_query_heads=128,
+        intermediate_size=18432,
+        rope=replace(_V2_LITE.rope, logit_factor=1.8739),
+        windows=(None,) * num_layers,
+        bos_token_id=0,
+        eos_token_ids=(1,),
+        attention_scale=192**-0.5 * 1.8739,
+        latent=_V3_LATENT,
+        experts=ExpertSpec(256, 2048, _V3_ROUTING, has_correction=True, shared_size=2048),
+        expert_layers=frozenset(range(3, num_layers)),
+    )
+
+
+_V3_CUT = _v3(6)
 _TINY = ModelSpec(
     architecture="LlamaForCausalLM",
     family="llama",
@@ -160,6 +272,18 @@ _TINY_MOE = replace(
     expert_layers=frozenset(range(8)),
 )
 
+_TINY_LATENT_SIZES = LatentSizes(64, 64, 32, 16, 32)
+_TINY_LATENT = replace(
+    _TINY_MOE,
+    architecture="DeepseekV3ForCausalLM",
+    family="deepseek_v3",
+    num_kv_heads=1,
+    head_dim=_TINY_LATENT_SIZES.row_dim,
+    rope=RopeSpec("default", 10000.0, 16, is_interleaved=True),
+    attention_scale=48**-0.5,
+    latent=_TINY_LATENT_SIZES,
+)
+
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -167,8 +291,14 @@ SHAPES = {
         NamedShape("qwen3-8b", _QWEN, _eagle3(_QWEN, 32000)),
         NamedShape("qwen3-30b-a3b", _QWEN_MOE, _eagle3(_QWEN_MOE, 32000)),
         NamedShape("mixtral-8x7b", _MIXTRAL, _eagle3(_MIXTRAL, 32000)),
+        NamedShape(
+            "gpt-oss-20b", _GPT_OSS, replace(_eagle3(_GPT_OSS, 32000), intermediate_size=17280)
+        ),
+        NamedShape("deepseek-v2-lite", _V2_LITE, _eagle3(_V2_LITE, 32000)),
+        NamedShape("deepseek-v3-6-layers", _V3_CUT, _mtp(_V3_CUT)),
         NamedShape("tiny", _TINY, _eagle3(_TINY, 128)),
         NamedShape("tiny-moe", _TINY_MOE, _eagle3(_TINY_MOE, 128)),
+        NamedShape("tiny-latent", _TINY_LATENT, _mtp(_TINY_LATENT)),
     )
 }
 

@@ -9,7 +9,7 @@ Does not know: what the values mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -141,6 +141,15 @@ class Outbox:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             return HostCopy(tensors)
+
+    def ending(self) -> Callable[[], bool] | None:
+        """Return a function that tells whether the work launched so far has ended; None on a CPU, where
+        nothing runs beside its caller."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._stream.device))
+        return event.query
 
     def settle(self) -> None:
         """Make work launched from here on wait for all copies, so that it may overwrite what was

@@ -25,7 +25,8 @@ class GrammarStats(msgspec.Struct, kw_only=True):
     num_cached, cache_bytes: grammars in memory now, and their bytes, those in use included.
     num_masks, mask_seconds: rows of masks, and the time that the grammar library took for them.
     num_pruned: drafted tokens that a grammar refused. num_late: drafts of which nodes were not used
-    because their masks were not ready in time. num_replays: automata that were rebuilt because a
+    because their masks were not ready in time. num_left_out: drafted tokens whose masks were not begun
+    because the forward had ended. num_replays: automata that were rebuilt because a
     resource limit was hit. can_compile: whether threads can be started to compile.
     """
 
@@ -39,6 +40,7 @@ class GrammarStats(msgspec.Struct, kw_only=True):
     mask_seconds: float = 0.0
     num_pruned: int = 0
     num_late: int = 0
+    num_left_out: int = 0
     num_replays: int = 0
     can_compile: bool = True
 

@@ -55,7 +55,8 @@ class Scene:
     def store(self, destination: KVDestination) -> None:
         """Put the rows' keys and values where a layer would."""
         content = torch.stack((self.k_TGH, self.v_TGH), dim=1)
-        destination.kv_S2GH[destination.slots_T] = finite(content)
+        num_sides = destination.kv_S2GH.shape[1]
+        destination.kv_S2GH[destination.slots_T] = finite(content[:, :num_sides])
 
 
 def random_parents(draw: random.Random, size: int) -> list[int]:
@@ -71,7 +72,8 @@ def build(
     is_chain: bool = False,
     num_padding: int = 3,
 ) -> Scene:
-    """Random content; slots in random order; unused slots hold infinities."""
+    """Random content; slots in random order; unused slots hold infinities. Where values are a part of
+    keys, both are the whole row here."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rooted = [lane for lane in lanes if lane.parents is not None]
     assert lanes[: len(rooted)] == rooted, "sequences with trees come first"
@@ -86,6 +88,8 @@ def build(
     slots_AC = torch.zeros((len(lanes), length), dtype=torch.int64)
     node_slots_BW = torch.zeros((len(rooted), width), dtype=torch.int64)
 
+    num_sides = store.slot_shape[0]
+
     def vectors(num: int, heads: int) -> torch.Tensor:
         return torch.randn(num, heads, store.head_dim, generator=generator).to(dtype)
 
@@ -96,7 +100,9 @@ def build(
         history = torch.stack(
             (vectors(lane.root, store.num_kv_heads), vectors(lane.root, store.num_kv_heads)), dim=1
         )
-        kv.layers[0][own[: lane.stored]] = history[: lane.stored]
+        if num_sides == 1:
+            history[:, 1] = history[:, 0]
+        kv.layers[0][own[: lane.stored]] = history[: lane.stored, :num_sides]
         histories.append(history)
         if lane.parents is not None:
             node_slots_BW[b] = torch.tensor([order.pop() for _ in range(width)])
@@ -110,7 +116,7 @@ def build(
         assert lane.parents is not None
         content = torch.stack(
             (vectors(len(lane.parents), store.num_kv_heads),) * 2, dim=1
-        ) * torch.tensor([1.0, -0.7]).view(1, 2, 1, 1).to(dtype)
+        ) * torch.tensor([1.0, -0.7 if num_sides == 2 else 1.0]).view(1, 2, 1, 1).to(dtype)
         for node, parent in enumerate(lane.parents):
             node_rows_BW[b, node] = len(rows)
             parents_BW[b, node] = parent
@@ -146,21 +152,19 @@ def build(
     return scene
 
 
-def dense(scene: Scene, store: LayerStore) -> torch.Tensor:
-    """[rows, N, H] float64: each row against its own history, one at a time."""
+def dense(scene: Scene, store: LayerStore, sinks_N: torch.Tensor | None = None) -> torch.Tensor:
+    """[rows, N, H] float64: each row against what it may see of its own history."""
     per_kv = store.num_query_heads // store.num_kv_heads
+    scale = store.head_dim**-0.5 if store.scale is None else store.scale
     outputs = []
     for row, seen in enumerate(scene.seen):
-        history = torch.stack(seen).double()  # [L, 2, G, H]
-        if store.window is not None:
-            history = history[-store.window :]
-        keys, values = history[:, 0], history[:, 1]
-        query = scene.q_TNH[row].double()
-        scale = store.scale if store.scale is not None else store.head_dim**-0.5
-        heads = []
-        for n in range(store.num_query_heads):
-            g = n // per_kv
-            weights = torch.softmax(keys[:, g] @ query[n] * scale, dim=0)
-            heads.append(weights @ values[:, g])
-        outputs.append(torch.stack(heads))
+        last = len(seen) - 1
+        first = max(store.first_position, 0 if store.window is None else last - store.window + 1)
+        history = torch.stack(seen[min(first, last) :]).double().repeat_interleave(per_kv, dim=2)
+        scores_NL = torch.einsum("nh,lnh->nl", scene.q_TNH[row].double(), history[:, 0]) * scale
+        if sinks_N is not None:
+            scores_NL = torch.cat([scores_NL, sinks_N.double().unsqueeze(1)], dim=1)
+        weights_NL = scores_NL.softmax(1)[:, : len(history)]
+        values_LNH = history[:, 1, :, : store.output_dim]
+        outputs.append(torch.einsum("nl,lnh->nh", weights_NL, values_LNH))
     return torch.stack(outputs)

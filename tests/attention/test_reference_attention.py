@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,20 +13,24 @@ from eyas.attention.reference import ReferenceAttention
 from eyas.cache.store import LayerStore
 from tests.attention.scenes import Lane, Scene, build, dense, random_parents
 
+LATENT = LayerStore(8, 1, 48, scale=0.2, value_dim=32)
 GROUPS = [(4, 4), (4, 2), (8, 1), (6, 2), (16, 1), (3, 1)]
 EDGES = [0, 1, 2, 7, 63, 64, 100, 190, 191, 192, 193, 251, 382, 383, 384, 385]
 
 
-def attend(scene: Scene) -> torch.Tensor:
+def attend(scene: Scene, sinks_N: torch.Tensor | None = None) -> torch.Tensor:
     plan = ReferenceAttention(scene.kv).plan(scene.layout, scene.write_slots_T)
     scene.store(plan.destination(0))
-    out = plan(0, scene.q_TNH)
-    assert out.shape == scene.q_TNH.shape and out.dtype == scene.q_TNH.dtype
+    out = plan(0, scene.q_TNH, sinks_N)
+    (store,) = scene.kv.stores
+    assert out.shape == (*scene.q_TNH.shape[:2], store.output_dim)
+    assert out.dtype == scene.q_TNH.dtype
     return out[: len(scene.seen)]
 
 
-def assert_close(scene: Scene, store: LayerStore) -> None:
-    error = (attend(scene).double() - dense(scene, store)).abs().max().item()
+def assert_close(scene: Scene, store: LayerStore, sinks_N: torch.Tensor | None = None) -> None:
+    expected = dense(scene, store, sinks_N)
+    error = (attend(scene, sinks_N).double() - expected).abs().max().item()
     assert error < (3e-6 if scene.q_TNH.dtype == torch.float32 else 3e-2), error
 
 
@@ -81,9 +86,39 @@ def test_lengths_around_every_edge(stored: int) -> None:
     assert_close(build(chains, store, torch.float32, stored, is_chain=True), store)
 
 
+@pytest.mark.parametrize("heads", GROUPS)
+@pytest.mark.parametrize("window", [None, 16, 1])
+def test_sinks_take_their_part(
+    heads: tuple[int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    store = LayerStore(*heads, 16, window=window)
+    draw = random.Random(f"{heads} {window}")
+    sinks_N = torch.tensor([draw.choice([0.5, -3.0, 4.0, 30.0, -1e4]) for _ in range(heads[0])])
+    chains = random_lanes(draw, lambda size: list(range(-1, size - 1)))
+    assert_close(build(chains, store, dtype, 1, is_chain=True), store, sinks_N)
+    trees = random_lanes(draw, lambda size: random_parents(draw, size))
+    assert_close(build(trees, store, dtype, 2), store, sinks_N)
+
+
 def test_a_scale_of_the_layer_is_used() -> None:
     store = LayerStore(4, 2, 16, scale=0.9)
     assert_close(build([Lane(20, 4, [-1, 0, 0])], store, torch.float32, 1), store)
+
+
+@pytest.mark.parametrize("is_chain", [True, False])
+@pytest.mark.parametrize("store", [LATENT, LayerStore(16, 1, 40, value_dim=32)], ids=str)
+def test_values_may_be_a_part_of_keys(
+    store: LayerStore, is_chain: bool, dtype: torch.dtype
+) -> None:
+    for seed in range(5):
+        draw = random.Random(f"{store} {seed}")
+        lanes = random_lanes(
+            draw,
+            lambda size: list(range(-1, size - 1)) if is_chain else random_parents(draw, size),  # noqa: B023
+        )
+        scene = build(lanes, store, dtype, seed, is_chain=is_chain)
+        assert scene.kv.layers[0].shape[1:] == (1, 1, store.head_dim)
+        assert_close(scene, store)
 
 
 def test_prompts_alone_need_no_tree() -> None:
@@ -113,18 +148,22 @@ def test_what_other_slots_hold_does_not_matter(dtype: torch.dtype) -> None:
     assert torch.equal(attend(scene), clean)
 
 
-@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize(("window", "has_sinks"), [(None, False), (16, False), (16, True)])
 @pytest.mark.parametrize("start", [0, 60, 125, 253, 507])
-@pytest.mark.parametrize("heads", [(4, 2, 16), (8, 1, 64), (3, 3, 32)])
+@pytest.mark.parametrize(
+    "kind", [LayerStore(4, 2, 16), LayerStore(8, 1, 64), LayerStore(3, 3, 32), LATENT], ids=str
+)
 def test_a_row_has_the_same_bits_however_it_is_computed(
-    start: int, window: int | None, heads: tuple[int, int, int], dtype: torch.dtype
+    start: int, window: int | None, kind: LayerStore, has_sinks: bool, dtype: torch.dtype
 ) -> None:
     """Positions start.. of one text: as a chunk, as single tokens, as a chain, hidden in a tree."""
-    store, count = LayerStore(*heads, window=window), 6
-    num_query_heads, num_kv_heads, head_dim = heads
+    store, count = replace(kind, window=window), 6
     generator = torch.Generator().manual_seed(start)
-    text = torch.randn(start + count, 2, num_kv_heads, head_dim, generator=generator).to(dtype)
-    queries = torch.randn(start + count, num_query_heads, head_dim, generator=generator).to(dtype)
+    text = torch.randn(start + count, *store.slot_shape, generator=generator).to(dtype)
+    queries = torch.randn(
+        start + count, store.num_query_heads, store.head_dim, generator=generator
+    ).to(dtype)
+    sinks_N = torch.randn(store.num_query_heads, generator=generator) if has_sinks else None
 
     def run(lanes: list[Lane], picks: list[int], *, is_chain: bool) -> torch.Tensor:
         """The first lane speaks the text; `picks` are the rows of text positions in order."""
@@ -134,9 +173,9 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
         scene.kv.layers[0][slots] = text[: lane.stored]
         for offset, row in enumerate(picks):
             scene.k_TGH[row] = text[lane.stored + offset, 0]
-            scene.v_TGH[row] = text[lane.stored + offset, 1]
+            scene.v_TGH[row] = text[lane.stored + offset, -1]
             scene.q_TNH[row] = queries[lane.stored + offset]
-        return attend(scene)[picks]
+        return attend(scene, sinks_N)[picks]
 
     whole = run([Lane(0, start + count, None)], list(range(start + count)), is_chain=False)[start:]
     chunk = run([Lane(start, count, None)], list(range(count)), is_chain=False)

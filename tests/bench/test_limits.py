@@ -20,10 +20,20 @@ def test_a_dense_step_reads_all_weights_but_the_embedding_and_norms() -> None:
     embedding = spec.vocab_size * spec.hidden_size
     expected = spec.num_parameters - embedding - norms
     assert weights_read(spec, 1) == weights_read(spec, 64) == expected
-    stored = 64 * 1000
-    cache = stored * 2 * 8 * 128 * 2 * 32
-    found = least_step_ms(spec, torch.bfloat16, num_rows=64, num_stored=stored)
+    cache = 64 * 1000 * 2 * 8 * 128 * 2 * 32
+    found = least_step_ms(spec, torch.bfloat16, num_rows=64, num_sequences=64, length=1000)
     assert found == pytest.approx(1000 * (2 * expected + cache) / COPY_BYTES_PER_SECOND, rel=1e-4)
+
+
+def test_a_window_bounds_what_is_read_of_the_cache() -> None:
+    spec = SHAPES["gpt-oss-20b"].model
+    times = [
+        least_step_ms(spec, torch.bfloat16, num_rows=1, num_sequences=64, length=length)
+        for length in (0, 100, 1100)
+    ]
+    position = 64 * 2 * 8 * 64 * 2 * 12 / COPY_BYTES_PER_SECOND * 1000  # of half the layers
+    assert times[1] - times[0] == pytest.approx(2 * 100 * position, abs=1e-3)
+    assert times[2] - times[1] == pytest.approx((1000 + 28) * position, abs=1e-3)
 
 
 def test_experts_are_read_as_they_are_drawn() -> None:

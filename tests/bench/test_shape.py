@@ -17,7 +17,7 @@ from eyas.schemas import prepare
 from eyas_bench.load import Arrival
 from eyas_bench.serve_load import EngineLoad
 from eyas_bench.shape import about, decide, dummy_engine, dummy_parts
-from eyas_bench.shapes import SHAPES
+from eyas_bench.shapes import SHAPES, find_shape
 
 TINY = SHAPES["tiny"]
 
@@ -61,13 +61,16 @@ def write_tokenizer(directory: Path, num_added: int = 1) -> Path:
     return directory
 
 
-def test_an_engine_of_a_shape_says_what_it_is() -> None:
-    engine = dummy_engine("tiny", config())
-    found = about(engine, "tiny")
-    assert found["weights"] == "dummy" and found["parameters"] == TINY.model.num_parameters
+@pytest.mark.parametrize("name", ["tiny", "tiny-latent"])
+def test_an_engine_of_a_shape_says_what_it_is(name: str) -> None:
+    engine = dummy_engine(name, config())
+    found = about(engine, name)
+    assert found["weights"] == "dummy"
+    assert found["parameters"] == find_shape(name).model.num_parameters
     assert found["max_model_len"] == 200 and found["device"] == "cpu"
     assert engine.info.drafter == "head" and engine.info.grammar_backend is None
-    assert engine.info.model == "tiny, dummy weights" and engine.info.directory == ""
+    assert engine.info.model == f"{name}, dummy weights" and engine.info.directory == ""
+    assert engine.info.exact, engine.info.exact_reason
     engine.check()
     engine.shutdown()
 

@@ -28,6 +28,8 @@ def _decoder(seed: int = 0) -> Decoder:
 def test_the_shapes_have_as_many_parameters_as_the_models_of_their_names() -> None:
     assert SHAPES["llama-3.1-8b"].model.num_parameters == 8_030_261_248
     assert SHAPES["qwen3-8b"].model.num_parameters == 8_190_735_360
+    assert round(SHAPES["gpt-oss-20b"].model.num_parameters / 1e7) == 2091
+    assert SHAPES["deepseek-v2-lite"].model.num_parameters == 15_706_484_224
     head = SHAPES["llama-3.1-8b"].head
     assert head.taps == (2, 16, 29) and head.fc_shape == (4096, 3 * 4096)
     assert head.draft_vocab_size == 32000 and head.own_head and not head.own_embedding

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from eyas.cli import main
+from tests.models.quantised import CASES, change_config, write_quantised
 from tests.models.tiny import make_model, save_model
 from tests.models.tiny_heads import (
     TARGET_HIDDEN,
@@ -213,6 +214,15 @@ def test_models_tells_the_facts_of_a_directory(tmp_path: Path) -> None:
     done = eyas("models", str(tmp_path))
     assert done.returncode == 2
     assert "config.json" in done.stderr
+
+
+def test_models_tells_the_format_of_quantised_weights(tmp_path: Path) -> None:
+    directory = save_model(make_model("llama2"), tmp_path / "model")
+    write_quantised(directory, CASES["fp8 blocks"])
+    assert "FP8 in blocks of 128 x 128" in ok("models", str(directory))
+    change_config(directory, quantization_config={"quant_method": "hqq"})
+    done = eyas("models", str(directory))
+    assert done.returncode == 2 and "quant_method 'hqq' is not supported" in done.stderr
 
 
 @pytest.mark.parametrize("write", [write_safeailab, write_specforge, write_speculators])

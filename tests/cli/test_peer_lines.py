@@ -19,8 +19,15 @@ from eyas.config import (
 )
 from tests.cli.conftest import Line
 from tests.cli.lines import running
-from tests.models.tiny import make_model, save_model
-from tests.models.tiny_heads import make_head, write_safeailab
+from tests.models.tiny import MODELS, make_model, save_model
+from tests.models.tiny_heads import (
+    make_head,
+    make_mtp,
+    save_target,
+    write_mtp,
+    write_safeailab,
+    write_speculators,
+)
 
 CHAIN = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
 CHAIN_OF_3 = DraftConfig(drafter="head", steps=3, topk=1, nodes=4)
@@ -29,12 +36,13 @@ CHAIN_OF_3 = DraftConfig(drafter="head", steps=3, topk=1, nodes=4)
 @dataclass(frozen=True)
 class Case:
     """A line with {model} and {draft} for what the peers' has there. refused: in which words. config:
-    of the line without that. parsers: of reasoning and of tool calls."""
+    of the line without that. model: the tiny model of its architecture, or the name of an architecture
+    that is not supported. parsers: of reasoning and of tool calls."""
 
     line: str
     config: EngineConfig
     refused: tuple[str, ...] = ()
-    architecture: str | None = None
+    model: str = "llama2"
     parsers: tuple[str | None, str | None] = (None, None)
 
 
@@ -66,7 +74,7 @@ CASES = {
         "--disable-shared-experts-fusion",
         settings(CHAIN_OF_3, 0.9),
         ("--tp 8", "one device"),
-        "Glm4MoeForCausalLM",
+        "glm4 moe",
         ("glm45", "glm45"),
     ),
     "DeepSeek-V4-Flash": Case(
@@ -127,7 +135,7 @@ CASES = {
             max_model_len=131072,
         ),
         ("--tensor-parallel-size 2", "one device"),
-        "GptOssForCausalLM",
+        "gpt-oss",
         ("openai_gptoss", "openai"),
     ),
 }
@@ -157,16 +165,19 @@ def test_what_a_line_cannot_have_is_told_at_once_with_what_remains(
     line: Line, name: str, tmp_path: Path
 ) -> None:
     case = CASES[name]
-    config = {"architectures": [case.architecture], "model_type": "unknown"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = list(case.refused)
+    if case.model in MODELS:
+        save_model(make_model(case.model, max_position_embeddings=131072), tmp_path)
+    else:
+        config = {"architectures": [case.model], "model_type": "unknown"}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        words.append(f"'{case.model}' is not supported")
     found = line(*arguments(case, model=str(tmp_path)))
     assert found.config is None
     said = "\n".join(found.errors)
-    for words in (*case.refused, f"'{case.architecture}' is not supported"):
-        assert words in said, said
-    assert len([each for each in found.errors if each.startswith("  ")]) == (
-        3 if "deepseekv4" in case.line else 2
-    )
+    assert all(each in said for each in words), said
+    listed = [each for each in found.errors if each.startswith("  ")]
+    assert len(listed) == (3 if "deepseekv4" in case.line else 0), "one alone is not listed"
     assert found.errors[-1].startswith("command without them: eyas serve ")
     model = msgspec.structs.replace(case.config.model, path=str(tmp_path))
     assert line(*found.translated).config == msgspec.structs.replace(case.config, model=model)
@@ -201,3 +212,22 @@ def test_the_line_of_qwen3_serves(tmp_path: Path) -> None:
         "--drafter model",
         "context 40960",
     )
+
+
+def on_one_device(name: str, model: Path, draft: Path | None = None) -> list[str]:
+    text = CASES[name].line
+    for several, one in ON_ONE_DEVICE.items():
+        text = text.replace(several, one)
+    return arguments(Case(text, CASES[name].config), str(model), str(draft))
+
+
+def test_the_line_of_glm_4_5_serves_with_its_mtp_layer(tmp_path: Path) -> None:
+    model = save_target(tmp_path, "glm4 moe", head_dim=16)
+    write_mtp(model, make_mtp(qk_norm=True, experts=8, rotary_dim=8))
+    answer_of(on_one_device("GLM-4.5", model), "drafter head", "--enable-metrics: has no effect")
+
+
+def test_the_line_of_gpt_oss_serves_with_a_head(tmp_path: Path) -> None:
+    model = save_target(tmp_path / "model", "gpt-oss", max_position_embeddings=131072)
+    draft = write_speculators(tmp_path / "draft", make_head())
+    answer_of(on_one_device("gpt-oss", model, draft), "drafter head", "context 131072")

@@ -301,7 +301,8 @@ def test_what_cannot_be_done_is_refused_in_the_users_words(
     [
         ("--speculative-accept-threshold-single=0.9", "threshold"),
         ("--code-revision", "no code"),
-        ("--quantization", "--dtype"),
+        ("--quantization", "config.json"),
+        ("--kv-cache-dtype", "--dtype"),
         ("--long-prefill-token-threshold", "--max-batch-tokens"),
         ("--reasoning-parser-plugin", "built in"),
         ("--tool-server", "itself"),

@@ -14,7 +14,7 @@ import pytest
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Automaton, DraftMaskLimit
 from eyas.constraint.base import Backend, MaskJob, counted
-from eyas.constraint.filling import Filling
+from eyas.constraint.filling import Allowance, Filling
 from eyas.constraint.llguidance_states import LlguidanceState
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.grammar import Regex, Source
@@ -643,3 +643,41 @@ def test_roots_alone_are_waited_for_however_long(
     assert filling.wait(slow_after=0.0)
     assert root.num_masks == 1 and mask_RK.any() and not root.is_slow
     timer.join()
+
+
+def test_branches_are_filled_until_what_runs_beside_them_is_about_to_end(
+    faulty: tuple[Faulty, Any, list[int]],
+) -> None:
+    """The time for them follows whether that had ended, and says which are begun."""
+    backend, grammar, tokens = faulty
+    allowance = Allowance()
+    most = allowance.seconds
+
+    def left_out(answers: Sequence[bool]) -> list[bool]:
+        """Of three branches. answers: whether it has ended, whenever that is asked."""
+        automaton = Automaton(grammar())
+        first = [asked_of(automaton, tokens, 0)]
+        later = [
+            [MaskRequest(automaton.root, row, tuple(tokens[1:]), (tokens[0],), repeats_first=True)]
+            for row in (5, 9, 13)
+        ]
+        mask_RK = np.zeros((18, backend.vocabulary.num_mask_words), dtype=np.int32)
+        asked = iter(answers)
+        filling = Filling(first, later, mask_RK, 60.0, lambda: next(asked), allowance)
+        assert filling.wait() and next(asked, None) is None
+        assert first[0].num_masks == 5
+        for (request,) in later:
+            assert not request.is_late
+            assert (request.num_masks > 0) == (not request.is_left_out)
+            assert mask_RK[request.row].any() == (not request.is_left_out)
+        return [request.is_left_out for (request,) in later]
+
+    assert left_out([False, False, False, False]) == [False, False, False]
+    assert allowance.seconds == most
+    assert left_out([False, True, True]) == [False, True, True]
+    assert allowance.seconds < most
+    allowance.seconds = shorter = most / 2
+    assert left_out([True, True]) == [True, True, True]
+    assert allowance.seconds == shorter, "the roots' masks took that long, not the branches'"
+    allowance.seconds = 0.0
+    assert left_out([False]) == [True, True, True]

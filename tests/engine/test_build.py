@@ -19,6 +19,7 @@ from eyas.draft import RootDrafter
 from eyas.engine import build
 from eyas.llm import LLM
 from eyas.runner import device
+from tests.models.quantised import CASES, write_quantised
 from tests.models.tiny import make_model, save_model
 from tests.models.tiny_heads import make_head, save_target, write_specforge
 from tests.text.small_tokenizers import CHATML_TEMPLATE, chatml_spec, write_model_directory
@@ -63,6 +64,27 @@ def test_tensors_that_do_not_fit_are_refused_first(model: Path) -> None:
         LLM(config=config(model))
     with pytest.raises(ValueError, match=r"draft\.model: .* lacks tensor 'model\.norm\.weight'"):
         LLM(config=config("builtin", DraftConfig(drafter="model", model=str(model))))
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_quantised_weights_that_cannot_be_read_are_refused_first(model: Path) -> None:
+    write_quantised(model, CASES["fp8 blocks"])
+    tensors = load_file(model / "model.safetensors")
+    tensors.pop("model.layers.3.mlp.up_proj.weight_scale_inv")
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lacks tensor '.*\.3\.mlp\.up_proj\.weight_scale_inv'"):
+        LLM(config=config(model))
+    change(model / "config.json", quantization_config={"quant_method": "aqlm"})
+    with pytest.raises(ValueError, match=r"quantization_config\.quant_method 'aqlm' is not"):
+        LLM(config=config(model))
+
+
+def test_float16_is_a_number_format_of_a_cpu_too(model: Path) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    with LLM(config=config(model, dtype="float16")) as llm:
+        assert llm.info.dtype == "float16"
+        answer = llm.chat(question, SamplingParams(temperature=0, max_tokens=16))
+    assert "Paris" in answer[0].text
 
 
 @pytest.mark.usefixtures("nothing_long")

@@ -12,7 +12,7 @@ import torch
 from eyas.constraint.automaton import Automaton
 from eyas.core import DraftTree
 from eyas.engine.branches import depths_of
-from eyas.engine.masks import Masking
+from eyas.engine.masks import Masking, TreeMasks
 from eyas.grammar import OutputSpec
 from tests.constraint.walking import tokens_of
 
@@ -156,3 +156,34 @@ def test_an_output_goes_on_after_its_trees(backend: Any) -> None:
             tokens[held.place : held.place + num][: len(tokens) - 1 - held.place]
         )
         held.place = min(held.place + num, len(tokens) - 1)
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_branches_are_left_out_once_the_forward_has_ended(
+    backend: Any, is_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Roots and what is behind them on the first way have their masks; other branches have none, no
+    neighbour and no later step is the worse for it."""
+    tokens = tokens_of(TOKENIZER, TEXT)
+    rooted = [sequence(backend, OBJECT) for _ in range(2)]
+    row = [0, tokens[0], tokens[0], tokens[1], tokens[1]]
+    parents = [-1, 0, 0, 1, 2]
+    tree = DraftTree(
+        torch.tensor([row] * 2), torch.tensor([parents] * 2), torch.tensor([5, 5]), False
+    )
+    fill = TreeMasks.begin
+
+    def begin(masks: TreeMasks) -> None:
+        masks.fill_until(lambda: is_over)
+        fill(masks)
+
+    monkeypatch.setattr(TreeMasks, "begin", begin)
+    mask_BWK, refusals, stats = filled(tree, rooted, backend)
+    for b, held in enumerate(rooted):
+        for node in (0, 1, 3):
+            state = held.automaton.root.after_all(tokens[: (0, 1, 0, 2)[node]])
+            assert (mask_BWK[b, node] == mask_of(backend, state)).all()
+        assert mask_BWK[b, 2].any() == mask_BWK[b, 4].any() == (not is_over)
+        assert held.automaton.mask_limit.limit is None
+    assert refusals.num_nodes == 0 and stats.num_late == 0
+    assert stats.num_left_out == (4 if is_over else 0)

@@ -53,7 +53,12 @@ def test_what_changes_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     [
         (
             {"tensor_parallel_size": 8, "quantization": "fp8", "enable_lora": True},
-            ["tensor_parallel_size 8: ", "quantization fp8: ", "dtype names", "enable_lora: "],
+            [
+                "tensor_parallel_size 8: ",
+                "quantization fp8: ",
+                "config.json names",
+                "enable_lora: ",
+            ],
         ),
         (
             {"speculative_config": {"method": "medusa", "num_speculative_tokens": 2}},

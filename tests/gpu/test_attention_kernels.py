@@ -29,6 +29,7 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 HEADS = [
     (32, 8, 128),
     (32, 8, 64),
+    (64, 8, 64),
     (15, 5, 64),
     (14, 2, 64),
     (24, 8, 128),
@@ -43,9 +44,14 @@ def random_roots(draw: random.Random, num: int, longest: int) -> list[int]:
     return [draw.choice([draw.choice(edges), draw.randint(1, longest)]) for _ in range(num)]
 
 
-def attended(case: Case) -> torch.Tensor:
+def random_sinks(heads: tuple[int, int, int]) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(heads[0])
+    return 3 * torch.randn(heads[0], generator=generator, device="cuda")
+
+
+def attended(case: Case, sinks_N: torch.Tensor | None = None) -> torch.Tensor:
     with poisoned():
-        return answer(case)
+        return answer(case, sinks_N=sinks_N)
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -73,6 +79,20 @@ def test_any_shape_is_right(seed: int) -> None:
     )
     expected = reference(case)
     assert error(attended(case), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("window", [None, 128])
+@pytest.mark.parametrize("heads", [(64, 8, 64), (14, 2, 64), (40, 8, 80)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sinks_take_their_part(
+    heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
+) -> None:
+    store, sinks_N = LayerStore(*heads, window=window), random_sinks(heads)
+    for is_tree, is_prompt in ((False, False), (True, False), (False, True)):
+        for roots in ([700, 140, 512], [1000] * 70):
+            case = build(roots, 9, is_tree=is_tree, is_prompt=is_prompt, store=store, dtype=dtype)
+            expected = reference(case, sinks_N=sinks_N)
+            assert error(attended(case, sinks_N), expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("heads", WIDE_HEADS)
@@ -128,34 +148,77 @@ def plain(chain: Case, node: int) -> Case:
     )
 
 
-@pytest.mark.parametrize("heads", HEADS + WIDE_HEADS)
-@pytest.mark.parametrize("window", [None, 300])
+BITS = [(heads, window, False) for heads in HEADS + WIDE_HEADS for window in (None, 300)]
+SINKS = [(heads, window, True) for heads in [(64, 8, 64), (14, 2, 64)] for window in (None, 128)]
+
+
+@pytest.mark.parametrize(("heads", "window", "has_sinks"), BITS + SINKS)
 @pytest.mark.parametrize("num", [1, 5, 40])
 def test_a_row_has_the_same_bits_however_it_is_computed(
     heads: tuple[int, int, int],
     window: int | None,
+    has_sinks: bool,
     num: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    draw = random.Random(f"{heads} {window} {num}")
-    store = LayerStore(*heads, window=window)
+    sinks_N = random_sinks(heads) if has_sinks else None
+    check_bits(LayerStore(*heads, window=window), num, sinks_N, monkeypatch)
+
+
+LATENT = [(16, 1, 576, 512), (128, 1, 576, 512), (20, 1, 96, 64), (5, 1, 160, 128)]
+"""Query heads, key/value heads, numbers of a stored row, and those of them that are values."""
+
+
+def latent_store(sizes: tuple[int, int, int, int], window: int | None = None) -> LayerStore:
+    *heads, value_dim = sizes
+    return LayerStore(*heads, window=window, scale=192**-0.5, value_dim=value_dim)
+
+
+@pytest.mark.parametrize("sizes", LATENT)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_values_may_be_a_part_of_keys(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    store = latent_store(sizes)
+    for is_tree, is_prompt in ((False, False), (True, False), (False, True)):
+        case = build(
+            [700, 140, 512], 9, is_tree=is_tree, is_prompt=is_prompt, store=store, dtype=dtype
+        )
+        assert error(attended(case), reference(case)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("sizes", LATENT)
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("num", [1, 5, 40])
+def test_a_row_over_latents_has_the_same_bits(
+    sizes: tuple[int, int, int, int],
+    window: int | None,
+    num: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_bits(latent_store(sizes, window), num, None, monkeypatch)
+
+
+def check_bits(
+    store: LayerStore, num: int, sinks_N: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows as nodes, chains, trees and prompts, in launches that are divided differently."""
+    draw = random.Random(f"{store} {num}")
     roots = random_roots(draw, num, 3000)
     chain = build(roots, len(PATH), store=store, seed=num)
-    whole = attended(chain)
+    whole = attended(chain, sinks_N)
     by_node = whole.view(num, len(PATH), *whole.shape[1:])
     for node in (0, 3, 5):
-        assert torch.equal(attended(plain(chain, node)), by_node[:, node])
-    tree = attended(hidden_in_a_tree(chain)).view(num, len(HIDDEN), *whole.shape[1:])
+        assert torch.equal(attended(plain(chain, node), sinks_N), by_node[:, node])
+    tree = attended(hidden_in_a_tree(chain), sinks_N).view(num, len(HIDDEN), *whole.shape[1:])
     assert torch.equal(tree[:, PATH], by_node)
     prompt = replace(chain, layout=as_prompts(chain))
-    assert torch.equal(attended(prompt), whole)
+    assert torch.equal(attended(prompt, sinks_N), whole)
     for many in (1, 1_000_000):
         monkeypatch.setattr(backend, "MANY_PROGRAMS", many)
-        assert torch.equal(attended(chain), whole)
-        hidden = attended(hidden_in_a_tree(chain)).view(num, len(HIDDEN), *whole.shape[1:])
+        assert torch.equal(attended(chain, sinks_N), whole)
+        hidden = attended(hidden_in_a_tree(chain), sinks_N).view(num, len(HIDDEN), *whole.shape[1:])
         assert torch.equal(hidden[:, PATH], by_node)
     longer = replace(chain.layout, max_position=40_000)
-    assert torch.equal(attended(replace(chain, layout=longer)), whole)
+    assert torch.equal(attended(replace(chain, layout=longer), sinks_N), whole)
 
 
 @pytest.mark.parametrize("is_tree", [False, True])
@@ -172,10 +235,11 @@ def test_a_graph_can_be_replayed_with_other_roots(is_tree: bool, pdl: bool) -> N
     other.layout.nodes.slots_BW.clamp_(max=num_slots - 1)
     attention = TritonAttention(first.kv, pdl=pdl)
     q_TNH = first.q_TNH.clone()
+    sinks: list[torch.Tensor | None] = [None, random_sinks((32, 8, 128)), None]
 
     def run() -> list[torch.Tensor]:
         plan = attention.plan(first.layout, first.write_slots_T)
-        return [plan(layer, q_TNH) for layer in range(3)]
+        return [plan(layer, q_TNH, sinks_N) for layer, sinks_N in enumerate(sinks)]
 
     expected_first = run()
     graph = torch.cuda.CUDAGraph()

@@ -113,8 +113,9 @@ def test_gpu_gives_the_tokens_of_the_cpu_whatever_drafts(
         assert sum(len(output.token_ids) for output in found) > 2.0 * steps
 
 
-def test_bfloat16_on_gpu_stays_near_float32() -> None:
-    exact, coarse = make("cuda"), make("cuda", dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits_on_gpu_stay_near_float32(dtype: str) -> None:
+    exact, coarse = make("cuda"), make("cuda", dtype=dtype)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     prompt = exact.encode_chat([{"role": "user", "content": QUESTIONS[3]}])
     (a,), (b,) = exact.generate([prompt], params), coarse.generate([prompt], params)
@@ -124,8 +125,9 @@ def test_bfloat16_on_gpu_stays_near_float32() -> None:
     assert mean < 0.05
 
 
-def test_the_self_check_gives_its_verdict_on_this_gpu() -> None:
-    llm = make("cuda", dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_self_check_gives_its_verdict_on_this_gpu(dtype: str) -> None:
+    llm = make("cuda", dtype=dtype)
     assert llm.info.exact_reason
     print(f"exact: {llm.info.exact}, {llm.info.exact_reason}")
 

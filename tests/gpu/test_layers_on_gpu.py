@@ -80,7 +80,7 @@ def shown(choices: Sequence[Choice]) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("layers", LAYERS)
 def test_answers_are_the_same_however_they_are_made(
     layers: str, dtype: str, tmp_path: Path

@@ -58,34 +58,38 @@ def test_one_group_is_answered_at_once_with_the_same_bits(
         lambda kernel, grid: merges.append(kernel) or launch(kernel, grid),
     )
     for heights in ((16,), (32,)):
-        parts = attend(scene, heights=heights, sinks=[sinks_N])
+        parts = attend(scene, heights=heights, sinks_N=sinks_N)
         assert attention.merge_splits_kernel in merges
         merges.clear()
         with monkeypatch.context() as crowded:
             crowded.setattr(backend, "MANY_PROGRAMS", 1)
-            whole = attend(scene, heights=heights, sinks=[sinks_N])
+            whole = attend(scene, heights=heights, sinks_N=sinks_N)
         assert attention.merge_splits_kernel not in merges
         assert torch.equal(whole, parts)
 
 
 @pytest.mark.parametrize(
-    ("start", "window", "heads"),
+    ("start", "store", "has_sinks"),
     [
-        (0, None, (4, 2, 16)),
-        (125, None, (8, 1, 64)),
-        (507, None, (3, 1, 32)),
-        (509, 16, (4, 2, 16)),
+        (0, LayerStore(4, 2, 16), False),
+        (125, LayerStore(8, 1, 64), True),
+        (507, LayerStore(3, 1, 32), False),
+        (509, LayerStore(4, 2, 16, window=16), False),
+        (509, LayerStore(4, 2, 16, window=16), True),
+        (125, LayerStore(32, 1, 48, value_dim=32), False),
+        (509, LayerStore(6, 1, 160, value_dim=144), True),
     ],
+    ids=str,
 )
 def test_a_row_has_the_same_bits_however_it_is_computed(
-    start: int, window: int | None, heads: tuple[int, int, int]
+    start: int, store: LayerStore, has_sinks: bool
 ) -> None:
     """Positions start.. of one text: as a chunk, as single tokens, as a chain, hidden in a tree."""
-    store, count = LayerStore(*heads, window=window), 6
-    num_query_heads, num_kv_heads, head_dim = heads
+    count = 6
     generator = torch.Generator().manual_seed(start)
-    text = torch.randn(start + count, 2, num_kv_heads, head_dim, generator=generator)
-    queries = torch.randn(start + count, num_query_heads, head_dim, generator=generator)
+    text = torch.randn(start + count, *store.slot_shape, generator=generator)
+    queries = torch.randn(start + count, store.num_query_heads, store.head_dim, generator=generator)
+    sinks_N = torch.randn(store.num_query_heads, generator=generator) if has_sinks else None
 
     def run(lanes: list[Lane], picks: list[int], *, is_chain: bool) -> torch.Tensor:
         """The first lane speaks the text; `picks` are the rows of text positions in order."""
@@ -95,9 +99,9 @@ def test_a_row_has_the_same_bits_however_it_is_computed(
         scene.kv.layers[0][slots] = text[: lane.stored].half()
         for offset, row in enumerate(picks):
             scene.k_TGH[row] = text[lane.stored + offset, 0]
-            scene.v_TGH[row] = text[lane.stored + offset, 1]
+            scene.v_TGH[row] = text[lane.stored + offset, -1]
             scene.q_TNH[row] = queries[lane.stored + offset]
-        return attend(scene)[picks]
+        return attend(scene, sinks_N=sinks_N)[picks]
 
     whole = run([Lane(start, count, None)], list(range(count)), is_chain=False)
     for offset in (0, 4):

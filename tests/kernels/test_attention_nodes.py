@@ -13,7 +13,7 @@ import torch
 
 from eyas.attention.triton import TritonAttention
 from eyas.cache.store import LayerStore
-from tests.attention.scenes import Lane, Scene, build, random_parents
+from tests.attention.scenes import Lane, Scene, build, dense, random_parents
 from tests.kernels.test_attention_paths import interpreted, poisoned
 
 __all__ = ["interpreted"]
@@ -25,7 +25,7 @@ pytestmark = [
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 4e-3}
 
 
-def attend(scene: Scene, **options: object) -> torch.Tensor:
+def attend(scene: Scene, *, sinks_N: torch.Tensor | None = None, **options: object) -> torch.Tensor:
     """[T, N, H], with nothing but numbers that are none in unused slots and fresh memory."""
     layer = scene.kv.layers[0]
     layer[layer.isinf()] = float("nan")
@@ -33,27 +33,12 @@ def attend(scene: Scene, **options: object) -> torch.Tensor:
     with poisoned():
         plan = attention.plan(scene.layout, scene.write_slots_T)
         scene.store(plan.destination(0))
-        out_TNH = plan(0, scene.q_TNH)
-    assert out_TNH.shape == scene.q_TNH.shape and out_TNH.dtype == scene.q_TNH.dtype
+        out_TNH = plan(0, scene.q_TNH, sinks_N)
+    (store,) = scene.kv.stores
+    assert out_TNH.shape == (*scene.q_TNH.shape[:2], store.output_dim)
+    assert out_TNH.dtype == scene.q_TNH.dtype
     assert bool(out_TNH[len(scene.seen) :].isfinite().all())
     return out_TNH[: len(scene.seen)]
-
-
-def dense(scene: Scene, store: LayerStore, sinks_N: torch.Tensor | None = None) -> torch.Tensor:
-    """[rows, N, H] float64: each row against what it may see of its own history."""
-    per_kv = store.num_query_heads // store.num_kv_heads
-    scale = store.head_dim**-0.5 if store.scale is None else store.scale
-    outputs = []
-    for row, seen in enumerate(scene.seen):
-        last = len(seen) - 1
-        first = max(store.first_position, 0 if store.window is None else last - store.window + 1)
-        history = torch.stack(seen[min(first, last) :]).double().repeat_interleave(per_kv, dim=2)
-        scores_NL = torch.einsum("nh,lnh->nl", scene.q_TNH[row].double(), history[:, 0]) * scale
-        if sinks_N is not None:
-            scores_NL = torch.cat([scores_NL, sinks_N.double().unsqueeze(1)], dim=1)
-        weights_NL = scores_NL.softmax(1)[:, : len(history)]
-        outputs.append(torch.einsum("nl,lnh->nh", weights_NL, history[:, 1]))
-    return torch.stack(outputs)
 
 
 def check(scene: Scene, store: LayerStore, **options: object) -> None:
@@ -100,6 +85,26 @@ def test_every_row_sees_its_own_prefix(
 
 
 @pytest.mark.parametrize(
+    ("heads", "value_dim", "is_chain", "dtype"),
+    [
+        ((32, 1, 48), 32, True, torch.float16),
+        ((32, 1, 48), 32, False, torch.float16),
+        ((5, 1, 88), 80, False, torch.float32),
+        ((18, 1, 160), 144, True, torch.float16),
+        ((4, 1, 288), 256, False, torch.float16),
+        ((2, 1, 160), 128, False, torch.float32),
+    ],
+)
+def test_values_may_be_a_part_of_keys(
+    heads: tuple[int, int, int], value_dim: int, is_chain: bool, dtype: torch.dtype
+) -> None:
+    """Latent attention: one row a slot, read by several tiles of heads."""
+    draw = random.Random(f"{heads} {is_chain}")
+    store = LayerStore(*heads, first_position=1, scale=0.15, value_dim=value_dim)
+    check(build(mixed_lanes(draw, is_chain=is_chain), store, dtype, 1, is_chain=is_chain), store)
+
+
+@pytest.mark.parametrize(
     ("window", "first_position", "is_chain"),
     [
         (16, 0, True),
@@ -140,7 +145,7 @@ def test_sinks_take_their_part() -> None:
         lanes = mixed_lanes(draw, is_chain=is_chain)
         scene = build(lanes, store, torch.float32, 5, is_chain=is_chain)
         expected = dense(scene, store, sinks_N)
-        out = attend(scene, sinks=[sinks_N])
+        out = attend(scene, sinks_N=sinks_N)
         assert (out.double() - expected).abs().max().item() < 3e-6
 
 

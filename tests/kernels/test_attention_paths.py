@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,7 @@ PROMPTS = {
     "scale": "fp32",
 }
 LAYER = {"NUM_KV_HEADS": 8, "PER_KV": 4, "HEAD_DIM": 128, "INNER": 128, "PDL": True}
+REST = {"REST": 0, "REST_INNER": 0}
 SEEN = {"HAS_WINDOW": False, "HAS_FIRST": False}
 STATES = {"states_TNZ2": "*fp32", "values_TNZH": "*fp32"}
 PLACES = {"positions_BW": "*i64", "roots_B": "*i64"}
@@ -123,6 +125,7 @@ def splits(
         },
         {
             **LAYER,
+            **REST,
             **SEEN,
             "HEIGHT": height,
             "TAIL_HEIGHT": 16,
@@ -146,36 +149,58 @@ def prompts(height: int, stages: int) -> Job:
     return Job(
         "eyas.kernels.attention_prefill:prompts_kernel",
         PROMPTS,
-        {**LAYER, **SEEN, **constants, "HAS_SINKS": False},
+        {**LAYER, **REST, **SEEN, **constants, "HAS_SINKS": False},
         num_warps=8,
         num_stages=stages,
         aligned=("q_stride",),
     )
 
 
+def test_kernels_of_a_row_that_all_heads_read_compile_for_hopper() -> None:
+    jobs = [splits(16, 1, 0, 1, 1), splits(16, 4, 2, 1, 1), prompts(16, 1)]
+    for each in compile_for_hopper(*map(of_shared_row, jobs)):
+        assert each.shared < 100 * 1024 and each.num_spilled == 0, each
+
+
+def of_shared_row(job: Job) -> Job:
+    """The job for DeepSeek's latent attention: 128 heads in tiles of 16, rows of 512 + 64 numbers."""
+    sizes = {"NUM_KV_HEADS": 8, "PER_KV": 16, "HEAD_DIM": 512, "INNER": 512, "KEYS": 32}
+    constants = {**job.constants, **sizes, "REST": 64, "REST_INNER": 64}
+    return replace(job, constants=constants, num_warps=8)
+
+
+MERGING = Job(
+    "eyas.kernels.attention_merge:merge_splits_kernel",
+    {
+        "out_TNH": "*bf16",
+        **STATES,
+        **PLACES,
+        "nodes_T": "*i64",
+        "sinks_N": "*fp32",
+        **dict.fromkeys(("num_nodes", "num_units", "limit"), "i32"),
+        **dict.fromkeys(("window", "first_position"), "i32"),
+    },
+    {
+        **LAYER,
+        "HEADS": 4,
+        "SPLIT": 128,
+        "GROUP": 4,
+        "UNIT": 1,
+        "TAILS": 2,
+        "HAS_WINDOW": False,
+        "HAS_SINKS": False,
+    },
+)
+
+
+def of_gpt_oss(job: Job) -> Job:
+    """The job with gpt-oss's heads, windows and sinks."""
+    shape = {"PER_KV": 8, "HEAD_DIM": 64, "INNER": 64, "HAS_WINDOW": True, "HAS_SINKS": True}
+    heads = {"HEADS": 8} if "HEADS" in job.constants else {}
+    return replace(job, constants={**job.constants, **shape, **heads})
+
+
 def test_the_kernels_compile_for_hopper() -> None:
-    merging = Job(
-        "eyas.kernels.attention_merge:merge_splits_kernel",
-        {
-            "out_TNH": "*bf16",
-            **STATES,
-            **PLACES,
-            "nodes_T": "*i64",
-            "sinks_N": "*fp32",
-            **dict.fromkeys(("num_nodes", "num_units", "limit"), "i32"),
-            **dict.fromkeys(("window", "first_position"), "i32"),
-        },
-        {
-            **LAYER,
-            "HEADS": 4,
-            "SPLIT": 128,
-            "GROUP": 4,
-            "UNIT": 1,
-            "TAILS": 2,
-            "HAS_WINDOW": False,
-            "HAS_SINKS": False,
-        },
-    )
     walking = Job(
         "eyas.kernels.paths:node_paths_kernel",
         {
@@ -191,8 +216,14 @@ def test_the_kernels_compile_for_hopper() -> None:
     )
     nodes = [splits(16, 1, 0), splits(16, 4, 0, is_whole=True), splits(32, 1, 2), splits(32, 4, 2)]
     high = splits(64, 4, 2)
-    compiled = compile_for_hopper(*nodes, merging, walking, prompts(32, 1), high, prompts(128, 2))
+    compiled = compile_for_hopper(*nodes, MERGING, walking, prompts(32, 1), high, prompts(128, 2))
     # Trees have two blocks of keys at once, prompts three sums; one of them is looked at now and then.
     for each, most in zip(compiled, [0, 0, 128, 128, 0, 0, 0, 0, 300], strict=True):
         assert each.shared < 227 * 1024 and each.num_spilled <= most, each
     assert [each.uses_wgmma for each in compiled] == [False] * 7 + [True] * 2
+
+
+def test_the_kernels_compile_for_hopper_with_sinks() -> None:
+    jobs = (splits(16, 1, 0), splits(16, 4, 0, is_whole=True), splits(32, 1, 2), MERGING)
+    for each in compile_for_hopper(*map(of_gpt_oss, (*jobs, prompts(128, 2)))):
+        assert each.shared < 227 * 1024 and each.num_spilled == 0, each

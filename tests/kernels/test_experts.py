@@ -17,6 +17,7 @@ from eyas.kernels.experts import (
 from eyas.kernels.route import route as route_by_kernel
 from eyas.kernels.tiles import Tile
 from eyas.ops.apply_experts import apply_experts
+from eyas.ops.gate import Activation
 from eyas.ops.route import Routing, route
 from eyas.ops.tile_experts import tile_experts as tile_operation
 from tests.kernels.bodies import take_kernels
@@ -56,8 +57,8 @@ def test_a_kernel_routes_as_torch_does(name: str, device: torch.device) -> None:
     logits_TE[4, ::2] = logits_TE[4, 1::2]
     correction_E = 0.2 * torch.randn(num_experts, generator=generator).to(device)
     for correction in (None, correction_E) if routing.scoring == "sigmoid" else (None,):
-        expected_TK, expected_weights_TK = route.by_torch(logits_TE, correction, routing)
-        found_TK, weights_TK = route.by_kernel(logits_TE, correction, routing)
+        expected_TK, expected_weights_TK = route.by_torch(logits_TE, None, correction, routing)
+        found_TK, weights_TK = route.by_kernel(logits_TE, None, correction, routing)
         assert found_TK.dtype == torch.int32 and torch.equal(found_TK, expected_TK)
         assert weights_TK.dtype == torch.float32
         torch.testing.assert_close(weights_TK, expected_weights_TK, rtol=1e-5, atol=1e-7)
@@ -69,11 +70,21 @@ def test_routes_of_a_row_do_not_depend_on_others(device: torch.device) -> None:
     num_experts, routing = ROUTINGS["DeepSeek-V3"]
     logits_TE = torch.randn(70, num_experts, device=device)
     for body in (route.by_torch, route.by_kernel):
-        experts_TK, weights_TK = body(logits_TE, None, routing)
+        experts_TK, weights_TK = body(logits_TE, None, None, routing)
         for rows in (slice(0, 1), slice(5, 8), slice(30, 63)):
-            found = body(logits_TE[rows], None, routing)
+            found = body(logits_TE[rows], None, None, routing)
             assert torch.equal(found[0], experts_TK[rows])
             assert torch.equal(found[1], weights_TK[rows])
+
+
+def test_parts_of_logits_and_a_bias_are_added_in_order(device: torch.device) -> None:
+    num_experts, routing = ROUTINGS["Mixtral"]
+    parts_ZTE = torch.randn(4, 7, num_experts, device=device)
+    bias_E = torch.randn(num_experts, device=device)
+    logits_TE = parts_ZTE[0] + parts_ZTE[1] + parts_ZTE[2] + parts_ZTE[3] + bias_E
+    for body in (route.by_torch, route.by_kernel):
+        expected = body(logits_TE, None, None, routing)
+        assert all(map(torch.equal, body(parts_ZTE, bias_E, None, routing), expected))
 
 
 @pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
@@ -82,6 +93,7 @@ def test_what_is_not_a_number_still_chooses_experts(device: torch.device) -> Non
     logits_TE[0], logits_TE[1, 2], logits_TE[2] = torch.nan, torch.nan, -torch.inf
     experts_TK, _ = route_by_kernel(
         logits_TE,
+        None,
         None,
         num_chosen=3,
         is_softmax=False,
@@ -142,18 +154,22 @@ def weights_of(
     )
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("has_bias", "activation"), [(False, "silu"), (True, "silu"), (True, "clamped_swiglu")]
+)
 def test_kernels_apply_experts_as_torch_does(
-    has_bias: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    has_bias: bool, activation: Activation, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_kernels(monkeypatch, tile_operation)
     for num_rows, hidden, size in ((1, 64, 48), (19, 80, 100)):
         gate_up, down, gate_up_bias, down_bias = weights_of(8, hidden, size, torch.float32, device)
+        if activation == "clamped_swiglu":
+            gate_up_bias = 60 * gate_up_bias  # beyond its limits, on both sides
         biases = (gate_up_bias, down_bias) if has_bias else (None, None)
         x_TD = torch.randn(num_rows, hidden + 4, device=device)[:, :hidden]
         experts_TK = random_choice(num_rows, 8, 3, device)
         weights_TK = torch.rand(num_rows, 3, device=device)
-        arguments = (x_TD, experts_TK, weights_TK, gate_up, down, *biases, "silu")
+        arguments = (x_TD, experts_TK, weights_TK, gate_up, down, *biases, activation)
         found_KTD = apply_experts.by_kernel(*arguments)
         expected_KTD = apply_experts.by_torch(*arguments)
         assert found_KTD.dtype == torch.float32 and found_KTD.shape == (3, num_rows, hidden)
@@ -171,7 +187,7 @@ def test_a_row_has_the_same_bits_in_any_call_and_tile(
     experts_TK[7:30] = experts_TK[7]
     weights_TK = torch.rand(40, 2, device=device)
     all_KTD = apply_experts.by_kernel(x_TD, experts_TK, weights_TK, *weights, "silu")
-    for rows in (slice(0, 1), slice(3, 9), slice(20, 40)):
+    for rows in (slice(0, 1), slice(3, 9), slice(8, 40), slice(20, 40)):
         found_KTD = apply_experts.by_kernel(
             x_TD[rows], experts_TK[rows], weights_TK[rows], *weights, "silu"
         )
@@ -206,22 +222,34 @@ def test_they_compile_for_hopper() -> None:
         "weights_N": "*fp32",
         "out": "*bf16",
     }
-    numbers = dict.fromkeys(("num_rows", "num_out", "num_columns", "x_stride"), "i32")
-    constants = {"NUM_CHOSEN": 8, "EVEN_OUT": True, "EVEN_K": True, "HAS_BIAS": False, "PDL": True}
+    numbers = dict.fromkeys(
+        ("num_rows", "num_assigned", "num_out", "num_columns", "x_stride"), "i32"
+    )
+    constants = {
+        "NUM_CHOSEN": 8,
+        "BLOCK_FEW": 0,
+        "EVEN_OUT": True,
+        "EVEN_K": True,
+        "HAS_BIAS": False,
+        "PDL": True,
+    }
+    of_gpt_oss = {"NUM_CHOSEN": 4, "EVEN_OUT": False, "EVEN_K": False, "HAS_BIAS": True}
     jobs = []
     for average in (1, 16, 40, 100):
         tile = tile_for(average, 8, 8, torch.bfloat16)
+        few = {"BLOCK_FEW": 64 * (average == 1)}
         blocks = {
             "BLOCK_OUT": tile.block_out,
             "BLOCK_ROWS": tile.block_rows,
             "BLOCK_K": tile.block_k,
         }
-        for is_gated in (True, False):
+        for is_gated, is_clamped in ((True, average in (1, 100)), (False, False)):
+            facts = {"GATED": is_gated, "IS_CLAMPED": is_clamped}
             jobs.append(
                 Job(
                     "eyas.kernels.experts:expert_product_kernel",
                     pointers | numbers | ({} if is_gated else {"out": "*fp32"}),
-                    constants | blocks | {"GATED": is_gated},
+                    constants | few | blocks | facts | (of_gpt_oss if is_clamped else {}),
                     num_warps=tile.num_warps,
                     num_stages=tile.num_stages,
                     aligned=("num_out", "num_columns", "x_stride"),
@@ -232,19 +260,31 @@ def test_they_compile_for_hopper() -> None:
         assert compiled.shared <= 227 * 1024
 
 
+WIDE: dict[str, tuple[int, int, int, int, Activation]] = {
+    "Qwen3-30B-A3B": (128, 2048, 768, 8, "silu"),
+    "gpt-oss-20b": (32, 2880, 2880, 4, "clamped_swiglu"),
+}
+"""Experts, hidden size, feed-forward size, experts a row chooses, activation."""
+
+
 @pytest.mark.gpu
-def test_wide_experts_agree_with_torch_and_with_each_row_alone(device: torch.device) -> None:
-    """The shape of Qwen3-30B-A3B, from one row to a long prompt's."""
-    weights = weights_of(128, 2048, 768, torch.bfloat16, device)
-    weights = (*weights[:2], None, None)
-    x_TD = torch.randn(1500, 2048, device=device).bfloat16()
-    experts_TK = random_choice(1500, 128, 8, device)
-    weights_TK = torch.rand(1500, 8, device=device)
-    all_KTD = apply_experts(x_TD, experts_TK, weights_TK, *weights, "silu")
-    expected_KTD = apply_experts.by_torch(x_TD, experts_TK, weights_TK, *weights, "silu")
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_experts_agree_with_torch_and_with_each_row_alone(
+    name: str, device: torch.device
+) -> None:
+    """From one row to a long prompt's."""
+    num_experts, hidden, size, num_chosen, activation = WIDE[name]
+    gate_up, down, *biases = weights_of(num_experts, hidden, size, torch.bfloat16, device)
+    gate_up_bias, down_bias = biases if activation == "clamped_swiglu" else (None, None)
+    weights = (gate_up, down, gate_up_bias, down_bias)
+    x_TD = torch.randn(1500, hidden, device=device).bfloat16()
+    experts_TK = random_choice(1500, num_experts, num_chosen, device)
+    weights_TK = torch.rand(1500, num_chosen, device=device)
+    all_KTD = apply_experts(x_TD, experts_TK, weights_TK, *weights, activation)
+    expected_KTD = apply_experts.by_torch(x_TD, experts_TK, weights_TK, *weights, activation)
     assert (all_KTD - expected_KTD).norm() / expected_KTD.norm() < 1e-2
     for num_rows in (1, 2, 8, 33, 64, 128, 200, 512, 1024):
         found_KTD = apply_experts(
-            x_TD[:num_rows], experts_TK[:num_rows], weights_TK[:num_rows], *weights, "silu"
+            x_TD[:num_rows], experts_TK[:num_rows], weights_TK[:num_rows], *weights, activation
         )
         assert torch.equal(found_KTD, all_KTD[:, :num_rows]), num_rows

@@ -42,6 +42,8 @@ def own_mtp(target: ModelSpec) -> HeadSpec:
         taps=(target.num_layers + 1,),
         windows=(target.windows[-1],),
         qk_norm=target.qk_norm,
+        latent=target.latent,
+        attention_scale=target.attention_scale,
         experts=target.experts,
         traits=target.traits,
     )
@@ -143,7 +145,7 @@ def _teach(head: DraftHead, spec: HeadSpec, embedding_VD: torch.Tensor) -> None:
     hidden = spec.hidden_size
     identity = torch.eye(64, hidden)
     for name, parameter in parameters.items():
-        if name.endswith(("fc.weight", ".down.weight", "attention.o.weight")):
+        if name.endswith(("fc.weight", ".down.weight", ".down.bias", "attention.o.weight")):
             parameter.mul_(0.05)
     if spec.kind == "eagle3":  # attention finds the row's own token and brings its embedding
         for part, scale in (("q", 3.0), ("k", 3.0), ("v", 1.0)):

@@ -42,8 +42,14 @@ STOP_ID = EOS + 1
 VOCAB = 256 + len(MERGES) + len(SPECIAL) + 2
 """No multiple of 4 or 32, and two ids that no token has."""
 HIDDEN = 48
-LAYERS = {"experts": "glm4 moe", "state": "qwen3 next"}
-"""Kinds of layers beside the dense one, and the tiny model (`tests.models.tiny`) that has them."""
+LAYERS = {
+    "experts": ("glm4 moe", 0.1),
+    "sinks and windows": ("gpt-oss", 0.006),
+    "state": ("qwen3 next", 0.3),
+    "latent": ("deepseek v3 experts", 0.1),
+}
+"""Kinds of layers beside the dense one: the tiny model (`tests.models.tiny`) that has them, and how
+strongly its feed-forward blocks change what the bigrams say."""
 MAX_BATCH = 128
 MAX_SEATS = 16
 
@@ -211,8 +217,9 @@ def _of_bigrams(
 
 def write_layers(directory: Path, name: str) -> Path:
     """Save the tiny model of `LAYERS` with the bigrams of this world."""
+    tiny_name, mixing = LAYERS[name]
     sizes = {"vocab_size": VOCAB, "intermediate_size": 96}
-    model = make_model(LAYERS[name], eos_token_id=EOS, bos_token_id=None, **sizes)
+    model = make_model(tiny_name, eos_token_id=EOS, bos_token_id=None, **sizes)
     generator = torch.Generator().manual_seed(1)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -223,11 +230,12 @@ def write_layers(directory: Path, name: str) -> Path:
         embedding, head = _of_bigrams(hidden_size, noise)
         model.get_input_embeddings().weight.copy_(embedding)
         model.get_output_embeddings().weight.copy_(1.1 * head)
-        model.model.norm.weight.fill_(0.0 if MODELS[LAYERS[name]][0] in FROM_ZERO else 1.0)
-        added = ("o_proj.weight", "out_proj.weight", "down_proj")  # to the stream
+        model.model.norm.weight.fill_(0.0 if MODELS[tiny_name][0] in FROM_ZERO else 1.0)
         for key, parameter in model.named_parameters():
-            if any(part in key for part in added):
-                parameter.mul_(0.3)
+            if "o_proj" in key or "out_proj" in key:  # what is added to the stream
+                parameter.mul_(0.15)
+            elif "down_proj" in key:
+                parameter.mul_(mixing)
     return save_model(model, directory)
 
 

@@ -56,7 +56,7 @@ SOME_COUNTS = [2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 47, 64, 65, 95, 127, 128, 200,
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [704, 100, 1001])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_swiglu"])
 def test_the_gated_activation_is_row_invariant(
     threads: int, activation: Activation, size: int, dtype: torch.dtype
 ) -> None:

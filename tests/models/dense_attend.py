@@ -67,14 +67,17 @@ class DenseAttend:
         """Allocate the keys and values of a layer; `__call__` appends all but padding."""
         store, num = self.cache.stores[layer], self.num_rows + self.num_padding
         assert isinstance(store, LayerStore)
-        shape = (num, 2, store.num_kv_heads, store.head_dim)
-        self._placed = torch.zeros(shape, dtype=self.cache.dtype, device=self.cache.device)
+        self._placed = torch.zeros(
+            (num, *store.slot_shape), dtype=self.cache.dtype, device=self.cache.device
+        )
         return KVDestination.of(self._placed, torch.arange(num, device=self.cache.device))
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         cache, store = self.cache, self.cache.stores[layer]
         assert isinstance(store, LayerStore)
-        k_TGH, v_TGH = self._placed.unbind(1)
+        k_TGH, v_TGH = sides(self._placed, store)
         keys_SGH = _append(cache.keys[layer], k_TGH[: self.num_rows])
         values_SGH = _append(cache.values[layer], v_TGH[: self.num_rows])
         cache.keys[layer], cache.values[layer] = keys_SGH, values_SGH
@@ -89,8 +92,12 @@ class DenseAttend:
             seen = cache.ancestors(entry)
             hidden_TS[row, seen[-store.window :] if store.window else seen] = False
         hidden_TS = hidden_TS.to(scores_NTS.device)
-        weights_NTS = scores_NTS.masked_fill(hidden_TS, float("-inf")).softmax(-1)
-        out_TNH = torch.zeros_like(q_TNH)
+        scores_NTS = scores_NTS.masked_fill(hidden_TS, float("-inf"))
+        if sinks_N is not None:
+            sinks_NT1 = sinks_N.view(-1, 1, 1).expand(-1, self.num_rows, -1)
+            scores_NTS = torch.cat([scores_NTS, sinks_NT1], dim=-1)
+        weights_NTS = scores_NTS.softmax(-1)[..., : len(keys_SGH)]
+        out_TNH = q_TNH.new_zeros((*q_TNH.shape[:2], store.output_dim))
         out_TNH[: self.num_rows] = torch.einsum("nts,snh->tnh", weights_NTS, values_SNH)
         return out_TNH
 
@@ -149,20 +156,29 @@ class RowByRow:
         answer: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
         num_rows: int,
     ) -> None:
-        store = next(store for store in stores if isinstance(store, LayerStore))
+        self._store = store = next(store for store in stores if isinstance(store, LayerStore))
         self._answer = answer
-        self._placed = torch.zeros(num_rows, 2, store.num_kv_heads, store.head_dim, dtype=dtype)
+        self._placed = torch.zeros(num_rows, *store.slot_shape, dtype=dtype)
 
     def destination(self, layer: int) -> KVDestination:
         return KVDestination.of(self._placed, torch.arange(len(self._placed)))
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
-        return self._answer(q_TNH, *self._placed.unbind(1))
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        keys_TGH, values_TGH = sides(self._placed, self._store)
+        width = self._store.output_dim
+        return self._answer(q_TNH[..., :width], keys_TGH[..., :width], values_TGH)
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         values = rule.num_value_heads * rule.value_dim
         first = len(rule.taps_CJ) - values
         return inputs_TX[:, first : first + values].float().unflatten(1, (-1, rule.value_dim))
+
+
+def sides(placed: torch.Tensor, store: LayerStore) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys, and values, which may be a part of them."""
+    return placed[:, 0], placed[:, -1, :, : store.output_dim]
 
 
 def _append(stored: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from eyas.models import Decoder, load_model
 from eyas.models.heads import DraftHead, has_supported_mtp, load_head, read_head
 
 from .dense_attend import DenseCache, RowByRow
+from .quantised import CASES, FP8_BLOCKS, Case, fp8, write_quantised
 from .tiny_heads import (
     DEFAULT_TAPS,
     NUM_TARGET_LAYERS,
@@ -25,6 +26,7 @@ from .tiny_heads import (
     save_target,
     write_mtp,
     write_safeailab,
+    write_specforge,
     write_speculators,
 )
 
@@ -306,3 +308,35 @@ def test_a_head_of_random_bfloat16_weights_runs(target_directory: Path, tmp_path
 def test_the_tiny_head_is_no_special_case() -> None:
     tiny = TinyHead()
     assert tiny.query_heads * tiny.head_dim == TARGET_HIDDEN and tiny.kv_heads < tiny.query_heads
+
+
+BLOCKS = Case({**FP8_BLOCKS, "weight_block_size": [32, 48]}, fp8(32, 48, "weight_scale_inv"))
+
+
+@pytest.mark.parametrize("embedding_first", [False, True], ids=["MiMo", "DeepSeek"])
+@pytest.mark.parametrize("case", [BLOCKS, CASES["gptq"]], ids=["fp8", "gptq"])
+def test_an_mtp_layer_in_a_quantised_checkpoint_computes_as_its_values_do(
+    case: Case, embedding_first: bool, tmp_path: Path
+) -> None:
+    directory = save_target(tmp_path / "model", head_dim=16, intermediate_size=128)
+    write_mtp(directory, make_mtp(embedding_first=embedding_first, kv_heads=4, inner=128))
+    plain = write_quantised(directory, case)
+    assert has_supported_mtp(directory)
+    heads = []
+    for path in (directory, plain):
+        heads.append(load(path, load_model(path, dtype="float32"), path))
+    check_same(*heads)
+
+
+def test_an_eagle_head_may_be_quantised(
+    target: Decoder, target_directory: Path, tmp_path: Path
+) -> None:
+    directory = write_specforge(tmp_path / "head", make_head(layers=1))
+    plain = write_quantised(directory, BLOCKS)
+    check_same(*(load(path, target, target_directory) for path in (directory, plain)))
+
+
+def check_same(found: DraftHead, expected: DraftHead) -> None:
+    taps = random_taps(expected, NUM_CONTEXT + 1)
+    for one, other in zip(run_tree(found, taps), run_tree(expected, taps), strict=True):
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])

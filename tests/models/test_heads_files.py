@@ -384,7 +384,10 @@ CONFIG_CASES: dict[str, tuple[dict[str, Any], str]] = {
         "use_aux_hidden_state False is not supported",
     ),
     "DFlash": ({"architectures": ["DFlashDraftModel"]}, "DFlashDraftModel is not supported"),
-    "quantised": ({"quantization_config": {"bits": 4}}, "quantised draft heads are not supported"),
+    "quantised": (
+        {"quantization_config": {"quant_method": "hqq"}},
+        r"quantization_config\.quant_method 'hqq' is not supported",
+    ),
     "activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     "query heads": ({"num_key_value_heads": 3}, "num_key_value_heads must divide 4"),
     "calibration": ({"eyas": {"noise_beta": {"warm": 1}}}, "'warm' is no temperature"),
@@ -420,7 +423,7 @@ TENSOR_CASES: dict[str, tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = 
     ),
     "quantised": (
         add("midlayer.mlp.up_proj.weight_scale", 1),
-        "a quantised layer is not supported",
+        "a quantised layer that config.json's quantization_config does not describe is not",
     ),
     "unknown": (add("surprise.weight", 2), r"'surprise\.weight', which a head of its config\.json"),
     "twice": (add("layers.0.hidden_norm.weight", 64), "which name the same parameter"),
@@ -608,7 +611,7 @@ def test_heads_are_told_from_models(
         ("mtp.fc.weight", r"lacks tensors 'mtp\.layers\.0\.input_layernorm\.weight'"),
         (
             f"model.layers.{NUM_TARGET_LAYERS}.self_attn.kv_a_proj_with_mqa.weight",
-            "latent attention",
+            "lacks tensors",
         ),
     ],
 )

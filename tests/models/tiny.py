@@ -80,6 +80,16 @@ HYBRID: dict[str, Any] = {
 SHARED_EXPERTS: dict[str, Any] = {**EXPERTS, "shared_expert_intermediate_size": 32}
 FROM_ZERO = ("Gemma3", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe")
 """Families that add the 1 to norm weights themselves."""
+GPT_OSS: dict[str, Any] = {
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 16,
+    "rope_parameters": {**ROPE_YARN, "truncate": False},
+    "max_position_embeddings": 128,
+}
+SCALES = {"sinks": 2.0, "gate_up_proj_bias": 4.0}
+"""Of weights that must be large to matter: a sink among many keys, and what a limit of 7 cuts off."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4}),
     "llama3.1": ("Llama", {"rope_parameters": ROPE_LLAMA3}),
@@ -150,6 +160,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3.5": ("Qwen3_5", {**HYBRID, "tie_word_embeddings": True}),
     "qwen3.5 moe": ("Qwen3_5Moe", {**HYBRID, **SHARED_EXPERTS}),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss without biases": (
+        "GptOss",
+        {
+            **GPT_OSS,
+            "attention_bias": False,
+            "num_experts_per_tok": 1,
+            "layer_types": LAYER_TYPES,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
     "gemma3": (
         "Gemma3",
         {
@@ -165,6 +186,51 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    **ROUTED_EXPERTS,
+    "n_group": 2,
+    "topk_group": 1,
+}
+ROPE_MSCALE = {**ROPE_YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
+DENSE_LATENT: dict[str, Any] = {**LATENT, "first_k_dense_replace": 3}
+LATENT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek v2": ("DeepseekV2", DENSE_LATENT),
+    "deepseek v2 in groups": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "qk_rope_head_dim": 8,
+            "n_routed_experts": 12,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
+    "deepseek v2 lite yarn": (
+        "DeepseekV2",
+        {**LATENT, "q_lora_rank": None, "rope_parameters": ROPE_MSCALE},
+    ),
+    "deepseek v3": ("DeepseekV3", DENSE_LATENT),
+    "deepseek v3 experts": (
+        "DeepseekV3",
+        {**LATENT, "n_shared_experts": 2},
+    ),
+    "deepseek v3 yarn": (
+        "DeepseekV3",
+        {**DENSE_LATENT, "rope_parameters": {**ROPE_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek v3 halves": (
+        "DeepseekV3",
+        {**DENSE_LATENT, "rope_interleave": False, "q_lora_rank": None},
+    ),
+}
+MODELS |= LATENT_MODELS
 TEXT_CONFIGS = {
     "Gemma3": "Gemma3TextConfig",
     "Qwen3_5": "Qwen3_5TextConfig",
@@ -186,8 +252,9 @@ def make_model(name: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = "norm" in key
             starts_at_zero = family in FROM_ZERO and "linear_attn" not in key
+            scale = next((x for end, x in SCALES.items() if key.endswith(end)), 0.1)
             norm = 0.2 * noise + (0 if starts_at_zero else 1)
-            parameter.copy_(norm if is_norm else noise * 0.1)
+            parameter.copy_(norm if is_norm else noise * scale)
             if key.endswith("A_log"):
                 parameter.sub_(2.0)  # a state remembers about ten tokens
             elif "conv1d" in key:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eyas.cache.store import LayerStore
 from eyas.layers.embedding import Embedding
 from eyas.layers.row_order import RowOrder
 from eyas.models.heads import DraftHead
 from eyas.train.head.batches import Batch, make_batch
 from eyas.train.head.network import TrainableHead
-from eyas.train.head.target import Target
+from eyas.train.head.target import PaddedAttend, Target
 from tests.models.dense_attend import DenseCache
 from tests.train.tiny import make_spec, make_target, make_texts
 
@@ -106,6 +107,25 @@ def test_target_states_do_not_depend_on_padding(target: Target) -> None:
         rows = slice(b * num_places, b * num_places + len(text.tokens))
         torch.testing.assert_close(together[rows], alone, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(final[rows], alone_final, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("sinks", [None, (0.5, -3.0, 4.0, 1.0)])
+def test_the_targets_attention_is_the_engines(
+    window: int | None, sinks: tuple[float, ...] | None
+) -> None:
+    store, num_texts, num_places = LayerStore(4, 2, 16, window=window), 2, 19
+    sinks_N = None if sinks is None else torch.tensor(sinks)
+    generator = torch.Generator().manual_seed(1)
+    q_TNH = torch.randn(num_texts * num_places, 4, 16, generator=generator)
+    kv_T2GH = torch.randn(num_texts * num_places, 2, 2, 16, generator=generator)
+    together = PaddedAttend([store], num_texts, num_places, torch.float32, torch.device("cpu"))
+    together.destination(0).kv_S2GH.copy_(kv_T2GH)
+    found = together(0, q_TNH, sinks_N)
+    for rows in torch.arange(len(q_TNH)).split(num_places):
+        alone = DenseCache([store]).extend(range(-1, num_places - 1))
+        alone.destination(0).kv_S2GH.copy_(kv_T2GH[rows])
+        torch.testing.assert_close(found[rows], alone(0, q_TNH[rows], sinks_N))
 
 
 def test_rows_and_targets_of_a_batch_are_the_answers_own() -> None:

@@ -69,7 +69,8 @@ def decode_shape(
                 shape.model,
                 engine.runner.model.dtype,
                 num_rows=size * (engine.drafter.shape.width if drafts else 1),
-                num_stored=size * (protocol.prompt_tokens + protocol.max_tokens // 2),
+                num_sequences=size,
+                length=protocol.prompt_tokens + protocol.max_tokens // 2,
             ),
         }
         if options.profile:

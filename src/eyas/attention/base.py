@@ -77,8 +77,15 @@ class Attend(Protocol):
         """Return where this layer's keys and values are stored."""
         ...
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
-        """Return the attention output [T, N, H] in q's dtype."""
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the attention output [T, N, H] in q's dtype; H is the width of values, which may be
+        less than that of queries (`LayerStore.output_dim`).
+
+        sinks_N: the layer's sinks, float32: a logit for each query head that takes part in the softmax
+        of every row and has no value. None if the layer has none.
+        """
         ...
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:

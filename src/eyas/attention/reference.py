@@ -73,7 +73,7 @@ def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) ->
     with torch.inference_mode():
         for width in (192, 384, 512, 1024):
             kv_S2GH = torch.randn(
-                (width, 2, store.num_kv_heads, store.head_dim), generator=generator, device=device
+                (width, *store.slot_shape), generator=generator, device=device
             ).to(dtype)
             q_TNH = torch.randn(
                 (rows, store.num_query_heads, store.head_dim), generator=generator, device=device
@@ -81,12 +81,13 @@ def tile_heights(store: LayerStore, dtype: torch.dtype, device: torch.device) ->
             rows_1Q = torch.arange(rows, device=device).unsqueeze(0)
             slots_1L = torch.arange(width, device=device).unsqueeze(0)
             lanes = Lanes(slots_1L, rows_1Q, torch.full_like(rows_1Q, width - 6))
-            results = [
-                _Tiles(lanes, store, (height,), dtype).run(q_TNH, kv_S2GH)[:rows]
-                for height in heights
-            ]
-            if not all(torch.equal(result, results[0]) for result in results[1:]):
-                return (heights[0],)
+            for sinks_N in (None, torch.zeros(store.num_query_heads, device=device)):
+                results = [
+                    _Tiles(lanes, store, (height,), dtype).run(q_TNH, kv_S2GH, sinks_N)[:rows]
+                    for height in heights
+                ]
+                if not all(torch.equal(result, results[0]) for result in results[1:]):
+                    return (heights[0],)
     return tuple(heights)
 
 
@@ -114,7 +115,9 @@ class _Plan:
             kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer]
         )
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         store = self._kv.stores[layer]
         assert isinstance(store, LayerStore)
         answers = self._answers.get(store)
@@ -122,7 +125,7 @@ class _Plan:
             heights, num_rows = self._heights[store], len(self._write_slots_T)
             answers = _Answers(self._groups, store, heights, q_TNH.dtype, num_rows)
             self._answers[store] = answers
-        return answers.run(q_TNH, self._kv.layers[layer])
+        return answers.run(q_TNH, self._kv.layers[layer], sinks_N)
 
     def recur(self, layer: int, inputs_TX: torch.Tensor, rule: DeltaRule) -> torch.Tensor:
         assert self._states is not None, "the layer has declared a state"
@@ -156,9 +159,11 @@ class _Answers:
         index[torch.where(rows >= 0, rows, num_rows)] = places
         self._index_T = index[:num_rows]
 
-    def run(self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor, sinks_N: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return the outputs [T, N, H] of all rows."""
-        answers = [tiles.run(q_TNH, kv_S2GH) for tiles in self._tiles]
+        answers = [tiles.run(q_TNH, kv_S2GH, sinks_N) for tiles in self._tiles]
         flat = answers[0] if len(answers) == 1 else torch.cat(answers)
         return flat[: self._num_rows] if self._index_T is None else flat[self._index_T]
 
@@ -174,6 +179,7 @@ class _Tiles:
     ) -> None:
         self._num_lanes, num_queries = lanes.rows_YQ.shape
         self._scale = store.scale
+        self._output_dim = store.output_dim
         self._per_kv = per_kv = store.num_query_heads // store.num_kv_heads
         self._height = next((h for h in heights if h >= num_queries), heights[-1])
         self._num_tiles = -(-num_queries // self._height)
@@ -202,35 +208,63 @@ class _Tiles:
             self._num_places, 1, per_kv * self._height, self._num_columns
         )
 
-    def run(self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor) -> torch.Tensor:
+    def run(
+        self, q_TNH: torch.Tensor, kv_S2GH: torch.Tensor, sinks_N: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return the outputs [places, N, H] in tile order."""
         num_kv, head_dim = kv_S2GH.shape[2:]
+        sinks_GJ = None if sinks_N is None else sinks_N.view(num_kv, self._per_kv)
         kv = kv_S2GH.index_select(0, self._slots)
-        kv = kv.view(self._num_lanes, self._num_columns, 2, num_kv, head_dim)
-        k_YGLH, v_YGLH = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        kv = kv.view(self._num_lanes, self._num_columns, -1, num_kv, head_dim)
+        sides = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        # Values inside keys are taken with the rest of the row, whose sums are then dropped: torch's
+        # blocked attention takes keys and values of one width alone.
+        k_YGLH, v_YGLH = sides[0], sides[-1]
         q = q_TNH.index_select(0, self._query_rows)
         q = q.view(self._num_places, self._height, num_kv, self._per_kv, head_dim)
         q = q.permute(0, 2, 3, 1, 4).reshape(
             self._num_places, num_kv, self._per_kv * self._height, head_dim
         )
         if self._num_tiles == 1:
-            out = self._attend(q, k_YGLH, v_YGLH, self._mask)
+            out = _attend(q, k_YGLH, v_YGLH, self._mask, self._scale, sinks_GJ)
         elif self._num_lanes == 1:
             every = (self._num_tiles, -1, -1, -1)
-            out = self._attend(q, k_YGLH.expand(every), v_YGLH.expand(every), self._mask)
+            out = _attend(
+                q, k_YGLH.expand(every), v_YGLH.expand(every), self._mask, self._scale, sinks_GJ
+            )
         else:
             shape = (self._num_lanes, self._num_tiles)
             q_tiles = q.unflatten(0, shape).unbind(1)
             masks = self._mask.unflatten(0, shape).unbind(1)
             tiles = [
-                self._attend(q_tile, k_YGLH, v_YGLH, mask)
+                _attend(q_tile, k_YGLH, v_YGLH, mask, self._scale, sinks_GJ)
                 for q_tile, mask in zip(q_tiles, masks, strict=True)
             ]
             out = torch.stack(tiles, dim=1)
         out = out.view(self._num_places, num_kv, self._per_kv, self._height, head_dim)
-        return out.permute(0, 3, 1, 2, 4).reshape(-1, num_kv * self._per_kv, head_dim)
+        out = out[..., : self._output_dim].permute(0, 3, 1, 2, 4)
+        return out.reshape(-1, num_kv * self._per_kv, self._output_dim)
 
-    def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self._scale)
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None,
+    sinks_GJ: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the outputs of tiles, whose rows are J heads times M queries.
+
+    With sinks, all keys of a row together compete with its head's sink: a softmax of two, which torch
+    computes for each row alone, so that its bits do not depend on the row's place.
+    """
+    if sinks_GJ is None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    out, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, attn_mask=mask, scale=scale
+    )
+    num_queries = log_sums.shape[2] // sinks_GJ.shape[1]
+    sinks = sinks_GJ.repeat_interleave(num_queries, dim=1).expand_as(log_sums)
+    both = torch.stack((log_sums, sinks), dim=-1)
+    return (out * both.softmax(-1)[..., :1]).to(out.dtype)

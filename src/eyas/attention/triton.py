@@ -20,7 +20,7 @@ from eyas.cache.store import LayerStore
 from eyas.kernels.attention import Nodes, attend_nodes
 from eyas.kernels.attention_prefill import PromptTiles, attend_prompts, cut
 from eyas.kernels.paths import node_paths
-from eyas.kernels.softmax import GROUP, SPLIT, HeadShape
+from eyas.kernels.softmax import GROUP, SHARED_ROW_LINES, SPLIT, HeadShape
 from eyas.ops.delta_rule import DeltaRule
 from eyas.transfer import send
 
@@ -34,9 +34,7 @@ of partial results and changes no bit."""
 class TritonAttention:
     """`AttentionBackend` over a `KVStore` on a CUDA device.
 
-    pdl: whether a kernel may start while the one before it ends. heights: see HEIGHTS. sinks: for
-    each layer None, or a logit for each query head [N] (float32) that takes part in the softmax
-    without a value; empty if no layer has any.
+    pdl: whether a kernel may start while the one before it ends. heights: see HEIGHTS.
     """
 
     def __init__(
@@ -45,19 +43,15 @@ class TritonAttention:
         *,
         pdl: bool = False,
         heights: Sequence[int] = HEIGHTS,
-        sinks: Sequence[torch.Tensor | None] = (),
     ) -> None:
         assert kv.states is None, "there are no kernels for layers with a state"
         self.kv = kv
         self.states = None
         self.pdl = pdl
-        self.sinks = tuple(sinks) or (None,) * len(kv.stores)
         itemsize = kv.dtype.itemsize
         self.stores = [store for store in kv.stores if isinstance(store, LayerStore)]
         self.shapes = {store: _shape(store, itemsize) for store in dict.fromkeys(self.stores)}
-        self.heights = {
-            store: _fitting(shape.per_kv, heights) for store, shape in self.shapes.items()
-        }
+        self.heights = {store: _fitting(shape, heights) for store, shape in self.shapes.items()}
         self.tiles = {store: prompt_tiles(shape, itemsize) for store, shape in self.shapes.items()}
 
     def plan(self, layout: Layout, write_slots_T: torch.Tensor) -> Attend:
@@ -67,6 +61,8 @@ class TritonAttention:
 
 def prompt_tiles(shape: HeadShape, itemsize: int) -> PromptTiles:
     """Return the tiles of prompt rows; any height gives the same bits."""
+    if shape.rest:
+        return PromptTiles(SHARED_ROW_LINES, num_warps=8, stages=1)
     if itemsize > 2 or shape.inner > 128:
         return PromptTiles(max(32, _power(shape.per_kv)), num_warps=8, stages=1)
     return PromptTiles(max(128, _power(shape.per_kv)), num_warps=8, stages=2)
@@ -85,11 +81,15 @@ def _shape(store: LayerStore, itemsize: int) -> HeadShape:
         store.window,
         store.first_position,
         store.scale,
+        store.value_dim,
     )
 
 
-def _fitting(per_kv: int, heights: Sequence[int]) -> tuple[int, ...]:
+def _fitting(shape: HeadShape, heights: Sequence[int]) -> tuple[int, ...]:
     """Return the heights that hold all heads of a query, smallest first."""
+    if shape.rest:
+        return (SHARED_ROW_LINES,)
+    per_kv = shape.per_kv
     return tuple(height for height in sorted(heights) if height >= per_kv) or (_power(per_kv),)
 
 
@@ -118,13 +118,17 @@ class _Plan:
             kv.layers[layer], self._write_slots_T, kv.keys[layer], kv.values[layer]
         )
 
-    def __call__(self, layer: int, q_TNH: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q_TNH: torch.Tensor, sinks_N: torch.Tensor | None = None
+    ) -> torch.Tensor:
         backend, layout = self._backend, self._layout
         store, kv_S2GH = backend.stores[layer], backend.kv.layers[layer]
-        shape, sinks_N, pdl = backend.shapes[store], backend.sinks[layer], backend.pdl
+        shape, pdl = backend.shapes[store], backend.pdl
         if q_TNH.stride(2) != 1 or q_TNH.stride(1) != q_TNH.shape[2]:
             q_TNH = q_TNH.contiguous()
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        out_TNH = torch.empty(
+            (*q_TNH.shape[:2], store.output_dim), dtype=q_TNH.dtype, device=q_TNH.device
+        )
         if self._nodes is not None and self._num_node_rows:
             lines = self._nodes.rows_BW.shape[1] * shape.per_kv
             heights = backend.heights[store]
@@ -162,17 +166,17 @@ class _Plan:
         )
         limit = min(layout.max_position, layout.slots_AC.shape[1] - 1)
         stores = backend.stores
-        lines = width * (stores[0].num_query_heads // stores[0].num_kv_heads)
-        tiles = -(-lines // backend.heights[stores[0]][-1])
+        shape = backend.shapes[stores[0]]
+        tiles = -(-width * shape.per_kv // backend.heights[stores[0]][-1])
         num_groups = limit // (GROUP * SPLIT) + 1
-        is_crowded = num * tiles * stores[0].num_kv_heads * num_groups >= MANY_PROGRAMS
+        is_crowded = num * tiles * shape.num_kv_heads * num_groups >= MANY_PROGRAMS
         unit = GROUP if is_crowded else 1
         # The root's split, and the splits that a path as long as the tree is wide may reach.
         tails = 0 if paths_BWP is None else 1 + -(-(width - 1) // SPLIT)
         num_units = limit // (unit * SPLIT) + 1 + tails
         partials = num_rows * num_units
         heads = max(store.num_query_heads for store in stores)
-        size = max(store.num_query_heads * store.head_dim for store in stores)
+        size = max(store.num_query_heads * store.output_dim for store in stores)
         scratch = {"dtype": torch.float32, "device": grid.rows_BW.device}
         return Nodes(
             rows_BW=grid.rows_BW.contiguous(),

@@ -1,8 +1,8 @@
 """The tensors of the cache: keys and values of every layer, for every slot.
 
-Promises: one tensor [S, 2, G, H] a layer, allocated once, with keys at index 0 and values at index 1.
-The layers of a model declare their sizes (`LayerStore`). Layers with a state per sequence have no
-tensor here, but in `states`.
+Promises: one tensor [S, 2, G, H] a layer, allocated once, with keys at index 0 and values at index 1;
+[S, 1, G, H] where the values are the first numbers of the keys. The layers of a model declare which,
+and their sizes (`LayerStore`). Layers with a state per sequence have none, but an entry in `states`.
 Does not know: which sequence owns a slot.
 
 Legend: S slots, the null slot included, G key/value heads, H head dimension.
@@ -17,14 +17,15 @@ import torch
 
 from eyas.cache.memory import zeros_on_demand
 from eyas.cache.states import SequenceStates
-from eyas.cache.store import StateStore, Store
+from eyas.cache.store import LayerStore, StateStore, Store
 
 
 class KVStore:
     """Keys and values of all layers of one model; a drafting network has a second store.
 
-    layers: tensors [S, 2, G, H], empty for a layer with a state. keys, values: views [S, G, H] of them.
-    states: of the layers that have one; None if there are none.
+    layers: tensors [S, 2, G, H] or [S, 1, G, H], empty for a layer with a state. keys, values: views
+    [S, G, H] of them; the last dimension of values is the store's `output_dim`. states: of the layers
+    that have one per sequence; None if there are none.
     """
 
     def __init__(
@@ -43,7 +44,10 @@ class KVStore:
             for store in stores
         ]
         self.keys = [layer.select(1, 0) for layer in self.layers]
-        self.values = [layer.select(1, 1) for layer in self.layers]
+        self.values = [
+            layer.select(1, -1)[..., : store.output_dim] if isinstance(store, LayerStore) else layer
+            for layer, store in zip(self.layers, self.stores, strict=True)
+        ]
         self.states: SequenceStates | None = None
         if any(isinstance(store, StateStore) for store in stores):
             self.states = SequenceStates(stores, dtype=dtype, device=device)
@@ -54,8 +58,8 @@ class KVStore:
         return sum(math.prod(_shape(store, 0)) * dtype.itemsize for store in stores)
 
 
-def _shape(store: Store, num_slots: int) -> tuple[int, int, int, int]:
-    """Return the shape of a layer's keys and values, with the null slot; without any, of no slots."""
+def _shape(store: Store, num_slots: int) -> tuple[int, ...]:
+    """Return the shape of a layer's keys and values, the null slot included."""
     if isinstance(store, StateStore):
         return (0, 2, 0, 0)
-    return (num_slots + 1, 2, store.num_kv_heads, store.head_dim)
+    return (num_slots + 1, *store.slot_shape)

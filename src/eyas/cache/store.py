@@ -14,6 +14,9 @@ from dataclasses import dataclass
 class LayerStore:
     """What one attention layer stores per token, and which keys its queries attend to.
 
+    head_dim: width of keys and of queries. value_dim: the values are the first so many numbers of the
+    keys, and are not stored a second time (latent attention); None is values of their own, as wide as
+    keys.
     window: a query at position p attends to keys at positions > p - window; None is all of them.
     scale: factor of the dot products; None is head_dim ** -0.5.
     first_position: first position that has keys; earlier positions are never attended to.
@@ -25,6 +28,17 @@ class LayerStore:
     window: int | None = None
     scale: float | None = None
     first_position: int = 0
+    value_dim: int | None = None
+
+    @property
+    def slot_shape(self) -> tuple[int, int, int]:
+        """(1 or 2, G, H): keys, and values if they are not part of them; heads; width."""
+        return (2 if self.value_dim is None else 1, self.num_kv_heads, self.head_dim)
+
+    @property
+    def output_dim(self) -> int:
+        """The width of values, and of a query head's output."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
 
 @dataclass(frozen=True, slots=True)

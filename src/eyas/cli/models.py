@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,15 +62,18 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
     name: of the model, as the user wrote it.
     """
     from eyas.models import read_spec
+    from eyas.models.formats import format_of
     from eyas.text import sampling_defaults
 
-    spec = read_spec(directory)
-    kv_numbers = 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim
+    spec, stored = read_spec(directory), format_of(directory)
+    kv_numbers = sum(math.prod(store.slot_shape) for store in spec.attention_stores)
+    state_bytes = sum(store.num_bytes(0, 2) for store in spec.state_stores)
     return {
         "model": name,
         "architecture": spec.architecture,
         "parameters": spec.num_parameters,
         "weights_bytes": sum(file.stat().st_size for file in directory.glob("*.safetensors")),
+        "quantised": None if stored is None else stored.description,
         "layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
         "query_heads": spec.num_query_heads,
@@ -79,6 +83,7 @@ def checkpoint_facts(name: str, directory: Path) -> dict[str, Any]:
         "tied_embeddings": spec.tie_embeddings,
         "context": spec.max_position,
         "kv_bytes_per_token_16_bit": 2 * kv_numbers,
+        **({"state_bytes_per_sequence": state_bytes} if state_bytes else {}),
         "eos_token_ids": list(spec.eos_token_ids),
         **sampling_defaults(directory),
         "chat_template": has_chat_template(directory),

@@ -1,7 +1,8 @@
 """Masks of one step, filled concurrently with the thread that waits for them.
 
 Roots, alone or with drafts behind them, are filled by one call of the library, which works on many
-cores; then, call by call, other branches of the same trees, as long as there is time. Work that needs
+cores; then, call by call, other branches of the same trees, until there is nothing left to fill them
+beside. Work that needs
 the interpreter's lock is done by the waiting thread, before and after the call, as far as the library
 allows: two threads that both want the lock wait for each other more often than they work.
 
@@ -30,8 +31,25 @@ FEW = 4
 """One in so many drafts may be slow."""
 BEGIN_SECONDS = 0.001
 """At most so long the caller gives way to the threads that are to fill."""
+MOST_SECONDS = 0.02
+SHORTER, LONGER = 0.9, 1.02
+"""One step in six may take longer for its branches."""
 POLL_SECONDS = 0.0005
 """Between two looks at whether what is missing is late."""
+
+
+class Allowance:
+    """The time in which branches may be filled: until what they are filled beside is about to end.
+
+    When that is depends on the step, and is not known beforehand. So the time gets shorter when it had
+    ended before the last branch that was begun was filled, and longer when it had not.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = MOST_SECONDS
+
+    def learn(self, *, was_too_long: bool) -> None:
+        self.seconds = min(MOST_SECONDS, self.seconds * (SHORTER if was_too_long else LONGER))
 
 
 class Filling:
@@ -43,12 +61,18 @@ class Filling:
         later: Iterable[Sequence[MaskRequest]],
         mask_RK: np.ndarray,
         time_limit: float,
+        is_awaited: Callable[[], bool] | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         """first: of the roots. later: call by call; a state is in a call at most once. mask_RK: zeros
         in the rows of all requests. time_limit: seconds after which no more of `later` is begun, and
-        drafts of `first` are not waited for. All are of one library."""
+        drafts of `first` are not waited for. is_awaited: whether nothing but masks is waited for any
+        more; then no more of `later` is begun either, nor, if that is known, when it would be filled
+        after `allowance`. All are of one library."""
         self.num_masks, self.seconds = 0, 0.0
         self._time_limit = time_limit
+        self._is_awaited = is_awaited
+        self._allowance = allowance or Allowance()
         self._begun_at = self._deadline = 0.0
         # Roots alone, known to be slow, go first.
         first = sorted(first, key=lambda request: bool(request.tokens))
@@ -70,11 +94,30 @@ class Filling:
 
     def _run(self) -> None:
         begin = time.perf_counter()
-        for batch in self._batches:
-            if batch is not self._first and time.perf_counter() > self._deadline:
-                break
-            batch.run()
+        self._first.run()
+        self._run_later()
         self.seconds += time.perf_counter() - begin
+
+    def _run_later(self) -> None:
+        """Fill the other branches, as long as there is time."""
+        took, num_run = 0.0, 0
+        for batch in self._batches[1:]:
+            now = time.perf_counter()
+            if now > self._deadline:
+                return
+            if self._is_awaited is not None:
+                is_over = now + took > self._begun_at + self._allowance.seconds
+                if is_over or self._is_awaited():
+                    break
+            batch.run()
+            took, num_run = time.perf_counter() - now, num_run + 1
+        for batch in self._batches[1 + num_run :]:
+            for request in batch.requests:
+                request.is_left_out = True
+        if self._is_awaited is not None and len(self._batches) > 1:
+            was_too_long = self._is_awaited()
+            if num_run or not was_too_long:  # else what was waited for were the roots'
+                self._allowance.learn(was_too_long=was_too_long)
 
     def wait(self, slow_after: float = math.inf, root_slow_after: float = math.inf) -> bool:
         """Wait until the masks are there, or time is over. Returns False when the drafts of `first`
@@ -91,7 +134,7 @@ class Filling:
             if is_in_time and batch.is_done:
                 batch.settle()
                 self.num_masks += sum(request.num_new for request in batch.requests)
-            else:
+            elif not (is_in_time and all(request.is_left_out for request in batch.requests)):
                 for request in batch.requests:
                     request.is_late = True
         return is_in_time

@@ -28,8 +28,9 @@ class MaskRequest:
     request's own as well, and may hold anything until all is settled.
 
     num_masks: how many of its rows hold masks; num_legal: tokens that these allow. is_late: there was
-    no time for it. is_slow: it was among the last few when a while had passed. repeats_first: another
-    request has its first mask as well.
+    no time for it. is_left_out: it was not begun, since nothing else was waited for any more. is_slow:
+    it was among the last few when a while had passed. repeats_first: another request has its first mask
+    as well.
     """
 
     state: State
@@ -41,6 +42,7 @@ class MaskRequest:
     num_masks: int = 0
     num_legal: int = 0
     is_late: bool = False
+    is_left_out: bool = False
     is_slow: bool = False
 
     @property

@@ -17,7 +17,6 @@ import torch
 
 from eyas.attention import attention_units, open_attention
 from eyas.cache import CacheManager, KVStore
-from eyas.cache.store import StateStore
 from eyas.config import EngineConfig, EngineInfo
 from eyas.constraint import CompilePool, Vocabulary, build_backend, process_allocator
 from eyas.draft import Drafter
@@ -425,16 +424,21 @@ def step_bytes(
         contributions = 2 * (experts.routing.num_chosen + PARTS_SPLITS) * spec.hidden_size * 4
         inner = experts.routing.num_chosen * experts.intermediate_size * dtype.itemsize
         activations += rows * (inner + contributions)
+    if (latent := spec.latent) is not None:
+        # Queries before and after they are taken into the latent space, and outputs likewise.
+        of_head = latent.query_dim + latent.row_dim + latent.rank + latent.value_dim
+        activations += rows * spec.num_query_heads * of_head * dtype.itemsize
     logits = 2 * nodes * spec.vocab_size * 4
-    heads = spec.num_query_heads * (spec.head_dim + 2) * 4
+    heads = (
+        spec.num_query_heads * (max(store.output_dim for store in spec.attention_stores) + 2) * 4
+    )
     return activations + logits + nodes * attention_units(max_length, width) * heads
 
 
 def _state_bytes(spec: ModelSpec, max_num_seqs: int, width: int, dtype: torch.dtype) -> int:
     """Return the bytes of the states of all seats, and of the snapshots of states."""
-    stores = [store for store in spec.stores if isinstance(store, StateStore)]
-    seats = sum(store.num_bytes(width, dtype.itemsize) for store in stores)
-    snapshots = sum(store.num_bytes(0, dtype.itemsize) for store in stores)
+    seats = sum(store.num_bytes(width, dtype.itemsize) for store in spec.state_stores)
+    snapshots = sum(store.num_bytes(0, dtype.itemsize) for store in spec.state_stores)
     return (max_num_seqs + 2) * seats + max_num_seqs * snapshots
 
 

@@ -136,6 +136,8 @@ class Launcher:
             for span in plan.spans:
                 if span.snapshot is not None:
                     states.save(span.seat, span.snapshot)
+        if masks is not None:
+            masks.fill_until(self._outbox.ending())
         return Forward(batch, tree, rows, output, masks)
 
     @torch.inference_mode()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Series
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ import torch
 from eyas.constraint import ConstraintFailure
 from eyas.constraint.automaton import Automaton
 from eyas.constraint.base import allows
-from eyas.constraint.filling import Filling
+from eyas.constraint.filling import Allowance, Filling
 from eyas.constraint.mask_batch import MaskRequest
 from eyas.core import DraftTree
 from eyas.engine.branches import Branch, depths_of, requested
@@ -58,7 +58,7 @@ FAILED = "the output's grammar hit a resource limit while it was enforced; simpl
 class Masking:
     """What the masks of all steps share. time_limit: seconds after which the rest of a step's drafts is
     left out. outbox: copies trees to the host. pages: memory for masks. threads: fill masks.
-    step_seconds: of the last steps."""
+    step_seconds: of the last steps. allowance: for branches beside a forward."""
 
     def __init__(
         self, vocab_size: int, time_limit: float, stats: GrammarStats, outbox: Outbox
@@ -70,6 +70,7 @@ class Masking:
         self.pages = BlankPages(outbox.device)
         self.threads = ThreadPoolExecutor(NUM_CALLS, "masks")
         self.step_seconds: deque[float] = deque(maxlen=LAST_STEPS)
+        self.allowance = Allowance()
 
     @property
     def walks_ahead(self) -> bool:
@@ -125,6 +126,12 @@ class _Draft:
         return is_late or (self.root.is_late and bool(self.root.tokens))
 
     @property
+    def num_left_out(self) -> int:
+        """The number of nodes without a mask since their branches were not begun."""
+        branches = (branch for branch in self.branches if branch.request.is_left_out)
+        return sum(len(branch.nodes) - 1 for branch in branches)
+
+    @property
     def is_slow(self) -> bool:
         """Whether this sequence's next draft would delay the others."""
         return any(branch.request.is_slow for branch in self.branches)
@@ -157,6 +164,7 @@ class TreeMasks:
         self._parents: list[list[int]] = []
         self._sizes: list[int] = []
         self._mask: torch.Tensor | None = None
+        self._is_awaited: Callable[[], bool] | None = None
         self._branch_rows_RK: np.ndarray | None = None
         self._filling: Filling | None = None
         tensors = {"tokens": tree.tokens_BW, "sizes": tree.sizes_B}
@@ -223,6 +231,11 @@ class TreeMasks:
                 each.tokens = self._tokens[b][: len(kept)]
                 each.parents = self._parents[b][: len(kept)]
 
+    def fill_until(self, is_awaited: Callable[[], bool] | None) -> None:
+        """Fill no branches below the roots' beyond the end of the forward, when `is_awaited`: the step
+        would take longer for each. None: the forward runs before or behind them."""
+        self._is_awaited = is_awaited
+
     def begin(self) -> None:
         """Start filling masks, once the legal nodes are known: in another thread where there is enough
         to do, else when the masks are asked for."""
@@ -241,7 +254,8 @@ class TreeMasks:
         turns = zip_longest(*([b.request for b in each.branches[1:]] for _, each in live))
         later = [[request for request in turn if request is not None] for turn in turns]
         self._mask = mask
-        self._filling = Filling(first, later, filled_RK, masking.time_limit)
+        beside = (self._is_awaited, masking.allowance)
+        self._filling = Filling(first, later, filled_RK, masking.time_limit, *beside)
         if not masking.walks_ahead or mask_RK.size > WORTH_A_THREAD:
             self._filling.start(masking.threads)
         if not masking.walks_ahead:
@@ -286,6 +300,7 @@ class TreeMasks:
         assert self._filling is not None
         stats = self._masking.stats
         stats.num_late += sum(each.is_late for _, each in self._live())
+        stats.num_left_out += sum(each.num_left_out for _, each in self._live())
         if not self._masking.walks_ahead:
             self._refuse()
         self._count(self._filling)

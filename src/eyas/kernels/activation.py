@@ -17,6 +17,9 @@ import triton.language as tl
 from eyas.kernels.launch import enter, launch_options
 
 BLOCK = 1024
+ALPHA = tl.constexpr(1.702)
+LIMIT = tl.constexpr(7.0)
+"""The numbers of `ops.gate` for `clamped_swiglu`."""
 
 
 @triton.jit
@@ -25,6 +28,15 @@ def gated(gate, up):
     gate32 = gate.to(tl.float32)
     silu = (gate32 / (1.0 + tl.exp(-gate32))).to(gate.dtype)
     return silu.to(tl.float32) * up.to(tl.float32)
+
+
+@triton.jit
+def clamped_swiglu(gate, up):
+    """As `gated`, of the activation of that name in `ops.gate`."""
+    gate32 = tl.minimum(gate.to(tl.float32), LIMIT)
+    up32 = tl.clamp(up.to(tl.float32), -LIMIT, LIMIT)
+    swish = (gate32 / (1.0 + tl.exp(-(gate32 * ALPHA)))).to(gate.dtype)
+    return swish.to(tl.float32) * (up32 + 1.0)
 
 
 @triton.jit

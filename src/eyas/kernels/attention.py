@@ -34,6 +34,7 @@ from eyas.kernels.softmax import (
     finish,
     first_seen,
     merge,
+    rest_of_queries,
 )
 
 TAIL_LINES = 16
@@ -50,6 +51,7 @@ several."""
 @triton.jit
 def _group(
     q_MH,
+    q_MF,
     position_M,
     begin,
     end,
@@ -63,6 +65,7 @@ def _group(
     SIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
+    REST: tl.constexpr,
     HEIGHT: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -74,8 +77,9 @@ def _group(
     top_M, sum_M, value_MH = empty(HEIGHT, INNER)
     for split in tl.range(begin, end, num_stages=STAGES):
         own_top_M, own_sum_M, own_value_MH = attend_split(
-            q_MH, position_M, split * SPLIT, stop, kv, table, table, root, window, first_position,
-            scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, True, False, HAS_WINDOW, HAS_FIRST,
+            q_MH, q_MF, position_M, split * SPLIT, stop, kv, table, table, root, window,
+            first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, True, False, HAS_WINDOW,
+            HAS_FIRST,
         )  # fmt: skip
         top_M, sum_M, value_MH = merge(top_M, sum_M, value_MH, own_top_M, own_sum_M, own_value_MH)
     return top_M, sum_M, value_MH
@@ -122,6 +126,8 @@ def attend_splits_kernel(
     PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
+    REST: tl.constexpr,
+    REST_INNER: tl.constexpr,
     HEIGHT: tl.constexpr,
     TAIL_HEIGHT: tl.constexpr,
     KEYS: tl.constexpr,
@@ -145,6 +151,7 @@ def attend_splits_kernel(
     """
     enter(PDL)
     SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    NEXT_HEAD: tl.constexpr = HEAD_DIM if REST == 0 else 0
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * PER_KV
     program = tl.program_id(0)
     inner_1H = tl.arange(0, INNER)[None, :]
@@ -167,8 +174,13 @@ def attend_splits_kernel(
         is_line = is_line & (position_M >= 0)
         head_M = g * PER_KV + line_M % PER_KV
         is_wanted = is_line[:, None] & (inner_1H < HEAD_DIM)
-        q_MH = q_TNH + row_M[:, None] * q_stride + head_M[:, None] * HEAD_DIM + inner_1H
+        q_MH = q_TNH + row_M[:, None] * q_stride + head_M[:, None] * (HEAD_DIM + REST) + inner_1H
         q_MH = tl.load(q_MH, mask=is_wanted, other=0.0)
+        q_MF = q_MH
+        if REST > 0:
+            q_MF = rest_of_queries(
+                q_TNH, row_M, head_M, q_stride, is_line, HEAD_DIM, REST, REST_INNER
+            )
         first = root
         stop = tl.maximum(tl.minimum(tl.max(position_M, 0), limit) + 1, 0)
         if TAILS > 0:
@@ -176,15 +188,15 @@ def attend_splits_kernel(
         else:
             first += tile * QUERIES
         first = first_seen(tl.minimum(first, limit), window, first_position, HAS_WINDOW)
-        kv = kv_S2GH + g * HEAD_DIM
+        kv = kv_S2GH + g * NEXT_HEAD
         partial_M = (row_M * NUM_HEADS + head_M) * num_units
         begin = first // (UNIT * SPLIT) + stripe
         end = tl.cdiv(stop, UNIT * SPLIT)
         if IS_WHOLE:
             top_M, sum_M, value_MH = _group(
-                q_MH, position_M, first // SPLIT, tl.cdiv(stop, SPLIT), stop, kv, table, root, window,
-                first_position, scale, SIDE, HEAD_DIM, INNER, HEIGHT, KEYS, SPLIT, STAGES, HAS_WINDOW,
-                HAS_FIRST,
+                q_MH, q_MF, position_M, first // SPLIT, tl.cdiv(stop, SPLIT), stop, kv, table, root,
+                window, first_position, scale, SIDE, HEAD_DIM, INNER, REST, HEIGHT, KEYS, SPLIT,
+                STAGES, HAS_WINDOW, HAS_FIRST,
             )  # fmt: skip
             sink_M = tl.zeros((HEIGHT,), tl.float32)
             if HAS_SINKS:
@@ -197,16 +209,16 @@ def attend_splits_kernel(
             for unit in tl.range(begin, end, num_stripes, num_stages=STAGES if UNIT == 1 else 1):
                 if UNIT == 1:
                     top_M, sum_M, value_MH = attend_split(
-                        q_MH, position_M, unit * SPLIT, stop, kv, table, table, root, window,
-                        first_position, scale, SIDE, HEAD_DIM, INNER, KEYS, SPLIT, True, False,
+                        q_MH, q_MF, position_M, unit * SPLIT, stop, kv, table, table, root, window,
+                        first_position, scale, SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, True, False,
                         HAS_WINDOW, HAS_FIRST,
                     )  # fmt: skip
                 else:
                     top_M, sum_M, value_MH = _group(
-                        q_MH, position_M, tl.maximum(unit * UNIT, first // SPLIT),
+                        q_MH, q_MF, position_M, tl.maximum(unit * UNIT, first // SPLIT),
                         tl.minimum(unit * UNIT + UNIT, tl.cdiv(stop, SPLIT)), stop, kv, table, root,
-                        window, first_position, scale, SIDE, HEAD_DIM, INNER, HEIGHT, KEYS, SPLIT,
-                        STAGES, HAS_WINDOW, HAS_FIRST,
+                        window, first_position, scale, SIDE, HEAD_DIM, INNER, REST, HEIGHT, KEYS,
+                        SPLIT, STAGES, HAS_WINDOW, HAS_FIRST,
                     )  # fmt: skip
                 keep(
                     states_TNZ2, values_TNZH, partial_M + unit, top_M, sum_M, value_MH, is_line,
@@ -215,11 +227,11 @@ def attend_splits_kernel(
     elif TAILS > 0:
         g = program % NUM_KV_HEADS
         attend_tails(
-            program // NUM_KV_HEADS, g, q_TNH, kv_S2GH + g * HEAD_DIM, states_TNZ2,
+            program // NUM_KV_HEADS, g, q_TNH, kv_S2GH + g * NEXT_HEAD, states_TNZ2,
             values_TNZH, rows_BW, positions_BW, roots_B, seats_B, slots_AC, paths_BWP, q_stride,
             num_nodes, num_columns, num_units, limit, window, first_position, scale, NUM_KV_HEADS,
-            PER_KV, HEAD_DIM, INNER, TAIL_HEIGHT, KEYS, SPLIT, TAILS, TAIL_NODES, HAS_WINDOW,
-            HAS_FIRST,
+            PER_KV, HEAD_DIM, INNER, REST, REST_INNER, TAIL_HEIGHT, KEYS, SPLIT, TAILS, TAIL_NODES,
+            HAS_WINDOW, HAS_FIRST,
         )  # fmt: skip
 
 
@@ -308,6 +320,8 @@ def attend_nodes(
         PER_KV=per_kv,
         HEAD_DIM=shape.head_dim,
         INNER=shape.inner,
+        REST=shape.rest,
+        REST_INNER=shape.rest_inner,
         HEIGHT=height,
         TAIL_HEIGHT=max(TAIL_LINES, triton.next_power_of_2(per_kv)),
         KEYS=shape.keys,
@@ -353,7 +367,7 @@ def attend_nodes(
         TAILS=nodes.tails,
         HAS_WINDOW=shape.window is not None,
         HAS_SINKS=sinks_N is not None,
-        num_warps=max(1, min(4, lines * shape.inner // MERGED_A_WARP)),
+        num_warps=max(1, min(8 if shape.rest else 4, lines * shape.inner // MERGED_A_WARP)),
         PDL=pdl,
         **UNFUSED,
         **launch_options(pdl),

@@ -30,6 +30,7 @@ from eyas.kernels.softmax import (
     finish,
     first_seen,
     merge,
+    rest_of_queries,
 )
 
 
@@ -44,10 +45,12 @@ def _tile(
     PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
+    REST: tl.constexpr,
+    REST_INNER: tl.constexpr,
     HEIGHT: tl.constexpr,
 ):
-    """(queries, their positions, first and last of these, the sequence's slots, place and mask of the
-    answers) of this program's tile and key/value head."""
+    """(queries, their rest, their positions, first and last of these, the sequence's slots, place and
+    mask of the answers) of this program's tile and key/value head."""
     tile = tiles_X4 + tl.program_id(1) * 4
     table = slots_AC + tl.load(seats_B + tl.load(tile)) * num_columns
     row = tl.load(tile + 1)
@@ -61,15 +64,23 @@ def _tile(
     inside_MH = head_M[:, None] * HEAD_DIM + inner_1H
     is_wanted = is_line[:, None] & (inner_1H < HEAD_DIM)
     row_M1 = (row + query_M)[:, None]
-    q_MH = tl.load(q_TNH + row_M1 * q_stride + inside_MH, mask=is_wanted, other=0.0)
+    query_MH = head_M[:, None] * (HEAD_DIM + REST) + inner_1H
+    q_MH = tl.load(q_TNH + row_M1 * q_stride + query_MH, mask=is_wanted, other=0.0)
+    q_MF = q_MH
+    if REST > 0:
+        q_MF = rest_of_queries(
+            q_TNH, row + query_M, head_M, q_stride, is_line, HEAD_DIM, REST, REST_INNER
+        )
     place_MH = row_M1 * (tl.num_programs(0) * PER_KV * HEAD_DIM) + inside_MH
     position_M = tl.where(is_line, position + query_M, -1)
-    return q_MH, position_M, position, position + count - 1, table, head_M, place_MH, is_wanted
+    last = position + count - 1
+    return q_MH, q_MF, position_M, position, last, table, head_M, place_MH, is_wanted
 
 
 @triton.jit
 def _ordered_splits(
     q_MH,
+    q_MF,
     position_M,
     top_M,
     sum_M,
@@ -88,6 +99,7 @@ def _ordered_splits(
     SIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
+    REST: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     GROUP: tl.constexpr,
@@ -100,8 +112,8 @@ def _ordered_splits(
     loop, so that loads continue across the borders of groups."""
     for split in tl.range(begin, end, num_stages=STAGES):
         own_top_M, own_sum_M, own_value_MH = attend_split(
-            q_MH, position_M, split * SPLIT, stop, kv, table, table, 0, window, first_position, scale,
-            SIDE, HEAD_DIM, INNER, KEYS, SPLIT, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
+            q_MH, q_MF, position_M, split * SPLIT, stop, kv, table, table, 0, window, first_position,
+            scale, SIDE, HEAD_DIM, INNER, REST, KEYS, SPLIT, IS_MASKED, False, HAS_WINDOW, HAS_FIRST,
         )  # fmt: skip
         group_top_M, group_sum_M, group_value_MH = merge(
             group_top_M, group_sum_M, group_value_MH, own_top_M, own_sum_M, own_value_MH
@@ -132,6 +144,8 @@ def prompts_kernel(
     PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
+    REST: tl.constexpr,
+    REST_INNER: tl.constexpr,
     HEIGHT: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -145,10 +159,13 @@ def prompts_kernel(
     """One program a tile of queries and key/value head: splits and groups in the order of nodes."""
     enter(PDL)
     SIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
-    q_MH, position_M, first, last, table, head_M, place_MH, is_wanted = _tile(
-        tiles_X4, seats_B, slots_AC, num_columns, q_TNH, q_stride, PER_KV, HEAD_DIM, INNER, HEIGHT
-    )
-    kv = kv_S2GH + tl.program_id(0) * HEAD_DIM
+    q_MH, q_MF, position_M, first, last, table, head_M, place_MH, is_wanted = _tile(
+        tiles_X4, seats_B, slots_AC, num_columns, q_TNH, q_stride, PER_KV, HEAD_DIM, INNER, REST,
+        REST_INNER, HEIGHT,
+    )  # fmt: skip
+    kv = kv_S2GH
+    if REST == 0:
+        kv += tl.program_id(0) * HEAD_DIM
     ALWAYS_MASKED: tl.constexpr = HAS_WINDOW or HAS_FIRST
     top_M, sum_M, value_MH = empty(HEIGHT, INNER)
     group_top_M, group_sum_M, group_value_MH = empty(HEIGHT, INNER)
@@ -158,14 +175,14 @@ def prompts_kernel(
     if not ALWAYS_MASKED:
         middle = (first + 1) // SPLIT
         top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH = _ordered_splits(
-            q_MH, position_M, top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH, begin,
-            middle, stop, kv, table, window, first_position, scale, SIDE, HEAD_DIM, INNER, KEYS,
-            SPLIT, GROUP, STAGES, False, False, False,
+            q_MH, q_MF, position_M, top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH,
+            begin, middle, stop, kv, table, window, first_position, scale, SIDE, HEAD_DIM, INNER,
+            REST, KEYS, SPLIT, GROUP, STAGES, False, False, False,
         )  # fmt: skip
     top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH = _ordered_splits(
-        q_MH, position_M, top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH, middle,
-        tl.cdiv(stop, SPLIT), stop, kv, table, window, first_position, scale, SIDE, HEAD_DIM, INNER,
-        KEYS, SPLIT, GROUP, STAGES, True, HAS_WINDOW, HAS_FIRST,
+        q_MH, q_MF, position_M, top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH,
+        middle, tl.cdiv(stop, SPLIT), stop, kv, table, window, first_position, scale, SIDE, HEAD_DIM,
+        INNER, REST, KEYS, SPLIT, GROUP, STAGES, True, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     top_M, sum_M, value_MH = merge(top_M, sum_M, value_MH, group_top_M, group_sum_M, group_value_MH)
     sink_M = tl.zeros((HEIGHT,), tl.float32)
@@ -236,6 +253,8 @@ def attend_prompts(
         PER_KV=shape.per_kv,
         HEAD_DIM=shape.head_dim,
         INNER=shape.inner,
+        REST=shape.rest,
+        REST_INNER=shape.rest_inner,
         HEIGHT=tiles.height,
         KEYS=shape.keys,
         SPLIT=SPLIT,

@@ -15,7 +15,14 @@ import triton
 import triton.language as tl
 
 from eyas.kernels.partials import keep
-from eyas.kernels.softmax import MATRIX_DEPTH, attend_split, nothing_weighted, scores, weighted
+from eyas.kernels.softmax import (
+    MATRIX_DEPTH,
+    attend_split,
+    nothing_weighted,
+    rest_of_queries,
+    scores,
+    weighted,
+)
 
 
 @triton.jit
@@ -47,6 +54,7 @@ def _own_columns(
 @triton.jit
 def _attend_paths(
     q_MH,
+    q_MF,
     position_M,
     node_M,
     start,
@@ -65,6 +73,7 @@ def _attend_paths(
     SIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
+    REST: tl.constexpr,
     SPLIT: tl.constexpr,
     OWN: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -80,25 +89,25 @@ def _attend_paths(
     is_stored = column_K < tl.minimum(shared_stop, end)
     slot_K = tl.load(table + column_K, mask=is_stored, other=0)
     score_MK = scores(
-        q_MH, position_M, node_M, slot_K, column_K, column_K, is_stored, kv, window, first_position,
-        SIDE, HEAD_DIM, INNER, True, False, HAS_WINDOW, HAS_FIRST,
+        q_MH, q_MF, position_M, node_M, slot_K, column_K, column_K, is_stored, kv, window,
+        first_position, SIDE, HEAD_DIM, INNER, REST, True, False, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     own_slot_K, own_column_K, owner_K, is_own = _own_columns(
         shared_stop, end, first_node, num_nodes, table, positions_W, paths_WP, root, limit, SPLIT, OWN
     )  # fmt: skip
     own_MK = scores(
-        q_MH, position_M, node_M, own_slot_K, own_column_K, owner_K, is_own, kv, window,
-        first_position, SIDE, HEAD_DIM, INNER, True, True, HAS_WINDOW, HAS_FIRST,
+        q_MH, q_MF, position_M, node_M, own_slot_K, own_column_K, owner_K, is_own, kv, window,
+        first_position, SIDE, HEAD_DIM, INNER, REST, True, True, HAS_WINDOW, HAS_FIRST,
     )  # fmt: skip
     top_M = tl.maximum(tl.max(score_MK, 1), tl.max(own_MK, 1)) * scale
     sum_M8, value_MH = nothing_weighted(q_MH.shape[0], INNER)
     sum_M8, value_MH = weighted(
-        score_MK, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, SPLIT,
-        True,
+        score_MK, top_M, scale, slot_K, is_stored, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, REST,
+        SPLIT, True,
     )  # fmt: skip
     sum_M8, value_MH = weighted(
-        own_MK, top_M, scale, own_slot_K, is_own, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, SPLIT,
-        True,
+        own_MK, top_M, scale, own_slot_K, is_own, kv, sum_M8, value_MH, SIDE, HEAD_DIM, INNER, REST,
+        SPLIT, True,
     )  # fmt: skip
     return top_M, tl.max(sum_M8, 1), value_MH
 
@@ -129,6 +138,8 @@ def attend_tails(
     PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     INNER: tl.constexpr,
+    REST: tl.constexpr,
+    REST_INNER: tl.constexpr,
     HEIGHT: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -153,8 +164,11 @@ def attend_tails(
     is_line = is_line & (position_M >= 0)
     head_M = g * PER_KV + line_M % PER_KV
     is_wanted = is_line[:, None] & (inner_1H < HEAD_DIM)
-    q_MH = q_TNH + row_M[:, None] * q_stride + head_M[:, None] * HEAD_DIM + inner_1H
+    q_MH = q_TNH + row_M[:, None] * q_stride + head_M[:, None] * (HEAD_DIM + REST) + inner_1H
     q_MH = tl.load(q_MH, mask=is_wanted, other=0.0)
+    q_MF = q_MH
+    if REST > 0:
+        q_MF = rest_of_queries(q_TNH, row_M, head_M, q_stride, is_line, HEAD_DIM, REST, REST_INNER)
     root = tl.load(roots_B + b).to(tl.int32)
     table = slots_AC + tl.load(seats_B + b) * num_columns
     paths_WP = paths_BWP + b * num_nodes * num_nodes
@@ -169,9 +183,9 @@ def attend_tails(
         is_short = tl.minimum(stop, start + SPLIT) - shared_stop <= SPLIT // NODES
         if (NODES > 1) & is_short:
             top_M, sum_M, value_MH = _attend_paths(
-                q_MH, position_M, node_M, start, shared_stop, first_node, num_nodes, kv, table,
+                q_MH, q_MF, position_M, node_M, start, shared_stop, first_node, num_nodes, kv, table,
                 positions_W, paths_WP, root, limit, window, first_position, scale, SIDE, HEAD_DIM,
-                INNER, SPLIT, SPLIT // NODES, HAS_WINDOW, HAS_FIRST,
+                INNER, REST, SPLIT, SPLIT // NODES, HAS_WINDOW, HAS_FIRST,
             )  # fmt: skip
             keep(
                 states_TNZ2, values_TNZH, place_M, top_M, sum_M, value_MH, is_line, HEAD_DIM, INNER
@@ -181,9 +195,9 @@ def attend_tails(
                 own_position_M = tl.where(node_M == node, position_M, -1)
                 position = tl.max(own_position_M, 0)
                 own_top_M, own_sum_M, own_value_MH = attend_split(
-                    q_MH, own_position_M, start, tl.minimum(position, limit) + 1, kv, table,
+                    q_MH, q_MF, own_position_M, start, tl.minimum(position, limit) + 1, kv, table,
                     paths_WP + node * num_nodes + position, root, window, first_position, scale, SIDE,
-                    HEAD_DIM, INNER, KEYS, SPLIT, True, True, HAS_WINDOW, HAS_FIRST,
+                    HEAD_DIM, INNER, REST, KEYS, SPLIT, True, True, HAS_WINDOW, HAS_FIRST,
                 )  # fmt: skip
                 keep(
                     states_TNZ2, values_TNZH, place_M, own_top_M, own_sum_M, own_value_MH,

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from eyas.kernels.activation import gated
+from eyas.kernels.activation import clamped_swiglu, gated
 from eyas.kernels.gemm_tile import accumulate, bias_of
 from eyas.kernels.launch import enter, launch_options
 from eyas.kernels.tiles import Tile
@@ -26,6 +26,20 @@ Tiles = tuple[torch.Tensor, torch.Tensor]
 """The expert of each tile int32 [P], and its assignments int32 [P, X] (`ops.tile_experts`)."""
 MAX_TILED = 1024
 """Up to this many assignments every program looks at all of them; more are sorted."""
+FEW = 64
+"""Up to this many, the programs of a product do so themselves, which takes less time than a kernel."""
+
+
+@triton.jit
+def place_among(experts_N, me, num, BLOCK: tl.constexpr):
+    """The expert of assignment `me`; all assignments; which have the same expert; their places among
+    those, counted from `me`; and the number before it."""
+    other = tl.arange(0, BLOCK)
+    mine = tl.load(experts_N + me)
+    is_alike = tl.load(experts_N + other, mask=other < num, other=-1) == mine
+    before = tl.sum((is_alike & (other < me)).to(tl.int32), 0)
+    place = tl.cumsum(is_alike.to(tl.int32), 0) - 1 - before
+    return mine, other, is_alike, place, before
 
 
 @triton.jit
@@ -35,18 +49,14 @@ def tile_experts_kernel(
     """One program an assignment: it fills a tile if it is the first of X of its expert's."""
     enter(PDL)
     me = tl.program_id(0)
-    other = tl.arange(0, BLOCK)
-    mine = tl.load(experts_N + me)
-    is_alike = tl.load(experts_N + other, mask=other < num, other=-1) == mine
-    place = tl.cumsum(is_alike.to(tl.int32), 0) - 1
-    before = tl.sum((is_alike & (other < me)).to(tl.int32), 0)
+    mine, other, is_alike, place, before = place_among(experts_N, me, num, BLOCK)
     is_first = before % X == 0
     tl.store(tile_expert_P + me, tl.where(is_first, mine, -1))
     column = tl.arange(0, X)
     count = tl.sum(is_alike.to(tl.int32), 0) - before
     tl.store(rows_PX + me * X + column, column * 0 - 1, mask=is_first & (column >= count))
-    at = place - before
-    tl.store(rows_PX + me * X + at, other, mask=is_first & is_alike & (at >= 0) & (at < X))
+    is_mine = is_first & is_alike & (place >= 0) & (place < X)
+    tl.store(rows_PX + me * X + place, other, mask=is_mine)
 
 
 def tile_experts(experts_TK: torch.Tensor, tile_rows: int, *, pdl: bool = False) -> Tiles:
@@ -71,7 +81,7 @@ def tile_experts(experts_TK: torch.Tensor, tile_rows: int, *, pdl: bool = False)
     return tile_expert_P, rows_PX
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_assigned"])
 def expert_product_kernel(
     x_TI,
     weight_EOI,
@@ -81,10 +91,12 @@ def expert_product_kernel(
     weights_N,
     out,
     num_rows,
+    num_assigned,
     num_out,
     num_columns,
     x_stride,
     NUM_CHOSEN: tl.constexpr,
+    BLOCK_FEW: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -92,6 +104,7 @@ def expert_product_kernel(
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program a tile of assignments and a tile of weight rows.
@@ -99,14 +112,28 @@ def expert_product_kernel(
     GATED: x has a row for each T, half of the weight tile are rows of the gate, the other half the same
     rows of "up", and assignment n is row n of the result. Else x has a row for each N, results are
     multiplied by weights_N and go to [K, T, O].
+    BLOCK_FEW: above 0, tile_expert_P is the expert of each assignment, rows_PX is None, and the program
+    of an assignment that is the first of BLOCK_ROWS of its expert's finds the others.
     """
     columns_of_tile: tl.constexpr = BLOCK_OUT // 2 if GATED else BLOCK_OUT
     if PDL:
         cuda.gdc_wait()
     tile_index = tl.program_id(0)
-    expert = tl.load(tile_expert_P + tile_index).to(tl.int64)
-    if expert < 0:
-        return
+    column_X = tl.arange(0, BLOCK_ROWS)
+    if BLOCK_FEW > 0:
+        expert, other, is_alike, place, before = place_among(
+            tile_expert_P, tile_index, num_assigned, BLOCK_FEW
+        )
+        if before % BLOCK_ROWS != 0:
+            return
+        is_here = is_alike[:, None] & (place[:, None] == column_X[None, :])
+        assigned_X = tl.sum(tl.where(is_here, other[:, None] + 1, 0), 0) - 1
+    else:
+        expert = tl.load(tile_expert_P + tile_index)
+        if expert < 0:
+            return
+        assigned_X = tl.load(rows_PX + tile_index * BLOCK_ROWS + column_X)
+    expert = expert.to(tl.int64)
     first_out = tl.program_id(1) * columns_of_tile
     tile = tl.arange(0, BLOCK_OUT)
     inner = tl.arange(0, BLOCK_K)
@@ -118,7 +145,6 @@ def expert_product_kernel(
         out_O = first_out + tile
         weight_row_O = out_O.to(tl.int64)
         weight_rows = num_out
-    assigned_X = tl.load(rows_PX + tile_index * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS))
     is_row_X = assigned_X >= 0
     row_X = tl.maximum(assigned_X, 0).to(tl.int64)
     x_row_X = row_X // NUM_CHOSEN if GATED else row_X
@@ -139,7 +165,10 @@ def expert_product_kernel(
         rounded: tl.constexpr = x_TI.dtype.element_ty
         halves_2OX = tl.reshape(total, (2, columns_of_tile, BLOCK_ROWS))
         gate, up = tl.split(tl.permute(halves_2OX, (1, 2, 0)))
-        total = gated(gate.to(rounded), up.to(rounded))
+        if IS_CLAMPED:
+            total = clamped_swiglu(gate.to(rounded), up.to(rounded))
+        else:
+            total = gated(gate.to(rounded), up.to(rounded))
         out_row_X = row_X
     else:
         total *= tl.load(weights_N + row_X, mask=is_row_X, other=0.0)[None, :]
@@ -168,20 +197,23 @@ def gated_product(
     x_TI: torch.Tensor,
     gate_up_weight_E2FI: torch.Tensor,
     bias_E2F: torch.Tensor | None,
-    tiles: Tiles,
+    tiles: Tiles | torch.Tensor,
     num_chosen: int,
     activation: str,
     tile: Tile,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """The gated activation of every assignment, [N, F] in x's type."""
-    assert activation == "silu"
+    """The gated activation of every assignment, [N, F] in x's type: silu or clamped_swiglu.
+
+    tiles: from `tile_experts`, or, of up to FEW assignments, the experts themselves [T, K].
+    """
+    assert activation in ("silu", "clamped_swiglu")
     num_out = gate_up_weight_E2FI.shape[1] // 2
     out_NF = x_TI.new_empty((len(x_TI) * num_chosen, num_out))
     _launch(
         x_TI, gate_up_weight_E2FI, bias_E2F, tiles, None, out_NF, num_out, num_chosen, tile, pdl,
-        is_gated=True,
+        is_gated=True, is_clamped=activation == "clamped_swiglu",
     )  # fmt: skip
     return out_NF
 
@@ -190,13 +222,13 @@ def weighted_product(
     x_NI: torch.Tensor,
     weight_EOI: torch.Tensor,
     bias_EO: torch.Tensor | None,
-    tiles: Tiles,
+    tiles: Tiles | torch.Tensor,
     weights_TK: torch.Tensor,
     tile: Tile,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """The weighted product of every assignment, float32 [K, T, O]."""
+    """The weighted product of every assignment, float32 [K, T, O]. tiles: as for `gated_product`."""
     num_rows, num_chosen = weights_TK.shape
     num_out = weight_EOI.shape[1]
     out_KTO = x_NI.new_empty((num_chosen, num_rows, num_out), dtype=torch.float32)
@@ -211,7 +243,7 @@ def _launch(
     x: torch.Tensor,
     weight_EOI: torch.Tensor,
     bias_EO: torch.Tensor | None,
-    tiles: Tiles,
+    tiles: Tiles | torch.Tensor,
     weights_TK: torch.Tensor | None,
     out: torch.Tensor,
     num_out: int,
@@ -220,12 +252,18 @@ def _launch(
     pdl: bool,
     *,
     is_gated: bool,
+    is_clamped: bool = False,
 ) -> None:
     num_columns = weight_EOI.shape[2]
     assert x.shape[1] == num_columns and x.stride(1) == 1 and weight_EOI.is_contiguous()
     assert weights_TK is None or weights_TK.is_contiguous()
-    tile_expert_P, rows_PX = tiles
-    assert rows_PX.shape[1] == tile.block_rows
+    if isinstance(tiles, torch.Tensor):
+        tile_expert_P, rows_PX = tiles.view(-1), None
+        block_few = triton.next_power_of_2(max(16, len(tile_expert_P)))
+        assert block_few <= FEW
+    else:
+        (tile_expert_P, rows_PX), block_few = tiles, 0
+        assert rows_PX.shape[1] == tile.block_rows
     columns_of_tile = tile.block_out // 2 if is_gated else tile.block_out
     if not len(tile_expert_P):
         return
@@ -238,10 +276,12 @@ def _launch(
         weights_TK,
         out,
         out.shape[1] if weights_TK is not None else len(x),
+        len(tile_expert_P),
         num_out,
         num_columns,
         x.stride(0),
         NUM_CHOSEN=num_chosen,
+        BLOCK_FEW=block_few,
         BLOCK_OUT=tile.block_out,
         BLOCK_ROWS=tile.block_rows,
         BLOCK_K=tile.block_k,
@@ -249,6 +289,7 @@ def _launch(
         EVEN_K=num_columns % tile.block_k == 0,
         HAS_BIAS=bias_EO is not None,
         GATED=is_gated,
+        IS_CLAMPED=is_clamped,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         PDL=pdl,

@@ -20,7 +20,7 @@ BLOCK_HEADS = 8
 
 
 @triton.jit
-def _turned(a, b, cosine, sine):
+def turned(a, b, cosine, sine):
     """a * cosine + b * sine, both products rounded to the model's type as torch does."""
     dtype: tl.constexpr = a.dtype
     kept = (a.to(tl.float32) * cosine).to(dtype).to(tl.float32)
@@ -29,7 +29,7 @@ def _turned(a, b, cosine, sine):
 
 
 @triton.jit
-def _finite(x):
+def finite(x):
     """x with 0 for infinities and what is no number."""
     x32 = x.to(tl.float32)
     return tl.where(tl.abs(x32) < float("inf"), x32, 0.0).to(x.dtype)
@@ -88,8 +88,8 @@ def rotate_and_store_kernel(
         a = (a * scale).to(dtype).to(tl.float32) * tl.where(is_query, q_low, k_low)
         b = (b * scale).to(dtype).to(tl.float32) * tl.where(is_query, q_high, k_high)
         a, b = a.to(dtype), b.to(dtype)
-    turned_low = _turned(a, b, cosine_low, sine_low)
-    turned_high = _turned(b, a, cosine_high, sine_high)
+    turned_low = turned(a, b, cosine_low, sine_low)
+    turned_high = turned(b, a, cosine_high, sine_high)
     q = q_TNH + (row * NUM_QUERY_HEADS + head_N1) * (2 * HALF) + inner_1H
     tl.store(q, turned_low, mask=is_inside & is_query)
     tl.store(q + HALF, turned_high, mask=is_inside & is_query)
@@ -97,8 +97,8 @@ def rotate_and_store_kernel(
     kv = kv_S2GH + tl.load(slots_T + row) * slot_stride + inner_1H
     kv += tl.where(is_value, side_stride, 0) + kv_head * kv_head_stride
     is_stored = is_inside & (head_N1 >= NUM_QUERY_HEADS)
-    tl.store(kv, _finite(tl.where(is_value, low, turned_low)), mask=is_stored)
-    tl.store(kv + HALF, _finite(tl.where(is_value, high, turned_high)), mask=is_stored)
+    tl.store(kv, finite(tl.where(is_value, low, turned_low)), mask=is_stored)
+    tl.store(kv + HALF, finite(tl.where(is_value, high, turned_high)), mask=is_stored)
 
 
 def rotate_and_store(

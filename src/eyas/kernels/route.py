@@ -4,7 +4,7 @@ Promises: a row's result depends on its own logits alone; of equal scores the lo
 indices are always those of experts, no index twice in a row.
 Does not know: what the experts compute.
 
-Legend: T rows, E experts, K chosen experts.
+Legend: T rows, E experts, K chosen experts, Z parts of a sum.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from eyas.kernels.rank import LOWEST, index_of, key_of, largest
 
 @triton.jit
 def route_kernel(
-    logits_TE,
+    logits_ZTE,
+    bias_E,
     correction_E,
     experts_TK,
     weights_TK,
     num_experts,
+    part_stride,
     row_stride,
     scale,
+    NUM_PARTS: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     PADDED: tl.constexpr,
     IS_SOFTMAX: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     HAS_CORRECTION: tl.constexpr,
     NORMALIZES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -44,7 +48,13 @@ def route_kernel(
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     is_real = expert < num_experts
-    logits = tl.load(logits_TE + row * row_stride + expert, mask=is_real, other=float("-inf"))
+    at = logits_ZTE + row * row_stride + expert
+    logits = tl.load(at, mask=is_real, other=float("-inf"))
+    for _part in tl.static_range(1, NUM_PARTS):
+        at += part_stride
+        logits += tl.load(at, mask=is_real, other=0.0)
+    if HAS_BIAS:
+        logits += tl.load(bias_E + expert, mask=is_real, other=0.0)
     if IS_SOFTMAX:
         powers = tl.exp(logits - tl.max(logits, 0))
         scores = powers / tl.sum(powers, 0)
@@ -87,7 +97,8 @@ def route_kernel(
 
 
 def route(
-    logits_TE: torch.Tensor,
+    logits: torch.Tensor,
+    bias_E: torch.Tensor | None,
     correction_E: torch.Tensor | None,
     *,
     num_chosen: int,
@@ -101,23 +112,28 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The chosen experts int32 [T, K], best first, and their weights float32 [T, K]; the reference is
     `ops.route.by_torch`, the facts are those of `ops.route.Routing`."""
-    num_rows, num_experts = logits_TE.shape
-    assert logits_TE.dtype == torch.float32 and logits_TE.stride(1) == 1
-    experts_TK = logits_TE.new_empty((num_rows, num_chosen), dtype=torch.int32)
+    num_rows, num_experts = logits.shape[-2:]
+    assert logits.dtype == torch.float32 and logits.stride(-1) == 1
+    num_parts, part_stride = (len(logits), logits.stride(0)) if logits.dim() == 3 else (1, 0)
+    experts_TK = logits.new_empty((num_rows, num_chosen), dtype=torch.int32)
     weights_TK = torch.empty_like(experts_TK, dtype=torch.float32)
     if num_rows:
         block = triton.next_power_of_2(num_experts)
         route_kernel[(num_rows,)](
-            logits_TE,
+            logits,
+            bias_E,
             correction_E,
             experts_TK,
             weights_TK,
             num_experts,
-            logits_TE.stride(0),
+            part_stride,
+            logits.stride(-2),
             scale,
+            NUM_PARTS=num_parts,
             NUM_CHOSEN=num_chosen,
             PADDED=triton.next_power_of_2(num_chosen),
             IS_SOFTMAX=is_softmax,
+            HAS_BIAS=bias_E is not None,
             HAS_CORRECTION=correction_E is not None,
             NORMALIZES=normalizes,
             NUM_GROUPS=num_groups,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from eyas.kernels import gemm
-from eyas.layers.gemm_variants import GemmVariant
+from eyas.layers.gemm_variants import SCORE_SPLITS, GemmVariant
 from eyas.ops.gate import gate
 
 
@@ -45,6 +45,11 @@ def gated(
     if variant.tile is None:
         return gate(F.linear(x_TI, weight_OI, bias_O), "silu")
     return gemm.gated_product(x_TI, weight_OI, tile=variant.tile, bias_2F=bias_O, pdl=True)
+
+
+def scores(x_TI: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+    """Return parts of float32 scores [Z, T, O], which the caller adds in order."""
+    return gemm.product(x_TI, weight_OI, num_splits=SCORE_SPLITS, pdl=True)
 
 
 def logits(

@@ -25,6 +25,7 @@ class SelfAttention:
     input_size: features of the input; None is hidden_size, which is always the size of the output.
     norms_projections: queries and keys are normalised over all heads together, not head by head.
     qk_norm_offset: added to the weights of these norms. head_layout: as `RopeSpec.head_layout`.
+    has_sinks: each query head has a logit that takes part in the softmax and has no value.
     has_output_gate: the output of each head is multiplied by the sigmoid of a gate, whose rows of the
     weight follow those of the head's query.
     """
@@ -46,6 +47,7 @@ class SelfAttention:
         norms_projections: bool = False,
         qk_norm_offset: float = 0.0,
         head_layout: tuple[int, ...] | None = None,
+        has_sinks: bool = False,
         has_output_gate: bool = False,
     ) -> None:
         self._head_dim = head_dim
@@ -75,6 +77,9 @@ class SelfAttention:
             device=device,
             order=order,
         )
+        self._sinks_N: torch.Tensor | None = None
+        if has_sinks:
+            self._sinks_N = torch.empty(num_query_heads, dtype=torch.float32, device=device)
         self._epsilon = qk_norm_epsilon
         self._q_weight_H: torch.Tensor | None = None
         self._k_weight_H: torch.Tensor | None = None
@@ -92,6 +97,8 @@ class SelfAttention:
 
     def parameters(self) -> dict[str, torch.Tensor]:
         found = self._qkv.parameters() | self._o.parameters()
+        if self._sinks_N is not None:
+            found["sinks"] = self._sinks_N
         if self._q_weight_H is not None and self._k_weight_H is not None:
             found["q_norm.weight"] = self._q_weight_H
             found["k_norm.weight"] = self._k_weight_H
@@ -137,7 +144,7 @@ class SelfAttention:
         q_TNH = rotate_and_store(
             heads_TX, angles, attend.destination(layer), *self._num_heads, self._norm
         )
-        out_TX = attend(layer, q_TNH).reshape(-1, self._output_width)
+        out_TX = attend(layer, q_TNH, self._sinks_N).reshape(-1, self._output_width)
         if gate_TX is not None:
             out_TX = gate_heads(out_TX, gate_TX)
         return self._o.parts(out_TX)

@@ -17,8 +17,9 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from eyas.layers.gemm_variants import is_supported
 from eyas.layers.linear import LogitsHead
-from eyas.layers.mlp import GatedMlp
+from eyas.layers.mlp import GatedMlp, set_apart
 from eyas.layers.row_order import RowOrder
 from eyas.ops.add_norm import summed
 from eyas.ops.apply_experts import apply_experts, by_expert
@@ -34,6 +35,7 @@ class ExpertSpec:
     router's logits. has_correction: there is a bias that is added to scores for the choice alone. bias:
     of the experts' products. shared_size: feed-forward size of the expert that every row uses; 0 is
     none. has_shared_gate: its result is multiplied by the sigmoid of a product of its own.
+    is_alternating: as in `GatedMlp`, of the experts that are chosen.
     """
 
     num_experts: int
@@ -44,6 +46,7 @@ class ExpertSpec:
     bias: bool = False
     shared_size: int = 0
     has_shared_gate: bool = False
+    is_alternating: bool = False
 
     def __post_init__(self) -> None:
         routing = self.routing
@@ -55,6 +58,46 @@ class ExpertSpec:
     def num_scores(self) -> int:
         """The number of logits of the router: of all experts, and of the shared expert's gate."""
         return self.num_experts + self.has_shared_gate
+
+
+class Router:
+    """The product that scores experts, in float32."""
+
+    def __init__(
+        self,
+        num_scores: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: RowOrder,
+    ) -> None:
+        self._head: LogitsHead | None = None
+        if order.products is not None and is_supported(hidden_size):
+            from eyas.layers import apply
+
+            self._apply = apply
+            self._weight_SD = torch.empty(num_scores, hidden_size, dtype=dtype, device=device)
+        else:
+            self._head = LogitsHead(
+                num_scores, hidden_size, dtype=dtype, device=device, order=order
+            )
+            (self._weight_SD,) = self._head.parameters()
+
+    def parameter(self) -> torch.Tensor:
+        """Return the weight [S, D] to fill, S being the number of scores."""
+        return self._weight_SD
+
+    def seal(self) -> None:
+        if self._head is not None:
+            self._head.seal()
+            self._weight_SD = torch.empty(0)
+
+    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return scores [T, S], or parts [Z, T, S] of their sum."""
+        if self._head is not None:
+            return self._head(x_TD)
+        return self._apply.scores(x_TD, self._weight_SD)
 
 
 class Experts(Protocol):
@@ -92,6 +135,7 @@ class SeparateExperts:
                 device=device,
                 order=order,
                 activation=activation,
+                is_alternating=spec.is_alternating,
             )
             for _ in range(spec.num_experts)
         ]
@@ -134,6 +178,7 @@ class StackedExperts:
     ) -> None:
         num, size = spec.num_experts, spec.intermediate_size
         self._activation: Activation = activation
+        self._is_alternating = spec.is_alternating
         self._gate_up_E2FD = torch.empty(num, 2 * size, hidden_size, dtype=dtype, device=device)
         self._down_EDF = torch.empty(num, hidden_size, size, dtype=dtype, device=device)
         self._gate_up_bias_E2F: torch.Tensor | None = None
@@ -152,13 +197,20 @@ class StackedExperts:
             if gate_up is None or down is None:
                 continue
             for index in range(len(down)):
-                found[f"{index}.gate.{kind}"] = gate_up[index, :size]
-                found[f"{index}.up.{kind}"] = gate_up[index, size:]
+                if self._is_alternating:
+                    found[f"{index}.gate_up.{kind}"] = gate_up[index]
+                else:
+                    found[f"{index}.gate.{kind}"] = gate_up[index, :size]
+                    found[f"{index}.up.{kind}"] = gate_up[index, size:]
                 found[f"{index}.down.{kind}"] = down[index]
         return found
 
     def seal(self) -> None:
-        """Nothing to prepare: the kernel reads the weights as they are filled."""
+        """Prepare the filled weights: the kernel reads all of gate before all of up."""
+        if self._is_alternating:
+            for gate_up in (self._gate_up_E2FD, self._gate_up_bias_E2F):
+                for rows in () if gate_up is None else gate_up:
+                    set_apart(rows)
 
     def __call__(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -189,9 +241,7 @@ class MixtureOfExperts:
         activation: Activation = "silu",
     ) -> None:
         self._spec = spec
-        self._router = LogitsHead(
-            spec.num_scores, hidden_size, dtype=dtype, device=device, order=order
-        )
+        self._router = Router(spec.num_scores, hidden_size, dtype=dtype, device=device, order=order)
         float32 = {"dtype": torch.float32, "device": device}
         self._bias_E = torch.empty(spec.num_experts, **float32) if spec.router_bias else None
         self._correction_E = (
@@ -219,7 +269,7 @@ class MixtureOfExperts:
             )
 
     def parameters(self) -> dict[str, torch.Tensor]:
-        (scores_SD,) = self._router.parameters()
+        scores_SD = self._router.parameter()
         found = {"router.weight": scores_SD[: self._spec.num_experts]}
         if self._spec.has_shared_gate:
             found["shared_gate.weight"] = scores_SD[self._spec.num_experts :]
@@ -244,11 +294,10 @@ class MixtureOfExperts:
         The first K parts are the chosen experts', those that follow the shared expert's.
         """
         num_experts = self._spec.num_experts
-        scores_TS = self._router(x_TD)
-        logits_TE = scores_TS[:, :num_experts]
-        if self._bias_E is not None:
-            logits_TE = logits_TE + self._bias_E
-        experts_TK, weights_TK = route(logits_TE, self._correction_E, self._spec.routing)
+        scores = self._router(x_TD)
+        experts_TK, weights_TK = route(
+            scores[..., :num_experts], self._bias_E, self._correction_E, self._spec.routing
+        )
         parts = self._experts(x_TD, experts_TK, weights_TK)
         if self._shared is None:
             return parts
@@ -256,5 +305,5 @@ class MixtureOfExperts:
         if shared.dim() == 2:
             shared = shared.unsqueeze(0)
         if self._spec.has_shared_gate:
-            shared = shared * sigmoid(scores_TS[:, num_experts:])
+            shared = shared * sigmoid(summed(scores)[:, num_experts:])
         return torch.cat([parts, shared])

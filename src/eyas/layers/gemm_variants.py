@@ -33,6 +33,8 @@ BUCKETS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 512, 2048)
 """Row counts that are measured. Each stands for the counts below it, the last also for all larger
 ones."""
 PARTS_SPLITS = 4
+SCORE_SPLITS = 8
+"""Parts of a router's scores: its few outputs would otherwise keep few multiprocessors busy."""
 LIBRARY_USUALLY = 128
 """Beyond this many rows the library is the default variant, if it may be used: its kernels share loads
 between multiprocessors, which ours cannot."""

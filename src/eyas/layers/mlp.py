@@ -15,8 +15,16 @@ from eyas.layers.row_order import RowOrder
 from eyas.ops.gate import Activation
 
 
+def set_apart(rows: torch.Tensor) -> None:
+    """Reorder rows of gate and up that alternate: all of gate, then all of up."""
+    rows.copy_(rows.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1))
+
+
 class GatedMlp:
-    """The feed-forward block: two products and an activation; "gate" and "up" are one product."""
+    """The feed-forward block: two products and an activation; "gate" and "up" are one product.
+
+    is_alternating: the checkpoint stores both in one tensor, "gate_up", whose rows alternate.
+    """
 
     def __init__(
         self,
@@ -28,9 +36,13 @@ class GatedMlp:
         device: torch.device,
         order: RowOrder,
         activation: Activation = "silu",
+        is_alternating: bool = False,
     ) -> None:
         self._activation: Activation = activation
+        self._is_alternating = is_alternating
         gate_up = {"gate": intermediate_size, "up": intermediate_size}
+        if is_alternating:
+            gate_up = {"gate_up": 2 * intermediate_size}
         self._gate_up = Linear(
             hidden_size, gate_up, bias=bias, dtype=dtype, device=device, order=order
         )
@@ -47,6 +59,9 @@ class GatedMlp:
         return self._gate_up.parameters() | self._down.parameters()
 
     def seal(self) -> None:
+        if self._is_alternating:
+            for rows in self._gate_up.parameters().values():
+                set_apart(rows)
         self._gate_up.seal()
         self._down.seal()
 

@@ -27,6 +27,7 @@ class RopeSpec:
     rotary_dim: the first so many dimensions of a head are rotated; 0 is all. is_interleaved: pairs are
     neighbours (2i, 2i + 1) in the checkpoint, not halves. short_factors, long_factors: divide the
     frequencies (longrope) where at most, or more than, `original_max_position` positions are served.
+    logit_factor: what the scaling of positions multiplies the dot products by, in families that do so.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class RopeSpec:
     is_interleaved: bool = False
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    logit_factor: float = 1.0
 
     @property
     def num_rotated(self) -> int:

@@ -58,10 +58,14 @@ _OTHER_MODALITIES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A parsed JSON object and the path of its file. Its readers raise ValueError on a bad field."""
+    """A parsed JSON object and the path of its file. Its readers raise ValueError on a bad field.
+
+    prefix: where the object stands in the file, for messages: "rope_scaling." or nothing.
+    """
 
     path: Path
     values: Mapping[str, Any]
+    prefix: str = ""
 
     @classmethod
     def read(cls, path: Path) -> ConfigFile:
@@ -108,7 +112,7 @@ class ConfigFile:
 
     def error(self, field: str, problem: str) -> ValueError:
         """Return the error of a field. problem: a predicate such as "must be ...", and the remedy."""
-        return ValueError(f"{self.path}: {field} {problem}")
+        return ValueError(f"{self.path}: {self.prefix}{field} {problem}")
 
     def count(self, field: str, default: int | None = None) -> int:
         """Return a whole number above 0; `default` where the field is absent or null."""
@@ -203,11 +207,11 @@ class ConfigFile:
         return value
 
     def nested(self, field: str) -> ConfigFile:
-        """Return the JSON object under `field`; empty where it is absent. Its errors name this file."""
+        """Return the JSON object under `field`; empty where it is absent."""
         value = self.values.get(field) or {}
         if not isinstance(value, dict):
             raise self.error(field, f"must be a JSON object, not {value!r}")
-        return ConfigFile(self.path, value)
+        return ConfigFile(self.path, value, f"{self.prefix}{field}.")
 
     def layer_windows(self, num_layers: int, window: int | None) -> tuple[int | None, ...]:
         """Return each layer's window: `window` where `layer_types` says sliding, None where full."""
@@ -338,6 +342,7 @@ class ConfigFile:
             beta_slow=rope.number("beta_slow", 1.0) or 1.0,
             truncate="truncate" not in rope.values or rope.flag("truncate"),
             attention_factor=_yarn_attention_factor(rope, factor),
+            logit_factor=_yarn_magnitude(factor, rope.number("mscale_all_dim", 0.0)) ** 2,
         )
 
     def _longrope(
@@ -399,12 +404,15 @@ class ConfigFile:
         return written
 
 
-def _yarn_attention_factor(rope: ConfigFile, factor: float) -> float:
-    def magnitude(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+def _yarn_magnitude(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
+
+def _yarn_attention_factor(rope: ConfigFile, factor: float) -> float:
     given = rope.optional_number("attention_factor")
     if given is not None:
         return given
     scale, all_scale = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
-    return magnitude(scale) / magnitude(all_scale) if scale and all_scale else magnitude(1.0)
+    if scale and all_scale:
+        return _yarn_magnitude(factor, scale) / _yarn_magnitude(factor, all_scale)
+    return _yarn_magnitude(factor, 1.0)

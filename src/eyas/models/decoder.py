@@ -20,6 +20,7 @@ from eyas.layers.attention import SelfAttention
 from eyas.layers.delta_net import DeltaNet
 from eyas.layers.embedding import Embedding
 from eyas.layers.experts import MixtureOfExperts
+from eyas.layers.latent_attention import LatentAttention
 from eyas.layers.linear import LogitsHead
 from eyas.layers.mlp import GatedMlp
 from eyas.layers.norm import RMSNorm
@@ -62,37 +63,16 @@ class DecoderLayer:
         self._attention_output_norm = norm() if traits.norms_output else None
         self._mlp_norm = norm() if traits.norms_input else None
         self._mlp_output_norm = norm() if traits.norms_output else None
-        self._attention: SelfAttention | DeltaNet
-        self._attention_name = "attention"
-        state = spec.state_of(index)
-        if state is not None:
-            self._attention_name = "delta"
-            self._attention = DeltaNet(
-                spec.hidden_size,
-                state,
-                spec.norm_epsilon,
-                dtype=dtype,
-                device=device,
-                order=order,
-            )
-        else:
-            self._attention = SelfAttention(
-                spec.hidden_size,
-                spec.num_query_heads,
-                spec.num_kv_heads,
-                spec.head_dim,
-                qkv_bias=spec.qkv_bias,
-                output_bias=spec.output_bias,
-                qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
-                dtype=dtype,
-                device=device,
-                order=order,
-                input_size=input_size,
-                norms_projections=traits.norms_projections,
-                qk_norm_offset=traits.norm_offset,
-                head_layout=spec.rope.head_layout,
-                has_output_gate=traits.has_output_gate,
-            )
+        self._attention_name = "attention" if spec.state_of(index) is None else "delta"
+        self._attention = _new_attention(
+            spec,
+            index,
+            dtype=dtype,
+            device=device,
+            order=order,
+            input_size=input_size,
+            traits=traits,
+        )
         self._mlp: GatedMlp | MixtureOfExperts
         experts = spec.experts_of(index)
         if experts is None:
@@ -173,6 +153,57 @@ class DecoderLayer:
         if self._mlp_output_norm is not None:
             parts = self._mlp_output_norm.of_parts(parts)
         return stream_TD, after_TD, parts
+
+
+def _new_attention(
+    spec: ModelSpec | HeadSpec,
+    index: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    order: RowOrder,
+    input_size: int | None,
+    traits: LayerTraits,
+) -> SelfAttention | LatentAttention | DeltaNet:
+    """Return the attention block of a layer, or its delta net, as the spec describes it."""
+    if (state := spec.state_of(index)) is not None:
+        return DeltaNet(
+            spec.hidden_size,
+            state,
+            spec.norm_epsilon,
+            dtype=dtype,
+            device=device,
+            order=order,
+        )
+    if spec.latent is not None:
+        return LatentAttention(
+            spec.hidden_size,
+            spec.num_query_heads,
+            spec.latent,
+            dtype=dtype,
+            device=device,
+            order=order,
+            input_size=input_size,
+            head_layout=spec.rope.head_layout,
+        )
+    return SelfAttention(
+        spec.hidden_size,
+        spec.num_query_heads,
+        spec.num_kv_heads,
+        spec.head_dim,
+        qkv_bias=spec.qkv_bias,
+        output_bias=spec.output_bias,
+        qk_norm_epsilon=spec.norm_epsilon if spec.qk_norm else None,
+        dtype=dtype,
+        device=device,
+        order=order,
+        input_size=input_size,
+        norms_projections=traits.norms_projections,
+        qk_norm_offset=traits.norm_offset,
+        head_layout=spec.rope.head_layout,
+        has_sinks=traits.has_sinks,
+        has_output_gate=traits.has_output_gate,
+    )
 
 
 class Decoder:

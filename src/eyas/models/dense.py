@@ -74,6 +74,14 @@ SHARED_EXPERT_NAMES = {
 """In addition, as GLM and DeepSeek name them."""
 FUSED_QKV = {"attention.qkv.weight": "self_attn.qkv_proj.weight"}
 FUSED_GATE_UP = {"mlp.gate_up.weight": "mlp.gate_up_proj.weight"}
+LATENT_ATTENTION = {
+    "attention.q_a.weight": "self_attn.q_a_proj.weight",
+    "attention.q_a_norm.weight": "self_attn.q_a_layernorm.weight",
+    "attention.q_b.weight": "self_attn.q_b_proj.weight",
+    "attention.kv_a.weight": "self_attn.kv_a_proj_with_mqa.weight",
+    "attention.kv_a_norm.weight": "self_attn.kv_a_layernorm.weight",
+    "attention.kv_b.weight": "self_attn.kv_b_proj.weight",
+}
 QKV = ("attention.q.weight", "attention.k.weight", "attention.v.weight")
 GATE_UP = ("mlp.gate.weight", "mlp.up.weight")
 

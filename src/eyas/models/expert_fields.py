@@ -48,6 +48,29 @@ def read_experts(
     return ExpertSpec(num_experts, config.count(size), found, **facts)
 
 
+def read_corrected_experts(config: ConfigFile) -> ExpertSpec:
+    """Return the experts of GLM-4.5 and DeepSeek-V3: chosen in groups by sigmoid scores with a
+    correction, beside one that all rows share.
+
+    config: with the family's defaults. ValueError: as `read_experts`.
+    """
+    return read_experts(
+        config,
+        number="n_routed_experts",
+        size="moe_intermediate_size",
+        routing={
+            "scoring": "sigmoid",
+            "normalizes": config.flag("norm_topk_prob", True),
+            "scale": config.number("routed_scaling_factor", 1.0),
+            "num_groups": config.count("n_group", 1),
+            "num_chosen_groups": config.count("topk_group", 1),
+            "group_size_scored": 2,
+        },
+        has_correction=True,
+        shared_size=config.count("n_shared_experts") * config.count("moe_intermediate_size"),
+    )
+
+
 def layers_after(config: ConfigFile, num_layers: int) -> frozenset[int]:
     """Return the layers that follow the first `first_k_dense_replace` ones."""
     return frozenset(range(config.index("first_k_dense_replace", 0), num_layers))

@@ -10,7 +10,7 @@ from typing import Any
 
 from eyas.models import dense
 from eyas.models.config_file import ConfigFile
-from eyas.models.expert_fields import layers_after, read_experts
+from eyas.models.expert_fields import layers_after, read_corrected_experts
 from eyas.models.spec import ModelSpec
 
 CHECKPOINT_NAMES = dense.names_with(dense.EXPERT_NAMES | dense.SHARED_EXPERT_NAMES)
@@ -31,7 +31,6 @@ DEFAULTS: dict[str, Any] = {
     "n_routed_experts": 128,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
 }
 """transformers' defaults of fields that a file may omit."""
 
@@ -50,19 +49,5 @@ def read(config: ConfigFile) -> ModelSpec:
         window=None,
         has_partial_rope=True,
     )
-    experts = read_experts(
-        config,
-        number="n_routed_experts",
-        size="moe_intermediate_size",
-        routing={
-            "scoring": "sigmoid",
-            "normalizes": config.flag("norm_topk_prob"),
-            "scale": config.number("routed_scaling_factor", 1.0),
-            "num_groups": config.count("n_group", 1),
-            "num_chosen_groups": config.count("topk_group", 1),
-            "group_size_scored": 2,
-        },
-        has_correction=True,
-        shared_size=config.count("n_shared_experts") * config.count("moe_intermediate_size"),
-    )
+    experts = read_corrected_experts(config)
     return replace(spec, experts=experts, expert_layers=layers_after(config, spec.num_layers))

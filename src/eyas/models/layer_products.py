@@ -9,6 +9,7 @@ from typing import Protocol
 
 from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
+from eyas.layers.latent_attention import LatentSizes
 
 
 class LayerSizes(Protocol):
@@ -26,6 +27,8 @@ class LayerSizes(Protocol):
     def intermediate_size(self) -> int: ...
     @property
     def has_output_gate(self) -> bool: ...
+    @property
+    def latent(self) -> LatentSizes | None: ...
     def experts_of(self, layer: int) -> ExpertSpec | None: ...
     def state_of(self, layer: int) -> DeltaSizes | None: ...
 
@@ -39,12 +42,10 @@ def layer_products(
     are float32, is not among them (`router_products`). input_size: width of the input of attention;
     None is the hidden size.
     """
-    query_width = spec.num_query_heads * spec.head_dim
-    projected = query_width * (1 + spec.has_output_gate)
-    qkv_width = projected + 2 * spec.num_kv_heads * spec.head_dim
-    attention = ((qkv_width, input_size or spec.hidden_size), (spec.hidden_size, query_width))
-    if (state := spec.state_of(layer)) is not None:
-        attention = state.products(spec.hidden_size)
+    state = spec.state_of(layer)
+    attention = (
+        attention_products(spec, input_size) if state is None else state.products(spec.hidden_size)
+    )
     experts = spec.experts_of(layer)
     if experts is None:
         return attention + _gated_products(spec.hidden_size, spec.intermediate_size)
@@ -53,6 +54,22 @@ def layer_products(
     if experts.shared_size:
         shared = _gated_products(spec.hidden_size, experts.shared_size)
     return attention + experts.routing.num_chosen * chosen + shared
+
+
+def attention_products(
+    spec: LayerSizes, input_size: int | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Return (output size, input size) of the products of a layer's attention, fused as they run.
+
+    input_size: as in `layer_products`.
+    """
+    input_size = input_size or spec.hidden_size
+    if spec.latent is not None:
+        return spec.latent.products(spec.num_query_heads, spec.hidden_size, input_size)
+    query_width = spec.num_query_heads * spec.head_dim
+    projected = query_width * (1 + spec.has_output_gate)
+    qkv_width = projected + 2 * spec.num_kv_heads * spec.head_dim
+    return ((qkv_width, input_size), (spec.hidden_size, query_width))
 
 
 def router_products(spec: LayerSizes, num_layers: int) -> tuple[tuple[int, int], ...]:
@@ -78,8 +95,8 @@ def feed_forward_shapes(spec: LayerSizes, layer: int, bias: bool) -> dict[str, t
     if experts.has_correction:
         shapes["mlp.router.correction"] = (experts.num_experts,)
     for expert in range(experts.num_experts):
-        prefix = f"mlp.experts.{expert}."
-        shapes |= _gated_shapes(prefix, hidden, experts.intermediate_size, experts.bias)
+        prefix, inner = f"mlp.experts.{expert}.", experts.intermediate_size
+        shapes |= _gated_shapes(prefix, hidden, inner, experts.bias, experts.is_alternating)
     if experts.shared_size:
         shapes |= _gated_shapes("mlp.shared.", hidden, experts.shared_size, experts.bias)
     return shapes
@@ -89,13 +106,14 @@ def _gated_products(hidden_size: int, size: int) -> tuple[tuple[int, int], ...]:
     return ((2 * size, hidden_size), (hidden_size, size))
 
 
-def _gated_shapes(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, tuple[int, ...]]:
+def _gated_shapes(
+    prefix: str, hidden: int, inner: int, bias: bool, is_alternating: bool = False
+) -> dict[str, tuple[int, ...]]:
+    parts = {"gate": (inner, hidden), "up": (inner, hidden)}
+    if is_alternating:
+        parts = {"gate_up": (2 * inner, hidden)}
     shapes: dict[str, tuple[int, ...]] = {}
-    for part, shape in (
-        ("gate", (inner, hidden)),
-        ("up", (inner, hidden)),
-        ("down", (hidden, inner)),
-    ):
+    for part, shape in (parts | {"down": (hidden, inner)}).items():
         shapes[f"{prefix}{part}.weight"] = shape
         if bias:
             shapes[f"{prefix}{part}.bias"] = shape[:1]

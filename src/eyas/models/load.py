@@ -15,12 +15,12 @@ import torch
 
 from eyas.config import DtypeName
 from eyas.layers.row_order import RowOrder
+from eyas.models.checkpoint import Checkpoint
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
 from eyas.models.registry import family_of, ignored_tensors, read_spec
 from eyas.models.spec import ModelSpec
 from eyas.models.weights import (
-    Checkpoint,
     Progress,
     check_sizes,
     fill,
@@ -95,10 +95,18 @@ class ModelFiles:
                 f"max_model_len {max_model_len} is above the {longest} positions that "
                 f"{self.checkpoint.directory} was made for; lower it"
             )
+        dtype = resolve_dtype(dtype, device)
+        if (stored := self.checkpoint.format) is not None:
+            log.info(
+                "weights are stored as %s, and dequantised to %s%s",
+                stored.description,
+                str(dtype).removeprefix("torch."),
+                f"; not applied: {', '.join(stored.ignored)}" if stored.ignored else "",
+            )
         with torch.no_grad():
             decoder = Decoder(
                 self.spec,
-                dtype=resolve_dtype(dtype, device),
+                dtype=dtype,
                 device=device,
                 max_model_len=max_model_len,
                 order=order,

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from eyas.models.config_file import ConfigFile
 from eyas.models.fields import check_unread, unsupported_reason
+from eyas.models.formats import read_format
 from eyas.models.spec import ModelSpec
 
 
@@ -34,11 +35,14 @@ class Architecture:
 
 
 ARCHITECTURES = {
+    "DeepseekV2ForCausalLM": Architecture("deepseek_v2", "deepseek_v2"),
+    "DeepseekV3ForCausalLM": Architecture("deepseek_v3", "deepseek_v3"),
     "Gemma3ForCausalLM": Architecture("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Architecture("gemma3", "gemma3", has_vision=True),
     "Glm4ForCausalLM": Architecture("glm4", "glm4"),
     "Glm4MoeForCausalLM": Architecture("glm4_moe", "glm4_moe"),
     "GlmForCausalLM": Architecture("glm4", "glm"),
+    "GptOssForCausalLM": Architecture("gpt_oss", "gpt_oss"),
     "LlamaForCausalLM": Architecture("llama", "llama"),
     "MiMoForCausalLM": Architecture("mimo", "mimo"),
     "MistralForCausalLM": Architecture("llama", "mistral"),
@@ -100,8 +104,8 @@ def _is_draft_head(config: ConfigFile, architecture: str) -> bool:
 def read_spec(directory: Path | str) -> ModelSpec:
     """Read the facts of the checkpoint in `directory` from its JSON files; weights are not opened.
 
-    ValueError: config.json is missing or malformed, describes a draft head or a quantised model, or
-    asks for something that is not supported.
+    ValueError: config.json is missing or malformed, describes a draft head or an unknown
+    quantisation, or asks for something that is not supported.
     """
     config = ConfigFile.of_model(directory)
     names = config.values.get("architectures")
@@ -129,13 +133,7 @@ def read_spec(directory: Path | str) -> ModelSpec:
             f"{model_type!r} is not that of {architecture} in architectures, and libraries differ in "
             f"which of them they read; correct the wrong one ({architecture} goes with {expected!r})",
         )
-    quantization = config.nested("quantization_config").values
-    if quantization:
-        method = quantization.get("quant_method", "unknown")
-        raise ValueError(
-            f"{config.path}: the checkpoint is quantised ({method}), which is not supported; "
-            "use the unquantised checkpoint of the same model"
-        )
+    read_format(config)  # called for its checks; `Checkpoint.open` uses the format
     if ARCHITECTURES[architecture].has_vision:
         config = config.text_config()
     family = family_of(architecture)

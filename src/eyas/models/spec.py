@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from eyas.cache.store import LayerStore, Store
+from eyas.cache.store import LayerStore, StateStore, Store
 from eyas.layers.delta_net import DeltaSizes
 from eyas.layers.experts import ExpertSpec
+from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
 from eyas.models.config_file import ConfigFile
 from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
@@ -25,14 +26,16 @@ class LayerTraits:
 
     norms: RMS norms of the input of attention and feed-forward block ("input"), of their output
     ("output"), or of both. norm_offset: added to the weights of all RMS norms. norms_projections: with
-    `qk_norm`, queries and keys are normalised over all heads together. has_output_gate: each query head
-    has a gate, by whose sigmoid its output of attention is multiplied.
+    `qk_norm`, queries and keys are normalised over all heads together. has_sinks: each query head has a
+    learned logit in the softmax of attention, without a key or a value. has_output_gate: each query
+    head has a gate, by whose sigmoid its output of attention is multiplied.
     """
 
     norms: Literal["input", "output", "both"] = "input"
     norm_offset: float = 0.0
     activation: Activation = "silu"
     norms_projections: bool = False
+    has_sinks: bool = False
     has_output_gate: bool = False
 
     @property
@@ -60,6 +63,8 @@ class ModelSpec:
     eos_token_ids: every id that ends a text.
     window_rope: the rope of the layers with a window; None is `rope`. attention_scale: multiplies the
     dot products; None is head_dim ** -0.5. embedding_scale: multiplies the embedding's rows.
+    latent: the sizes of latent attention; then there is one key/value head, `head_dim` is the width of
+    a stored row, and `rope` is of its rotated part alone. None is grouped-query attention.
     experts: the feed-forward block of `expert_layers`; the other layers have one of intermediate_size.
     state: the delta net of `state_layers`; the other layers have attention.
     """
@@ -88,10 +93,15 @@ class ModelSpec:
     window_rope: RopeSpec | None = None
     attention_scale: float | None = None
     embedding_scale: float = 1.0
+    latent: LatentSizes | None = None
     experts: ExpertSpec | None = None
     expert_layers: frozenset[int] = frozenset()
     state: DeltaSizes | None = None
     state_layers: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        latent = self.latent
+        assert latent is None or (self.num_kv_heads, self.head_dim) == (1, latent.row_dim)
 
     def experts_of(self, layer: int) -> ExpertSpec | None:
         """Return the experts of a layer; None where it has one feed-forward block."""
@@ -111,6 +121,16 @@ class ModelSpec:
         """What each layer stores: keys and values for a token, or a state for a sequence."""
         return tuple(self._store(layer) for layer in range(self.num_layers))
 
+    @property
+    def attention_stores(self) -> tuple[LayerStore, ...]:
+        """What the layers with attention store for a token."""
+        return tuple(store for store in self.stores if isinstance(store, LayerStore))
+
+    @property
+    def state_stores(self) -> tuple[StateStore, ...]:
+        """What the layers with a state store for a sequence."""
+        return tuple(store for store in self.stores if isinstance(store, StateStore))
+
     def _store(self, layer: int) -> Store:
         state = self.state_of(layer)
         if state is not None:
@@ -121,6 +141,7 @@ class ModelSpec:
             self.head_dim,
             self.windows[layer],
             scale=self.attention_scale,
+            value_dim=None if self.latent is None else self.latent.rank,
         )
 
     @property
@@ -164,12 +185,17 @@ class ModelSpec:
     @property
     def _num_attention_parameters(self) -> int:
         """The number of weights of a layer's attention."""
-        query_width = self.num_query_heads * self.head_dim
+        hidden_size, num_heads = self.hidden_size, self.num_query_heads
+        if self.latent is not None:
+            shapes = self.latent.parameter_shapes(num_heads, hidden_size, hidden_size)
+            return sum(map(math.prod, shapes.values()))
+        query_width = num_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
         projected = query_width * (1 + self.has_output_gate) + 2 * kv_width
+        weights = hidden_size * (projected + query_width)
+        biases = projected * self.qkv_bias + hidden_size * self.output_bias
         normed = query_width + kv_width if self.traits.norms_projections else 2 * self.head_dim
-        biases = projected * self.qkv_bias + self.hidden_size * self.output_bias
-        return self.hidden_size * (projected + query_width) + biases + normed * self.qk_norm
+        return weights + biases + normed * self.qk_norm + num_heads * self.traits.has_sinks
 
 
 def read_eos_token_ids(config: ConfigFile, vocab_size: int) -> tuple[int, ...]:

@@ -1,261 +1,36 @@
-"""Read checkpoint files and copy their tensors into parameters, one tensor in memory at a time.
+"""Copy a checkpoint's tensors into parameters, one tensor in memory at a time.
 
-Promises: files, names and shapes are checked before the first byte is copied; every copied number is
-finite; host memory stays below the size of the parameters plus the largest tensor plus a few dozen
-megabytes, since a file is mapped again every `MAPPED_BYTES` (pages of a mapped file count as the
-process's memory).
-Does not know: families (callers pass their map of names), layers.
+Promises: names and shapes are checked before the first byte is copied; every copied number is
+finite.
+Does not know: how files store values (`checkpoint` does), families (callers pass their map of names),
+layers.
 
-A tensor that fills no parameter is an error, because it belongs to another architecture than the one
-that config.json names. Exceptions: the buffers in `HARMLESS`, which old exporters write; a tied logits
-head; and MTP layers, which `heads.mtp` reads.
-Pickles are opened for draft heads alone, because many heads exist in no other format; torch's
-restricted reader opens them, which builds tensors and runs no code.
+A tensor that fills no parameter is an error, because it belongs to another architecture than the
+one that config.json names. Exceptions: the buffers in `HARMLESS`, which old exporters write; a tied
+logits head; biases of zeros beside quantised weights, which exporters write for layers without a
+bias; and MTP layers, which `heads.mtp` reads.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from eyas.models.config_file import ConfigFile
+from eyas.models.checkpoint import Checkpoint
+from eyas.models.formats import StoredTensor
 from eyas.models.spec import ModelSpec
 
 Progress = Callable[[str, int, int], None]
 """Called with (tensor name, bytes copied, bytes in all) after each tensor."""
 
-MAPPED_BYTES = 64 << 20
-PICKLE_SUFFIX = ".bin"
 HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)$")
 MTP_NAMES = re.compile(r"^(model\.mtp_layers|mtp)\.")
 MTP_MARKER = "eh_proj.weight"
 """DeepSeek numbers its MTP layers after the model's own layers; only MTP layers have this tensor."""
-FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-TORCH_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.bool: "BOOL",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor's entry in the header of a file. dtype: safetensors' name, such as "BF16"."""
-
-    name: str
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def num_bytes(self) -> int:
-        count = FLOAT_BYTES.get(self.dtype, 1)
-        for size in self.shape:
-            count *= size
-        return count
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The headers of the tensors in a checkpoint directory, by name."""
-
-    directory: Path
-    tensors: Mapping[str, StoredTensor]
-
-    @classmethod
-    def open(cls, directory: Path | str, *, opens_pickles: bool = False) -> Checkpoint:
-        """Read the headers of every file of the checkpoint.
-
-        opens_pickles: use pytorch_model.bin where there are no safetensors files.
-        ValueError: a file is missing or damaged, or lacks a tensor that the index lists.
-        """
-        directory = Path(directory)
-        tensors: dict[str, StoredTensor] = {}
-        for file, indexed_names in _files(directory, opens_pickles).items():
-            with _open_reader(file) as reader:
-                names_in_file = set(reader.keys())
-                for name in sorted(names_in_file if indexed_names is None else indexed_names):
-                    if name not in names_in_file:
-                        raise ValueError(
-                            f"{file} lacks tensor {name!r}, which the index says it holds; "
-                            "download the checkpoint again"
-                        )
-                    entry = reader.get_slice(name)
-                    shape = tuple(entry.get_shape())
-                    tensors[name] = StoredTensor(name, file, shape, str(entry.get_dtype()))
-        return cls(directory, tensors)
-
-    def read_tensor(self, name: str) -> torch.Tensor:
-        """Return one tensor, on the CPU."""
-        with _open_reader(self.tensors[name].file) as reader:
-            return _read_tensor(reader, self.tensors[name])
-
-    def stream(self, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor) for these names, file by file, on the CPU.
-
-        A tensor is valid until the next one is requested.
-        """
-        by_file: dict[Path, list[StoredTensor]] = defaultdict(list)
-        for name in names:
-            by_file[self.tensors[name].file].append(self.tensors[name])
-        for file, entries in by_file.items():
-            for group in [entries] if file.suffix == PICKLE_SUFFIX else _groups(entries):
-                with _open_reader(file) as reader:
-                    for entry in group:
-                        yield entry.name, _read_tensor(reader, entry)
-
-
-def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
-    """Return the checkpoint's files and the tensor names that the index lists for each, if any."""
-    index_path = directory / "model.safetensors.index.json"
-    single = directory / "model.safetensors"
-    if opens_pickles and not index_path.is_file() and not single.is_file():
-        index_path = directory / "pytorch_model.bin.index.json"
-        single = directory / "pytorch_model.bin"
-    if single.is_file():  # as transformers does, even where old shards are in the directory too
-        return {single: None}
-    if index_path.is_file():
-        weight_map = ConfigFile.read(index_path).nested("weight_map").values
-        by_file: dict[Path, set[str] | None] = {}
-        for name, file_name in weight_map.items():
-            if not isinstance(file_name, str) or Path(file_name).name != file_name:
-                raise ValueError(f"{index_path}: {file_name!r} is not a file of this directory")
-            names = by_file.setdefault(directory / file_name, set())
-            assert names is not None
-            names.add(name)
-        if not by_file:
-            raise ValueError(f"{index_path}: weight_map is empty; download the checkpoint again")
-        missing = sorted(file.name for file in by_file if not file.is_file())
-        if missing:
-            raise ValueError(
-                f"{directory} lacks {', '.join(missing)}, named by {index_path.name}; "
-                "download the missing files"
-            )
-        return by_file
-    if any(directory.glob("pytorch_model*.bin")):
-        raise ValueError(
-            f"{directory} holds only pytorch_model.bin, a pickle, which is never opened; convert "
-            "it (transformers' save_pretrained writes safetensors) or take a safetensors revision"
-        )
-    raise ValueError(
-        f"{directory} has no model.safetensors and no model.safetensors.index.json; "
-        "give the directory of a complete Hugging Face checkpoint"
-    )
-
-
-class _SafetensorsReader:
-    """A context manager around `safe_open` whose errors name the file."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __enter__(self) -> Any:
-        try:
-            self._reader = safe_open(self._file, framework="pt", device="cpu")
-            return self._reader.__enter__()
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ValueError(
-                f"{self._file} is truncated or damaged ({error}); download it again"
-            ) from error
-
-    def __exit__(self, *details: object) -> None:
-        self._reader.__exit__(*details)
-
-
-class _PickleReader:
-    """A pickle of tensors by name, with the methods of `safe_open` that this module uses."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __enter__(self) -> _PickleReader:
-        self._tensors = read_tensor_pickle(self._file)
-        if not isinstance(self._tensors, dict) or not all(
-            isinstance(name, str) and isinstance(tensor, torch.Tensor)
-            for name, tensor in self._tensors.items()
-        ):
-            raise ValueError(f"{self._file} must hold tensors by name, and nothing else")
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._tensors = {}
-
-    def keys(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-    def get_slice(self, name: str) -> _PickledTensor:
-        return _PickledTensor(self._tensors[name])
-
-
-class _PickledTensor:
-    """The shape and type of a tensor, with the methods of safetensors' slices."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def get_shape(self) -> list[int]:
-        return list(self._tensor.shape)
-
-    def get_dtype(self) -> str:
-        return TORCH_DTYPES.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))
-
-
-def read_tensor_pickle(file: Path) -> Any:
-    """Read a .bin or .pt file of tensors, numbers and containers of them, without running code.
-
-    ValueError: the file is damaged, or holds anything else.
-    """
-    try:
-        try:
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # written before torch 1.6: cannot be mapped
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle may raise anything
-        raise ValueError(
-            f"{file} is damaged, or holds more than tensors, which is never run; take a safetensors "
-            "version of it"
-        ) from error
-
-
-def _open_reader(file: Path) -> _SafetensorsReader | _PickleReader:
-    return _PickleReader(file) if file.suffix == PICKLE_SUFFIX else _SafetensorsReader(file)
-
-
-def _groups(entries: list[StoredTensor]) -> Iterator[list[StoredTensor]]:
-    """Yield groups of consecutive tensors, each of at most `MAPPED_BYTES` or of one tensor."""
-    group: list[StoredTensor] = []
-    size = 0
-    for entry in entries:
-        if group and size + entry.num_bytes > MAPPED_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(entry)
-        size += entry.num_bytes
-    if group:
-        yield group
-
-
-def _read_tensor(reader: Any, entry: StoredTensor) -> torch.Tensor:
-    try:
-        return reader.get_tensor(entry.name)
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise ValueError(
-            f"{entry.file}: tensor {entry.name!r} cannot be read ({error}); download it again"
-        ) from error
+FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
+QUANTISED_NAMES = re.compile(r"(\.qweight|\.weight_packed|\.weight_scale(_inv)?|_blocks)$")
 
 
 def checkpoint_name(parameter: str, names: Mapping[str, str]) -> str:
@@ -318,6 +93,9 @@ _FUSED = re.compile(
 )
 
 
+_PACKED = re.compile(r"\.experts\.(gate_up|down)\.weight$")
+
+
 def fused(
     parameters: Mapping[str, list[torch.Tensor]], names: Mapping[str, str]
 ) -> dict[str, list[torch.Tensor]]:
@@ -325,16 +103,20 @@ def fused(
 
     A family that names "attention.qkv" or "mlp.gate_up" in its CHECKPOINT_NAMES stores the rows of q, k
     and v, or of gate and up, one after the other in one tensor. Where the names lack those of single
-    experts, all experts of a layer are one tensor: its rows are those of gate and up of the first
-    expert, then of the second.
+    experts, all experts of a layer are one tensor: each of them transposed, where gate and up are one
+    parameter; else the rows of gate and up of the first expert, then of the second.
     """
     grouped: dict[str, list[torch.Tensor]] = {}
+    is_transposed = any(".gate_up." in parameter for parameter in parameters)
     for parameter, blocks in parameters.items():
         pattern, numbers = parameter_pattern(parameter)
         match = _FUSED.fullmatch(parameter)
         if "{expert}" in numbers and pattern not in names:
             parameter = parameter.replace(f".experts.{numbers['{expert}']}.", ".experts.")
-            parameter = re.sub(r"\.(gate|up)\.", ".gate_up.", parameter)
+            if is_transposed:
+                blocks = [block.t().unsqueeze(0) for block in blocks]
+            else:
+                parameter = re.sub(r"\.(gate|up)\.", ".gate_up.", parameter)
         elif match is not None and pattern not in names:
             whole = "attention.qkv" if match[2].startswith("attention") else "mlp.gate_up"
             parameter = f"{match[1]}{whole}.{match[3]}"
@@ -363,11 +145,11 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
     names: from `stored_names`. Missing tensors are left to `wanted_tensors`.
     ValueError: a size differs; the text names the field and both numbers.
     """
-    query_name = "layers.{layer}.attention.q.weight"
-    has_fused_rows = query_name not in names
-    query = names["layers.{layer}.attention.qkv.weight" if has_fused_rows else query_name]
+    first_products = ("kv_a",) if spec.latent is not None else ("q", "qkv")
+    parameters = [f"layers.{{layer}}.attention.{part}.weight" for part in first_products]
     if spec.state is not None:  # not every layer has attention
-        query = names["layers.{layer}.attention_norm.weight"]
+        parameters = ["layers.{layer}.attention_norm.weight"]
+    query = next(names[parameter] for parameter in parameters if parameter in names)
     query_pattern = re.compile(re.escape(query).replace(r"\{layer\}", r"(\d+)"))
     layers = [
         int(match[1])
@@ -405,6 +187,7 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
             f"2 x intermediate_size (2 x {spec.intermediate_size})",
             2 * spec.intermediate_size,
         ),
+        **_latent_sizes(spec),
     }
     if spec.experts is not None:
         experts = spec.experts
@@ -418,27 +201,36 @@ def check_sizes(spec: ModelSpec, checkpoint: Checkpoint, names: Mapping[str, str
     first_state_layer = min(spec.state_layers, default=0)
     with_attention = (i for i in range(spec.num_layers) if i not in spec.state_layers)
     first_attention_layer = next(with_attention, 0)
-    for parameter, rows, layer in (
-        ("embedding.weight", "vocab", 0),
-        ("layers.{layer}.attention.q.weight", "query", first_attention_layer),
-        ("layers.{layer}.attention.k.weight", "kv", first_attention_layer),
-        ("layers.{layer}.attention.qkv.weight", "fused", first_attention_layer),
-        ("layers.{layer}.delta.qkvz.weight", "qkvz", first_state_layer),
-        ("layers.{layer}.delta.ba.weight", "ba", first_state_layer),
-        ("layers.{layer}.delta.qkv.weight", "qkv", first_state_layer),
-        ("layers.{layer}.delta.z.weight", "z", first_state_layer),
-        ("layers.{layer}.delta.b.weight", "value heads", first_state_layer),
-        ("layers.{layer}.mlp.gate.weight", "inner", 0),
-        ("layers.{layer}.mlp.gate_up.weight", "fused inner", 0),
-        ("layers.{layer}.mlp.router.weight", "experts", first_expert_layer),
-        ("layers.{layer}.mlp.experts.{expert}.gate.weight", "expert inner", first_expert_layer),
+    for parameter, rows, columns, layer in (
+        ("embedding.weight", "vocab", "hidden", 0),
+        ("layers.{layer}.attention.q.weight", "query", "hidden", first_attention_layer),
+        ("layers.{layer}.attention.k.weight", "kv", "hidden", first_attention_layer),
+        ("layers.{layer}.attention.qkv.weight", "fused", "hidden", 0),
+        ("layers.{layer}.attention.q_a.weight", "query latent", "hidden", 0),
+        ("layers.{layer}.attention.q_b.weight", "query", "query latent", 0),
+        ("layers.{layer}.attention.kv_a.weight", "row", "hidden", 0),
+        ("layers.{layer}.attention.kv_b.weight", "of latent", "latent", 0),
+        ("layers.{layer}.delta.qkvz.weight", "qkvz", "hidden", first_state_layer),
+        ("layers.{layer}.delta.ba.weight", "ba", "hidden", first_state_layer),
+        ("layers.{layer}.delta.qkv.weight", "qkv", "hidden", first_state_layer),
+        ("layers.{layer}.delta.z.weight", "z", "hidden", first_state_layer),
+        ("layers.{layer}.delta.b.weight", "value heads", "hidden", first_state_layer),
+        ("layers.{layer}.mlp.gate.weight", "inner", "hidden", 0),
+        ("layers.{layer}.mlp.gate_up.weight", "fused inner", "hidden", 0),
+        ("layers.{layer}.mlp.router.weight", "experts", "hidden", first_expert_layer),
+        (
+            "layers.{layer}.mlp.experts.{expert}.gate.weight",
+            "expert inner",
+            "hidden",
+            first_expert_layer,
+        ),
     ):
-        if parameter not in names:
+        if parameter not in names or not {rows, columns} <= sizes.keys():
             continue
         tensor = checkpoint.tensors.get(names[parameter].format(layer=layer, expert=0))
         if tensor is None:
             continue
-        described = (sizes[rows], sizes["hidden"])
+        described = (sizes[rows], sizes[columns])
         expected = tuple(size for _, size in described)
         if tensor.shape != expected:
             pairs = zip(described, (*tensor.shape, 0, 0), strict=False)
@@ -470,6 +262,34 @@ def _state_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
     }
 
 
+def _latent_sizes(spec: ModelSpec) -> dict[str, tuple[str, int]]:
+    """Return the descriptions and sizes of latent attention that `check_sizes` compares."""
+    latent, heads = spec.latent, spec.num_query_heads
+    if latent is None:
+        return {}
+    plain, rotated, value = latent.plain_dim, latent.rotated_dim, latent.value_dim
+    sizes = {
+        "query": (
+            "num_attention_heads x (qk_nope_head_dim + qk_rope_head_dim) "
+            f"({heads} x ({plain} + {rotated}))",
+            heads * latent.query_dim,
+        ),
+        "latent": (f"kv_lora_rank ({latent.rank})", latent.rank),
+        "row": (
+            f"kv_lora_rank + qk_rope_head_dim ({latent.rank} + {rotated})",
+            latent.row_dim,
+        ),
+        "of latent": (
+            "num_attention_heads x (qk_nope_head_dim + v_head_dim) "
+            f"({heads} x ({plain} + {value}))",
+            heads * (plain + value),
+        ),
+    }
+    if latent.query_rank is not None:
+        sizes["query latent"] = (f"q_lora_rank ({latent.query_rank})", latent.query_rank)
+    return sizes
+
+
 def wanted_tensors(
     parameters: Mapping[str, list[torch.Tensor]],
     checkpoint: Checkpoint,
@@ -492,8 +312,8 @@ def wanted_tensors(
     for name, parameter in wanted.items():
         blocks = parameters[parameter]
         shape = (sum(block.shape[0] for block in blocks), *blocks[0].shape[1:])
-        if ".experts.gate_up." in parameter or ".experts.down." in parameter:
-            num_experts = len(blocks) // (2 if ".gate_up." in parameter else 1)
+        if (match := _PACKED.search(parameter)) and blocks[0].dim() == 2:
+            num_experts = len(blocks) // (2 if match[1] == "gate_up" else 1)
             shape = (num_experts, shape[0] // num_experts, *shape[1:])
         check_tensor(checkpoint.tensors[name], shape)
     return wanted
@@ -511,23 +331,34 @@ def fill(
     """
     total = sum(checkpoint.tensors[name].num_bytes for name in wanted)
     done = 0
-    for name, tensor in checkpoint.stream(list(wanted)):
-        start = 0
-        blocks = parameters[wanted[name]]
-        rows = tensor.flatten(0, tensor.dim() - blocks[0].dim())  # of all experts of a layer
-        for block in blocks:
-            block.copy_(rows[start : start + block.shape[0]])
-            start += block.shape[0]
-            if not _is_finite(block):
-                raise ValueError(
-                    f"{checkpoint.tensors[name].file}: tensor {name!r} holds numbers that are not "
-                    f"finite{_as_type(block, tensor)}; download the checkpoint again or choose another "
-                    "dtype"
-                )
-        del tensor, rows
+    for name, parts in checkpoint.stream(list(wanted)):
+        for start, rows in parts:
+            if rows.dim() > parameters[wanted[name]][0].dim():  # of all experts of a layer
+                start, rows = start * rows.shape[1], rows.flatten(0, 1)
+            for target, values in _overlaps(parameters[wanted[name]], start, rows):
+                target.copy_(values)
+                if not _is_finite(target):
+                    raise ValueError(
+                        f"{checkpoint.tensors[name].file}: tensor {name!r} holds numbers that are not "
+                        f"finite{_as_type(target, values)}; download the checkpoint again or choose "
+                        "another dtype"
+                    )
         done += checkpoint.tensors[name].num_bytes
         if progress is not None:
             progress(name, done, total)
+
+
+def _overlaps(
+    blocks: list[torch.Tensor], start: int, rows: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield (part of a block, the rows for it). rows: from row `start` of all blocks on."""
+    first, stop = 0, start + rows.shape[0]
+    for block in blocks:
+        last = first + block.shape[0]
+        low, high = max(first, start), min(last, stop)
+        if low < high:
+            yield block[low - first : high - first], rows[low - start : high - start]
+        first = last
 
 
 def _is_finite(block: torch.Tensor) -> bool:
@@ -550,7 +381,7 @@ def _check_names(
     if missing:
         raise ValueError(
             f"{checkpoint.directory} lacks {listed(missing)}; the checkpoint is incomplete or its "
-            f"config.json describes another model: download both again{_hint(missing)}"
+            f"config.json describes another model: download both again{_hint(missing, checkpoint)}"
         )
     markers = [name for name in checkpoint.tensors if name.endswith(f".{MTP_MARKER}")]
     mtp_layers = tuple(name.removesuffix(MTP_MARKER) for name in markers)
@@ -564,16 +395,36 @@ def _check_names(
         and not name.startswith(mtp_layers)
         and not (ignored is not None and ignored.search(name))
     ]
-    if unknown:
+    empty = _empty_biases(checkpoint, unknown)
+    if unknown := [name for name in unknown if name not in empty]:
         raise ValueError(
             f"{checkpoint.directory} holds {listed(unknown)}, which the architecture of its "
-            "config.json does not have; use a checkpoint of the plain model (not quantised, "
-            f"without adapters or further heads){_hint(unknown)}"
+            "config.json does not have; use a checkpoint of the plain model (without adapters or "
+            f"further heads){_hint(unknown, checkpoint)}"
         )
 
 
-def _hint(names: list[str]) -> str:
+def _empty_biases(checkpoint: Checkpoint, names: list[str]) -> set[str]:
+    """Return those of these tensors that are biases of zeros beside quantised weights."""
+    biases = []
+    for name in names:
+        weight = checkpoint.tensors.get(f"{name.removesuffix('bias')}weight")
+        if name.endswith(".bias") and weight is not None and weight.packing is not None:
+            biases.append(name)
+    return {
+        name
+        for name, parts in checkpoint.stream(biases)
+        if not any(bool(rows.any()) for _, rows in parts)
+    }
+
+
+def _hint(names: list[str], checkpoint: Checkpoint) -> str:
     """Return the remedy that fits missing or unknown tensors of these names; "" where none is known."""
+    if quantised := [name for name in checkpoint.tensors if QUANTISED_NAMES.search(name)]:
+        return (
+            f". {quantised[0]!r} is of a quantised weight that its quantization_config in config.json "
+            "does not describe: take both from the same checkpoint"
+        )
     if all(name.endswith(".bias") for name in names):
         return ", or correct attention_bias and mlp_bias in config.json"
     if "fc.weight" in names:
@@ -588,10 +439,11 @@ def check_tensor(stored: StoredTensor, expected: tuple[int, ...]) -> None:
             f"{stored.file}: tensor {stored.name!r} has shape {list(stored.shape)}, expected "
             f"{list(expected)}; config.json and weights are of different models"
         )
-    if stored.dtype not in FLOAT_BYTES:
+    if stored.dtype not in FLOAT_TYPES:
         raise ValueError(
-            f"{stored.file}: tensor {stored.name!r} is stored as {stored.dtype}, which is not "
-            f"supported ({', '.join(FLOAT_BYTES)} are); use the unquantised checkpoint"
+            f"{stored.file}: tensor {stored.name!r} is stored as {stored.dtype}, and config.json has "
+            "no quantization_config that says how to read it; take both files from a checkpoint of a "
+            f"supported format, or from an unquantised one ({', '.join(FLOAT_TYPES)})"
         )
 
 

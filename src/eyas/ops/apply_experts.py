@@ -60,7 +60,9 @@ def _by_kernel(
 
     num_rows, num_chosen = experts_TK.shape
     tile = experts.tile_for(num_rows, num_chosen, len(down_EDF), x_TD.dtype)
-    tiles = tile_experts(experts_TK, len(down_EDF), tile.block_rows)
+    tiles = experts_TK
+    if experts_TK.numel() > experts.FEW:
+        tiles = tile_experts(experts_TK, len(down_EDF), tile.block_rows)
     gated_NF = experts.gated_product(
         x_TD, gate_up_E2FD, gate_up_bias_E2F, tiles, num_chosen, activation, tile, pdl=x_TD.is_cuda
     )

@@ -21,9 +21,17 @@ import torch.nn.functional as F
 
 from eyas.ops.dispatch import Operation
 
-Activation = Literal["silu", "gelu_tanh"]
-SERIAL_ELEMENTS: dict[Activation, int] = {"silu": 32768, "gelu_tanh": 2048}
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+"""clamped_swiglu is gpt-oss's: the gate is at most LIMIT and is multiplied by the sigmoid of itself
+times ALPHA; the other half is kept within LIMIT of 0, and 1 is added to it."""
+SERIAL_ELEMENTS: dict[Activation, int] = {
+    "silu": 32768,
+    "gelu_tanh": 2048,
+    "clamped_swiglu": 32768,
+}
 """torch runs these CPU kernels on one thread up to so many elements (their grain sizes)."""
+ALPHA = 1.702
+LIMIT = 7.0
 
 
 @Operation
@@ -51,9 +59,19 @@ def _by_kernel(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tenso
 
 def _gated_serial(gate_up_T2F: torch.Tensor, activation: Activation) -> torch.Tensor:
     gate_TF, up_TF = gate_up_T2F.chunk(2, -1)
+    if activation == "clamped_swiglu":
+        return _clamped_swiglu(gate_TF, up_TF)
     if activation == "silu":
         return F.silu(gate_TF).mul_(up_TF)
     return F.gelu(gate_TF, approximate="tanh").mul_(up_TF)
+
+
+def _clamped_swiglu(gate_TF: torch.Tensor, up_TF: torch.Tensor) -> torch.Tensor:
+    dtype = gate_TF.dtype
+    gate_TF, up_TF = gate_TF.float().clamp(max=LIMIT), up_TF.float().clamp(-LIMIT, LIMIT)
+    strided_TF = F.pad(gate_TF * ALPHA, (0, 1))[:, :-1]
+    swish_TF = (gate_TF * strided_TF.sigmoid()).to(dtype)
+    return (swish_TF * (up_TF + 1)).to(dtype)
 
 
 @cache

@@ -42,7 +42,8 @@ class Angles:
 @dataclass(frozen=True, slots=True)
 class KVDestination:
     """Where a layer's keys and values are stored: row t of the forward in kv_S2GH[slots_T[t]],
-    whose views keys_SGH and values_SGH are. What is written must be finite (`finite`)."""
+    whose views keys_SGH and values_SGH are ([S, 1, G, H] where values are part of the keys). What is
+    written must be finite (`finite`)."""
 
     kv_S2GH: torch.Tensor
     slots_T: torch.Tensor
@@ -51,7 +52,7 @@ class KVDestination:
 
     @classmethod
     def of(cls, kv_S2GH: torch.Tensor, slots_T: torch.Tensor) -> KVDestination:
-        return cls(kv_S2GH, slots_T, kv_S2GH.select(1, 0), kv_S2GH.select(1, 1))
+        return cls(kv_S2GH, slots_T, kv_S2GH.select(1, 0), kv_S2GH.select(1, -1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Promises: a row's choice depends on its own logits alone, with the same bits in 
 with equal scores the one with the lowest index is chosen.
 Does not know: what the experts compute.
 
-Legend: T rows, E experts, K experts that a row chooses, J groups of experts.
+Legend: T rows, E experts, K experts that a row chooses, J groups of experts, Z parts of a sum.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from eyas.ops.add_norm import summed
 from eyas.ops.dispatch import Operation
 
 Scoring = Literal["softmax", "sigmoid"]
@@ -43,12 +44,19 @@ class Routing:
 
 @Operation
 def route(
-    logits_TE: torch.Tensor, correction_E: torch.Tensor | None, routing: Routing
+    logits: torch.Tensor,
+    bias_E: torch.Tensor | None,
+    correction_E: torch.Tensor | None,
+    routing: Routing,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the chosen experts int32 [T, K], best first, and their weights float32 [T, K].
 
-    logits_TE: float32. correction_E: float32, added to the scores for the choice, not for the weights.
+    logits: float32 [T, E], or parts [Z, T, E] of their sum. bias_E: float32, added to the logits.
+    correction_E: float32, added to the scores for the choice, not for the weights.
     """
+    logits_TE = summed(logits)
+    if bias_E is not None:
+        logits_TE = logits_TE + bias_E
     is_softmax = routing.scoring == "softmax"
     scores_TE = logits_TE.softmax(1) if is_softmax else sigmoid(logits_TE)
     choice_TE = scores_TE if correction_E is None else scores_TE + correction_E
@@ -66,12 +74,16 @@ def route(
 
 @route.kernel
 def _by_kernel(
-    logits_TE: torch.Tensor, correction_E: torch.Tensor | None, routing: Routing
+    logits: torch.Tensor,
+    bias_E: torch.Tensor | None,
+    correction_E: torch.Tensor | None,
+    routing: Routing,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from eyas.kernels.route import route as launch
 
     return launch(
-        logits_TE,
+        logits,
+        bias_E,
         correction_E,
         num_chosen=routing.num_chosen,
         is_softmax=routing.scoring == "softmax",
@@ -80,7 +92,7 @@ def _by_kernel(
         num_groups=routing.num_groups,
         num_chosen_groups=routing.num_chosen_groups,
         group_size_scored=routing.group_size_scored,
-        pdl=logits_TE.is_cuda,
+        pdl=logits.is_cuda,
     )
 
 

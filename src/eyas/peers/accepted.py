@@ -45,7 +45,7 @@ _BY_REASON = {
         "--enable-nccl-nvls --enable-symm-mem --moe-a2a-backend=none"
     ),
     "keys and values have the number format of the weights": "--kv-cache-dtype=auto",
-    "weights have the number format that --dtype names": "--quantization=none",
+    "weights are read in the format that their config.json names": "--quantization=none",
     "safetensors files are read": "--load-format=auto|safetensors",
     "the model's own files are used": (
         "--tokenizer-mode=auto --config-format=auto|hf --generation-config=auto "

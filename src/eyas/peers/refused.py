@@ -32,7 +32,8 @@ _CHUNKS = (
     "prompt chunks and draft trees share the tokens of a step; limit them with --max-batch-tokens"
 )
 _ORDER = "requests are served in order of arrival; leave it out"
-_SAME_DTYPE = "weights and cache have the number format that --dtype names; leave it out"
+_OWN_FORMAT = "weights are read in the format that their config.json names; leave it out"
+_SAME_DTYPE = "keys and values have the number format that --dtype names; leave it out"
 _OWN_FILES = "the model's own files are used, from its directory or the hub; leave it out"
 _DRAFT_FILES = "a draft model is loaded like the model itself; leave it out"
 _OLD_FORM = "is an old form; write --speculative-config '{\"method\": ...}'"
@@ -80,10 +81,8 @@ _FLAGS_BY_REASON = {
         "--kv-transfer-config --decode-context-parallel-size --prefill-context-parallel-size"
     ),
     "choose a device with --device cuda:N": "--base-gpu-id --gpu-id-step",
-    _SAME_DTYPE: (
-        "--quantization --quantization-param-path --kv-cache-dtype --torchao-config "
-        "--modelopt-quant --calculate-kv-scales"
-    ),
+    _OWN_FORMAT: "--quantization --torchao-config --modelopt-quant",
+    _SAME_DTYPE: "--quantization-param-path --kv-cache-dtype --calculate-kv-scales",
     "eyas runs no code of a checkpoint; leave it out": "--code-revision",
     _OWN_FILES: (
         "--tokenizer --tokenizer-path --tokenizer-mode --tokenizer-revision --skip-tokenizer-init "
@@ -147,7 +146,8 @@ SWITCHES = frozenset(
 
 REFUSED_KEYS = {
     **dict.fromkeys(("draft_tensor_parallel_size", "tensor_parallel_size"), _ONE_DEVICE),
-    **dict.fromkeys(("quantization", "kv_cache_dtype"), _SAME_DTYPE),
+    "quantization": _OWN_FORMAT,
+    "kv_cache_dtype": _SAME_DTYPE,
     "enforce_eager": _GRAPHS,
     "parallel_drafting": "levels are drafted one after the other; leave it out",
     **dict.fromkeys(

@@ -92,6 +92,10 @@ class _EngineCollector(Collector):
                 "Drafts cut short because their masks were not ready in time",
                 stats.grammar.num_late,
             ),
+            "grammar_left_out_tokens": (
+                "Drafted tokens without a mask since the forward had ended",
+                stats.grammar.num_left_out,
+            ),
             "grammar_masks": ("Logits rows masked", stats.grammar.num_masks),
             "grammar_mask_seconds": ("Seconds spent filling masks", stats.grammar.mask_seconds),
         }

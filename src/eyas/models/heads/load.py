@@ -14,6 +14,7 @@ import torch
 
 from eyas.config import DtypeName
 from eyas.layers.row_order import RowOrder
+from eyas.models.checkpoint import Checkpoint
 from eyas.models.config_file import ConfigFile
 from eyas.models.decoder import Decoder
 from eyas.models.dtype import resolve_dtype
@@ -26,7 +27,7 @@ from eyas.models.heads.vocabulary import read_draft_ids, read_token_map
 from eyas.models.load import read_head_weight
 from eyas.models.registry import read_spec
 from eyas.models.spec import ModelSpec
-from eyas.models.weights import Checkpoint, Progress, fill, fused, parameter_pattern
+from eyas.models.weights import Progress, fill, fused, parameter_pattern
 
 
 def is_head(directory: Path | str) -> bool:

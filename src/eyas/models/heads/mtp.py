@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from eyas.models.checkpoint import Checkpoint
 from eyas.models.heads.read import check_parameters
 from eyas.models.heads.spec import HeadSpec
 from eyas.models.registry import family_of
 from eyas.models.spec import ModelSpec
-from eyas.models.weights import HARMLESS, Checkpoint, checkpoint_name, listed
+from eyas.models.weights import HARMLESS, checkpoint_name, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,6 @@ LAYOUTS = (
     ),
 )
 REFUSED_PARTS = {
-    "self_attn.kv_a_proj_with_mqa.": "multi-head latent attention is",
     "self_attn.indexer.": "sparse attention is",
 }
 
@@ -141,6 +141,8 @@ def read_mtp(checkpoint: Checkpoint, layout: MtpLayout, target: ModelSpec) -> He
         output_bias=target.output_bias,
         mlp_bias=target.mlp_bias,
         qk_norm=target.qk_norm,
+        latent=target.latent,
+        attention_scale=target.attention_scale,
         embedding_first=layout.embedding_first,
         entry_norms=True,
         first_attention_norm=True,

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from eyas.models.dense import LATENT_ATTENTION
 from eyas.models.weights import HARMLESS
 
 LAYER_NAMES = {
@@ -24,6 +25,7 @@ LAYER_NAMES = {
     "attention.o.bias": "self_attn.o_proj.bias",
     "attention.q_norm.weight": "self_attn.q_norm.weight",
     "attention.k_norm.weight": "self_attn.k_norm.weight",
+    **LATENT_ATTENTION,
     "mlp_norm.weight": "post_attention_layernorm.weight",
     "mlp.gate.weight": "mlp.gate_proj.weight",
     "mlp.up.weight": "mlp.up_proj.weight",

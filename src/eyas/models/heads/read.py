@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eyas.models.checkpoint import Checkpoint
 from eyas.models.config_file import ConfigFile
 from eyas.models.heads.names import UNUSED, file_name, stored_names
 from eyas.models.heads.spec import HeadKind, HeadSpec, default_taps
 from eyas.models.heads.vocabulary import read_draft_ids
 from eyas.models.spec import LLAMA, ModelSpec
-from eyas.models.weights import Checkpoint, check_tensor, listed
+from eyas.models.weights import check_tensor, listed
 
 REFUSED_KINDS = {
     "peagle": "P-EAGLE (parallel drafting)",
@@ -42,7 +43,10 @@ REFUSED_TENSORS = (
     (re.compile(r"^mask_hidden$"), "P-EAGLE (parallel drafting)"),
     (re.compile(r"\.mlp\.(experts|gate\.weight|shared_expert)"), "a mixture-of-experts layer"),
     (re.compile(r"\.kv_a_proj_with_mqa\."), "multi-head latent attention"),
-    (re.compile(r"weight_scale|\.qweight$|\.weight_packed$"), "a quantised layer"),
+    (
+        re.compile(r"weight_scale|\.qweight$|\.weight_packed$"),
+        "a quantised layer that config.json's quantization_config does not describe",
+    ),
 )
 LAYER_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {
@@ -195,8 +199,6 @@ def _refuse_unsupported(outer: ConfigFile, config: ConfigFile, stored: Mapping[s
             f"{outer.path.parent} holds {listed(further)}: further layers that normalise by "
             "hidden_norm (SGLang's rule) are not supported; input_layernorm (vLLM's) is"
         )
-    if config.nested("quantization_config").values:
-        raise config.error("quantization_config", "quantised draft heads are not supported")
     config.require_silu()
     inner = config.nested("eagle_config")
     inner.require("use_aux_hidden_state", True, True, "only heads that read several layers are")
@@ -268,6 +270,7 @@ def _spec(
         entry_norms=is_eagle3,
         final_norm=is_eagle3,
         calibration=_calibration(outer),
+        latent=None,
         experts=None,
         traits=LLAMA,
         **norms,

@@ -17,6 +17,7 @@ from typing import Literal
 
 from eyas.cache.store import LayerStore
 from eyas.layers.experts import ExpertSpec
+from eyas.layers.latent_attention import LatentSizes
 from eyas.layers.rope import RopeSpec
 from eyas.models.layer_products import feed_forward_shapes, layer_products, router_products
 from eyas.models.spec import LLAMA, LayerTraits
@@ -35,6 +36,7 @@ class HeadSpec:
     taps: the states of the target that it reads, in the order of its weights, each the number of layers
         before it; the number of layers plus 1 is the output of the final norm.
     windows: for each layer, the number of latest positions that a query attends to; None is all.
+    latent, attention_scale: as in `ModelSpec`.
     own_embedding, own_head: the head has its own embedding or output layer; else it uses the target's.
     calibration: temperature -> weight of the sampling noise in the ranking of candidates.
     experts: the feed-forward block of every layer; None is one of intermediate_size.
@@ -85,6 +87,8 @@ class HeadSpec:
     final_norm: bool = False
     norm_output: bool = False
     zero_first_embedding: bool = False
+    latent: LatentSizes | None = None
+    attention_scale: float | None = None
     calibration: Mapping[float, float] = field(default_factory=dict, hash=False)
     experts: ExpertSpec | None = None
     traits: LayerTraits = LLAMA
@@ -122,7 +126,13 @@ class HeadSpec:
         """The key and value storage that each layer needs for a token; position 0 has none."""
         return tuple(
             LayerStore(
-                self.num_query_heads, self.num_kv_heads, self.head_dim, window, first_position=1
+                self.num_query_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                window,
+                scale=self.attention_scale,
+                first_position=1,
+                value_dim=None if self.latent is None else self.latent.rank,
             )
             for window in self.windows
         )
@@ -194,12 +204,16 @@ class HeadSpec:
         return shapes
 
     def _attention_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
+        input_size = self.attention_input_size(layer)
+        if self.latent is not None:
+            found = self.latent.parameter_shapes(self.num_query_heads, self.hidden_size, input_size)
+            return {f"attention.{name}": shape for name, shape in found.items()}
         query_width = self.num_query_heads * self.head_dim
         kv_width = self.num_kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {}
         q_width = query_width * (1 + self.has_output_gate)
         for part, width in (("q", q_width), ("k", kv_width), ("v", kv_width)):
-            shapes[f"attention.{part}.weight"] = (width, self.attention_input_size(layer))
+            shapes[f"attention.{part}.weight"] = (width, input_size)
             if self.qkv_bias:
                 shapes[f"attention.{part}.bias"] = (width,)
         shapes["attention.o.weight"] = (self.hidden_size, query_width)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from eyas.models.checkpoint import Checkpoint, read_tensor_pickle
 from eyas.models.heads.spec import HeadSpec
-from eyas.models.weights import Checkpoint, read_tensor_pickle
 
 MAX_TOKEN_MAP_BYTES = 64 << 20
 
@@ -36,7 +36,7 @@ def read_draft_ids(
             )
         return None
     names = [name for name in (d2t, t2d) if name]
-    maps = {name: tensor.clone() for name, tensor in checkpoint.stream(names)}
+    maps = {name: checkpoint.read_tensor(name) for name in names}
     offsets_V = maps[d2t]
     if offsets_V.shape != (spec.draft_vocab_size,) or offsets_V.is_floating_point():
         raise ValueError(

@@ -44,6 +44,10 @@ def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
             f"taps: {', '.join(map(str, taps))} do not fit the target's {target.num_layers} layers; "
             f"give distinct numbers from 0 to {target.num_layers}"
         )
+    head_dim, rope = target.head_dim, target.rope
+    if target.latent is not None:  # the head's own attention is plain
+        head_dim = target.latent.plain_dim
+        rope = replace(rope, head_dim=head_dim, is_interleaved=False, logit_factor=1.0)
     return HeadSpec(
         kind="eagle3",
         hidden_size=target.hidden_size,
@@ -54,10 +58,10 @@ def head_spec(config: HeadTraining, target: ModelSpec) -> HeadSpec:
         num_layers=1,
         num_query_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=target.head_dim,
+        head_dim=head_dim,
         intermediate_size=config.intermediate_size or target.intermediate_size,
         norm_epsilon=target.norm_epsilon,
-        rope=target.rope,
+        rope=rope,
         max_position=target.max_position,
         taps=tuple(taps),
         windows=(None,),

@@ -54,18 +54,22 @@ class PaddedAttend:
         """Allocate the keys and values of a layer, and return where to write them."""
         store = self._stores[layer]
         assert isinstance(store, LayerStore)
-        shape = (len(self._rows_T), 2, store.num_kv_heads, store.head_dim)
+        shape = (len(self._rows_T), *store.slot_shape)
         placed = torch.empty(shape, dtype=self._dtype, device=self._rows_T.device)
         self._destination = KVDestination.of(placed, self._rows_T)
         return self._destination
 
-    def __call__(self, layer: int, q_TNH: Tensor) -> Tensor:
+    def __call__(self, layer: int, q_TNH: Tensor, sinks_N: Tensor | None = None) -> Tensor:
         assert self._destination is not None
         store = self._stores[layer]
         assert isinstance(store, LayerStore)
-        k_TGH, v_TGH = self._destination.kv_S2GH.unbind(1)
+        placed = self._destination.kv_S2GH
+        k_TGH, v_TGH = placed[:, 0], placed[:, -1, :, : store.output_dim]
         q, k, v = (x.unflatten(0, self._shape).transpose(1, 2) for x in (q_TNH, k_TGH, v_TGH))
         mask = self._window_mask(store.window, q_TNH.device)
+        if sinks_N is not None:
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))  # one more key, whose score is the sink
+            mask = self._sink_mask(store.window, sinks_N.to(q.dtype))
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=store.scale, enable_gqa=True
         )
@@ -82,11 +86,22 @@ class PaddedAttend:
         return delta_rule(inputs_TX, states_1NHD, nothing_11X, self._lines[num_taps], rule)
 
     def _window_mask(self, window: int | None, device: torch.device) -> Tensor | None:
-        num_places = self._shape[1]
-        if window is None or window >= num_places:
+        if window is None or window >= self._shape[1]:
             return None
+        return self._seen(window, device)
+
+    def _sink_mask(self, window: int | None, sinks_N: Tensor) -> Tensor:
+        """Return [N, L, L + 1] what is added to the scores; the last column is the sink's."""
+        num_places = self._shape[1]
+        seen = self._seen(window or num_places, sinks_N.device)
+        mask = sinks_N.view(-1, 1, 1).repeat(1, num_places, num_places + 1)
+        mask[:, :, :-1] = torch.where(seen, 0.0, -torch.inf)
+        return mask
+
+    def _seen(self, window: int, device: torch.device) -> Tensor:
+        """Return [L, L] which places each place sees."""
         if window not in self._masks:
-            place = torch.arange(num_places, device=device)
+            place = torch.arange(self._shape[1], device=device)
             distance = place[:, None] - place[None, :]
             self._masks[window] = (distance >= 0) & (distance < window)
         return self._masks[window]

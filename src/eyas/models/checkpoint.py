@@ -1,0 +1,276 @@
+"""Read checkpoint files: the tensors that they hold, one in memory at a time.
+
+Promises: headers are read before any value; damaged and missing files are named; a quantised tensor
+is presented and read as its values. Host memory stays below what the caller keeps, plus the largest
+tensor, plus some 150 MB: a file is mapped again every `MAPPED_BYTES` (pages of a mapped file count
+as the process's memory), and quantised tensors are decoded some rows at a time.
+Does not know: families, parameters.
+
+Pickles are opened for draft heads alone, because many heads exist in no other format; torch's
+restricted reader opens them, which builds tensors and runs no code.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from eyas.models.config_file import ConfigFile
+from eyas.models.formats import Format, StoredTensor, format_of
+
+MAPPED_BYTES = 64 << 20
+PICKLE_SUFFIX = ".bin"
+TORCH_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The headers of the tensors in a checkpoint directory, by name.
+
+    format: of its quantised tensors, which are in `tensors` as if they were not; None where
+    config.json describes none.
+    """
+
+    directory: Path
+    tensors: Mapping[str, StoredTensor]
+    format: Format | None = None
+
+    @classmethod
+    def open(cls, directory: Path | str, *, opens_pickles: bool = False) -> Checkpoint:
+        """Read the headers of every file of the checkpoint.
+
+        opens_pickles: use pytorch_model.bin where there are no safetensors files.
+        ValueError: a file is missing or damaged, lacks a tensor that the index lists, or quantised
+        tensors are not supported or incomplete.
+        """
+        directory = Path(directory)
+        layout = format_of(directory)
+        tensors: dict[str, StoredTensor] = {}
+        for file, indexed_names in _files(directory, opens_pickles).items():
+            with _open_reader(file) as reader:
+                names_in_file = set(reader.keys())
+                for name in sorted(names_in_file if indexed_names is None else indexed_names):
+                    if name not in names_in_file:
+                        raise ValueError(
+                            f"{file} lacks tensor {name!r}, which the index says it holds; "
+                            "download the checkpoint again"
+                        )
+                    entry = reader.get_slice(name)
+                    shape = tuple(entry.get_shape())
+                    tensors[name] = StoredTensor(name, file, shape, str(entry.get_dtype()))
+        logical = tensors if layout is None else layout.logical(tensors)
+        return cls(directory, logical, layout)
+
+    def read_tensor(self, name: str) -> torch.Tensor:
+        """Return the values of one tensor, on the CPU."""
+        tensor = self.tensors[name]
+        with _Readers() as readers:
+            readers.open(tensor.files)
+            parts = [rows for _, rows in _parts(tensor, readers)]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def stream(self, names: list[str]) -> Iterator[tuple[str, Iterator[tuple[int, torch.Tensor]]]]:
+        """Yield (name, parts) for these names, file by file; parts yields (first row, rows), on the
+        CPU.
+
+        A tensor that is not quantised is one part. Rows are valid until the next ones are
+        requested.
+        """
+        by_file: dict[Path, list[StoredTensor]] = defaultdict(list)
+        for name in names:
+            by_file[self.tensors[name].file].append(self.tensors[name])
+        for file, tensors in by_file.items():
+            for group in [tensors] if file.suffix == PICKLE_SUFFIX else _groups(tensors):
+                with _Readers() as readers:
+                    for tensor in group:
+                        readers.open(tensor.files)
+                        yield tensor.name, _parts(tensor, readers)
+
+
+def _files(directory: Path, opens_pickles: bool) -> dict[Path, set[str] | None]:
+    """Return the checkpoint's files and the tensor names that the index lists for each, if any."""
+    index_path = directory / "model.safetensors.index.json"
+    single = directory / "model.safetensors"
+    if opens_pickles and not index_path.is_file() and not single.is_file():
+        index_path = directory / "pytorch_model.bin.index.json"
+        single = directory / "pytorch_model.bin"
+    if single.is_file():  # as transformers does, even where old shards are in the directory too
+        return {single: None}
+    if index_path.is_file():
+        weight_map = ConfigFile.read(index_path).nested("weight_map").values
+        by_file: dict[Path, set[str] | None] = {}
+        for name, file_name in weight_map.items():
+            if not isinstance(file_name, str) or Path(file_name).name != file_name:
+                raise ValueError(f"{index_path}: {file_name!r} is not a file of this directory")
+            names = by_file.setdefault(directory / file_name, set())
+            assert names is not None
+            names.add(name)
+        if not by_file:
+            raise ValueError(f"{index_path}: weight_map is empty; download the checkpoint again")
+        missing = sorted(file.name for file in by_file if not file.is_file())
+        if missing:
+            raise ValueError(
+                f"{directory} lacks {', '.join(missing)}, named by {index_path.name}; "
+                "download the missing files"
+            )
+        return by_file
+    if any(directory.glob("pytorch_model*.bin")):
+        raise ValueError(
+            f"{directory} holds only pytorch_model.bin, a pickle, which is never opened; convert "
+            "it (transformers' save_pretrained writes safetensors) or take a safetensors revision"
+        )
+    raise ValueError(
+        f"{directory} has no model.safetensors and no model.safetensors.index.json; "
+        "give the directory of a complete Hugging Face checkpoint"
+    )
+
+
+class _SafetensorsReader:
+    """A context manager around `safe_open` whose errors name the file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __enter__(self) -> Any:
+        try:
+            self._reader = safe_open(self._file, framework="pt", device="cpu")
+            return self._reader.__enter__()
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ValueError(
+                f"{self._file} is truncated or damaged ({error}); download it again"
+            ) from error
+
+    def __exit__(self, *details: object) -> None:
+        self._reader.__exit__(*details)
+
+
+class _PickleReader:
+    """A pickle of tensors by name, with the methods of `safe_open` that this module uses."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __enter__(self) -> _PickleReader:
+        self._tensors = read_tensor_pickle(self._file)
+        if not isinstance(self._tensors, dict) or not all(
+            isinstance(name, str) and isinstance(tensor, torch.Tensor)
+            for name, tensor in self._tensors.items()
+        ):
+            raise ValueError(f"{self._file} must hold tensors by name, and nothing else")
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._tensors = {}
+
+    def keys(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def get_slice(self, name: str) -> _PickledTensor:
+        return _PickledTensor(self._tensors[name])
+
+
+class _PickledTensor:
+    """The shape and type of a tensor, with the methods of safetensors' slices."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return TORCH_DTYPES.get(self._tensor.dtype, str(self._tensor.dtype).removeprefix("torch."))
+
+
+def read_tensor_pickle(file: Path) -> Any:
+    """Read a .bin or .pt file of tensors, numbers and containers of them, without running code.
+
+    ValueError: the file is damaged, or holds anything else.
+    """
+    try:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # written before torch 1.6: cannot be mapped
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ValueError(
+            f"{file} is damaged, or holds more than tensors, which is never run; take a safetensors "
+            "version of it"
+        ) from error
+
+
+def _open_reader(file: Path) -> _SafetensorsReader | _PickleReader:
+    return _PickleReader(file) if file.suffix == PICKLE_SUFFIX else _SafetensorsReader(file)
+
+
+def _groups(entries: list[StoredTensor]) -> Iterator[list[StoredTensor]]:
+    """Yield groups of consecutive tensors, each of at most `MAPPED_BYTES` or of one tensor."""
+    group: list[StoredTensor] = []
+    size = 0
+    for entry in entries:
+        if group and size + entry.num_bytes > MAPPED_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(entry)
+        size += entry.num_bytes
+    if group:
+        yield group
+
+
+class _Readers:
+    """A context manager of the files that are open, by path."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._open: dict[Path, Any] = {}
+
+    def __enter__(self) -> _Readers:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._stack.close()
+
+    def open(self, files: Iterable[Path]) -> None:
+        for file in sorted(files):
+            if file not in self._open:
+                self._open[file] = self._stack.enter_context(_open_reader(file))
+
+    def read(self, entry: StoredTensor) -> torch.Tensor:
+        """Return a tensor as it is stored."""
+        try:
+            return self._open[entry.file].get_tensor(entry.name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise ValueError(
+                f"{entry.file}: tensor {entry.name!r} cannot be read ({error}); download it again"
+            ) from error
+
+
+def _parts(tensor: StoredTensor, readers: _Readers) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield (first row, rows) of a tensor's values."""
+    if tensor.packing is None:
+        yield 0, readers.read(tensor)
+        return
+    pieces = {role: readers.read(piece) for role, piece in tensor.packing.pieces.items()}
+    for start, stop in tensor.row_ranges():
+        yield start, tensor.packing.decode(pieces, start, stop)

@@ -1,0 +1,100 @@
+"""AWQ in its GEMM layout: integers of 4 bits, packed along the rows of the transposed weight.
+
+Promises: other versions of the format (GEMV, Marlin, ...) are refused by name.
+Does not know: activations scaled by AWQ, whose tensors no family here has.
+
+Names: `X.qweight`, `X.qzeros`, `X.scales` for `X.weight`.
+Legend: O output features, I input features, G groups of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from eyas.models.config_file import ConfigFile
+from eyas.models.formats.base import (
+    SCALE_TYPES,
+    StoredTensor,
+    add,
+    check_groups,
+    check_shape,
+    check_type,
+    take_pieces,
+    visible,
+    wrong_shape,
+)
+from eyas.models.formats.config import group_size
+from eyas.models.formats.integers import unpacked, values
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of its 8 columns each 4 bits of a word hold, from the lowest bits on."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwqGemm:
+    """A `Packing` of a weight [O, I].
+
+    pieces: "words" int32 [I, O / 8], "zeros" int32 [G, O / 8], "scales" [G, O].
+    """
+
+    pieces: Mapping[str, StoredTensor]
+
+    @property
+    def row_multiple(self) -> int:
+        return len(ORDER)
+
+    def decode(self, pieces: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
+        words = slice(start // len(ORDER), stop // len(ORDER))
+        numbers_OI = unpacked(pieces["words"][:, words].T.contiguous(), 4, 0, ORDER)
+        zeros_OG = unpacked(pieces["zeros"][:, words].T.contiguous(), 4, 0, ORDER)
+        scales_OG = pieces["scales"][:, start:stop].T.contiguous()
+        return values(numbers_OI, zeros_OG, scales_OG)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """`quant_method: awq`. group_size: input features that share a scale; -1 for all."""
+
+    group_size: int
+    ignored: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, config: ConfigFile) -> Awq:
+        """Read the fields of `quant_method: awq`. ValueError: one of them is not supported."""
+        for field in ("version", "format"):
+            value = config.values.get(field) or "gemm"
+            if str(value).lower() != "gemm":
+                raise config.error(field, f"{value!r} is not supported (the layout 'gemm' is)")
+        config.require("bits", 4, 4, "4 is")
+        config.require("zero_point", True, True, "weights with zero points are")
+        return cls(group_size(config))
+
+    @property
+    def description(self) -> str:
+        return f"AWQ, 4 bits in groups of {self.group_size}"
+
+    def logical(self, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        tensors = visible(stored)
+        for name, words in stored.items():
+            module, _, last = name.rpartition(".")
+            if last != "qweight":
+                continue
+            roles = {"words": "qweight", "zeros": "qzeros", "scales": "scales"}
+            pieces = take_pieces(tensors, words, {r: f"{module}.{n}" for r, n in roles.items()})
+            for role in ("words", "zeros"):
+                check_type(pieces[role], ("I32",), "packed numbers")
+            check_type(pieces["scales"], SCALE_TYPES, "scales")
+            if len(words.shape) != 2:
+                raise wrong_shape(words, (*words.shape, 1)[:2], "the format (AWQ)")
+            num_columns, num_words = words.shape
+            num_groups = check_groups(words, num_columns, self.group_size)
+            why = f"{words.name!r} and group_size of quantization_config"
+            check_shape(pieces["zeros"], (num_groups, num_words), why)
+            check_shape(pieces["scales"], (num_groups, num_words * len(ORDER)), why)
+            shape = (num_words * len(ORDER), num_columns)
+            packed = StoredTensor(f"{module}.weight", words.file, shape, "F32", AwqGemm(pieces))
+            add(tensors, packed)
+        return tensors
